@@ -87,14 +87,14 @@ class Engine:
         return self._core.model
 
     @property
-    def generates(self) -> bool:
-        """Whether the model makes text; one that reads in both directions makes vectors only (`decoding.pooled`)."""
-        return self._core.generates
-
-    @property
     def projector(self) -> Projector | None:
         """What lets prompts contain images; None where they are refused."""
         return self._core.projector
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model makes text; one that reads in both directions makes vectors only (`decoding.pooled`)."""
+        return self._core.generates
 
     @property
     def datastores(self) -> list[Datastore]:

@@ -62,7 +62,7 @@ class PooledCore(EngineCore):
                 path, "reads text in both directions and names no pooling, so it makes neither text nor vectors"
             )
         self.lanes = NoLanes()  # type: ignore[assignment]
-        self.datastores, self._failed_stores, self._persisted = [], [], None
+        self.datastores, self._failed_stores, self._persisted, self.projector = [], [], None, None
         self.totals, self.offers, self.follower = Totals(), Offers(), None
 
     def __getattr__(self, name: str) -> NoReturn:

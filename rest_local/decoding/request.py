@@ -59,6 +59,7 @@ class Request:
         prompt_seconds: the answer ends empty (`length`) where it has no token so long after the request was made; this
             limits waiting for a slot and evaluating the prompt
         seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
+        background: give way to every request that does not run in the background, at every forward pass
 
     Raises OptionError for a number out of range.
     """
@@ -82,6 +83,7 @@ class Request:
     keep_tokens: int = 0
     prompt_seconds: float | None = None
     seconds: float | None = None
+    background: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.verify, str) and self.verify != STRICT:
@@ -127,6 +129,7 @@ class RequestOptions(TypedDict, total=False):
     keep_tokens: int
     prompt_seconds: float | None
     seconds: float | None
+    background: bool
 
 
 class ChatOptions(RequestOptions, total=False):

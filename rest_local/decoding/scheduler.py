@@ -5,6 +5,8 @@ Contract: sequences over one backend, on one thread; `step` does one forward pas
 - First come, first served: a free slot goes to the sequence that has waited longest.
 - Where the cells run out, these go, in this order: idle slots, drafts, parts of prompts, the youngest sequence (back to
   the queue). So the oldest always makes progress, and a request that fits the context alone is served in the end.
+- Requests in the background have no part in a pass while others are admitted, and give up their slots and cells to
+  them; they go on later from what their slots hold, or from their text.
 - Long prompts are evaluated in parts, so that they do not hold up sequences that generate.
 - Images are evaluated in passes of their own, and no two of these follow each other while others could progress. A
   sequence whose image is not encoded yet waits for it, and the others go on.
@@ -93,7 +95,10 @@ class Scheduler:
         return bool(self.waiting or self.admitted)
 
     def submit(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        if sequence.request.background:
+            self.waiting.append(sequence)
+        else:
+            self.waiting.insert(self._n_before_background, sequence)
 
     def step(self) -> bool:
         """Admit the sequences that can be admitted, and do one forward pass; False where all wait for images."""
@@ -102,7 +107,9 @@ class Scheduler:
         self._admit()
         self._shift()
         self._look_ahead()
-        done = bool(self.admitted) and self._pass(list(self.admitted))
+        first = [each for each in self.admitted if not each.request.background]
+        others = [each for each in self.admitted if each.request.background]
+        done = self._pass(first) or self._pass(others)
         self._uncharged_ms += 1e3 * (time.perf_counter() - self._charged_to)
         return done
 
@@ -139,7 +146,7 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        while self._has_place and not (self._full and self.admitted) and self.waiting[0] is not self._held:
+        while self._has_turn():
             sequence = self.waiting[0]
             text, keep = sequence.tokens[:-1], sequence.request.keep_prefix
             match = self.slots.match(text, keep)
@@ -147,6 +154,8 @@ class Scheduler:
                 self.slots.forget()
                 match = self.slots.match(text, keep)
             if self.admitted and self._has_to_wait(sequence, match):
+                if self._give_way(sequence):
+                    continue
                 self._held = sequence
                 return
             self.waiting.popleft()
@@ -156,6 +165,30 @@ class Scheduler:
                 sequence.admit(slot)
                 if sequence.request.max_tokens == 0 and not sequence.is_prefilling:
                     self._finish(sequence, "length")
+
+    def _has_turn(self) -> bool:
+        """Whether the first in the queue may be admitted now."""
+        if not self.waiting or self.waiting[0] is self._held:
+            return False
+        first, others = self.waiting[0], [each for each in self.admitted if not each.request.background]
+        if first.request.background and others:
+            return False
+        if self._full and (self.admitted if first.request.background else others):
+            return False
+        return self._has_place or (self._give_way(first) and self._has_place)
+
+    def _give_way(self, sequence: Sequence) -> bool:
+        """Send the youngest in the background back to the queue for a sequence that is not; whether there was one."""
+        youngest = next((each for each in reversed(self.admitted) if each.request.background), None)
+        if youngest is None or sequence.request.background:
+            return False
+        self._leave(youngest)
+        return True
+
+    @property
+    def _n_before_background(self) -> int:
+        """How many wait before the first in the background."""
+        return next((n for n, each in enumerate(self.waiting) if each.request.background), len(self.waiting))
 
     @property
     def _has_place(self) -> bool:
@@ -173,7 +206,8 @@ class Scheduler:
         """Whether another sequence is about to evaluate more of this prompt than the cells hold now. So eight requests
         with one system prompt that come together evaluate it once, and none of them later than it would be on its own.
         """
-        prefilling = (other.tokens[:-1] for other in self.admitted if other.is_prefilling)
+        together = [other for other in self.admitted if other.request.background == sequence.request.background]
+        prefilling = (other.tokens[:-1] for other in together if other.is_prefilling)
         longest = max((common_prefix(text, sequence.tokens) for text in prefilling), default=0)
         return longest >= kept + LEAST_SHARED
 
@@ -188,13 +222,17 @@ class Scheduler:
         return count_cells([*admitted, *more])
 
     def _send_back(self, sequence: Sequence) -> None:
-        """To the head of the queue; its text stays, its cells are freed."""
+        """To the head of the queue, because there are not enough cells."""
         log.info("out of cells: a request waits for others to finish")
+        self._leave(sequence)
+        self._full = True
+
+    def _leave(self, sequence: Sequence) -> None:
+        """To the head of the queue, or of those in the background; its text stays, its cells are freed."""
         sequence.slot.clear()
         self._leave_slot(sequence)
-        self._full = True
         self._held = None
-        self.waiting.appendleft(sequence)
+        self.waiting.insert(self._n_before_background if sequence.request.background else 0, sequence)
         with self._errors_of(sequence):
             sequence.deliver()
 
@@ -249,7 +287,8 @@ class Scheduler:
         if error.code == NO_ROOM and tried.parts and not all(each.is_prefilling for each in tried.sequences):
             return self._plan(tried.sequences, with_parts=False)
         if error.code == NO_ROOM and len(self.admitted) > 1:
-            self._send_back(self.admitted[-1])
+            if not self._give_way(tried.served[0]):
+                self._send_back(self.admitted[-1])
             # in the same step, or two that do not fit could push each other out for ever
             return self._plan([each for each in tried.sequences if each in self.admitted], tried.with_parts)
         self._fail(tried.served, error)

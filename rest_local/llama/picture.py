@@ -2,7 +2,8 @@
 
 Images come from clients and are not trusted. Their bytes reach no C library of this process, only their pixels do.
 
-- The child reads width and height from the header and refuses more than MAX_PIXELS before it decodes anything.
+- The child reads width and height from the header and refuses more than MAX_PIXELS, and a side of more than MAX_SIDE,
+  before it decodes anything.
 - It has MEMORY bytes of address space and SECONDS; two children run at a time. Windows and macOS do not limit the
   memory of a process, so there only the pixels and the time are bounded.
 - What the child prints is read as a number of bytes that the header fixes, whatever has become of the child.
@@ -26,6 +27,7 @@ MAX_BYTES = 1 << 25  # of a file
 MAX_PIXELS = 1 << 25  # 100 MB decoded; the cameras of phones have 12 to 50 million, models see one or two
 MEMORY = 1 << 30
 SECONDS = 20.0
+MAX_SIDE = 1 << 14  # pixels; llama.cpp takes half a minute to shrink an image of 1 x 33 554 432
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _LINE = 1 << 12  # bytes of the first line
 _children = threading.BoundedSemaphore(2)
@@ -125,6 +127,8 @@ def _decode(data: bytes) -> tuple[dict[str, object], bytes]:
     width, height = image.size
     if width * height > MAX_PIXELS:
         return {"error": f"the image has {width} x {height} pixels, more than {MAX_PIXELS}"}, b""
+    if max(width, height) > MAX_SIDE:
+        return {"error": f"the image has {width} x {height} pixels, more than {MAX_SIDE} in a row"}, b""
     image.draft("RGB", image.size)
     image.load()
     image = ImageOps.exif_transpose(image) or image

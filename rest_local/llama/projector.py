@@ -34,6 +34,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local import stop
 from rest_local.errors import GenerationError, ModelInvalid, ModelNotFound, OptionError, ProjectorInvalid
 from rest_local.llama import library, probe
 from rest_local.llama.gguf_content import content_of
@@ -130,6 +131,7 @@ class Projector:
         self.width = int(llama_cpp.llama_model_n_embd_inp(model.pointer))
         self.encoded = 0
         self._identity = hashlib.sha256(json.dumps(identity_of([(path, path.stat())]), default=str).encode()).digest()
+        self._turn = threading.Lock()  # to decode an image
         self._lock = threading.Lock()
         self._layouts: OrderedDict[bytes, PromptImage] = OrderedDict()  # without their bytes
         self._decoded: OrderedDict[bytes, _Decoded] = OrderedDict()
@@ -230,14 +232,16 @@ class Projector:
         return self._pointer
 
     def _decode(self, digest: bytes, data: bytes) -> _Decoded:
-        """Raises OptionError."""
-        with self._lock:
-            found = _newest(self._decoded, digest)
-        if found is None:
-            found = _Decoded(self.pointer, pixels_of(data))
+        """One at a time: a large image takes half a gigabyte. Raises OptionError."""
+        with self._turn:
+            stop.check()
             with self._lock:
-                _keep(self._decoded, digest, found, HANDLES)
-        return found
+                found = _newest(self._decoded, digest)
+            if found is None:
+                found = _Decoded(self.pointer, pixels_of(data))
+                with self._lock:
+                    _keep(self._decoded, digest, found, HANDLES)
+            return found
 
     def _layout(self, digest: bytes, decoded: _Decoded) -> PromptImage:
         mtmd = _mtmd()

@@ -47,9 +47,7 @@ def need_of(config: EngineConfig) -> Need:
         return Need(_bytes_of(path), 0)
     header = header_of(metadata, path)
     cells = config.cells or config.slots * config.context_length(header.n_ctx_train)
-    projector = config.mmproj if config.mmproj != AUTO_PROJECTOR else projector_of(path)
-    seeing = 0 if projector is None or projector == NO_PROJECTOR else Path(projector).stat().st_size
-    need = Need(_bytes_of(path) + seeing, cells * header.kv_bytes)
+    need = Need(_bytes_of(path) + _projector_bytes(config, path), cells * header.kv_bytes)
     if config.draft_model is None or config.draft_model == NO_DRAFT_MODEL:
         return need
     draft = Path(config.draft_model)
@@ -59,6 +57,13 @@ def need_of(config: EngineConfig) -> Need:
 
 def _bytes_of(path: Path) -> int:
     return sum(part.stat().st_size for part in shards_of(path))
+
+
+def _projector_bytes(config: EngineConfig, model: Path) -> int:
+    if config.mmproj is None or config.mmproj == NO_PROJECTOR:
+        return 0
+    found = projector_of(model) if config.mmproj == AUTO_PROJECTOR else Path(config.mmproj)
+    return 0 if found is None else found.stat().st_size
 
 
 def default_limit() -> int:

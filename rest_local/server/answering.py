@@ -16,13 +16,12 @@ from starlette.responses import Response
 
 from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Piece
-from rest_local.errors import CannotGenerate
-from rest_local.llama.embedding import pooling_of
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.server.answer_fields import new_id, origins, timings, usage
 from rest_local.server.bodies import GenerationBody
 from rest_local.server.errors import ApiError
 from rest_local.server.filters import GROUP_CHARACTERS, TextFilters
+from rest_local.server.prompts import check_generates
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import DONE, EVENT_STREAM, EventStream, Pulse, StreamGroup, event, json_response
 
@@ -75,8 +74,7 @@ class Generating(Asked[BodyT]):
         """Raises ApiError 503 while the model loads, 404 for an unknown model; CannotGenerate."""
         state = state_of(request)
         service, engine = state.loaded()
-        if not engine.generates:
-            raise CannotGenerate(ranks=pooling_of(engine.model) == "rank")
+        check_generates(engine)
         return Generating(
             engine,
             body,

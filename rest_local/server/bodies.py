@@ -173,6 +173,7 @@ class GenerationBody(Body):
     prediction: Prediction | None = None
     datastore: str | Many[str] | None = None
     prompt_cache_key: str | None = None
+    service_tier: str | None = None
     rest_local: Extension | None = None
 
 
@@ -240,7 +241,7 @@ class RerankBody(Body):
     """POST /v1/rerank. `texts` and `return_text` are TEI's names, which give an answer in its shape."""
 
     model: str | None = None
-    query: str
+    query: Annotated[str, Field(min_length=1)]
     documents: Documents | None = None
     texts: Documents | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None

@@ -55,18 +55,16 @@ class Chat:
 
     def count(self) -> int:
         """Tokens of the prompt, also where it is longer than the context. Raises OptionError, TemplateFailed."""
-        return len(self._engine.tokenize(self._begin([m.model_dump(exclude_none=True) for m in self._body.messages])))
+        messages, images = self._messages()
+        return len(self._tokens(self._begin(messages, images), images)[0])
 
     def requests(self) -> list[Request]:
         """One for each choice. Raises ApiError, OptionError, TemplateFailed."""
         engine, body = self._engine, self._body
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-        messages, images = take_images([message.model_dump(exclude_none=True) for message in body.messages])
-        if images and engine.projector is None:
-            raise OptionError(f"{images.first_place}: {NO_PROJECTOR_HERE}")
-        self._prompt = self._begin(messages)
-        images.check_all_in(self._prompt)
+        messages, images = self._messages()
+        self._prompt = self._begin(messages, images)
         prompt, chunks = self._tokens(self._prompt, images, longest_prompt(engine, body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
@@ -79,9 +77,17 @@ class Chat:
             for i in range(body.n or 1)
         ]
 
-    def _begin(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _messages(self) -> tuple[list[Any], Images]:
+        """The messages, with marks in the places of images. Raises OptionError for images without a projector."""
+        messages, images = take_images([message.model_dump(exclude_none=True) for message in self._body.messages])
+        if images and self._engine.projector is None:
+            raise OptionError(f"{images.first_place}: {NO_PROJECTOR_HERE}")
+        return messages, images
+
+    def _begin(self, messages: Sequence[Mapping[str, Any]], images: Images) -> str:
         """The prompt, with what the client has begun of the answer."""
         self._rendered = self._render(messages)
+        images.check_all_in(self._rendered)
         self._opening = self._form.opening(self._rendered) if self._begun else ""
         return self._rendered + self._opening + self._begun
 

@@ -44,7 +44,7 @@ log = logging.getLogger("rest_local.server")
 
 RETRY_SECONDS = "1"
 _FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
-_INPUT = ("/embeddings", "/responses")  # calls whose prompt has this name
+_INPUT = ("/embeddings", "/responses", "/responses/input_tokens")  # calls whose prompt has this name
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

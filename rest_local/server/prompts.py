@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rest_local.chat.conversation import ChatTemplate
 from rest_local.chat.tools import Tool, format_of
 from rest_local.decoding.streaming import chat_template
-from rest_local.errors import OptionError, PromptTooLong
+from rest_local.errors import CannotGenerate, OptionError, PromptTooLong
+from rest_local.llama.embedding import pooling_of
 from rest_local.server.bodies import MAX_PROMPTS, PromptField
 from rest_local.server.errors import ApiError
 
@@ -46,8 +47,15 @@ def chat_text(
     )
 
 
+def check_generates(engine: Engine) -> None:
+    """Raises CannotGenerate for a model that only reads."""
+    if not engine.generates:
+        raise CannotGenerate(ranks=pooling_of(engine.model) == "rank")
+
+
 def template_of(engine: Engine) -> ChatTemplate:
-    """The model's own template. Raises ApiError 501 if it has none."""
+    """The model's own template. Raises ApiError 501 if it has none, CannotGenerate."""
+    check_generates(engine)
     if not engine.model.chat_template:
         raise ApiError(501, "the model has no chat template; use /v1/completions", code="no_chat_template")
     return chat_template(engine.model)

@@ -88,7 +88,7 @@ def test_an_echo_with_log_probabilities(worker: Worker) -> None:
         ({"prompt": "x " * 600}, 400, "context_length_exceeded", "prompt"),
         ({"prompt": "x", "max_tokens": "7"}, 400, "invalid_type", "max_tokens"),
         ({"prompt": "x", "temperature": -1e308, "top_p": 7.0}, 400, "invalid_value", None),
-        ({"prompt": []}, 400, "invalid_value", None),
+        ({"prompt": []}, 400, "invalid_value", "prompt"),
         ({"prompt": "x", "grammar": "root ::= ("}, 400, "invalid_value", "grammar"),
         ({"prompt": [10**9]}, 400, "invalid_value", None),
         ({"url": "/v1/embeddings", "body": {"input": "x"}}, 501, "no_embeddings", None),

@@ -22,15 +22,18 @@ def test_the_answer_is_that_of_libmtmd(arch: str, policy: str, tiny_model, tmp_p
     images = [picture(1), picture(2, (33, 64)), picture(3)]
     with Engine.load(model, mmproj=projector, n_ctx=512, exact=True, policy=policy, threads=1) as engine:
         settings = ContextSettings.from_dict(engine._core.lane.context.settings.to_dict())
-        expected = reference(engine.model, projector, settings, TEXT, images, N)
+        expected, told = reference(engine.model, projector, settings, TEXT, images, N)
         marks = {f"<image {i}>": data for i, data in enumerate(images)}
         text = TEXT
         for mark in marks:
             text = text.replace(MARK, mark, 1)
         prompt, chunks = engine.image_prompt(text, marks)
         for _ in range(2):  # again with everything in the cells
-            result = engine.generate(prompt, images=chunks, max_tokens=N, sampling=GREEDY, ignore_end=False).wait()
+            stream = engine.generate(prompt, images=chunks, max_tokens=N, sampling=GREEDY, logprobs=3)
+            found = [each for piece in stream for each in piece.logprobs]
+            result = stream.result
             assert result.tokens == expected
+            assert found == told[: len(found)]  # every bit
         assert engine.projector is not None
         assert engine.projector.encoded == 3
         if policy == "rest" and engine.capability.kind != "none":

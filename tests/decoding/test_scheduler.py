@@ -447,12 +447,15 @@ class Life(RuleBasedStateMachine):
         n=st.integers(0, 40),
         keep=st.booleans(),
         drafts=st.booleans(),
+        background=st.booleans(),
     )
-    def submit(self, common: int, prompt: list[int], n: int, keep: bool, drafts: bool) -> None:
+    def submit(self, common: int, prompt: list[int], n: int, keep: bool, drafts: bool, background: bool) -> None:
         prompt = [*range(20), *range(20)][:common] + prompt  # so that cells are shared
         sources = fortune("bush") if drafts else None
         policy = Keen(FLAT) if drafts else Off()
-        sequence = sequence_of(self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep)
+        sequence = sequence_of(
+            self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep, background=background
+        )
         self.sequences.append((prompt, n, sequence))
         self.scheduler.submit(sequence)
 
@@ -506,3 +509,74 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=80, stateful_step_count=30)
+
+
+def steps_until_done(scheduler: Scheduler, sequence: Sequence) -> int:
+    """How many forward passes there are before it is done."""
+    passes = 0
+    while not sequence.done:
+        scheduler.step()
+        passes += 1
+        assert passes < 1000
+    return passes
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 4])
+def test_requests_in_the_background_cost_others_no_pass(n_slots: int) -> None:
+    """With every slot taken by the background, a request needs as many passes as on an idle machine, and is alone in
+    them; what waited gives the same answers afterwards."""
+    prompts = prompts_of(5, 9)
+    alone = FakeBackend(n_ctx=256, n_slots=n_slots)
+    wanted = sequence_of(alone, prompts[0], 30)
+    scheduler = scheduler_of(alone)
+    scheduler.submit(wanted)
+    passes = steps_until_done(scheduler, wanted)
+
+    backend = FakeBackend(n_ctx=256, n_slots=n_slots)
+    scheduler = scheduler_of(backend)
+    behind = [sequence_of(backend, prompt, 60, background=True) for prompt in prompts[1:]]
+    for sequence in behind:
+        scheduler.submit(sequence)
+    for _ in range(10):
+        scheduler.step()
+    assert len(scheduler.admitted) == n_slots
+    before = [len(sequence.result.tokens) for sequence in behind]
+    one = sequence_of(backend, prompts[0], 30)
+    scheduler.submit(one)
+    assert steps_until_done(scheduler, one) == passes
+    assert [len(sequence.result.tokens) for sequence in behind] == before
+    assert one.result.tokens == said(prompts[0], 30)
+    run(scheduler, [])
+    for sequence, prompt in zip(behind, prompts[1:], strict=True):
+        assert sequence.result.tokens == said(prompt, 60)
+
+
+def test_requests_in_the_background_give_up_their_cells() -> None:
+    backend = FakeBackend(n_ctx=128, n_slots=4)
+    scheduler = scheduler_of(backend)
+    prompts = prompts_of(4, 30)
+    behind = [sequence_of(backend, prompt, 8, background=True) for prompt in prompts[:3]]
+    for sequence in behind:
+        scheduler.submit(sequence)
+    scheduler.step()
+    one = sequence_of(backend, prompts[3] * 2, 40)
+    scheduler.submit(one)
+    before = [len(sequence.result.tokens) for sequence in behind]
+    steps_until_done(scheduler, one)
+    assert [len(sequence.result.tokens) for sequence in behind] == before
+    run(scheduler, [])
+    for sequence, prompt in zip(behind, prompts, strict=False):
+        assert sequence.result.tokens == said(prompt, 8)
+
+
+def test_a_prompt_does_not_wait_for_one_in_the_background_that_begins_alike() -> None:
+    backend = FakeBackend(n_ctx=1024, n_slots=4)
+    scheduler = scheduler_of(backend)
+    long = prompts_of(1, 200)[0] * 3
+    scheduler.submit(sequence_of(backend, prompts_of(1, 7)[0], 200))
+    scheduler.step()
+    scheduler.submit(sequence_of(backend, [*long, 1], 5, background=True))
+    one = sequence_of(backend, [*long, 2], 5)
+    scheduler.submit(one)
+    scheduler.step()
+    assert one in scheduler.admitted

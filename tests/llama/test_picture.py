@@ -78,6 +78,12 @@ def test_a_bomb_is_refused_by_its_header(side: int) -> None:
         pixels_of(png(side, side))
 
 
+@pytest.mark.parametrize("size", [(20_000, 1), (1, 20_000)])
+def test_a_side_that_is_too_long_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(OptionError, match=f"more than {picture.MAX_SIDE} in a row"):
+        pixels_of(saved(Image.new("1", size)))
+
+
 def test_an_image_of_the_largest_size_is_read() -> None:
     found = pixels_of(saved(Image.new("1", (8192, 4096), 1)))
     assert len(found.rgb) == 3 * MAX_PIXELS

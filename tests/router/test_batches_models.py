@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,3 +98,15 @@ def test_cancelling_ends_answers_that_run(routed: Start, files: Files, tmp_path:
     assert ended(client, begun.id).status == "cancelled"
     until(lambda: not any(slot["is_processing"] for slot in live.get("/slots").json()))
     print(f"cancelled after {time.monotonic() - begun_at:.2f} s")
+
+
+def test_the_documented_program(routed: Start, files: Files, tmp_path: Path) -> None:
+    live = routed([choice(path) for path in files("one")], kept=tmp_path / "kept")
+    until(lambda: live.get("/v1/batches").status_code == 200)
+    page = (Path(__file__).parents[2] / "docs" / "SERVER.md").read_text("utf-8")
+    (program,) = re.findall(r"^```python\n(import json, time\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    program = program.replace("http://127.0.0.1:8012", live.url)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line]
+    assert {each["custom_id"] for each in said} == {"q1", "q2", "q3"}
+    assert all(each["response"]["body"]["choices"][0]["message"]["content"] for each in said)

@@ -265,3 +265,11 @@ def test_a_need_is_files_cache_and_process() -> None:
     assert need.files == demo_model().stat().st_size
     assert need.cache == 2 * 1000 * (need_of(EngineConfig(model=demo_model(), n_ctx=8)).cache // 8)
     assert str(need).startswith("about ")
+
+
+def test_a_projector_counts(tmp_path: Path) -> None:
+    projector = tmp_path / "mmproj.gguf"
+    projector.write_bytes(bytes(1000))
+    without = need_of(EngineConfig(model=demo_model(), n_ctx=64)).files
+    assert need_of(EngineConfig(model=demo_model(), n_ctx=64, mmproj=projector)).files == without + 1000
+    assert need_of(EngineConfig(model=demo_model(), n_ctx=64, mmproj="none")).files == without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,12 +39,27 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Open]:
-    """`opened(live, width=360)`: the page. At the end: the browser logged no error but the one that the test
+    """`opened(live, width=360)`: the page; `beside=page`: in another tab of the same browser;
+    `script`: run before those of the page. At the end: the browser logged no error but the one that the test
     provokes (`but="status of 401"`), and sent no request to another server."""
     pages: list[tuple[Live, Any, list[str], list[str], str]] = []
 
-    def start(live: Live, *, width: int = 1200, height: int = 800, but: str = "", **options: Any) -> Any:
-        page = browser.new_context(viewport={"width": width, "height": height}, **options).new_page()
+    def start(
+        live: Live,
+        *,
+        width: int = 1200,
+        height: int = 800,
+        but: str = "",
+        script: str = "",
+        beside: Any = None,
+        **options: Any,
+    ) -> Any:
+        context = (
+            beside.context if beside else browser.new_context(viewport={"width": width, "height": height}, **options)
+        )
+        page = context.new_page()
+        if script:
+            page.add_init_script(script)
         errors: list[str] = []
         asked: list[str] = []
         page.on("console", lambda line: errors.append(line.text) if line.type in ("error", "warning") else None)
@@ -58,7 +74,7 @@ def opened(browser: Any) -> Iterator[Open]:
     for live, page, errors, asked, but in pages:
         page.context.close()
         assert [error for error in errors if not but or but not in error] == []
-        assert [url for url in asked if not url.startswith((f"{live.url}/", "data:"))] == []
+        assert [url for url in asked if not url.startswith((f"{live.url}/", "data:", f"blob:{live.url}/"))] == []
 
 
 @pytest.fixture
@@ -67,6 +83,38 @@ def quiet(scripted: Callable[..., Live]) -> Live:
     live = scripted()
     live.service.answer = None
     return live
+
+
+def done(page: Any) -> None:
+    """Waits until an answer has ended by itself."""
+    from playwright.sync_api import expect
+
+    expect(page.locator("#status")).to_have_text("Done")
+
+
+def answered(page: Any, chunks: list[dict[str, Any]]) -> None:
+    """Answers every chat request of the page with these events."""
+    lines = [json.dumps(each) for each in (*chunks, chunk({}, "stop"))]
+    body = "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]"))
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
+def chunk(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+    """An event of a chat."""
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], **more}
+
+
+def token(text: str, source: str = "datastore", **more: Any) -> dict[str, Any]:
+    """A token of `rest_local.tokens`."""
+    return {
+        "text": text,
+        "token": 1,
+        "source": source,
+        "file": "a.py",
+        "line": 1,
+        "match": 2,
+        "probability": 0.5,
+    } | more
 
 
 def ask(page: Any, text: str) -> None:

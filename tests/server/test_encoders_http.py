@@ -83,6 +83,9 @@ GENERATING: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "x"}),
     ("/completion", {"prompt": "x", "stream": True}),
     ("/infill", {"input_prefix": "x"}),
+    ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}),
+    ("/v1/responses", {"input": "x"}),
+    ("/apply-template", {"messages": [{"role": "user", "content": "x"}]}),
     ("/api/chat", {"messages": [{"role": "user", "content": "x"}]}),
     ("/api/generate", {"prompt": "x"}),
 ]
@@ -167,6 +170,7 @@ def test_the_form_of_tei(ranking: Live) -> None:
     [
         ({"documents": ["x"]}, "query"),
         ({"query": 5, "documents": ["x"]}, "query"),
+        ({"query": "", "documents": ["x"]}, "query"),
         ({"query": "x"}, "documents"),
         ({"query": "x", "documents": []}, "documents"),
         ({"query": "x", "documents": "one text"}, "documents"),

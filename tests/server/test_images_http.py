@@ -189,3 +189,90 @@ def test_ids_of_images_are_no_tokens_of_other_calls(seeing: Live) -> None:
         ("/detokenize", {"tokens": [-1_073_741_824]}),
     ):
         assert seeing.post(path, body).status_code == 400
+
+
+def test_images_of_the_other_protocols_are_the_same_images(seeing: Live, engines: list[Engine]) -> None:
+    data = base64.b64encode(picture(107)).decode()
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/messages": {
+            "max_tokens": 4,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
+                        {"type": "text", "text": "What is this?"},
+                    ],
+                }
+            ],
+        },
+        "/v1/responses": {
+            "max_output_tokens": 4,
+            "input": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
+                        {"type": "input_text", "text": "What is this?"},
+                    ],
+                }
+            ],
+        },
+        "/api/chat": {
+            "stream": False,
+            "options": {"num_predict": 4},
+            "messages": [{"role": "user", "content": "What is this?", "images": [data]}],
+        },
+    }
+    before = encoded(engines)
+    for path, body in bodies.items():
+        answer = seeing.post(path, {"model": "demo", **body})
+        assert answer.status_code == 200, (path, answer.text)
+    assert encoded(engines) == before + 1
+    counting = {key: value for key, value in bodies["/v1/messages"].items() if key != "max_tokens"}
+    counted = seeing.post("/v1/messages/count_tokens", {"model": "demo", **counting}).json()
+    assert counted["input_tokens"] > 16
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_the_other_protocols_name_the_place_as_well(path: str, demo: Live) -> None:
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    answer = demo.post(path, {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": [block]}]})
+    assert answer.status_code == 400
+    assert "no projector" in answer.json()["error"]["message"]
+
+
+MESSAGES = "/v1/messages"
+
+
+def block(data: bytes) -> dict[str, Any]:
+    """Anthropic's block of an image."""
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
+    return {"type": "image", "source": source}
+
+
+def test_images_of_anthropic_s_messages_are_seen_and_counted(seeing: Live) -> None:
+    """The same prompt as that of a chat, also where the image is in the result of a tool."""
+    words, image = text("What is this?"), picture(201)
+    chat = seeing.post(CHAT, asking(words, part_of(image))).json()
+    body = asking(words, block(image))
+    message = seeing.post(MESSAGES, body).json()
+    assert message["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    counted = seeing.post(f"{MESSAGES}/count_tokens", body).json()["input_tokens"]
+    assert counted == chat["usage"]["prompt_tokens"]
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("a picture"), block(image)]}
+    body["messages"] += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    answered = seeing.post(MESSAGES, body)
+    assert answered.status_code == 200
+    usage = answered.json()["usage"]
+    assert usage["cache_read_input_tokens"] >= counted - 8
+
+
+def test_a_broken_image_of_anthropic_s_messages_is_named(seeing: Live) -> None:
+    for data in (b"", b"not a picture"):
+        broken = asking(text("What is this?"), block(data), system="S")
+        for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
+            answered = seeing.post(path, broken)
+            assert answered.status_code == 400
+            assert answered.json()["error"]["message"].startswith("messages[0].content[1]")

@@ -270,6 +270,7 @@ WRONG: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("messages", [], {}),
     ("messages[0].role", [{"role": "tool", "content": "x"}], {}),
     ("messages[1].content", [user(), {"role": "user"}], {}),
+    ("thread", [user()], {"thread": {"type": "create"}}),
     ("thinking.type", [user()], {"thinking": {"type": "loud"}}),
 ]
 
@@ -281,14 +282,29 @@ def test_an_error_names_its_place(place: str, messages: list[Any], fields: dict[
     assert error.param == place.partition("[")[0].partition(".")[0]
 
 
-def test_an_error_of_the_chat_gets_the_place_in_the_body() -> None:
-    chat = made(user(), assistant(CALL), user(result(), text("b")), system="S")
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("messages[0]", "system"),
+        ("messages[4].content", "messages[2].content"),
+        ("messages[4].content[0]", "messages[2].content[0].content[1]"),
+        ("messages[4].content[0].image_url.url", "messages[2].content[0].content[1].source"),
+        ("messages[4].content[1].image_url", "messages[2].content[1].source"),
+        ("messages[4].content[7]", "messages[2].content"),
+        ("messages[9].content", "messages[9].content"),
+        ("tools[0].type", "tools[0].type"),
+    ],
+)
+def test_an_error_of_the_chat_gets_the_place_in_the_body(place: str, expected: str) -> None:
+    image = {"type": "image", "source": PIXEL}
+    chat = made(user(), assistant(CALL), user(result([text("a"), image]), image), system="S")
 
     def fails() -> None:
-        raise OptionError("messages[4].content[0]: cannot be read")
+        raise OptionError(f"{place}: cannot be read: [5]")
 
-    with pytest.raises(OptionError, match=r"^messages\[2\]\.content: cannot be read$"):
+    with pytest.raises(OptionError) as caught:
         chat.run(fails)
+    assert str(caught.value) == f"{expected}: cannot be read: [5]"
 
 
 def test_counting_needs_no_limit() -> None:

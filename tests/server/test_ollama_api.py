@@ -58,6 +58,16 @@ def test_options_reach_the_sampler(scripted: Scripted) -> None:
     assert (request.stop, request.max_tokens, request.keep_tokens) == (("end",), 9, 3)
 
 
+def test_fields_of_this_server_alone(scripted: Scripted) -> None:
+    live = scripted()
+    own = {"rest_local": {"policy": "off", "exact": True}, "datastore": []}
+    for path, body in (("/api/chat", {"messages": HELLO}), ("/api/generate", {"prompt": "x", "raw": True})):
+        live.post(path, body | own | {"shift": True})
+    for number in (0, 1):
+        request = live.service.stream(number).request
+        assert (request.policy, request.exact, request.datastores, request.context_shift) == ("off", True, (), True)
+
+
 def test_what_is_ignored_is_named_with_a_reason(scripted: Scripted) -> None:
     body = {"prompt": "x", "template": "{{ .Prompt }}", "options": {"num_ctx": 8, "mirostat": 1, "temperature": 0}}
     last = json.loads(scripted().post("/api/generate", body).text.splitlines()[-1])

@@ -299,7 +299,8 @@ FAULTS = """() => {
     if (!(label || "").trim()) faults.push(`no label: ${each.id}`);
   }
   for (const each of document.querySelectorAll("button, [role=tab], summary, h1, h2, legend")) {
-    if (!each.textContent.trim() && !each.getAttribute("aria-label")) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
+    const name = each.getAttribute("aria-label") || each.textContent;
+    if (!name.trim()) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
   }
   for (const each of document.querySelectorAll("canvas, [role=log], [role=tablist], aside, .text")) {
     const named = each.getAttribute("aria-label")

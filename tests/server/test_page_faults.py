@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browsing import Open, ask
+from browsing import Open, answered, ask, chunk, token
 from live import Live, served
 
 from rest_local.decoding.engine import Engine
@@ -19,23 +18,11 @@ from rest_local.server.settings import Settings
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-TOKEN = {"token": 1, "source": "datastore", "file": "a.py", "line": 1, "match": 2, "probability": 0.5}
-
-
-def chunk(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
-    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], **more}
-
-
-def answered(page: Any, chunks: list[dict[str, Any]]) -> None:
-    """Answers every request with these chunks."""
-    lines = [json.dumps(each) for each in (*chunks, chunk({}, "stop"))]
-    body = "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]"))
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["with origins", "without"])
 def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open, told: bool) -> None:
-    more = {"rest_local": {"tokens": [TOKEN | {"text": MARKUP, "file": MARKUP}]}} if told else {}
+    more = {"rest_local": {"tokens": [token(MARKUP, file=MARKUP)]}} if told else {}
     page = opened(quiet)
     answered(page, [chunk({"content": MARKUP}, **more)])
     ask(page, MARKUP)
@@ -52,7 +39,7 @@ def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open, told: bool
 def test_text_is_shown_once(quiet: Live, opened: Open) -> None:
     """A step of reasoning and answer is two chunks, of which the first has the tokens of both."""
     page = opened(quiet)
-    tokens = [TOKEN | {"text": "<think>so</think>"}, TOKEN | {"text": "yes"}]
+    tokens = [token("<think>so</think>"), token("yes")]
     first = chunk({"reasoning_content": "so"}, rest_local={"tokens": tokens})
     answered(page, [first, chunk({"content": "yes"})])
     ask(page, "hello")

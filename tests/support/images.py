@@ -14,7 +14,7 @@ from llama_cpp import mtmd_cpp as mtmd
 from PIL import Image
 
 from models import tiny_mmproj
-from rest_local.llama import library
+from rest_local.decoding.logprobs import TokenLogprobs, logprobs_of
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 
@@ -39,11 +39,10 @@ def projector_for(arch: str, folder: Path, width: int = WIDTH) -> Path:
 
 def reference(
     model: Model, projector: Path, settings: ContextSettings, text: str, images: Sequence[bytes], n: int
-) -> list[int]:
-    """`n` tokens, greedily decoded after a text with images (`MARK`) by `mtmd_helper_eval_chunks` and `llama_decode`
-    alone.
+) -> tuple[list[int], list[TokenLogprobs]]:
+    """`n` tokens with their log-probabilities, greedily decoded after a text with images (`MARK`), which
+    `mtmd_helper_eval_chunk_single` evaluates; its last token is evaluated alone, as are those of the answer.
     """
-    library.log_lines  # noqa: B018 - llama.cpp's log is forwarded
     parameters = mtmd.mtmd_context_params_default()
     parameters.use_gpu, parameters.print_timings, parameters.warmup, parameters.n_threads = False, False, False, 1
     vision = mtmd.mtmd_init_from_file(os.fsencode(projector), model.pointer, parameters)
@@ -55,27 +54,37 @@ def reference(
     array = (mtmd.mtmd_bitmap_p_ctypes * len(bitmaps))(*bitmaps)
     assert mtmd.mtmd_tokenize(vision, chunks, ctypes.byref(given), array, len(bitmaps)) == 0
     tokens: list[int] = []
+    told: list[TokenLogprobs] = []
     with Context(model, settings) as context:
         past = llama_cpp.llama_pos(0)
-        code = mtmd.mtmd_helper_eval_chunks(
-            vision, context.pointer, chunks, 0, 0, context.n_batch, True, ctypes.byref(past)
-        )
-        assert code == 0
-        row = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(context.pointer, -1), (model.n_vocab,))
+        last = mtmd.mtmd_input_chunks_size(chunks) - 1
+        for number in range(last):
+            chunk = mtmd.mtmd_input_chunks_get(chunks, number)
+            code = mtmd.mtmd_helper_eval_chunk_single(
+                vision, context.pointer, chunk, past, 0, context.n_batch, False, ctypes.byref(past)
+            )
+            assert code == 0
+        count = ctypes.c_size_t()
+        ids = mtmd.mtmd_input_chunk_get_tokens_text(mtmd.mtmd_input_chunks_get(chunks, last), ctypes.byref(count))
+        *before, token = [int(ids[i]) for i in range(count.value)]
         place = past.value
-        for _ in range(n):
-            tokens.append(int(row.argmax()))
-            if model.vocabulary.is_end(tokens[-1]):
-                break
-            context.batch.fill([tokens[-1]], place, 0, 1, 1)
+        if before:
+            context.batch.fill(before, range(place, place + len(before)), 0, 1, 0)
+            assert context.decode() == 0
+        place += len(before)
+        while len(tokens) < n and not (tokens and model.vocabulary.is_end(tokens[-1])):
+            context.batch.fill([token], place, 0, 1, 1)
             assert context.decode() == 0
             row = context.logits(1)[0]
+            token = int(row.argmax())
+            tokens.append(token)
+            told.append(logprobs_of(row, token, 3))
             place += 1
     for bitmap in bitmaps:
         mtmd.mtmd_bitmap_free(bitmap)
     mtmd.mtmd_input_chunks_free(chunks)
     mtmd.mtmd_free(vision)
-    return tokens
+    return tokens, told
 
 
 def _bitmap(data: bytes) -> int:

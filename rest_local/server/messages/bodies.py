@@ -68,6 +68,7 @@ class CountBody(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
+    thread: JsonObject | None = None
 
 
 class MessagesBody(CountBody):

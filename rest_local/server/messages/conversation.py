@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
 
 from rest_local.errors import OptionError
 from rest_local.server.bodies import ChatBody, JsonObject
+from rest_local.server.errors import ApiError
 from rest_local.server.messages.bodies import CountBody, MessagesBody, OutputFormat
 from rest_local.server.messages.tools import openai_choice, openai_tools, wrong
 
@@ -32,21 +33,23 @@ beginning would not be found in the cache."""
 
 _PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
-_PLACE = re.compile(r"messages\[(\d+)\][^:]*")
+_PLACE = re.compile(r"messages\[(\d+)\](?:\.content(?:\[(\d+)\](\.image_url)?)?)?[^:]*")
 
 Block = tuple[str, JsonObject]
 """A content block and its place in the body."""
 
+Places = tuple[str, list[str]]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Translated:
-    """A chat. `begun`: text with which the client begins the answer. `places`: of each message in the client's body."""
+    """A chat. `begun`: text with which the client begins the answer. `places`: in the client's body, of the content of
+    each message and of its parts."""
 
     body: ChatBody
     begun: str
-    places: list[str]
+    places: list[Places]
 
     def run(self, call: Callable[[], T]) -> T:
         """The result of `call`, in whose OptionErrors places of the chat become places of the client's body."""
@@ -56,7 +59,9 @@ class Translated:
             found = _PLACE.match(str(error))
             if found is None or int(found[1]) >= len(self.places):
                 raise
-            raise OptionError(self.places[int(found[1])] + str(error)[found.end() :]) from error
+            whole, parts = self.places[int(found[1])]
+            place = parts[int(found[2])] if found[2] and int(found[2]) < len(parts) else whole
+            raise OptionError(f"{place}{'.source' if found[3] else ''}{str(error)[found.end() :]}") from error
 
 
 def translated(body: CountBody, *, late_system: bool) -> Translated:
@@ -64,6 +69,8 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
 
     Raises ApiError 400, which names the place. Cost: in proportion to the number of blocks; texts are not copied.
     """
+    if body.thread is not None:
+        raise _threadless()
     tools = openai_tools(body.tools or (), body.tool_choice)
     turns = _turns(body, late_system)
     begun = ""
@@ -90,6 +97,14 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
     if isinstance(body, MessagesBody):
         fields |= _generation(body)
     return Translated(ChatBody.model_validate(fields), begun, messages.places)
+
+
+def _threadless() -> ApiError:
+    """The answer to a request that has the server hold its conversation. Anthropic's package then sends all of it; what
+    was evaluated before is found in the cache just the same."""
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    text = "thread: this server holds no conversations; send all messages"
+    return ApiError(400, text, code="invalid_value", param="thread", extra={"details": details})
 
 
 def serial(body: CountBody) -> bool:
@@ -196,16 +211,16 @@ _REASONING = ("thinking", "redacted_thinking")
 
 
 class _Messages:
-    """The messages of a chat as they are made. `places`: of each in the client's body."""
+    """The messages of a chat as they are made. `places`: as in `Translated`."""
 
     def __init__(self) -> None:
         self.list: list[JsonObject] = []
-        self.places: list[str] = []
+        self.places: list[Places] = []
         self._names: dict[str, str] = {}  # of the tools, by the ids of their calls
 
-    def add(self, place: str, message: JsonObject) -> None:
+    def add(self, place: str, message: JsonObject, parts: Iterable[str] = ()) -> None:
         self.list.append(message)
-        self.places.append(place)
+        self.places.append((place, list(parts)))
 
     def add_turn(self, turn: _Turn) -> None:
         if turn.role == "assistant":
@@ -216,17 +231,18 @@ class _Messages:
             self._add_question(turn)
 
     def _add_question(self, turn: _Turn) -> None:
-        parts: list[JsonObject] = []
+        parts: list[Block] = []
         for place, block in turn.blocks:
             if block.get("type") == "tool_result":
                 parts += self._add_result(place, block)
         for place, block in turn.blocks:
             if block.get("type") != "tool_result":
-                parts += _parts(place, block)
+                parts += ((place, part) for part in _parts(place, block))
         if parts:
-            self.add(turn.place, {"role": "user", "content": _content(parts)})
+            content = _content([part for _, part in parts])
+            self.add(turn.place, {"role": "user", "content": content}, (place for place, _ in parts))
 
-    def _add_result(self, place: str, block: JsonObject) -> list[JsonObject]:
+    def _add_result(self, place: str, block: JsonObject) -> list[Block]:
         """Adds the text of a result; its images."""
         known = block.get("tool_use_id")
         if not isinstance(known, str) or known not in self._names:
@@ -235,12 +251,13 @@ class _Messages:
         given = block.get("content") or ""
         if not _is_content(given):
             raise wrong(f"{place}.content", "give text or a list of blocks")
-        parts = [part for inner in _blocks(given, f"{place}.content") for part in _parts(*inner, in_result=True)]
-        text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+        inner = _blocks(given, f"{place}.content")
+        parts = [(at, part) for at, each in inner for part in _parts(at, each, in_result=True)]
+        text = "\n".join(part["text"] for _, part in parts if part["type"] == "text")
         if block.get("is_error") is True and not text.lower().startswith("error"):
             text = f"Error: {text}"
         self.add(place, {"role": "tool", "tool_call_id": known, "name": self._names[known], "content": text})
-        return [part for part in parts if part["type"] != "text"]
+        return [(at, part) for at, part in parts if part["type"] != "text"]
 
     def _add_answer(self, turn: _Turn) -> None:
         texts, thoughts, calls = [], [], []

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from rest_local.server.bodies import MAX_PROMPTS, MAX_STOPS, Body, JsonObject, Many, Stop, TokenId
+from rest_local.server.bodies import MAX_PROMPTS, MAX_STOPS, Body, Extension, JsonObject, Many, Stop, TokenId
 
 MAX_IMAGES = 64
 
@@ -60,7 +60,9 @@ class NamedBody(Body):
 
 
 class AnswerBody(NamedBody):
-    """What the two calls that generate share. `stream`: true where it is missing."""
+    """What the two calls that generate share. `stream`: true where it is missing. The last three fields are this
+    server's own.
+    """
 
     options: Options = Field(default_factory=Options)
     format: Format | None = None
@@ -71,6 +73,9 @@ class AnswerBody(NamedBody):
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     truncate: bool | None = None
     shift: bool | None = None
+    datastore: str | Many[str] | None = None
+    prompt_cache_key: str | None = None
+    rest_local: Extension | None = None
 
 
 class CalledFunction(Body):

@@ -196,6 +196,8 @@ def capabilities(engine: Engine) -> list[str]:
         return [*found, "embedding"]
     if _fills_gaps(engine):
         found.append("insert")
+    if engine.projector is not None:
+        found.append("vision")
     if model.chat_template:
         template = template_of(engine)
         if template.capabilities.tools:

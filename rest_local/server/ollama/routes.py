@@ -63,7 +63,7 @@ async def generate(request: HttpRequest) -> Response:
         return made
 
     streams = await asked.submit(request, prepare)
-    context = made[0].prompt
+    context = None if body.images else made[0].prompt  # images have no ids that a client could send back
     answer = GenerateLines(asked, streams.streams, conversation.parser(), ignored(body), began, context)
     return await answer.respond(request, streams)
 

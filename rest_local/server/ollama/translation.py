@@ -29,7 +29,6 @@ _KINDS = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
-    (b"BM", "image/bmp"),
 )
 MAX_IGNORED = 32
 
@@ -53,8 +52,9 @@ def fields_of(body: AnswerBody) -> dict[str, Any]:
         fields["response_format"] = ResponseFormat.model_validate({"type": "json_object"})
     elif isinstance(body.format, dict):
         fields["json_schema"] = body.format
+    fields |= {name: getattr(body, name) for name in ("datastore", "prompt_cache_key", "rest_local")}
     if body.shift:
-        fields["rest_local"] = Extension(context_shift=True)
+        fields["rest_local"] = (body.rest_local or Extension()).model_copy(update={"context_shift": True})
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -145,5 +145,5 @@ def _data_url(image: str, place: str) -> str:
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         kind = "image/webp"
     if kind is None:
-        raise ApiError(400, f"{place}: give a PNG, JPEG, WebP, GIF or BMP image in base64", param=place)
+        raise ApiError(400, f"{place}: give a PNG, JPEG, WebP or GIF image in base64", param=place)
     return f"data:{kind};base64,{image}"

@@ -160,7 +160,7 @@ class Messages:
         if not isinstance(tools, list):
             raise bad(f"{place}.tools", "give a list of tools")
         self._toolbox.add(tools, f"{place}.tools")
-        if item.get("call_id") in self._calls:
+        if "call_id" in item and item.get("execution") != "server":
             self._result(item, place, found_tools(tools))
 
     def _result(self, item: Item, place: str, content: Any) -> None:

@@ -31,6 +31,24 @@ T = TypeVar("T")
 
 async def create(request: HttpRequest) -> Response:
     """A response, streamed or whole."""
+    turn = await _turn(request)
+    asked = Generating.of(request, turn.chat)
+    chat = Chat(asked)
+    streams = await asked.submit(request, lambda: _requests(chat, turn))
+    answer = ResponseAnswer(asked, streams.streams, chat.parser(), turn, state_of(request).responses.keep)
+    return await answer.respond(request, streams)
+
+
+async def input_tokens(request: HttpRequest) -> Response:
+    """How many tokens a request would give the model. Nothing is generated or kept."""
+    turn = await _turn(request)
+    chat = Chat(Generating.of(request, turn.chat))
+    made = await state_of(request).workers.run(request, lambda: _requests(chat, turn))
+    return json_response({"object": "response.input_tokens", "input_tokens": len(made[0].prompt)})
+
+
+async def _turn(request: HttpRequest) -> Turn:
+    """The request, translated. Raises ApiError."""
     body = await parse(request, ResponseBody)
     state = state_of(request)
     state.loaded()  # a server that is loading says so before it reads files
@@ -41,19 +59,14 @@ async def create(request: HttpRequest) -> Response:
         store.sweep()
         return Turn.of(body, store, owner)
 
-    turn = await state.workers.run(request, translated)
-    asked = Generating.of(request, turn.chat)
-    chat = Chat(asked)
+    return await state.workers.run(request, translated)
 
-    def prepared() -> list[Request]:
-        try:
-            return chat.requests()
-        except OptionError as error:
-            raise turn.told(error) from error
 
-    streams = await asked.submit(request, prepared)
-    answer = ResponseAnswer(asked, streams.streams, chat.parser(), turn, store.keep)
-    return await answer.respond(request, streams)
+def _requests(chat: Chat, turn: Turn) -> list[Request]:
+    try:
+        return chat.requests()
+    except OptionError as error:
+        raise turn.told(error) from error
 
 
 async def retrieve(request: HttpRequest) -> Response:
@@ -135,6 +148,7 @@ async def _in_thread(call: Callable[[], T]) -> T:
 
 ROUTES: Routes = (
     (post("/v1/responses", "Make a response", ResponseBody, streams=True), create),
+    (post("/v1/responses/input_tokens", "Count the tokens of a request", ResponseBody), input_tokens),
     (get("/v1/responses/{id}", "A kept response", of_server=True), retrieve),
     (delete("/v1/responses/{id}", "Forget a response", of_server=True), remove),
     (get("/v1/responses/{id}/input_items", "What a response was asked", of_server=True), input_items),

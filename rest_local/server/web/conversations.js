@@ -83,8 +83,11 @@ $("conversations").addEventListener("keydown", event => {
 
 function rename() {
   if (!talk.row || $("title-row").querySelector("input")) return;
-  const renamed = talk, field = make("input"), ends = taken => {
-    if (!field.isConnected) return;
+  const renamed = talk, field = make("input");
+  let open = true;
+  const ends = taken => {
+    if (!open) return; // removing the field takes its focus
+    open = false;
     const title = field.value.trim();
     field.remove();
     $("title").hidden = false;

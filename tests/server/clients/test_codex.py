@@ -1,5 +1,4 @@
-"""Codex edits a file: the program itself, with a model that says what a scripted edit needs; and its requests, as
-recorded from that, always.
+"""Codex edits a file: the program itself, with a scripted model; and its requests, as recorded from that, always.
 
 `npm install --prefix DIR @openai/codex; REST_LOCAL_CODEX=DIR/node_modules/.bin/codex make test`. Skipped without one.
 Codex has three ways to edit, by what it knows of the model's name: functions, the tool `apply_patch`, whose call is
@@ -9,15 +8,15 @@ text, and scripts that call its tools.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import BUGGY, FIXED, answering, program, run
 from live import Live
+from openai.types.responses import Response
 from recorded import CODEX_TASKS
-from turns import RIGHT, WRONG, Turns, call, environment, program
 
 Scripted = Callable[..., Live]
 PATCH = """*** Begin Patch
@@ -28,7 +27,15 @@ PATCH = """*** Begin Patch
 +    return a + b
 *** End Patch
 """
+DONE = "The sign is fixed."
 SED = "sed -i s/-/+/ m.py"
+
+
+def call(name: str, **arguments: Any) -> str:
+    """An answer that reasons and calls a tool."""
+    return f"<think>I look.</think>\n<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
 SCRIPT = f"text((await tools.exec_command({{cmd: '{SED}'}})).output)"
 CALLS = {
     "functions": call("exec_command", cmd=SED),
@@ -41,7 +48,6 @@ SHOWN = {
     "exec": ["exec", "clock__sleep"],
 }
 NAMES = {"functions": "coder", "apply_patch": "gpt-5.5", "exec": "gpt-5.6-sol"}
-DONE = "The sign is fixed."
 CONFIG = """model_provider = "rest-local"
 show_raw_agent_reasoning = true
 [model_providers.rest-local]
@@ -53,45 +59,34 @@ stream_max_retries = 0
 """
 
 
-@pytest.fixture
-def codex(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    found = program("codex", "REST_LOCAL_CODEX")
-    work, home = tmp_path / "work", tmp_path / "home"
-    work.mkdir()
-    (home / ".codex").mkdir(parents=True)
+def was_called(prompt: str) -> bool:
+    """Whether a prompt has one of the calls."""
+    return SED in prompt or "return a + b" in prompt
 
-    def run(live: Live, model: str) -> subprocess.CompletedProcess[str]:
-        (work / "m.py").write_text(WRONG)
-        (home / ".codex" / "config.toml").write_text(CONFIG.format(url=live.url))
-        command = [found, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", model]
-        return subprocess.run(
-            [*command, "fix the sign in m.py"], cwd=work, env=environment(home), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
 
-    return run
+def codex(live: Live, folder: Path, model: str) -> str:
+    """What the program prints."""
+    settings = folder / "home" / ".codex"
+    settings.mkdir(parents=True)
+    (settings / "config.toml").write_text(CONFIG.format(url=live.url))
+    options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", model]
+    return run([program("REST_LOCAL_CODEX"), "exec", *options, "fix the sign in m.py"], folder, {})
 
 
 @pytest.mark.parametrize("form", CALLS)
-def test_codex_edits_a_file(
-    scripted: Scripted, codex: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, form: str
-) -> None:
+def test_codex_edits_a_file(scripted: Scripted, tmp_path: Path, form: str) -> None:
     live = scripted(n_ctx=65536, aliases=("*",))
-    live.service.answer = turns = Turns(CALLS[form], DONE)
-    done = codex(live, NAMES[form])
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "work" / "m.py").read_text() == RIGHT, done.stderr
-    assert done.stdout.strip() == DONE
-    assert "I look." in done.stderr, "the reasoning"
-    assert turns.asked == 2
+    (tmp_path / "m.py").write_text(BUGGY)
+    with answering(live, lambda prompt: DONE if was_called(prompt) else CALLS[form]) as replies:
+        said = codex(live, tmp_path, NAMES[form])
+    assert (tmp_path / "m.py").read_text() == FIXED, said
+    assert said.strip() == DONE
+    assert len(replies.prompts) == 2
 
 
-def test_codex_says_that_the_context_is_full(
-    scripted: Scripted, codex: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    done = codex(scripted(n_ctx=512, aliases=("*",)), "coder")
-    assert done.returncode != 0
-    assert "context window" in done.stderr
+def test_codex_says_that_the_context_is_full(scripted: Scripted, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ran out of room in the model's context window"):
+        codex(scripted(n_ctx=512, aliases=("*",)), tmp_path, "coder")
 
 
 def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -107,6 +102,7 @@ def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[st
     assert events[0]["response"]["id"]
     assert events[-1]["type"] == "response.completed"
     final = events[-1]["response"]
+    Response.model_validate(final)
     assert final["id"] == events[0]["response"]["id"]
     usage = final["usage"]
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
@@ -122,7 +118,7 @@ def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[st
 @pytest.mark.parametrize("form", CALLS)
 def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str) -> None:
     live = scripted(n_ctx=8192)
-    live.service.answer = Turns(CALLS[form], DONE)
+    live.service.answer = (CALLS[form][:30], CALLS[form][30:])
     recorded = CODEX_TASKS[form]
     thought, called = turn(live, recorded, [])
     assert thought["summary"] == []
@@ -139,6 +135,7 @@ def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str) -> Non
     output = {"type": f"{called['type']}_output", "id": "out_1", "call_id": called["call_id"]}
     output |= {"output": parts if form == "exec" else text}
     assert called.get("namespace") == ("functions" if form == "exec" else None)
+    live.service.answer = (DONE,)
     (said,) = turn(live, recorded, [thought, called, output])
     assert said["content"][0]["text"] == DONE
     vocabulary = live.service.engine.model.vocabulary

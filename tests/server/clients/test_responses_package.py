@@ -261,6 +261,17 @@ def test_a_conversation_goes_on(scripted: Scripted) -> None:
     assert other.previous_response_id == first.id
 
 
+def test_tokens_are_counted(demo: Live) -> None:
+    asked: dict[str, Any] = {"model": "demo", "input": "def add(a, b):", "instructions": "Be brief.", "tools": [READ]}
+    with client_of(demo) as client:
+        counted = client.responses.input_tokens.count(**asked)
+        made = client.responses.create(**asked, max_output_tokens=1)
+        more = client.responses.input_tokens.count(model="demo", input="More", previous_response_id=made.id)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == made.usage.input_tokens
+    assert more.input_tokens > 5
+
+
 def test_what_is_not_stored_is_not_kept(scripted: Scripted) -> None:
     live = scripted()
     with client_of(live) as client:
@@ -504,6 +515,22 @@ def test_a_schema_that_cannot_be_kept_names_the_clients_field(scripted: Scripted
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("text.format")
     assert answer.json()["error"]["param"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("data:image/png;base64,iVBORw0KGgo=", "input[1].content[0]: the model has no projector"),
+        ("http://elsewhere.example/a.png", "input[1].content[0].image_url: give the image as data:"),
+    ],
+)
+def test_images_that_cannot_be_read_are_refused_by_their_place(scripted: Scripted, url: str, place: str) -> None:
+    image = {"type": "input_image", "image_url": url, "detail": "auto"}
+    items = [{"type": "web_search_call"}, {"role": "user", "content": [image]}]
+    answer = scripted().post("/v1/responses", {"input": items, "instructions": "Look."})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(place)
+    assert answer.json()["error"]["param"] == "input"
 
 
 def test_fields_that_are_null_are_absent(scripted: Scripted) -> None:

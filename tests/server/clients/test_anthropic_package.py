@@ -1,0 +1,282 @@
+"""The `anthropic` package: answers, streams, the loop of tools, counts, the asynchronous client, classes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Literal
+
+import anthropic
+import pytest
+from anthropic import beta_tool
+from live import Live
+from pydantic import BaseModel
+
+from rest_local.errors import DecodeFailed
+
+Scripted = Callable[..., Live]
+MESSAGES: Any = [{"role": "user", "content": "What is in a.py?"}]
+TOOL: Any = {
+    "name": "read_file",
+    "description": "Reads a file.",
+    "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+}
+CALL = ('<tool_call>\n{"name": "read_file", "arguments": {"path": "a.', 'py", "lines": [1, 2', "]}}\n</tool_call>")
+
+
+def client_of(live: Live, **options: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=live.url, **{"api_key": "any", "max_retries": 0, "timeout": 60} | options)
+
+
+GREEDY = {"temperature": 0}  # in the body only: the package's calls have no such parameter since version 2
+
+
+class Entry(BaseModel):
+    """What an answer is parsed into; short, whatever the model would like to say."""
+
+    kind: Literal["file", "folder"]
+    hidden: bool
+
+
+def test_an_answer_its_counts_and_its_id(demo: Live) -> None:
+    with client_of(demo) as client:
+        asked: Any = {"model": "demo", "messages": MESSAGES, "system": "You read files."}
+        message = client.messages.create(max_tokens=8, extra_body=GREEDY, **asked)
+        counted = client.messages.count_tokens(**asked)
+    (block,) = message.content
+    assert block.type == "text"
+    assert block.text
+    assert (message.role, message.model, message.type) == ("assistant", "demo", "message")
+    assert 0 < message.usage.output_tokens <= 8
+    read, created = message.usage.cache_read_input_tokens, message.usage.cache_creation_input_tokens
+    assert read is not None
+    assert created == 0
+    assert message.usage.input_tokens + read == counted.input_tokens
+    assert message._request_id is not None
+    assert message._request_id.startswith("req_")
+
+
+def test_the_second_turn_reads_the_first_from_the_cache(demo: Live) -> None:
+    first: Any = [{"role": "user", "content": "def a_function_of_this_test(x):\n    return x + 1\n" * 8}]
+    with client_of(demo) as client:
+        said = client.messages.create(model="demo", max_tokens=4, extra_body=GREEDY, messages=first)
+        second = [*first, said.to_param(), {"role": "user", "content": "and now?"}]
+        usage = client.messages.create(model="demo", max_tokens=4, extra_body=GREEDY, messages=second).usage
+    assert usage.cache_read_input_tokens is not None
+    assert usage.cache_read_input_tokens >= said.usage.input_tokens
+    assert usage.input_tokens < 40
+
+
+def test_a_stream_is_the_whole_answer(demo: Live) -> None:
+    asked: Any = {"model": "demo", "max_tokens": 24, "extra_body": GREEDY, "messages": MESSAGES}
+    with client_of(demo) as client:
+        message = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+    assert text == final.content[0].text == message.content[0].text  # type: ignore[union-attr]
+    assert final.stop_reason == message.stop_reason
+    assert final.usage.output_tokens == message.usage.output_tokens
+
+
+def test_a_stop_sequence_is_named(demo: Live) -> None:
+    asked: Any = {"model": "demo", "max_tokens": 24, "extra_body": GREEDY, "messages": MESSAGES}
+    with client_of(demo) as client:
+        text = client.messages.create(**asked).content[0].text  # type: ignore[union-attr]
+        stop = text[4:7]
+        message = client.messages.create(stop_sequences=["never said", stop], **asked)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+    assert message.content[0].text == text[: text.index(stop)]  # type: ignore[union-attr]
+
+
+def test_an_answer_goes_on_from_what_the_client_began(demo: Live) -> None:
+    begun: Any = [*MESSAGES, {"role": "assistant", "content": "def f(x):\n    return"}]
+    with client_of(demo) as client:
+        message = client.messages.create(model="demo", max_tokens=8, extra_body=GREEDY, messages=begun)
+        counted = client.messages.count_tokens(model="demo", messages=begun).input_tokens
+    assert not message.content[0].text.startswith("def")  # type: ignore[union-attr]
+    assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
+
+
+def test_calls_arrive_in_deltas(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    kinds: list[str] = []
+    with (
+        client_of(live) as client,
+        client.messages.stream(model="demo", max_tokens=100, messages=MESSAGES, tools=[TOOL]) as stream,
+    ):
+        submitted = live.service.stream()
+        parts = iter(("I look.\n", *CALL, None))
+        for event in stream:
+            kinds.append(event.type)
+            if event.type in ("message_start", "text", "input_json"):  # the next part, once this one has arrived
+                part = next(parts)
+                submitted.end() if part is None else submitted.give(part)
+        final = stream.get_final_message()
+    assert kinds.count("input_json") >= 2
+    assert final.stop_reason == "tool_use"
+    text, call = final.content
+    assert (text.type, call.type) == ("text", "tool_use")
+    assert call.type == "tool_use"
+    assert (call.name, call.input) == ("read_file", {"path": "a.py", "lines": [1, 2]})
+
+
+@beta_tool
+def read_file(path: str, lines: list[int]) -> str:
+    """Reads a file.
+
+    Args:
+        path: Its name.
+        lines: The first and the last.
+    """
+    return f"x = 1  # {path}"
+
+
+def test_the_runner_of_tools_makes_the_loop(scripted: Scripted) -> None:
+    """It first asks the server to hold the conversation, and sends all of it when that is refused."""
+    live = scripted()
+
+    class Turns:
+        """A call, then the answer to its result."""
+
+        def __init__(self) -> None:
+            self.turn = 0
+
+        def __iter__(self) -> Any:
+            self.turn += 1
+            return iter(CALL if self.turn == 1 else ("It is 1.",))
+
+    live.service.answer = Turns()
+    with client_of(live) as client:
+        runner = client.beta.messages.tool_runner(model="demo", max_tokens=100, messages=MESSAGES, tools=[read_file])
+        final = runner.until_done()
+    assert final.content[0].text == "It is 1."  # type: ignore[union-attr]
+    second = live.service.stream(1).request.prompt
+    vocabulary = live.service.engine.model.vocabulary
+    assert b"x = 1  # a.py" in b"".join(vocabulary.piece(token) for token in second)
+
+
+def test_a_forced_call_keeps_its_schema(demo: Live) -> None:
+    with client_of(demo) as client:
+        message = client.messages.create(
+            model="demo",
+            max_tokens=100,
+            extra_body=GREEDY,
+            messages=MESSAGES,
+            tools=[TOOL | {"input_schema": Entry.model_json_schema()}],
+            tool_choice={"type": "tool", "name": "read_file"},
+        )
+    assert message.stop_reason == "tool_use"
+    (call,) = message.content
+    assert call.type == "tool_use"
+    Entry.model_validate(call.input)
+
+
+def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
+    with client_of(demo) as client:
+        made = client.messages.parse(
+            model="demo", max_tokens=300, extra_body=GREEDY, messages=MESSAGES, output_format=Entry
+        )
+    assert isinstance(made.parsed_output, Entry)
+
+
+def test_thoughts_are_blocks_that_can_be_sent_back(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = ("<think>\nI th", "ink.\n</think>\n\nHello")
+    asked: Any = {"model": "demo", "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    with client_of(live) as client:
+        with client.messages.stream(messages=MESSAGES, **asked) as stream:
+            kinds = [event.type for event in stream]
+            said = stream.get_final_message()
+        again = client.messages.create(messages=[*MESSAGES, said.to_param(), *MESSAGES], **asked)
+    assert {"thinking", "signature", "text"} <= set(kinds)
+    thought, text = said.content
+    assert thought.type == "thinking"
+    assert (thought.thinking, bool(thought.signature)) == ("I think.", True)
+    assert text.type == "text"
+    assert text.text == "Hello"
+    assert again.content[0].type == "thinking"
+
+
+def test_many_asynchronous_streams_at_once(demo: Live) -> None:
+    async def stream(client: anthropic.AsyncAnthropic, number: int) -> tuple[str, int]:
+        asked: Any = {"model": "demo", "max_tokens": 12, "extra_body": GREEDY}
+        question: Any = [{"role": "user", "content": f"def number_{number}():"}]
+        async with client.messages.stream(messages=question, **asked) as answer:
+            text = "".join([text async for text in answer.text_stream])
+            return text, (await answer.get_final_message()).usage.output_tokens
+
+    async def all_of_them() -> list[tuple[str, int]]:
+        async with anthropic.AsyncAnthropic(base_url=demo.url, api_key="any", max_retries=0) as client:
+            return await asyncio.gather(*(stream(client, number) for number in range(8)))
+
+    answers = asyncio.run(all_of_them())
+    assert all(text and 0 < tokens <= 12 for text, tokens in answers)
+
+
+def test_an_abandoned_stream_frees_its_slot(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+
+    async def leave() -> None:
+        async with anthropic.AsyncAnthropic(base_url=live.url, api_key="any") as client:
+            stream = await client.messages.create(model="demo", max_tokens=9, messages=MESSAGES, stream=True)
+            async for _ in stream:
+                break
+            await stream.close()
+
+    asyncio.run(leave())
+    assert live.service.stream().cancelled.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"extra_body": {"temperature": "hot"}}, anthropic.BadRequestError),
+        ({"messages": []}, anthropic.BadRequestError),
+        ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, anthropic.BadRequestError),
+        ({"model": "gone"}, anthropic.NotFoundError),
+    ],
+)
+def test_an_invalid_request_has_its_error_class(
+    scripted: Scripted, options: Any, kind: type[anthropic.APIStatusError]
+) -> None:
+    asked: Any = {"model": "demo", "max_tokens": 5, "messages": MESSAGES} | options
+    with client_of(scripted()) as client, pytest.raises(kind) as caught:
+        client.messages.create(**asked)
+    assert caught.value.request_id is not None
+    body: Any = caught.value.body
+    assert body["type"] == "error"
+    assert body["error"]["message"]
+
+
+def test_a_wrong_key_a_foreign_page_a_large_body_and_a_full_queue_have_theirs(scripted: Scripted) -> None:
+    asked: Any = {"model": "demo", "max_tokens": 5, "messages": MESSAGES}
+    live = scripted(keys=(b"right",))
+    with client_of(live) as client, pytest.raises(anthropic.AuthenticationError) as refused:
+        client.messages.create(**asked)
+    assert "right" not in str(refused.value)
+    with client_of(live, api_key="right") as client:
+        assert client.messages.create(**asked).content
+        with pytest.raises(anthropic.PermissionDeniedError):
+            client.messages.create(**asked, extra_headers={"origin": "http://elsewhere.example"})
+    with client_of(scripted(max_body=200)) as client, pytest.raises(anthropic.APIStatusError) as large:
+        client.messages.create(**asked | {"system": "x" * 300})
+    assert large.value.status_code == 413
+    with client_of(scripted(room=0)) as client, pytest.raises(anthropic.InternalServerError) as full:
+        client.messages.create(**asked)
+    assert full.value.status_code == 503
+    assert full.value.response.headers["retry-after"] == "1"
+
+
+def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    with client_of(live) as client:
+        stream = client.messages.create(model="demo", max_tokens=9, messages=MESSAGES, stream=True)
+        submitted = live.service.stream()
+        submitted.give("half")
+        submitted.end("error", error=DecodeFailed(-3, 4))
+        with pytest.raises(anthropic.APIError, match="llama_decode"):
+            list(stream)

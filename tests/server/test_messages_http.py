@@ -1,0 +1,380 @@
+"""POST /v1/messages over HTTP: events and their order, stop reasons, counts, pings, errors, what other machines see.
+
+Every answer and every event is checked against the types of the `anthropic` package.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from live import Live
+from pydantic import TypeAdapter
+
+from rest_local.chat.tools import answer as answer_formats
+from rest_local.errors import DecodeFailed
+from rest_local.server.messages import calls
+
+Scripted = Callable[..., Live]
+Event = tuple[str, dict[str, Any]]
+HI = [{"role": "user", "content": "hi"}]
+BODY = {"model": "demo", "max_tokens": 200, "messages": HI}
+TOOL = {
+    "name": "read_file",
+    "description": "Reads a file.",
+    "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+}
+CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.py"}}\n</tool_call>'
+KEY = {"x-api-key": "k"}
+STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def events_of(text: str) -> list[Event]:
+    """Name and data of each event. All but pings and errors have the package's types."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        found.append((name.removeprefix("event: "), event))
+        assert found[-1][0] == event["type"]
+        if event["type"] not in ("ping", "error"):
+            STREAM_EVENT.validate_python(event)
+    return found
+
+
+def streamed(live: Live, **more: Any) -> list[Event]:
+    return events_of(live.post("/v1/messages", BODY | {"stream": True} | more).text)
+
+
+def whole(live: Live, **more: Any) -> dict[str, Any]:
+    answer = live.post("/v1/messages", BODY | more)
+    assert answer.status_code == 200, answer.text
+    message: dict[str, Any] = answer.json()
+    Message.model_validate(message)
+    return message
+
+
+def added_up(events: list[Event]) -> dict[str, Any]:
+    """The message that a client makes of a stream."""
+    message: dict[str, Any] = {}
+    arguments = ""
+    for name, event in events:
+        if name == "message_start":
+            message = event["message"]
+        elif name == "content_block_start":
+            message["content"].append(event["content_block"])
+            arguments = ""
+        elif name == "content_block_delta":
+            delta, block = event["delta"], message["content"][event["index"]]
+            if delta["type"] == "input_json_delta":
+                arguments += delta["partial_json"]
+                block["input"] = {"so far": arguments}
+            else:
+                key = delta["type"].removesuffix("_delta")
+                block[key] += delta[key]
+        elif name == "content_block_stop" and message["content"][event["index"]]["type"] == "tool_use":
+            message["content"][event["index"]]["input"] = json.loads(arguments or "{}")
+        elif name == "message_delta":
+            message |= event["delta"]
+            message["usage"] |= event["usage"]
+    return message
+
+
+ANSWERS = {
+    "text": ("Hel", "lo", " you"),
+    "a call": ("I look.\n", CALL[:20], CALL[20:]),
+    "two calls": (CALL, "\n", CALL),
+    "reasoning": ("<think>\nI th", "ink.\n</think>\n\n", "Hello"),
+    "all": ("<think>I think.</think>", "I look.", CALL),
+    "nothing": (),
+    "not a call": ("<tool_call>", "no"),
+}
+
+
+@pytest.mark.parametrize("said", ANSWERS.values(), ids=list(ANSWERS))
+def test_a_stream_adds_up_to_the_whole_answer(scripted: Scripted, said: tuple[str, ...]) -> None:
+    live = scripted()
+    live.service.answer = said
+    one, other = whole(live, tools=[TOOL]), added_up(streamed(live, tools=[TOOL]))
+    for message in (one, other):
+        message["id"] = ""
+        for block in message["content"]:
+            if block["type"] == "tool_use":
+                assert block.pop("id").startswith("call_")
+    assert one == other
+
+
+def test_events_come_in_their_order(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = ANSWERS["all"]
+    events = streamed(live, tools=[TOOL])
+    names = [name for name, _ in events]
+    assert (names[0], names[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    kinds = [event["content_block"]["type"] for name, event in events if name == "content_block_start"]
+    assert kinds == ["thinking", "text", "tool_use"]
+    start = events[0][1]["message"]
+    assert (start["content"], start["stop_reason"]) == ([], None)
+    assert start["usage"]["input_tokens"] == events[-2][1]["usage"]["input_tokens"] > 0
+    assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("ends", "reason", "sequence"),
+    [
+        ({"reason": "stop"}, "end_turn", None),
+        ({"reason": "stop", "word": "END"}, "stop_sequence", "END"),
+        ({"reason": "length"}, "max_tokens", None),
+    ],
+)
+def test_stop_reasons(scripted: Scripted, stream: bool, ends: Any, reason: str, sequence: str | None) -> None:
+    live = scripted()
+    live.service.answer = None
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(streamed if stream else whole, live, stop_sequences=["END"])
+        submitted = live.service.stream()
+        assert submitted.request.stop == ("END",)
+        submitted.give("some text")
+        submitted.end(**ends)
+        answer = asking.result(60)
+    message = added_up(answer) if isinstance(answer, list) else answer
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
+
+
+def test_a_full_context_is_told_from_a_limit(scripted: Scripted) -> None:
+    live = scripted(n_ctx=64)
+    live.service.answer = None
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(whole, live)
+        submitted = live.service.stream()
+        submitted.give(" a" * submitted.request.max_tokens)
+        submitted.end("length")
+        assert asking.result(60)["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_one_call_at_a_time(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = ANSWERS["two calls"]
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    assert len(whole(live, tools=[TOOL], tool_choice=choice)["content"]) == 1
+    assert len(whole(live, tools=[TOOL])["content"]) == 2
+
+
+def test_tools_that_may_not_be_called_are_not_offered(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = (CALL,)
+    message = whole(live, tools=[TOOL], tool_choice={"type": "none"})
+    assert message["content"] == [{"type": "text", "text": CALL}]
+    assert message["stop_reason"] == "end_turn"
+
+
+def prompt_of(live: Live, number: int = 0) -> str:
+    vocabulary = live.service.engine.model.vocabulary
+    return b"".join(vocabulary.piece(token) for token in live.service.stream(number).request.prompt).decode()
+
+
+def test_the_answer_goes_on_where_the_client_began_it(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = (" wrong.",)
+    begun = [*HI, {"role": "assistant", "content": "The sign is"}]
+    assert whole(live, messages=begun)["content"] == [{"type": "text", "text": " wrong."}]
+    assert prompt_of(live).endswith("The sign is")
+    plain = live.post("/apply-template", {"messages": HI}).json()["prompt"]
+    assert prompt_of(live) == f"{plain}The sign is"
+
+
+@pytest.mark.parametrize(
+    ("signs", "said", "content"),
+    [
+        ("<think>", "</think> is", "</think> is"),
+        ("<|channel|><|message|>", " is<|end|>", " is"),
+    ],
+)
+def test_an_answer_that_is_begun_is_read_in_each_format(signs: str, said: str, content: str) -> None:
+    """Reasoning that the prompt opened is closed first; harmony's answer has a header."""
+    form = answer_formats.AnswerFormat.of(signs)
+    prompt = "...<think>\n" if signs == "<think>" else "...<|start|>assistant"
+    parser = form.parser([], prompt)
+    assert parser.feed(form.opening(prompt)) == []
+    deltas = [*parser.feed(said), *parser.finish()]
+    assert "".join(delta.text for delta in deltas) == content
+    assert {type(delta).__name__ for delta in deltas} == {"Content"}
+
+
+def test_the_session_and_the_sampling_reach_the_engine(scripted: Scripted) -> None:
+    live = scripted()
+    whole(live, temperature=0.0, top_k=7, top_p=0.5, max_tokens=11, stop_sequences=["a"])
+    request = live.service.stream().request
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.top_p) == (0.0, 7, 0.5)
+    assert (request.max_tokens, request.stop) == (11, ("a",))
+
+
+def test_a_call_is_forced_by_a_grammar(scripted: Scripted) -> None:
+    live = scripted()
+    for number, choice in enumerate(({"type": "any"}, {"type": "tool", "name": "read_file"}, {"type": "auto"})):
+        whole(live, tools=[TOOL], tool_choice=choice)
+        assert (live.service.stream(number).request.sampling.grammar is None) == (choice["type"] == "auto")
+    whole(live, output_config={"format": {"type": "json_schema", "schema": {"type": "object", "properties": {}}}})
+    assert live.service.stream(3).request.sampling.grammar is not None
+
+
+def test_pings_come_while_nothing_else_does(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the prompt is evaluated, and while a thought that is not shown is generated; none after the end."""
+    monkeypatch.setattr(calls.MessagesAnswer, "QUIET_SECONDS", 0.02)
+    live = scripted()
+    live.service.answer = None
+    body = BODY | {"stream": True, "thinking": {"type": "adaptive", "display": "omitted"}}
+    names: list[str] = []
+    with live.client() as client, client.stream("POST", "/v1/messages", json=body) as answer:
+        lines = named(answer)
+        assert next(lines) == "message_start"
+        assert [next(lines) for _ in range(3)] == 3 * ["ping"]
+        stream = live.service.stream()
+        stream.give("<think>\nI th")
+        assert "content_block_start" in [next(lines) for _ in range(20)]
+        stream.give("ink of it")
+        assert next(lines) == "ping"
+        stream.give("\n</think>\n\nHello")
+        stream.end()
+        names += lines
+    while names[0] == "ping":
+        names.pop(0)
+    assert names == [
+        *("content_block_delta", "content_block_stop"),
+        *("content_block_start", "content_block_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+
+
+def named(answer: httpx.Response) -> Iterator[str]:
+    return (line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: "))
+
+
+def test_a_busy_stream_has_no_pings(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = ("a",) * 50
+    assert "ping" not in [name for name, _ in streamed(live)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_machines_do_not_learn_what_was_cached(scripted: Scripted, stream: bool) -> None:
+    counts = []
+    for others in (False, True):
+        live = scripted(allowed_hosts=("llm.example.org",), keys=(b"k",)) if others else scripted()
+        live.service.answer = None
+        found = []
+        for number, cached in enumerate((0, 9)):
+            with ThreadPoolExecutor(1) as pool:
+                asking = pool.submit(live.post, "/v1/messages", BODY | {"stream": stream}, headers=KEY)
+                submitted = live.service.stream(number)
+                evaluated = len(submitted.request.prompt) - cached
+                submitted.timings = {"cached_tokens": cached, "prompt_tokens": evaluated}
+                submitted.end()
+                text = asking.result(60).text
+            found.append((added_up(events_of(text)) if stream else json.loads(text))["usage"])
+        counts.append(found)
+    local, other = counts
+    prompt = local[0]["input_tokens"]
+    assert [usage["cache_read_input_tokens"] for usage in local] == [0, 9]
+    assert [usage["input_tokens"] for usage in local] == [prompt, prompt - 9]
+    assert other == [{"input_tokens": prompt, "output_tokens": 0}] * 2
+
+
+def test_errors_have_anthropic_s_shape_and_an_id(scripted: Scripted) -> None:
+    live = scripted(keys=(b"k",))
+    ids = set()
+    for status, kind, body, headers in [
+        (401, "authentication_error", BODY, {}),
+        (404, "not_found_error", BODY | {"model": "gone"}, KEY),
+        (400, "invalid_request_error", BODY | {"messages": []}, KEY),
+        (403, "permission_error", BODY, KEY | {"host": "elsewhere.example"}),
+    ]:
+        answer = live.post("/v1/messages", body, headers=headers)
+        assert (answer.status_code, answer.json()["type"]) == (status, "error")
+        assert answer.json()["error"]["type"] == kind
+        ids.add(answer.headers["request-id"])
+    ids.add(live.post("/v1/messages", BODY, headers=KEY).headers["request-id"])
+    assert len(ids) == 5
+    assert live.get("/v1/messages", headers=KEY).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_both_calls_refuse_the_same(scripted: Scripted, path: str) -> None:
+    live = scripted()
+    wrong = BODY | {"messages": [*HI, {"role": "assistant", "content": [{"type": "hologram"}]}]}
+    answer = live.post(path, wrong)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("messages[1].content[0].type: ")
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}
+    answer = live.post(path, BODY | {"system": "S", "messages": [*HI, {"role": "user", "content": [image]}]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert answer.json()["error"]["message"].startswith("messages[1].content[0]: "), "not where the chat has it"
+
+
+def test_a_prompt_that_is_too_long_has_the_words_that_agents_look_for(scripted: Scripted) -> None:
+    live = scripted(n_ctx=64)
+    answer = live.post("/v1/messages", BODY | {"messages": [{"role": "user", "content": "word " * 100}]})
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["type"] == "invalid_request_error"
+    assert error["message"] == f"prompt is too long: {error['n_prompt_tokens']} tokens > 64 maximum"
+    assert error["n_prompt_tokens"] > 64
+
+
+def test_the_count_is_that_of_the_prompt(scripted: Scripted) -> None:
+    live = scripted(n_ctx=64)
+    asked: dict[str, Any] = {"model": "demo", "messages": HI, "system": "Be brief."}
+    counted = live.post("/v1/messages/count_tokens", asked).json()
+    assert counted == {"input_tokens": whole(live, **asked)["usage"]["input_tokens"]}
+    assert counted["input_tokens"] == len(live.service.stream().request.prompt)
+    more = live.post("/v1/messages/count_tokens", asked | {"tools": [TOOL]}).json()["input_tokens"]
+    assert more > counted["input_tokens"]
+    long = asked | {"messages": [{"role": "user", "content": "word " * 1000}]}
+    assert live.post("/v1/messages/count_tokens", long).json()["input_tokens"] > 1000, "beyond the context too"
+
+
+def test_a_stream_that_fails_ends_with_an_error_event(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(streamed, live)
+        submitted = live.service.stream()
+        submitted.give("half")
+        submitted.end("error", error=DecodeFailed(-3, 4))
+        events = asking.result(60)
+    assert events[-1][0] == "error"
+    assert events[-1][1]["error"]["type"] == "api_error"
+    assert "message_stop" not in [name for name, _ in events]
+
+
+def test_a_client_that_leaves_frees_its_slot(scripted: Scripted) -> None:
+    live = scripted()
+    live.service.answer = None
+    with live.client() as client, client.stream("POST", "/v1/messages", json=BODY | {"stream": True}) as answer:
+        assert next(answer.iter_lines()) == "event: message_start"
+    assert live.service.stream().cancelled.wait(30)
+
+
+def test_a_loading_server_says_so(scripted: Scripted) -> None:
+    live = scripted()
+    service, live.serving.state.service = live.serving.state.service, None
+    try:
+        answer = live.post("/v1/messages", BODY)
+    finally:
+        live.serving.state.service = service
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["type"] == "overloaded_error"
+
+
+def test_many_at_once(scripted: Scripted) -> None:
+    live = scripted()
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: streamed(live, max_tokens=number + 1), range(24)))
+    assert all(events[-1][0] == "message_stop" for events in found)
+    assert threading.active_count() < 100

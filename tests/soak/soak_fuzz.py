@@ -1,0 +1,640 @@
+"""Requests that no client should send, over all routes of a server in a process of its own, on kept connections.
+
+Not collected by `make test`; `make soak` names this file. REST_LOCAL_FUZZ_REQUESTS is how many are sent to each server,
+REST_LOCAL_SOAK_SEED repeats them, REST_LOCAL_FUZZ_SERVERS names the servers: `scripted` (all routes, a model that
+answers at once) and `router` (the demo model in a process of its own).
+
+The routes come from `/openapi.json`. Valid requests, which the mutations begin with, are of three kinds: those that
+clients were recorded with, `EXAMPLES`, and what schemathesis makes of the description. To add a route's own, add it to
+`EXAMPLES`.
+
+What must hold: the server stays alive and answers every whole request; a 500 has a line in the log; memory and
+descriptors do not grow; a valid request in between works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+HERE = Path(__file__).parents[1]
+sys.path[:0] = [str(HERE / "server"), str(HERE / "server" / "clients"), str(HERE.parent)]
+
+REQUESTS = int(os.environ.get("REST_LOCAL_FUZZ_REQUESTS", "20000"))
+SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", str(time.time_ns() % 10**6)))
+SERVERS = os.environ.get("REST_LOCAL_FUZZ_SERVERS", "scripted,router").split(",")
+CONNECTIONS = {"scripted": 16, "router": 6}
+GENERATED = 8  # bodies of each route that schemathesis makes, of each kind; its own test makes more
+LONGEST_ANSWER = 60.0  # seconds; a whole request without an answer after that is a hang
+PROBE_EVERY = 1000
+FORM = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' + (
+    b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+    b'{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}\n'
+    b"\r\n--b--\r\n"
+)
+CHAT = [{"role": "user", "content": "Hello"}]
+EXAMPLES: dict[str, list[Any]] = {
+    "/v1/chat/completions": [{"messages": CHAT}, {"messages": CHAT, "stream": True, "n": 2, "logprobs": True}],
+    "/v1/completions": [{"prompt": ["a", "b"], "echo": True, "logprobs": 1}, {"prompt": "x", "suffix": "y"}],
+    "/v1/embeddings": [{"input": ["a", "b"], "encoding_format": "base64"}, {"input": [1, 2]}],
+    "/v1/rerank": [{"query": "a", "documents": ["b", "c"], "top_n": 1}],
+    "/v1/responses": [
+        {"input": "Hello"},
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "1"},
+            ],
+            "stream": True,
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}],
+            "previous_response_id": "resp_0",
+        },
+    ],
+    "/v1/messages": [
+        {"messages": CHAT, "max_tokens": 4, "system": [{"type": "text", "text": "s"}]},
+        {
+            "messages": [
+                *CHAT,
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x"}]},
+            ],
+            "max_tokens": 4,
+            "stream": True,
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        },
+    ],
+    "/v1/messages/count_tokens": [{"messages": CHAT}],
+    "/completion": [{"prompt": ["a", [1, 2]], "n_probs": 2}, {"prompt": "x", "grammar": 'root ::= "a" | "b"'}],
+    "/infill": [{"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "x", "filename": "y"}]}],
+    "/tokenize": [{"content": "né 🙂", "with_pieces": True}],
+    "/detokenize": [{"tokens": [1, 2, 3]}],
+    "/apply-template": [{"messages": CHAT}],
+    "/datastores/{name}/search": [{"text": "def main", "limit": 3}],
+    "/datastores/{name}/documents": [{"name": "a/b.py", "text": "def main():\n    pass\n"}],
+    "/api/chat": [{"model": "demo", "messages": CHAT, "options": {"num_predict": 2}}],
+    "/api/generate": [{"model": "demo", "prompt": "x", "stream": False, "format": {"type": "object"}}],
+    "/api/embed": [{"model": "demo", "input": ["a"]}],
+    "/api/embeddings": [{"model": "demo", "prompt": "a"}],
+    "/api/show": [{"model": "demo", "verbose": True}],
+    "/models/load": [{"model": "demo"}],
+    "/models/unload": [{"model": "none"}],  # unloading the only model all the time would test nothing else
+    "/v1/batches": [
+        {"input_file_id": "file-" + "0" * 32, "endpoint": "/v1/completions", "completion_window": "24h"},
+        {"input_file_id": "{file}", "endpoint": "/v1/completions", "completion_window": "1h", "metadata": {"a": "b"}},
+    ],
+}
+WRONG: list[Any] = [None, True, -1, 0, 1e308, 2**63, -(2**70), 10**400, "", "x", "\x00", "né \U0001f642", "\udcff"]
+WRONG += [[], {}, [[]], {"type": "function"}, [None], ["a"] * 50, {"a": {"b": []}}, "<|im_start|>" * 20, 0.5, "{file}"]
+WRONG += ["a" * 5000, list(range(300)), {str(n): n for n in range(300)}, "data:image/png;base64,AAAA", "..", "../" * 9]
+NAMES = [
+    "demo",
+    "x",
+    "..",
+    "%2e%2e%2f",
+    "a%00b",
+    "%ff",
+    "file-" + "0" * 32,
+    "resp_0",
+    "batch_0",
+    "%F0%9F%99%82",
+    "a/b",
+    "*",
+]
+NAMES += ["%0d%0a", "' OR 1=1", "x" * 3000, "{file}", "{batch}", "{response}", "-1", "~", "..%5c..%5c"]
+QUERIES = ["", "", "", "?limit=1", "?limit=-1", "?after=x&order=asc", "?model=demo", "?model=%00", "?" + "a=b&" * 300]
+QUERIES += ["?stream=true", "?starting_after=5", "?limit=%B2", "?purpose=batch&limit=99999999999999999999", "?%ff=%ff"]
+METHODS = [
+    "GET",
+    "POST",
+    "PUT",
+    "DELETE",
+    "PATCH",
+    "HEAD",
+    "OPTIONS",
+    "TRACE",
+    "CONNECT",
+    "get",
+    "FOO",
+    "P\x7fST",
+    "A" * 300,
+]
+HEADERS = [
+    b"content-type: text/plain",
+    b"content-type: multipart/form-data; boundary=",
+    b"content-type: \xff",
+    b"content-encoding: gzip",
+    b"content-length: 5",
+    b"transfer-encoding: identity",
+    b"expect: 100-continue",
+    b"origin: https://evil.example",
+    b"origin: null",
+    b"host: evil.example",
+    b"x-forwarded-for: 1.2.3.4",
+    b"x-api-key: \xff\xfe",
+    b"authorization: Basic !!!",
+    b"authorization: Bearer " + b"k" * 5000,
+    b"cookie: " + b"a=b; " * 1000,
+    b"range: bytes=0-1,2-",
+    b"te: trailers",
+    b"upgrade: websocket",
+    b"connection: upgrade, close",
+    b"accept-encoding: gzip;q=0",
+    b"if-none-match: *",
+    b"\xc3\xa9: x",
+    b"a" * 70_000 + b": b",
+]
+
+
+@dataclass
+class Sent:
+    """Bytes of one request. `whole`: a server has to answer it; `keeps`: and the connection stays usable."""
+
+    data: bytes
+    route: str
+    whole: bool = True
+    keeps: bool = True
+    head: bool = False
+
+
+@dataclass
+class Fuzzer:
+    """Makes requests. `known`: ids that the server gave."""
+
+    rng: random.Random
+    routes: list[tuple[str, str, bool]]  # method, path, takes a form
+    bodies: dict[str, list[Any]]
+    known: dict[str, list[str]] = field(default_factory=dict)
+
+    def request(self) -> Sent:
+        rng = self.rng
+        method, path, form = rng.choice(self.routes)
+        route = f"{method} {path}"
+        target = self._target(path)
+        if rng.random() < 0.03:
+            method = rng.choice(METHODS)
+        kind, body = b"application/json", b""
+        if form and rng.random() < 0.9:
+            kind, body = b"multipart/form-data; boundary=b", self._damaged_bytes(FORM) if rng.random() < 0.5 else FORM
+        elif path in self.bodies:
+            body = self._json(path)
+        return self._wire(method.encode("latin-1"), target, kind, body, route)
+
+    def _target(self, path: str) -> bytes:
+        rng = self.rng
+        parts = [self._name() if part.startswith("{") else part for part in path.split("/")]
+        target = "/".join(parts) + (rng.choice(QUERIES) if rng.random() < 0.1 else "")
+        if rng.random() < 0.02:
+            target = rng.choice([target + "/", "/" + target, target.upper(), target.replace("/", "//"), "*", "/" * 200])
+            target = rng.choice([target, target + "%", "http://localhost" + target, target + "é"])
+        return target.encode("latin-1", "replace")
+
+    def _name(self) -> str:
+        name = self.rng.choice(NAMES)
+        return self._filled(name) if name.startswith("{") else quote(name, safe="%/*'~.")
+
+    def _filled(self, name: str) -> str:
+        return self.rng.choice(self.known.get(name[1:-1]) or ["x"])
+
+    def _json(self, path: str) -> bytes:
+        rng = self.rng
+        value = copy.deepcopy(rng.choice(self.bodies[path]))
+        if isinstance(value, dict):
+            limits = {"n_predict": 3, "max_tokens": 3, "max_output_tokens": 3, "max_completion_tokens": 3}
+            value |= {name: number for name, number in limits.items() if name in value or rng.random() < 0.5}
+            value.pop("model", None) if rng.random() < 0.7 else None
+        for _ in range(rng.choice((0, 1, 1, 2, 3))):
+            value = self._damaged(value)
+        data = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
+        data = data.replace(b'"{file}"', json.dumps(self._filled("{file}")).encode())
+        luck = rng.random()
+        if luck < 0.02:
+            depth = rng.choice((100, 300, 50_000))
+            data = rng.choice((b"[" * depth, b'{"a":' * depth + b"1" + b"}" * depth, b"[" * depth + b"]" * depth))
+        elif luck < 0.03:
+            data = b'{"messages": 1' + b"0" * rng.choice((400, 5000)) + b', "prompt": 1e999999}'
+        elif luck < 0.1:
+            data = self._damaged_bytes(data)
+        return data
+
+    def _damaged(self, value: Any) -> Any:
+        """The value with one thing in it, anywhere, replaced, removed, renamed or doubled."""
+        rng = self.rng
+        if isinstance(value, dict) and value and rng.random() < 0.9:
+            name = rng.choice(sorted(value))
+            if rng.random() < 0.15:
+                rest = {key: each for key, each in value.items() if key != name}
+                return rest if rng.random() < 0.5 else rest | {rng.choice(("x", "type", "é", "")): value[name]}
+            return value | {name: self._damaged(value[name])}
+        if isinstance(value, list) and value and rng.random() < 0.8:
+            at = rng.randrange(len(value))
+            return [*value[:at], self._damaged(value[at]), *value[at:] * rng.choice((0, 1))]
+        return copy.deepcopy(rng.choice(WRONG))
+
+    def _damaged_bytes(self, data: bytes) -> bytes:
+        rng = self.rng
+        at = rng.randrange(len(data) + 1)
+        how = rng.randrange(4)
+        if how == 0:
+            return data[:at]
+        if how == 1:
+            return data[:at] + rng.randbytes(rng.randrange(1, 9)) + data[at:]
+        if how == 2:
+            return data[:at] + data[at + rng.randrange(1, 9) :]
+        return data[:at] + data[at:] * 2
+
+    def _wire(self, method: bytes, target: bytes, kind: bytes, body: bytes, route: str) -> Sent:
+        rng = self.rng
+        lines = [b"host: localhost", b"content-type: " + kind]
+        sent = Sent(b"", route, head=method == b"HEAD")
+        luck = rng.random()
+        if luck < 0.04:
+            lines.insert(rng.randrange(3), rng.choice(HEADERS))
+            sent.keeps = False
+        if luck > 0.98:
+            lines.append(b"content-length: " + rng.choice((b"-1", b"x", b"9" * 30, b"%d" % (len(body) + 9), b"")))
+            sent.whole = sent.keeps = False
+        elif luck > 0.94 and body:
+            lines.append(b"transfer-encoding: chunked")
+            body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in self._parts(body)) + b"0\r\n\r\n"
+            if rng.random() < 0.3:
+                body, sent.whole, sent.keeps = self._damaged_bytes(body), False, False
+        else:
+            lines.append(b"content-length: %d" % len(body))
+        version = b"HTTP/1.1" if rng.random() < 0.99 else rng.choice((b"HTTP/1.0", b"HTTP/9.9", b"", b"ICY"))
+        sent.keeps = sent.keeps and version == b"HTTP/1.1"
+        data = b"%s %s %s\r\n%s\r\n\r\n" % (method, target, version, b"\r\n".join(lines)) + body
+        if rng.random() < 0.02:
+            data, sent.whole, sent.keeps = self._damaged_bytes(data), False, False
+        sent.data = data
+        return sent
+
+    def _parts(self, body: bytes) -> Iterator[bytes]:
+        while body:
+            size = self.rng.randrange(1, max(len(body), 2) + 1)
+            yield body[:size]
+            body = body[size:]
+
+
+@dataclass
+class Counts:
+    """What came of the requests."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    routes: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, bytes] = field(default_factory=dict)  # the first request of each route with a 500
+    hangs: list[bytes] = field(default_factory=list)
+    left: int = 0
+
+
+class Closed(Exception):
+    """The server closed the connection."""
+
+
+async def answer(reader: asyncio.StreamReader, head_only: bool) -> tuple[int, bytes, bool]:
+    """Status, body and whether the connection stays. Raises Closed."""
+    try:
+        status = 100
+        while status == 100:
+            head = await reader.readuntil(b"\r\n\r\n")
+            status = int(head[9:12])
+        lower = head.lower()
+        body = b""
+        if head_only or status in (204, 304):
+            pass
+        elif b"transfer-encoding: chunked" in lower:
+            while size := int((await reader.readuntil(b"\r\n")), 16):
+                body += (await reader.readexactly(size + 2))[:-2]
+            await reader.readuntil(b"\r\n")
+        elif b"content-length: " in lower:
+            body = await reader.readexactly(int(lower.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+        else:
+            body = await reader.read()
+        return status, body, b"connection: close" not in lower
+    except (asyncio.IncompleteReadError, ConnectionError, ValueError, asyncio.LimitOverrunError) as error:
+        raise Closed from error
+
+
+async def work(port: int, fuzzer: Fuzzer, counts: Counts) -> None:
+    """One connection after another, until enough was sent."""
+    rng, stream = fuzzer.rng, None
+    while counts.left > 0:
+        counts.left -= 1
+        sent = fuzzer.request()
+        counts.routes[sent.route] += 1
+        if stream is None:
+            stream = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        reader, writer = stream
+        luck = rng.random()
+        try:
+            if luck < 0.01:  # cut in the middle of the request
+                writer.write(sent.data[: rng.randrange(len(sent.data))])
+                raise Closed
+            writer.write(sent.data)
+            if luck < 0.03:  # cut in the middle of the answer
+                await asyncio.wait_for(reader.read(rng.choice((0, 1, 40))), 0.3)
+                raise Closed
+            limit = LONGEST_ANSWER if sent.whole else 0.05
+            status, body, stays = await asyncio.wait_for(answer(reader, sent.head), limit)
+            counts.statuses[str(status)] += 1
+            if status in (500, 502):
+                counts.faults.setdefault(f"{status} {sent.route}", sent.data)
+            _learn(fuzzer, body)
+            if not stays or not sent.keeps:
+                raise Closed
+        except asyncio.TimeoutError:
+            if sent.whole and luck >= 0.03:
+                counts.hangs.append(sent.data)
+            counts.statuses["no answer"] += 1
+            writer.transport.abort()
+            stream = None
+        except (Closed, ConnectionError):
+            counts.statuses["closed"] += 1
+            writer.transport.abort()
+            stream = None
+    if stream is not None:
+        stream[1].transport.abort()
+
+
+def _learn(fuzzer: Fuzzer, body: bytes) -> None:
+    """Ids in an answer, for paths and bodies of later requests."""
+    for kind, mark, size in (("file", b'"file-', 37), ("batch", b'"batch_', 38), ("response", b'"resp_', 53)):
+        at = body.find(mark)
+        if at >= 0:
+            found = body[at + 1 : at + 1 + size].split(b'"')[0].decode("latin-1")
+            fuzzer.known.setdefault(kind, []).append(found)
+            del fuzzer.known[kind][:-20]
+
+
+def valid_bodies(description: dict[str, Any]) -> dict[str, list[Any]]:
+    """By path: recorded requests, `EXAMPLES`, and what schemathesis makes of the description."""
+    import recorded
+    import recorded_ollama
+
+    bodies = {path: list(some) for path, some in EXAMPLES.items()}
+    for module in (recorded, recorded_ollama):
+        for each in vars(module).values():
+            for one in each.values() if isinstance(each, dict) else [each]:
+                if isinstance(one, recorded.Recorded) and isinstance(one.body, dict):
+                    bodies.setdefault(one.path, []).append(one.body)
+    for path, some in generated(description).items():
+        bodies.setdefault(path, []).extend(some)
+    return {path: some for path, some in bodies.items() if path in description["paths"]}
+
+
+def generated(description: dict[str, Any]) -> dict[str, list[Any]]:
+    """Bodies that fit the description, and some that do not, by path."""
+    import schemathesis
+
+    schema, modes = schemathesis.openapi.from_dict(description), schemathesis.GenerationMode
+    paths = [
+        path
+        for path, methods in description["paths"].items()
+        if "application/json" in methods.get("post", {}).get("requestBody", {}).get("content", {})
+    ]
+    return {
+        path: [
+            body
+            for mode in (modes.POSITIVE, modes.NEGATIVE)
+            for body in bodies_of(schema[path]["POST"].as_strategy(generation_mode=mode))
+        ]
+        for path in paths
+    }
+
+
+def bodies_of(cases: Any) -> list[Any]:
+    """The bodies of some cases that schemathesis makes."""
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    found: list[Any] = []
+
+    @settings(
+        max_examples=GENERATED,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(case=cases)
+    def collect(case: Any) -> None:
+        if isinstance(case.body, (dict, list, str, int, float, bool)):
+            found.append(copy.deepcopy(case.body))
+
+    collect()
+    return found
+
+
+def routes_of(description: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    """Method, path, and whether it takes a form: calls that take a body four times, as there is more to them."""
+    found = []
+    for path, methods in description["paths"].items():
+        for method, operation in methods.items():
+            content = operation.get("requestBody", {}).get("content", {})
+            found += [(method.upper(), path, "multipart/form-data" in content)] * (4 if content else 1)
+    return found
+
+
+@dataclass
+class Process:
+    """A server in a process of its own, with its log in a file."""
+
+    kind: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.log = self.folder / "log"
+        port_file = self.folder / "port"
+        names = ("CACHE", "DATA", "DATASTORES", "CONFIG", "MODELS")
+        env = os.environ | {f"REST_LOCAL_{name}": str(self.folder / name.lower()) for name in names}
+        env["PYTHONPATH"] = str(HERE.parent)
+        with self.log.open("wb") as log:
+            command = [sys.executable, __file__, self.kind, str(port_file)]
+            self.process = subprocess.Popen(command, stderr=log, env=env, cwd=self.folder)
+        self.port = 0
+        for _ in range(1200):
+            assert self.process.poll() is None, self.log.read_text("utf-8", "replace")[-3000:]
+            if port_file.exists():
+                self.port = int(port_file.read_text())
+                with_health = f"http://127.0.0.1:{self.port}/health"
+                if httpx.get(with_health).status_code == 200:
+                    return
+            time.sleep(0.1)
+        raise AssertionError("the server did not start")
+
+    def probe(self) -> None:
+        """A valid request works. A full server says so, and then does."""
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=LONGEST_ANSWER) as client:
+            for _ in range(100):
+                made = client.post("/completion", json={"prompt": "def add(", "n_predict": 4})
+                if made.status_code != 503:
+                    break
+                time.sleep(0.1)
+            assert made.status_code == 200, made.text
+            assert made.json()["content"]
+            assert client.get("/health").json() == {"status": "ok"}
+
+    def used(self) -> tuple[float, int]:
+        """Resident megabytes and open descriptors of the process and its children."""
+        megabytes, descriptors = 0.0, 0
+        for number in [self.process.pid, *_children(self.process.pid)]:
+            status = Path(f"/proc/{number}/status").read_text("ascii")
+            megabytes += int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+            descriptors += len(list(Path(f"/proc/{number}/fd").iterdir()))
+        return megabytes, descriptors
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+def _children(pid: int) -> list[int]:
+    found = [int(n) for path in Path(f"/proc/{pid}/task").glob("*/children") for n in path.read_text().split()]
+    return [each for one in found for each in (one, *_children(one))]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell memory and descriptors")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", SERVERS)
+def test_no_request_is_a_fault(kind: str, tmp_path: Path) -> None:
+    print(f"REST_LOCAL_SOAK_SEED={SEED}")
+    server = Process(kind, tmp_path)
+    try:
+        description = httpx.get(f"http://127.0.0.1:{server.port}/openapi.json").json()
+        fuzzer = Fuzzer(random.Random(SEED), routes_of(description), valid_bodies(description))
+        wanting = {path for method, path, form in fuzzer.routes if method == "POST" and not form} - set(fuzzer.bodies)
+        without = {path for path in wanting if "requestBody" in description["paths"][path]["post"]}
+        assert not without, f"EXAMPLES has no request for {without}"
+        counts, begun, before = Counts(), time.monotonic(), (0.0, 0)
+
+        async def batch(number: int) -> None:
+            counts.left = number
+            await asyncio.gather(*(work(server.port, fuzzer, counts) for _ in range(CONNECTIONS[kind])))
+
+        done = 0
+        while done < REQUESTS:
+            number = min(PROBE_EVERY, REQUESTS - done)
+            asyncio.run(batch(number))
+            done += number
+            assert server.process.poll() is None, "the server ended"
+            server.probe()
+            if not before[1] and done >= min(REQUESTS // 3, 20_000):  # what is made once is there
+                before = server.used()
+            if done % 5_000 == 0:
+                print(
+                    done, f"{done / (time.monotonic() - begun):.0f}/s", server.used(), dict(counts.statuses), flush=True
+                )
+        time.sleep(1)
+        after = server.used()
+    finally:
+        server.stop()
+    faults = {name: data[:2000] for name, data in counts.faults.items()}
+    log = server.log.read_text("utf-8", "replace")
+    print(f"{done} requests, {done / (time.monotonic() - begun):.0f}/s, {dict(counts.statuses)}", before, after)
+    print(json.dumps({name: data.decode("latin-1") for name, data in faults.items()}, indent=1))
+    assert not counts.hangs, counts.hangs[:3]
+    logged = log.count('"status": 500') + log.count('"status": 502')
+    assert logged >= counts.statuses["500"] + counts.statuses["502"], "a fault without a line in the log"
+    assert not faults, "these are faults of the server"
+    assert set(counts.routes) >= {f"{method} {path}" for method, path, _ in fuzzer.routes} or REQUESTS < 5000
+    assert {"200", "400", "404", "405"} <= set(counts.statuses)
+    assert after[0] < 1.25 * before[0] + 48, "memory grows"
+    assert after[1] <= before[1] + 40, "descriptors are left open"
+    assert log.count("Traceback") == 0
+
+
+# The servers
+
+
+def serve_scripted(port_file: Path) -> None:
+    """All routes of a server of one model and of batches, with a service that answers at once."""
+    from fake_service import FakeEngine, FakeService
+
+    from rest_local.router.batch_calls import ROUTES, upload_limits
+    from rest_local.router.batches import Batches
+    from rest_local.router.files import Limits
+    from rest_local.server import app as model_app
+    from rest_local.server.http import HttpServer, listen, log_to_stderr
+    from rest_local.server.settings import Settings
+    from rest_local.server.state import State
+
+    class Service(FakeService):
+        def submit(self, *arguments: Any, **options: Any) -> Any:
+            self.streams = [stream for stream in self.streams if not stream.done]
+            return super().submit(*arguments, **options)
+
+    settings = Settings(port=0, metrics=True, aliases=("*",), max_body=1 << 20)
+    state = State(settings, "demo", folder=Path(tempfile.mkdtemp(dir=port_file.parent)))
+
+    async def ask(method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
+        return (200, b"[]") if method == "GET" else (200, b'{"said": 1}')
+
+    limits = Limits(files=200, total_bytes=50 << 20, file_bytes=1 << 20, records=50)
+    app = model_app.assemble((*model_app.ROUTES, *ROUTES), state, settings, uploads=upload_limits(limits))
+    app.state.batches = batches = Batches(port_file.parent / "kept", ask, limits=limits)
+    log_to_stderr()
+    state.engine = FakeEngine(512)  # type: ignore[assignment]
+    state.service = Service(state.engine)  # type: ignore[assignment, arg-type]
+    server = HttpServer(app, lambda: None, state.workers.stop)
+
+    async def serve(listening: Any) -> None:
+        batches.start()
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            await batches.close()
+
+    with listen(settings) as listening:
+        _tell(port_file, listening)
+        asyncio.run(serve(listening))
+
+
+def serve_routed(port_file: Path) -> None:
+    """The demo model in a process of its own."""
+    from functools import partial
+
+    from rest_local.decoding.engine import Engine
+    from rest_local.paths import demo_model
+    from rest_local.router.memory import Need
+    from rest_local.router.run import ModelChoice, Routing
+    from rest_local.server.http import listen, log_to_stderr
+    from rest_local.server.settings import Settings
+
+    model = demo_model()
+    choice = ModelChoice("demo", model, partial(Engine.load, model, slots=4), partial(Need, 1 << 30, 0, 0))
+    settings = Settings(port=0, metrics=True, aliases=("*",), max_body=1 << 20)
+    routing = Routing(settings, [choice], kept=port_file.parent / "kept")
+    log_to_stderr()
+    with listen(settings) as listening:
+        _tell(port_file, listening)
+        routing.run(listening)
+
+
+def _tell(port_file: Path, listening: Any) -> None:
+    temporary = port_file.with_suffix(".new")
+    temporary.write_text(str(listening.getsockname()[1]))
+    temporary.replace(port_file)
+
+
+if __name__ == "__main__":
+    {"scripted": serve_scripted, "router": serve_routed}[sys.argv[1]](Path(sys.argv[2]))
