@@ -23,7 +23,7 @@ def literal(text: str) -> Grammar:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_are_those_of_plain_decoding(exact: bool, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_those_of_plain_decoding(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     rows = Edits.rows
 
@@ -45,7 +45,7 @@ def test_answers_are_those_of_plain_decoding(exact: bool, temperature: float, mo
         assert drafted.result.tokens == plain.result.tokens
     assert CALL in plain.result.text
     assert before == 0
-    assert sum(seen) > 20
+    assert sum(seen) > 5
 
 
 def test_a_fault_costs_drafts_only(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
