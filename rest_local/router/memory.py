@@ -47,9 +47,7 @@ def need_of(config: EngineConfig) -> Need:
         return Need(_bytes_of(path), 0)
     header = header_of(metadata, path)
     cells = config.cells or config.slots * config.context_length(header.n_ctx_train)
-    projector = config.mmproj if config.mmproj != AUTO_PROJECTOR else projector_of(path)
-    seeing = 0 if projector is None or projector == NO_PROJECTOR else Path(projector).stat().st_size
-    need = Need(_bytes_of(path) + seeing, cells * header.kv_bytes)
+    need = Need(_bytes_of(path) + _projector_bytes(config, path), cells * header.kv_bytes)
     if config.draft_model is None or config.draft_model == NO_DRAFT_MODEL:
         return need
     draft = Path(config.draft_model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -94,3 +96,17 @@ def test_a_model_of_embeddings_and_one_that_chats(routed: Start, files: Files, t
         assert client.chat("one", HELLO, options={"num_predict": 1}).done
         with pytest.raises(ollama.ResponseError, match="generates no text"):
             client.chat("bert", HELLO)
+
+
+def test_a_stream_whose_process_ends_has_an_error_as_its_last_line(routed: Start, files: Files) -> None:
+    live = routed([choice(each) for each in files("one")])
+    endless = {"prompt": "def main", "raw": True, "shift": True, "options": {"num_predict": 10**6, "temperature": 1}}
+    with live.client() as client, client.stream("POST", "/api/generate", json=endless) as answer:
+        lines = answer.iter_lines()
+        assert json.loads(next(lines))["response"]
+        os.kill(live.process("one").pid, signal.SIGKILL)
+        last = json.loads([line for line in lines if line][-1])
+    assert last.keys() == {"error"}
+    assert "ended" in last["error"]
+    with ollama.Client(host=live.url) as again:
+        assert again.generate("one", "x", options={"num_predict": 1}).done

@@ -328,12 +328,13 @@ def test_two_tabs_that_answer_at_once_lose_nothing(quiet: Live, opened: Open) ->
     two = opened(quiet, beside=one)
     two.get_by_role("button", name="begin").first.click()
     expect(answers(two)).to_have_text("begun")
+    expect(two.locator("#message")).to_be_focused()
     ask(one, "left")
-    quiet.service.stream(1).give("answer of the first tab")
+    quiet.service.stream(1)
     ask(two, "right")
-    quiet.service.stream(2).give("answer of the second tab")
-    quiet.service.stream(1).end()
-    quiet.service.stream(2).end()
+    for number, text in ((2, "answer of the second tab"), (1, "answer of the first tab")):
+        quiet.service.stream(number).give(text)
+        quiet.service.stream(number).end()
     done(one)
     done(two)
     for page in (one, two):

@@ -86,6 +86,7 @@ class Turn:
         text = str(error)
         if found := _PLACE.match(text):
             text = self.places[int(found[1])] + text[found.end() :]
+        text = text.replace(".image_url.url:", ".image_url:", 1)
         return OptionError(re.sub(r"^response_format\b", "text.format", text))
 
     def response(

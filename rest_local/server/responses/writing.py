@@ -7,7 +7,7 @@ no HTTP and no model.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from rest_local.chat.tools import CallArguments, CallStart, Content, Delta, Reasoning
@@ -275,9 +275,3 @@ class Writer:
     def _released(self) -> Logprobs:
         held, self._held = self._held, []
         return held
-
-
-def text_of_output(output: Sequence[dict[str, Any]]) -> str:
-    """The text for the user."""
-    parts = (part for item in output if item["type"] == "message" for part in item["content"])
-    return "".join(part["text"] for part in parts)

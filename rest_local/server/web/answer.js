@@ -44,7 +44,7 @@ class Answer {
     this.plainLength += text.length;
   }
 
-  /** An event of the server. Throws Problem. */
+  /** An event of the server. Returns the text that it adds to the answer. Throws Problem. */
   take(chunk) {
     if (chunk.error) throw new Problem(chunk.error.message, chunk.error.code);
     const choice = chunk.choices && chunk.choices[0];
@@ -62,6 +62,7 @@ class Answer {
     this.timings = chunk.timings || this.timings;
     if (chunk.stop) this.reason = chunk.stop_type === "limit" ? "length" : "stop";
     else if (choice && choice.finish_reason) this.reason = choice.finish_reason;
+    return said || "";
   }
 
   addSteps(tokens, sizes = [tokens.length]) { // one chunk contains several steps if they are fast
@@ -163,9 +164,9 @@ class Speaker {
   /** More text. `ends`: there will be no more. */
   add(text, ends = false) {
     this.text += text;
-    for (let found; (found = /\n/.exec(this.text) || this.code < 0 && /[.!?…]["')\]]*\s/.exec(this.text));) {
+    for (let found; (found = (this.code < 0 ? /\n|[.!?…]["')\]]*\s/ : /\n/).exec(this.text));) {
       const to = found.index + found[0].length;
-      this.say(this.text.slice(0, to), found[0] === "\n");
+      this.say(this.text.slice(0, to), found[0].endsWith("\n"));
       this.text = this.text.slice(to);
     }
     if (ends && this.text) this.say(this.text, true);

@@ -227,18 +227,25 @@ async function respond(parent, undo = null) {
   if (talk === asked) render();
 }
 
+/** The newest answer below a message that ends a branch, or the message. A question that another tab has asked appears
+    here with its answer only, so that nothing from here comes between them. */
+function answeredBelow(messages, id) {
+  return pathTo(messages, newestBelow(messages, id)).findLast(each => each.role === "assistant" || each.id === id)?.id;
+}
+
 /** What another tab has written appears here. */
 async function refresh() {
   const asked = talk, rows = await store.messages(asked.id), conversations = await store.list();
   if (talk !== asked || !asked.row) return;
-  const mine = running && running.talk === asked ? [...asked.messages.values()] : [];
-  const wasLast = !childrenOf(asked.messages, asked.leaf).length;
+  const busy = running && running.talk === asked;
+  const mine = [...asked.messages.values()].filter(each => busy || written_here.has(each.id)); // perhaps not yet stored
+  const wasLast = answeredBelow(asked.messages, asked.leaf) === asked.leaf;
   asked.messages = new Map([...mine, ...rows].map(row => [row.id, row]));
   for (const each of mine) asked.messages.set(each.id, each);
   const row = conversations.find(each => each.id === asked.id);
   if (row) asked.row = { ...row, leaf: asked.leaf };
   if (row && row.system !== asked.system && document.activeElement !== $("system")) $("system").value = asked.system = row.system;
   if (!asked.messages.has(asked.leaf)) asked.leaf = newestBelow(asked.messages, null);
-  else if (wasLast && !mine.length) asked.leaf = newestBelow(asked.messages, asked.leaf);
+  else if (wasLast && !busy) asked.leaf = answeredBelow(asked.messages, asked.leaf);
   render();
 }

@@ -63,8 +63,7 @@ async function generate(answer, changed, of = null) {
     const { path, body } = answer.request;
     const response = await call(path, { method: "POST", body: JSON.stringify(body), signal: aborts.signal });
     for await (const chunk of eventsOf(response)) {
-      answer.take(chunk);
-      changed();
+      changed(answer.take(chunk));
     }
     if (!answer.reason) throw new Problem("The connection ended before the answer did.");
     return answer.reason;
@@ -91,13 +90,12 @@ async function perform(answer, log, { talk: of = null, save = null } = {}) {
   shown = answer;
   repaint();
   const speaker = answer.sheet ? new Speaker() : null;
-  let said = 0, saved = performance.now();
+  let saved = performance.now();
   try {
-    const how = await generate(answer, () => {
+    const how = await generate(answer, text => {
       $("status").textContent = of && of !== talk ? `Answering in “${oneLine(of.row.title, 30)}”` : "Answering";
       repaint();
-      if (speaker) speaker.add(answer.content.slice(said));
-      said = answer.content.length;
+      if (speaker) speaker.add(text);
       if (!save || performance.now() < saved + SAVED_EVERY) return;
       saved = performance.now();
       save();

@@ -49,9 +49,10 @@ class Sheet {
       }
       if (!this.line) this.begin();
       const { line } = this, ends = part.endsWith("\n");
-      this.shown += part.length;
       line.parts.push({ text: part, word });
-      if (line.left || line.length + part.length > MOST_OF_LINE) this.cut(part);
+      const long = line.left || line.length + part.length > MOST_OF_LINE;
+      this.shown += long ? 0 : part.length;
+      if (long) this.cut(part);
       else if (line.length < LONG_LINE || ends) this.show();
       else {
         line.length += part.length;

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from agents import BUGGY, FIXED, answering, program, run
 from live import Live
+from openai.types.responses import Response
 from recorded import CODEX_TASKS
 
 Scripted = Callable[..., Live]
@@ -53,6 +54,7 @@ show_raw_agent_reasoning = true
 name = "rest-local"
 base_url = "{url}/v1"
 wire_api = "responses"
+stream_idle_timeout_ms = 3600000
 request_max_retries = 0
 stream_max_retries = 0
 """
@@ -101,6 +103,7 @@ def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[st
     assert events[0]["response"]["id"]
     assert events[-1]["type"] == "response.completed"
     final = events[-1]["response"]
+    Response.model_validate(final)
     assert final["id"] == events[0]["response"]["id"]
     usage = final["usage"]
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]

@@ -338,6 +338,20 @@ def test_a_forced_custom_call_keeps_its_expression(demo: Live) -> None:
     assert word.endswith('"\n')
 
 
+def test_a_forced_custom_call_keeps_its_grammar(demo: Live) -> None:
+    grammar = 'start: "*** Begin" LF line~1..2 "*** End" LF?\nline: ("+" | "-") /[a-z]{1,4}/ LF\n%import common.LF\n'
+    form = {"type": "grammar", "syntax": "lark", "definition": grammar}
+    with client_of(demo) as client:
+        made = client.responses.create(
+            model="demo", input="Hi", tools=[{"type": "custom", "name": "patch", "format": form}],
+            tool_choice="required", max_output_tokens=300, parallel_tool_calls=False,
+        )  # fmt: skip
+    lines = made.output[-1].input.rstrip("\n").split("\n")
+    assert (lines[0], lines[-1]) == ("*** Begin", "*** End")
+    assert 1 <= len(lines[1:-1]) <= 2
+    assert all(line[0] in "+-" and line[1:].isalpha() for line in lines[1:-1])
+
+
 def test_a_limit_leaves_an_answer_incomplete(demo: Live) -> None:
     with client_of(demo) as client:
         made = client.responses.create(model="demo", input="def add(a, b):", max_output_tokens=2, temperature=0)
@@ -515,6 +529,22 @@ def test_a_schema_that_cannot_be_kept_names_the_clients_field(scripted: Scripted
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("text.format")
     assert answer.json()["error"]["param"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("data:image/png;base64,iVBORw0KGgo=", "input[1].content[0]: the model has no projector"),
+        ("http://elsewhere.example/a.png", "input[1].content[0].image_url: give the image as data:"),
+    ],
+)
+def test_images_that_cannot_be_read_are_refused_by_their_place(scripted: Scripted, url: str, place: str) -> None:
+    image = {"type": "input_image", "image_url": url, "detail": "auto"}
+    items = [{"type": "web_search_call"}, {"role": "user", "content": [image]}]
+    answer = scripted().post("/v1/responses", {"input": items, "instructions": "Look."})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(place)
+    assert answer.json()["error"]["param"] == "input"
 
 
 def test_fields_that_are_null_are_absent(scripted: Scripted) -> None:

@@ -1,0 +1,159 @@
+"""The page: attached files, the choice of model and sampling, as they are sent."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from browsing import Open, answered, ask, chunk
+from live import Live
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def file(name: str, content: bytes, kind: str = "text/plain") -> dict[str, Any]:
+    return {"name": name, "mimeType": kind, "buffer": content}
+
+
+def sent(page: Any, text: str = "look") -> Any:
+    """The body of the request that a message becomes."""
+    page.locator("#message").focus()
+    with page.expect_request("**/v1/chat/completions") as waiting:
+        ask(page, text)
+    expect(page.locator("#status")).to_have_text("Done")
+    return json.loads(waiting.value.post_data)
+
+
+def seeing(page: Any) -> None:
+    """Makes the server's model one that reads images."""
+
+    def answer(route: Any) -> None:
+        found = route.fetch().json()
+        route.fulfill(json=found | {"modalities": {"vision": True, "audio": False}})
+
+    page.route("**/props*", answer)
+    page.evaluate("connect()")
+    expect(page.locator("#model")).to_contain_text("reads images")
+    expect(page.get_by_role("button", name="Attach text or images")).to_be_visible()
+
+
+def test_a_text_file_is_sent_between_fences_with_its_name(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted())
+    files = [file("a.py", b"x = '''```'''\n"), file("notes.txt", "Grüße".encode())]
+    page.locator("#attach-file").set_input_files(files)
+    expect(page.locator("#attached li")).to_have_count(2)
+    expect(page.locator("#attached")).to_contain_text("notes.txt 7 B")
+    body = sent(page)
+    content = "a.py:\n````py\nx = '''```'''\n````\n\nnotes.txt:\n```txt\nGrüße\n```\n\nlook"
+    assert body["messages"] == [{"role": "user", "content": content}]
+    expect(page.locator("#attached li")).to_have_count(0)
+    expect(page.locator("#chat .turn .files")).to_contain_text("a.py")
+    page.reload()
+    expect(page.locator("#chat .turn .files li")).to_have_count(2)
+
+
+def test_a_file_can_be_removed_before_it_is_sent(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted())
+    page.locator("#attach-file").set_input_files([file("a.txt", b"a"), file("b.txt", b"b")])
+    page.get_by_role("button", name="Remove a.txt").click()
+    expect(page.get_by_role("button", name="Remove b.txt")).to_be_focused()
+    assert "a.txt" not in sent(page)["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (file("a.bin", b"\x00\x01"), "a.bin is not attached: it is not text"),
+        (file("latin.txt", b"\xe9\xe8"), "latin.txt is not attached: it is not text"),
+        (file("long.txt", b"a" * 2_000_001), "2.0 MB is the limit"),
+        (file("a.png", PNG, "image/png"), "does not read images"),
+    ],
+    ids=["zeros", "latin-1", "long", "image"],
+)
+def test_a_file_that_is_refused_is_named(
+    scripted: Callable[..., Live], opened: Open, wrong: dict[str, Any], why: str
+) -> None:
+    page = opened(scripted())
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    page.locator("#attach-file").set_input_files([wrong, file("right.txt", b"right")])
+    expect(page.get_by_role("alert")).to_contain_text(why)
+    expect(page.locator("#attached li")).to_have_count(1)
+    expect(page.locator("#attached")).to_contain_text("right.txt")
+
+
+def test_images_are_sent_to_a_model_that_reads_them(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted())
+    seeing(page)
+    answered(page, [chunk({"content": "a dot"})])
+    page.locator("#attach-file").set_input_files([file("dot.png", PNG, "image/png")])
+    expect(page.get_by_role("img", name="Image dot.png")).to_be_visible()
+    (message,) = sent(page)["messages"]
+    url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    assert message["content"] == [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "look"},
+    ]
+    page.reload()
+    expect(page.locator("#chat .turn").get_by_role("img", name="Image dot.png")).to_be_visible()
+
+
+def test_other_images_become_jpegs_and_broken_ones_are_refused(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted())
+    seeing(page)
+    answered(page, [chunk({"content": "a dot"})])
+    bitmap = (
+        b"BM:\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\1\0\0\0\1\0\0\0\1\0\x18\0\0\0\0\0\4\0\0\0" + bytes(16) + b"\0\0\xff\0"
+    )
+    page.locator("#attach-file").set_input_files(
+        [file("broken.png", b"not an image", "image/png"), file("dot.bmp", bitmap, "image/bmp")]
+    )
+    expect(page.get_by_role("alert")).to_contain_text("broken.png is not attached: the browser cannot read it")
+    expect(page.locator("#attached li")).to_have_count(1)
+    (message,) = sent(page)["messages"]
+    assert message["content"][0]["image_url"]["url"].startswith("data:image/jpeg;base64,")
+
+
+def test_a_body_that_is_too_large_is_said_in_words(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted(max_body=2000), but="status of 413")
+    page.locator("#message").fill("x" * 3000)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("more than the server takes")
+    expect(page.locator("#message")).to_have_value("x" * 3000)
+
+
+def test_a_model_is_chosen_and_remembered(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted(aliases=("coder", "other")))
+    choice = page.get_by_role("combobox", name="Model")
+    expect(choice).to_have_value("coder")
+    assert sent(page)["model"] == "coder"
+    with page.expect_request("**/props?model=other"), page.expect_request("**/datastores?model=other"):
+        choice.select_option("other")
+    assert sent(page)["model"] == "other"
+    expect(page.locator("#chat article .foot").last).to_contain_text("other")
+    page.reload()
+    expect(choice).to_have_value("other")
+
+
+def test_one_model_needs_no_choice(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted())
+    expect(page.locator("#model")).to_contain_text("demo · 512 tokens of context")
+    expect(page.get_by_role("combobox", name="Model")).to_be_hidden()
+    assert "model" not in sent(page)
+
+
+def test_sampling_is_sent_where_it_is_set(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted())
+    expect(page.locator("#top-k")).to_have_attribute("placeholder", "40")
+    body = sent(page)
+    assert not body.keys() & {"top_p", "top_k", "min_p", "repeat_penalty"}
+    for name, value in (("top-p", "0.9"), ("top-k", "20"), ("min-p", "0.1"), ("repeat-penalty", "1.1")):
+        page.locator(f"#{name}").fill(value)
+    body = sent(page)
+    assert [body[name] for name in ("top_p", "top_k", "min_p", "repeat_penalty")] == [0.9, 20, 0.1, 1.1]

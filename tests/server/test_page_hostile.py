@@ -1,0 +1,171 @@
+"""The page when a model, a file or a server sends what is meant to deceive or to block it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from browsing import Open, answered, ask, chunk, done, token
+from live import Live
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+HIDDEN = {
+    "bidi override": "\u202e",
+    "isolate": "\u2066",
+    "mark": "\u200f",
+    "zero width": "\u200b",
+    "joiner": "\u200d",
+    "byte order mark": "\ufeff",
+    "soft hyphen": "\xad",
+    "tag": "\U000e0041",
+    "selector": "\U000e0101",
+    "escape": "\x1b",
+    "filler": "\u3164",
+}
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["with origins", "without"])
+def test_characters_that_cannot_be_seen_are_written_out(quiet: Live, opened: Open, told: bool) -> None:
+    text = "".join(f"a{character}b\n" for character in HIDDEN.values())
+    tokens = {"rest_local": {"tokens": [token(text[:5]), token(text[5:], file="x\u202ey")]}} if told else {}
+    page = opened(quiet)
+    answered(page, [chunk({"content": text}, **tokens)])
+    page.locator("#message").fill("my\u202eown")
+    page.keyboard.press("Enter")
+    done(page)
+    wanted = " ".join(f"a[U+{ord(character):04X}]b" for character in HIDDEN.values())
+    expect(page.locator("#chat article .text")).to_have_text(wanted)
+    expect(page.locator("#chat .asked")).to_have_text("my[U+202E]own")
+    expect(page.locator("#title")).to_have_text("my[U+202E]own")
+    expect(page.locator("#conversations .name")).to_have_text("my[U+202E]own")
+    assert "\u202e" not in page.title()
+    if told:
+        page.locator("mark").last.hover()
+        expect(page.get_by_role("tooltip")).to_contain_text("x[U+202E]y:1")
+    assert not set(page.locator("body").inner_text()) & set(HIDDEN.values())
+
+
+@pytest.mark.parametrize("text", ["👨‍👩‍👧", "👩🏽‍💻", "❤️‍🔥", "می‌خواهم", "क्‍ष"])
+@pytest.mark.parametrize("split", [True, False])
+def test_joiners_that_mean_something_stay(quiet: Live, opened: Open, text: str, split: bool) -> None:
+    page = opened(quiet)
+    tokens = [token(part) for part in (text if split else [text])]
+    answered(page, [chunk({"content": text}, rest_local={"tokens": tokens})])
+    ask(page, "hello")
+    done(page)
+    expect(page.locator("#chat article .text")).to_have_text(text)
+
+
+def test_only_addresses_of_the_web_are_links(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    text = (
+        "[a](javascript:alert(1)) data:text/html,x file:///etc/passwd ftp://example.org vbscript:x JAVASCRIPT:x\n"
+        "<a href='https://x.example/1'>b</a> [c](https://example.org/2) `https://example.org/code` //example.org\n"
+        "https://example.org/3?q=(1)&b=2, http://user:pass@example.org:99/4. https:// https://\u202eexample.org\n"
+    )
+    answered(page, [chunk({"content": text}, rest_local={"tokens": [token(text)]})])
+    ask(page, "hello")
+    done(page)
+    found = page.locator("#chat article a").evaluate_all(
+        "all => all.map(a => [a.textContent, a.getAttribute('href'), a.rel, a.target])"
+    )
+    links = (
+        "https://x.example/1",
+        "https://example.org/2",
+        "https://example.org/3?q=",
+        "http://user:pass@example.org:99/4",
+    )
+    assert found == [[link, link, "noopener noreferrer", "_blank"] for link in links]
+
+
+def test_a_link_of_several_tokens_leads_to_one_place(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    parts = ["See https", "://exam", "ple.org", "/a_b_c", "/x. And"]
+    answered(page, [chunk({"content": "".join(parts)}, rest_local={"tokens": [token(part) for part in parts]})])
+    ask(page, "hello")
+    done(page)
+    links = page.locator("#chat article mark > a")
+    assert {link.get_attribute("href") for link in links.all()} == {"https://example.org/a_b_c/x"}
+    assert "".join(links.all_inner_texts()) == "https://example.org/a_b_c/x"
+
+
+@pytest.mark.parametrize("begin", ["", "```\n", "# ", "| a | ", "> **"])
+@pytest.mark.parametrize("many", [True, False], ids=["tokens", "one part"])
+def test_a_giant_line_is_shown_in_part_and_copied_whole(quiet: Live, opened: Open, begin: str, many: bool) -> None:
+    page = opened(quiet, permissions=["clipboard-read", "clipboard-write"])
+    line = "word* `x " * 120_000
+    text = f"{begin}{line}\nthe end"
+    parts = [text[at : at + 50] for at in range(0, len(text), 50)] if many else [text]
+    events = [chunk({"content": part}, rest_local={"tokens": [token(part)]}) for part in parts]
+    answered(page, events)
+    ask(page, "hello")
+    done(page)
+    answer = page.locator("#chat article .text")
+    expect(answer).to_contain_text("more in this line")
+    expect(answer).to_contain_text("the end")
+    assert len(answer.text_content()) < 25_000
+    assert answer.locator("*").count() < 10_000
+    page.get_by_role("button", name="Copy this answer").click()
+    expect(page.get_by_role("button", name="Copy this answer")).to_have_attribute("data-says", "Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == text
+    page.reload()
+    expect(answer).to_contain_text("more in this line")
+    assert page.evaluate("talk.messages.size") == 2
+
+
+def test_a_giant_answer_is_shown_in_part(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    text = "a line of an answer that does not end\n" * 30_000
+    answered(page, [chunk({"content": text})])
+    ask(page, "x" * 100)
+    done(page)
+    expect(page.locator("#chat article")).to_contain_text("more are not shown")
+    assert len(page.locator("#chat article .text").text_content()) < 210_000
+    assert page.evaluate("[...talk.messages.values()].at(-1).content.length") == len(text)
+
+
+def test_a_giant_message_of_the_user_is_shown_in_part(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted())
+    answered(page, [chunk({"content": "read"})])
+    page.locator("#message").fill("y" * 1_000_000)
+    page.keyboard.press("Enter")
+    done(page)
+    expect(page.locator("#chat .asked")).to_contain_text("which the model gets too")
+    assert len(page.locator("#chat .asked").text_content()) < 21_000
+
+
+def test_names_of_others_are_only_text(quiet: Live, opened: Open) -> None:
+    markup = "<img src=x onerror=alert(1)>\u202e"
+    page = opened(quiet)
+    rows = [{"id": "one"}, {"id": markup}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": rows}))
+    stores = [{"name": markup, "open": True, "tokens": 5}]
+    page.route("**/datastores*", lambda route: route.fulfill(json={"data": stores}))
+    page.evaluate("connect()")
+    expect(page.locator("#model-choice option")).to_have_text(["one", "<img src=x onerror=alert(1)>[U+202E]"])
+    expect(page.locator("#datastores label")).to_contain_text("onerror=alert(1)>[U+202E]")
+    message = {"id": "a", "parent": None, "role": "assistant", "content": markup, "model": markup, "reason": markup}
+    step = [token(markup, source="__proto__", file=markup)]
+    data = {
+        "format": "rest-local conversations",
+        "version": 1,
+        "conversations": [{"title": markup, "messages": [message | {"steps": [step]}]}],
+    }
+    page.locator("#import-file").set_input_files(
+        [{"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(data).encode()}]
+    )
+    expect(page.locator("#chat article .text")).to_have_text("<img src=x onerror=alert(1)>[U+202E]")
+    assert page.locator("img").count() == 0
+
+
+def test_an_error_of_the_server_is_only_text(quiet: Live, opened: Open) -> None:
+    page = opened(quiet, but="status of 400")
+    error: dict[str, Any] = {"error": {"message": "<b>wrong</b>\u202e" + "x" * 5000, "code": "invalid"}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=error))
+    ask(page, "hello")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("<b>wrong</b>[U+202E]xxx")
+    assert len(alert.text_content()) < 1100

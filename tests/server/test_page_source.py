@@ -1,0 +1,67 @@
+"""The page's source: one document with its files in place, a policy that names each of them, scripts that parse."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from live import Live
+
+from rest_local.server.page import document
+
+WEB = Path(str(files("rest_local.server").joinpath("web")))
+SCRIPTS = sorted(WEB.glob("*.js"))
+
+
+def test_every_file_is_in_the_document() -> None:
+    text = document().decode()
+    assert SCRIPTS
+    for path in (*SCRIPTS, *WEB.glob("*.css")):
+        assert path.read_text("utf-8").replace("\r\n", "\n") in text, path.name
+        assert "</" + ("script" if path.suffix == ".js" else "style") not in path.read_text("utf-8"), path.name
+    assert not re.search(r'(?:src|href)="(?!data:|#)', text), "it loads nothing"
+
+
+def test_the_policy_names_every_script_and_style(scripted: Callable[..., Live]) -> None:
+    found = scripted().get("/")
+    assert found.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(part.split(" ", 1) for part in found.headers["content-security-policy"].split("; "))
+    assert "unsafe" not in str(policy)
+    assert policy["default-src"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["trusted-types"] == "'none'"
+    for tag in ("script", "style"):
+        inline = re.findall(rf"<{tag}>(.*?)</{tag}>", found.text, re.DOTALL)
+        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline]
+        assert policy[f"{tag}-src"].split() == [f"'sha256-{value}'" for value in hashes]
+    assert not re.search(r"\sstyle=|\son[a-z]+=", found.text), "the policy refuses them"
+
+
+def test_no_script_turns_text_into_markup_or_code() -> None:
+    for path in SCRIPTS:
+        text = path.read_text("utf-8")
+        assert text.startswith('"use strict";\n// '), path.name
+        for wrong in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert wrong not in text, f"{path.name}: {wrong}"
+
+
+def test_a_page_that_has_not_changed_is_not_sent_again(scripted: Callable[..., Live]) -> None:
+    live = scripted()
+    tag = live.get("/").headers["etag"]
+    again = live.get("/", headers={"if-none-match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert live.get("/", headers={"if-none-match": '"other"'}).status_code == 200
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_parse(path: Path) -> None:
+    done = subprocess.run(["node", "--check", str(path)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
