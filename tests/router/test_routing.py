@@ -145,3 +145,15 @@ def test_each_model_has_its_own_options(routed: Start, files: Files) -> None:
     assert live.get("/props?model=one").json()["default_generation_settings"]["n_ctx"] == 512
     assert live.get("/props?model=two").json()["default_generation_settings"]["n_ctx"] == 256
     assert len(live.get("/slots?model=two").json()) == 1
+
+
+def test_the_list_of_models_is_that_of_both_apis(pair: Routed) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
+    openai = pytest.importorskip("openai", reason="the package openai is not installed")
+    theirs = anthropic.Anthropic(base_url=pair.url, api_key="any").models.list()
+    assert [(each.id, each.display_name, each.type) for each in theirs] == [
+        (name, name, "model") for name in ("coder", "one", "two")
+    ]
+    assert theirs.data[0].created_at.year >= 2026
+    ours = openai.OpenAI(base_url=f"{pair.url}/v1", api_key="any").models.list()
+    assert [each.id for each in ours] == ["coder", "one", "two"]
