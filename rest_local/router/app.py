@@ -29,8 +29,8 @@ from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
 from rest_local.server.errors import ApiError, from_error, loading
-from rest_local.server.operations import Endpoint, Operation, Routes, post
 from rest_local.server.model_info import list_of, named_row
+from rest_local.server.operations import Endpoint, Operation, Routes, post
 from rest_local.server.page import page
 from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings

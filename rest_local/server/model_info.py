@@ -58,7 +58,7 @@ def _model(state: State, name: str) -> dict[str, Any]:
 
 
 def named_row(name: str, started: int) -> dict[str, Any]:
-    """A name of a model in the form of OpenAI's list and of Anthropic's. `started`: the server, in seconds since 1970."""
+    """A name of a model in OpenAI's form and Anthropic's. `started`: when the server was, in seconds since 1970."""
     since = datetime.fromtimestamp(started, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     openai = {"id": name, "object": "model", "created": started, "owned_by": "rest-local"}
     return openai | {"type": "model", "display_name": name, "created_at": since}
