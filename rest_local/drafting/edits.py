@@ -89,6 +89,8 @@ class Edits:
         """The line that the conversation ends with."""
         line = b""
         for token in reversed(tokens[-64:]):
+            if token < 0:  # a part of an image
+                break
             _, end, piece = self._spelling.piece(token).rpartition(b"\n")
             line = piece + line
             if end:
@@ -139,7 +141,7 @@ class Edits:
         piece = self._spelling.piece
         for _ in range(0, min(LUMP, len(self._waiting)), MARKED):
             part, self._waiting = self._waiting[:MARKED], self._waiting[MARKED:]
-            self._shown.add(b"".join([piece(token) for token in part]))
+            self._shown.add(b"".join([piece(token) if token >= 0 else b"\n" for token in part]))  # an image ends a line
             self._read += len(part)
             self._marks.append((self._read, self._shown.mark))
 

@@ -87,7 +87,8 @@ def test_unknown_routes_and_methods_reach_no_model(pair: Routed, path: str, stat
 )
 def test_bad_bodies(routed: Start, files: Files, content: bytes, status: int) -> None:
     live = routed([choice(each) for each in files("one", "two")], settings=Settings(max_body=8192), eager=False)
-    answer = httpx.post(f"{live.url}/completion", content=content, headers={"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{live.url}/completion", content=content, headers=headers, timeout=120)
     assert answer.status_code == status or (content == b"" and answer.status_code == 400)
     assert set(answer.json()) == {"error"}
 
