@@ -141,7 +141,7 @@ class Lane:
         """
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
-            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores)
+            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, spelling=self.model.vocabulary)
             self._sources[slot.first_id] = sources
         return sources
 
