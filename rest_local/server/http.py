@@ -282,7 +282,8 @@ def log_to_stderr() -> None:
     """Log requests and warnings to stderr as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name, level in (("rest_local.server", logging.INFO), ("uvicorn.error", logging.WARNING)):
+    levels = {"rest_local.server": logging.INFO, "uvicorn.error": logging.WARNING, "python_multipart": logging.ERROR}
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

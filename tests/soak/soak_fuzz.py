@@ -41,7 +41,7 @@ SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", str(time.time_ns() % 10**6)))
 SERVERS = os.environ.get("REST_LOCAL_FUZZ_SERVERS", "scripted,router").split(",")
 CONNECTIONS = {"scripted": 16, "router": 6}
 GENERATED = 8  # bodies of each route that schemathesis makes, of each kind; its own test makes more
-LONGEST_ANSWER = 60.0  # seconds; a whole request without an answer after that is a hang
+LONGEST_ANSWER = 240.0  # seconds; a whole request without an answer after that is a hang
 PROBE_EVERY = 1000
 FORM = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' + (
     b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
@@ -627,7 +627,7 @@ def serve_routed(port_file: Path) -> None:
     from rest_local.server.settings import Settings
 
     model = demo_model()
-    choice = ModelChoice("demo", model, partial(Engine.load, model, slots=4), partial(Need, 1 << 30, 0, 0))
+    choice = ModelChoice("demo", model, partial(Engine.load, model, slots=4, n_ctx=256), partial(Need, 1 << 30, 0, 0))
     settings = Settings(port=0, metrics=True, aliases=("coder",), max_body=1 << 20)
     routing = Routing(settings, [choice], kept=port_file.parent / "kept")
     log_to_stderr()
