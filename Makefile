@@ -44,7 +44,7 @@ test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one proce
 	$(BIN)/pytest -n 2 --dist loadfile
 
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about 25 minutes
-	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_kills.py tests/soak/soak_server.py tests/soak/soak_batch.py tests/soak/soak_cluster.py tests/soak/soak_sources.py tests/soak/soak_heads.py tests/soak/soak_models.py
+	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_kills.py tests/soak/soak_server.py tests/soak/soak_batch.py tests/soak/soak_cluster.py tests/soak/soak_sources.py tests/soak/soak_heads.py tests/soak/soak_models.py tests/soak/soak_fuzz.py
 	REST_LOCAL_EXAMPLES=100 $(BIN)/pytest tests/server/test_openapi.py
 	$(BIN)/python -m benchmarks.many --part soak
 

@@ -100,7 +100,7 @@ class SimulatedBackend:
 
     def __init__(self, clock: Clock, costs: NDArray[np.float64], n_vocab: int, n_slots: int, n_ctx: int) -> None:
         self.n_ctx, self.n_cells, self.n_slots, self.n_branches = n_ctx, n_ctx * n_slots, n_slots, 8
-        self.n_batch, self.max_outputs, self.n_vocab = 512, LARGEST, n_vocab
+        self.n_batch, self.max_outputs, self.n_vocab, self.n_swa = 512, LARGEST, n_vocab, 0
         self.batch = Batch(self.n_batch, self.n_branches)
         self.passes = 0
         self._clock, self._costs = clock, costs
@@ -124,10 +124,16 @@ class SimulatedBackend:
     def copy(self, source: int, target: int, p0: int, p1: int) -> None:
         """Do nothing: there are no cells."""
 
+    def begin(self, seq: int) -> int:
+        return -1
+
+    def state_size(self, seq: int) -> int:
+        return 0
+
     def save(self, seq: int, *, partial: bool = False) -> bytes:
         return b""
 
-    def restore(self, seq: int, state: bytes, *, partial: bool = False) -> bool:
+    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
         return False
 
     def save_file(self, path: str | PathLike[str], seq: int, tokens: Sequence[int]) -> bool:

@@ -31,6 +31,7 @@ class Device(Backend):
     def __init__(self, context: Context, step_ms: float, n_vocab: int, texts: Sequence[Sequence[int]]) -> None:
         self.n_ctx, self.n_cells, self.n_batch = context.n_ctx, context.n_cells, context.n_batch
         self.n_branches, self.n_slots, self.n_vocab = context.n_branches, context.n_slots, n_vocab
+        self.n_swa = context.n_swa
         self.max_outputs, self.batch = context.max_outputs, context.batch
         self.critical_ms: list[float] = []
         self._context, self._step_s, self._texts = context, step_ms / 1e3, texts
@@ -93,10 +94,16 @@ class Device(Backend):
     def copy(self, source: int, target: int, p0: int, p1: int) -> None:
         self._context.copy(source, target, p0, p1)
 
+    def begin(self, seq: int) -> int:
+        return self._context.begin(seq)
+
+    def state_size(self, seq: int) -> int:
+        return self._context.state_size(seq)
+
     def save(self, seq: int, *, partial: bool = False) -> bytes:
         return self._context.save(seq, partial=partial)
 
-    def restore(self, seq: int, state: bytes, *, partial: bool = False) -> bool:
+    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
         return self._context.restore(seq, state, partial=partial)
 
     def save_file(self, path: str | PathLike[str], seq: int, tokens: Sequence[int]) -> bool:

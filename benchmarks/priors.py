@@ -8,6 +8,7 @@ occur, and count each candidate as often as it occurs.
 
     python -m benchmarks.priors --chat ANSWERS --chat-vocab GGUF --code DIR --code-vocab GGUF -d DATASTORE
     python -m benchmarks.priors --code-vocab GGUF --edits REPOSITORY...    # only those of the prediction
+    python -m benchmarks.priors --code-vocab GGUF --agents REPOSITORY SITE_PACKAGES    # only those of edits of agents
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.transcripts import FORMATS, changes_of, renames_of, transcripts
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, Threshold, replay
 from rest_local.bench.workload import load_edits
@@ -41,6 +43,8 @@ LEAST = 0.002  # distance of every rate from 0 and 1
 STRENGTH = 4.0  # observations that the coarser rate counts for in a cell
 FILES, PROMPT_TOKENS, ANSWER_TOKENS = 220, 400, 500
 EDITS = 40  # of each repository
+COMMITS, RENAMES = (300, 16), (60, 8)  # edits of agents: changes that are left out, for the benchmark, and those taken
+WHOLE_FILE = 0.3  # weight of formats that write whole files, whose answers are long
 
 Floats = NDArray[np.float64]
 
@@ -95,6 +99,20 @@ def edit_rates(repositories: Sequence[Path], vocab: Path) -> list[float]:
         return rates(*count(edits, lambda: Sources([], vocabulary.size)))["prediction"]
 
 
+def agent_rates(repository: Path, folder: Path, vocab: Path) -> list[float]:
+    """The rates of the cells of `edit` over transcripts of agents in all formats, [CELLS_PER_SOURCE]."""
+    seen, hits = np.zeros(N_CELLS), np.zeros(N_CELLS)
+    with Model.open(vocab, vocab_only=True) as model:
+        vocabulary = model.vocabulary
+        for changes in (changes_of(repository, *COMMITS), renames_of(folder, *RENAMES)):
+            for form in FORMATS:
+                recorded = list(transcripts(changes, form, vocabulary))
+                weight = WHOLE_FILE if "whole" in form.name or "rite" in form.name else 1.0
+                counted = count(recorded, lambda: Sources([], vocabulary.size, spelling=vocabulary))
+                seen, hits = seen + weight * counted[0], hits + weight * counted[1]
+    return rates(seen, hits)["edit"]
+
+
 def count(recorded: Sequence[Recorded], sources: Callable[[], Sources]) -> tuple[Floats, Floats]:
     """Observations and hits by cell, float64 [N_CELLS] each."""
     policy = Counting()
@@ -141,11 +159,19 @@ def main() -> None:
     parser.add_argument(
         "--edits", type=Path, nargs="+", default=(), metavar="REPOSITORY", help="repositories in no benchmark"
     )
+    parser.add_argument(
+        "--agents", type=Path, nargs=2, default=(), metavar=("REPOSITORY", "FOLDER"), help="of edits of agents"
+    )
     args = parser.parse_args()
     given = (args.chat, args.chat_vocab, args.code, args.datastore)
-    if (any(given) and not all(given)) or (not any(given) and not args.edits):
-        parser.error("give --chat, --chat-vocab, --code and -d together, or --edits alone")
-    priors = fit(args) if any(given) else json.loads(PRIORS.read_text("utf-8"))
+    if (any(given) and not all(given)) or (not any(given) and not args.edits and not args.agents):
+        parser.error("give --chat, --chat-vocab, --code and -d together, or --edits or --agents alone")
+    known = json.loads(PRIORS.read_text("utf-8"))
+    priors = fit(args) if any(given) else known
+    priors["rates"]["edit"] = known["rates"]["edit"]
+    if args.agents:
+        repository, folder = args.agents
+        priors["rates"]["edit"] = agent_rates(repository, folder, args.code_vocab)
     if args.edits:
         priors["rates"]["prediction"] = edit_rates(args.edits, args.code_vocab)
         priors["sources"]["edits"] = [path.name for path in args.edits]

@@ -90,6 +90,7 @@ class Scripted:
     def __init__(self, text: Sequence[int], n_vocab: int, clock: Clock) -> None:
         self.n_ctx = self.n_cells = 1 << 16
         self.n_batch, self.n_branches, self.n_slots, self.n_vocab, self.max_outputs = 512, 8, 1, n_vocab, 64
+        self.n_swa = 0
         self.batch = Batch(self.n_batch, self.n_branches)
         self.own_ns = 0
         self._text, self._clock, self._costs = text, clock, curve().at(0).tolist()

@@ -147,6 +147,7 @@ __all__ = [
     "Sampling",
     "Service",
     "ServiceClosed",
+    "SlotBusy",
     "SourceCounts",
     "Stream",
     "TemplateFailed",

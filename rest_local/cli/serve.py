@@ -75,6 +75,15 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
     help="Tokens of memory for all answers together. Default: a whole context (--ctx) for each slot.",
 )
 @click.option(
+    "--sessions",
+    callback=sizes.size_or_none,
+    default="8G",
+    show_default=True,
+    metavar="SIZE",
+    help="Disk for conversations of all models together, so that none is evaluated again after a restart, an unload or "
+    "an eviction; the least recently used go first. 0: none.",
+)
+@click.option(
     "--queue", type=click.IntRange(min=1), default=64, show_default=True, metavar="N", help="Requests that may wait."
 )
 @click.option("--metrics", is_flag=True, help="Serve /metrics for Prometheus.")

@@ -25,6 +25,11 @@ def size(context: click.Context, parameter: click.Parameter, text: str | None) -
         raise click.BadParameter(f"{text!r} is no size; give one like 2G or 1500M") from error
 
 
+def size_or_none(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    """The callback of an option for a size that may be 0."""
+    return 0 if text.strip() == "0" else size(context, parameter, text) or 0
+
+
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -29,6 +29,7 @@ NAMES = {
     "grammar": "the grammar",
     "prediction": "the prediction",
     "logits": "recycled logits",
+    "edit": "the edited text",
 }
 
 

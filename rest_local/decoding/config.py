@@ -53,6 +53,8 @@ class EngineConfig:
     draft_model       what drafts as well, where that pays: a smaller model of the same vocabulary, MTP layers or an
                       EAGLE-3 head made for this model; None: the MTP layers in the model's file, if it has any; "none"
     draft_gpu_layers  its layers on the GPU, as `n_gpu_layers`
+    sessions          bytes on disk for the cells of texts, so that a restart or an eviction does not cost evaluating
+                      them again; those of all models together. 0: nothing is kept there
     mmproj            projector for images in prompts, a GGUF file; "auto": the one that lies with the model's file, if
                       any; None or "none": images are refused
 
@@ -76,6 +78,7 @@ class EngineConfig:
     options: ModelOptions = field(default_factory=ModelOptions)
     draft_model: str | Path | None = None
     draft_gpu_layers: int | None = None
+    sessions: int = 0
     mmproj: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +101,7 @@ class EngineConfig:
         _at_least("threads", self.threads, 1)
         _at_least("slots", self.slots, 1)
         _at_least("cells", self.cells, 1)
+        _at_least("sessions", self.sessions, 0)
         for name in ("n_gpu_layers", "draft_gpu_layers"):
             _at_least(name, getattr(self, name), -1)
 
@@ -127,6 +131,7 @@ class EngineOptions(TypedDict, total=False):
     options: ModelOptions
     draft_model: str | Path | None
     draft_gpu_layers: int | None
+    sessions: int
     mmproj: str | Path | None
 
 

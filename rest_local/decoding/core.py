@@ -281,6 +281,8 @@ class EngineCore:
             self.projector, no_images = open_projector(config, self.model, undo)
             self.datastores = open_datastores(config, self.model, undo, unusable or _build_missing(config))
             self.lane = open_lane(config, self.model, undo)
+            if config.sessions:
+                self.lane.keep_sessions(config.sessions)
             self.lanes = Lanes(self.lane)
             for told in filter(None, (warning, no_images)):
                 self.lanes.warn(told)
@@ -424,6 +426,17 @@ class EngineCore:
         for lane in idle:
             lane.use_idle_time(seconds)
         return bool(idle)
+
+    @property
+    def idle_work_in(self) -> float | None:
+        """Seconds until there is idle work that there is not now; None: none is known."""
+        return min((wait for lane in self.lanes if (wait := lane.idle_work_in) is not None), default=None)
+
+    def save_no_sessions(self) -> None:
+        """After an unexpected error: what the cells hold is not known."""
+        for lane in self.lanes:
+            if lane.sessions is not None:
+                lane.sessions.stop_saving()
 
     def cancel(self, sequence: decoding.Sequence) -> None:
         """End a sequence now, wherever it is."""

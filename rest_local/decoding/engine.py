@@ -36,6 +36,7 @@ from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.core import NO_PROJECTOR_HERE, Unusable
 from rest_local.decoding.images import ImagePrompt, image_prompt
+from rest_local.decoding.lane import Lane
 from rest_local.decoding.offers import Offers
 from rest_local.decoding.pooled import open_core
 from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Request, RequestOptions
@@ -346,6 +347,11 @@ class Engine:
         are left out with a warning in the log. Only while no request runs.
         """
         return self._core.lane.load_cells(path)
+
+    @property
+    def sessions_lane(self) -> Lane | None:
+        """The lane whose slots can be saved to files; None without `sessions`."""
+        return self._core.lane if self._core.lane.sessions is not None else None
 
     @property
     def offers(self) -> Offers:

@@ -38,16 +38,20 @@ from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError, OptionError
 from rest_local.kv_cache import saved
 from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.session_files import PART, SessionFiles
+from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
+from rest_local.paths import cache_dir
 from rest_local.planning.auto import Auto
 from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
 
 log = logging.getLogger("rest_local.engine")
+SESSIONS = "sessions"  # the folder in the cache
 TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
 WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
@@ -81,6 +85,7 @@ class Lane:
         if drafter:
             for slot in self.scheduler.slots.slots:
                 slot.draft_text = drafter.text()
+        self.sessions: Sessions | None = None
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
         self._self_test = self._background() if exact and tuning.testing else None
         adapts = not exact and not context.settings.threads and context.threads > 1
@@ -136,7 +141,7 @@ class Lane:
         """
         sources = self._sources.get(slot.first_id)
         if sources is None or self._in_use(sources):
-            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores)
+            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, spelling=self.model.vocabulary)
             self._sources[slot.first_id] = sources
         return sources
 
@@ -149,9 +154,33 @@ class Lane:
         """Threads of the next forward pass."""
         return self._governor.threads if self._governor else self.context.threads
 
+    def keep_sessions(self, limit: int) -> None:
+        """Keep the cells of texts on disk, in the user's cache, up to `limit` bytes for all models together. Where that
+        cannot be done, a warning.
+        """
+        made = saved.made_with(self.model, self.context.settings, self.exact)
+        try:
+            # Of a text, llama.cpp saves only the cells of the sliding window before its last token.
+            part = min(PART, self.context.n_swa or PART)
+            files = SessionFiles(cache_dir() / SESSIONS, made, limit, part=part)
+        except OSError as error:
+            self.warnings.append(f"no sessions are kept on disk: {error.filename}: {error.strerror}")
+            return
+        slots, shares = self.scheduler.slots, self.capability.shares
+        self.sessions = self.scheduler.sessions = Sessions(files, slots.slots, shares)
+        self.sessions.evict = slots.evict
+        slots.before_loss = self.sessions.lose
+
+    @property
+    def idle_work_in(self) -> float | None:
+        """Seconds until `use_idle_time` has something to do that it has not now; None: never, as it looks now."""
+        return None if self.sessions is None else self.sessions.wakes_in()
+
     @property
     def has_idle_work(self) -> bool:
         """Whether `use_idle_time` has something to do."""
+        if self.idle_work_in == 0:
+            return True
         return self._self_test is not None or (self._drafts and self._calibration.has_idle_work)
 
     @property
@@ -161,8 +190,10 @@ class Lane:
 
     def after_pass(self, seconds: float) -> None:
         """A forward pass took `seconds`: change the number of threads, continue the self-test, or time a batch whose
-        price is uncertain, if it is time to.
+        price is uncertain, if it is time to; save a little of an idle text.
         """
+        if self.sessions is not None:
+            self.sessions.after_pass(seconds)
         if (governor := self._governor) is not None:
             n_tokens = self.context.batch.n_tokens
             if n_tokens > LARGEST:
@@ -177,8 +208,10 @@ class Lane:
             self._calibration.after_pass(seconds)
 
     def use_idle_time(self, seconds: float) -> None:
-        """Continue the self-test for `seconds`, or time one batch whose price is uncertain."""
-        if (background := self._self_test) is not None:
+        """Save idle texts or continue the self-test for `seconds`, or time one batch whose price is uncertain."""
+        if self.sessions is not None and self.idle_work_in == 0:
+            self.sessions.use_idle_time(seconds)
+        elif (background := self._self_test) is not None:
             self._continue(lambda: background.run(seconds))
         elif self._drafts:
             self._calibration.use_idle_time()
@@ -229,6 +262,8 @@ class Lane:
         """Store the learned costs and the rows of the self-test so far; free the cells."""
         try:
             if not self.model.closed:
+                if self.sessions is not None:
+                    self.sessions.close()
                 self.tuning.store()
         finally:
             if self._self_test is not None:
@@ -327,6 +362,8 @@ class Lanes:
                 self._try_exact(shared.model, shared.context.threads)
                 settings = settings_for(shared.model.options, shared.context.n_ctx, shared.context.threads)
                 lane = Lane.open(shared.model, settings, True, shared.failed_stores, shared.opener)
+                if shared.sessions is not None:
+                    lane.keep_sessions(shared.sessions.files.limit)
                 for warning in lane.warnings:
                     if warning not in shared.warnings:
                         log.warning("%s", warning)  # those of the engine were shown when it was loaded

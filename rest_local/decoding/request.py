@@ -59,6 +59,8 @@ class Request:
         prompt_seconds: the answer ends empty (`length`) where it has no token so long after the request was made; this
             limits waiting for a slot and evaluating the prompt
         seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
+        session: a name of the conversation, which is then kept on disk however short it is (`EngineConfig.sessions`)
+        owner: only requests of the same owner have what was kept of this one restored from disk
         background: give way to every request that does not run in the background, at every forward pass
 
     Raises OptionError for a number out of range.
@@ -83,6 +85,8 @@ class Request:
     keep_tokens: int = 0
     prompt_seconds: float | None = None
     seconds: float | None = None
+    session: str = ""
+    owner: str = ""
     background: bool = False
 
     def __post_init__(self) -> None:
@@ -129,6 +133,8 @@ class RequestOptions(TypedDict, total=False):
     keep_tokens: int
     prompt_seconds: float | None
     seconds: float | None
+    session: str
+    owner: str
     background: bool
 
 

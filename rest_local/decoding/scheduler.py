@@ -28,6 +28,8 @@ from rest_local.decoding.sequence import Sequence, error_of
 from rest_local.drafting.tree import common_prefix
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.owner import Owner
+from rest_local.kv_cache.sessions import Restoring, Sessions
 from rest_local.kv_cache.slot import LOST, Slot, count_cells
 from rest_local.kv_cache.slots import LEAST_SHARED, Match, Slots
 from rest_local.llama.placeholders import is_first, whole
@@ -37,7 +39,9 @@ log = logging.getLogger("rest_local.scheduler")
 
 NO_ROOM = 1  # of `llama_decode`
 STALL_MS = 100.0  # what a part of a prompt may add to a step of sequences that generate
+HELD_S = 0.001  # between two looks at slots that are all held, to be saved to a file or restored
 LEAST_PART = 16  # tokens of it, and least of a part whose time tells how many more another may have
+RESTORING_S = 0.5  # of a session from disk, between two looks at what else there is to do
 LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
 CHARGED_PASSES = 16
 SHIFT_KEEPS = 0.5  # of the text after the kept tokens
@@ -88,6 +92,8 @@ class Scheduler:
         self._uncharged_ms = 0.0  # of the steps before
         self._charged_to = 0.0  # in this step
         self._turn = 0  # which of the prompts is first
+        self.sessions: Sessions | None = None
+        self._restoring: dict[Sequence, Restoring] = {}  # admitted, and their prompts are read from disk
         self.was_image = False  # the newest pass evaluated an image
 
     @property
@@ -107,9 +113,13 @@ class Scheduler:
         self._admit()
         self._shift()
         self._look_ahead()
-        first = [each for each in self.admitted if not each.request.background]
-        others = [each for each in self.admitted if each.request.background]
+        self._restore()
+        served = [each for each in self.admitted if each not in self._restoring]
+        first = [each for each in served if not each.request.background]
+        others = [each for each in served if each.request.background]
         done = self._pass(first) or self._pass(others)
+        if self.waiting and not self.admitted:
+            time.sleep(HELD_S)
         self._uncharged_ms += 1e3 * (time.perf_counter() - self._charged_to)
         return done
 
@@ -162,9 +172,44 @@ class Scheduler:
             slot = self.slots.take(match)
             self.admitted.append(sequence)
             with self._errors_of(sequence):
+                self._own(slot, sequence)
                 sequence.admit(slot)
-                if sequence.request.max_tokens == 0 and not sequence.is_prefilling:
-                    self._finish(sequence, "length")
+                self._begin_to_restore(sequence)
+                self._end_without_answer(sequence)
+
+    def _end_without_answer(self, sequence: Sequence) -> None:
+        """End a request that only has its prompt evaluated, when it is."""
+        if sequence.request.max_tokens == 0 and not sequence.is_prefilling:
+            self._finish(sequence, "length")
+
+    # Sessions on disk
+
+    def _own(self, slot: Slot, sequence: Sequence) -> None:
+        request = sequence.request
+        owner = Owner(request.owner, bool(request.session)) if request.keep_prefix else None
+        if slot.owner is None or owner is None or slot.owner.id != owner.id:
+            slot.n_saved = 0
+        slot.owner = owner
+
+    def _begin_to_restore(self, sequence: Sequence) -> None:
+        if self.sessions is not None:
+            begun = time.perf_counter()
+            if (restoring := self.sessions.restore(sequence.slot)) is not None:
+                self._restoring[sequence] = restoring
+            sequence.note_restored(time.perf_counter() - begun)
+
+    def _restore(self) -> None:
+        """Go on with what is read from disk; while others generate, for what a part of a prompt may take."""
+        for sequence, restoring in list(self._restoring.items()):
+            others = len(self.admitted) > len(self._restoring)
+            with self._errors_of(sequence):
+                seconds = 1e-3 * self.stall_ms / len(self._restoring) if others else RESTORING_S
+                begun = time.perf_counter()
+                complete = restoring.advance(seconds, patient=not others)
+                sequence.note_restored(time.perf_counter() - begun)
+                if complete:
+                    del self._restoring[sequence]
+                    self._end_without_answer(sequence)
 
     def _has_turn(self) -> bool:
         """Whether the first in the queue may be admitted now."""
@@ -229,6 +274,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """To the head of the queue, or of those in the background; its text stays, its cells are freed."""
+        self.slots.before_loss(sequence.slot)
         sequence.slot.clear()
         self._leave_slot(sequence)
         self._held = None
@@ -392,8 +438,7 @@ class Scheduler:
             self._finish(sequence, "error", outcome)
             return
         if outcome is None:  # a part of its prompt
-            if not sequence.is_prefilling and sequence.request.max_tokens == 0:
-                self._finish(sequence, "length")
+            self._end_without_answer(sequence)
             return
         sequence.receive(outcome, begun)
         if sequence.answer.ended:
@@ -448,6 +493,8 @@ class Scheduler:
     def _leave_slot(self, sequence: Sequence) -> None:
         if sequence in self.admitted:
             self.admitted.remove(sequence)
+        if (restoring := self._restoring.pop(sequence, None)) is not None:
+            restoring.end()
         if (slot := sequence.release()) is not None:
             self.slots.release(slot)
 

@@ -130,6 +130,8 @@ class Sequence:
         self.drafted = Draft(self.tree)
         self._entropies: tuple[float, ...] = ()
         self._newest_row: NDArray[np.float32] | None = None  # a buffer: a fresh one takes longer to map than to fill
+        self._n_given = 0  # tokens that the slot held when it was given to this sequence
+        self._again = False  # it was given another slot after a pause
         self._taken: Taken | None = None  # the newest step, until it is delivered
         self._pieces: deque[Piece] = deque()
 
@@ -193,7 +195,8 @@ class Sequence:
         begun = time.perf_counter()
         self._slot = slot
         if self.has_begun:
-            self._follow_text()
+            self._again = True
+            self._n_given = self._follow_text()
             return
         n_prompt = len(self.tokens)
         if not n_prompt:
@@ -201,12 +204,22 @@ class Sequence:
         if n_prompt >= slot.backend.n_ctx:
             raise PromptTooLong(n_prompt, slot.backend.n_ctx)
         sources = self._sources = self._connect(slot)
-        kept = self._follow_text()
+        kept = self._n_given = self._follow_text()
         sources.restart(self.tokens)
         self.policy.begin(n_prompt)
         self.statistics.prompt_tokens, self.statistics.cached_tokens = n_prompt, kept
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
         sources.predict(self.request.prediction)
+
+    def note_restored(self, seconds: float) -> None:
+        """The slot holds more of the text than it did when it was given to this sequence: that was on disk, and has
+        taken so long to read.
+        """
+        n = self.slot.n_past - self._n_given
+        self._n_given += n
+        if not self._again:
+            self.statistics.cached_tokens += n
+            self.statistics.prompt_ms += 1e3 * seconds
 
     def release(self) -> Slot | None:
         """Give the slot back; the text stays."""

@@ -210,6 +210,7 @@ class Service:
                 self._core.step(self._step)
         except BaseException as error:  # nothing above can catch it: the thread ends here
             log.exception("the engine stopped")
+            self._core.save_no_sessions()
             self._failure = error
         self._end_all()
 
@@ -222,7 +223,9 @@ class Service:
                 while not self._commands and not self._alive and not self._closing:
                     if self._use_idle_time() or self._commands or self._closing:
                         continue  # a command that came while the lock was released woke no thread
-                    if not self._lock.wait(None if trimmed else IDLE_S):
+                    waits = self._core.idle_work_in
+                    idle = IDLE_S if not trimmed else None
+                    if not self._lock.wait(idle if waits is None else min(waits, idle or waits)) and not trimmed:
                         self._core.trim()
                         trimmed = True
                 commands, self._commands = self._commands, deque()

@@ -17,10 +17,11 @@ from typing import Protocol
 
 from rest_local.retrieval.rows import Int64Array, Rows
 
-SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar", "logits")
+SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar", "logits", "edit")
 SOURCE_NUMBER = {name: number for number, name in enumerate(SOURCES)}
 MODEL = SOURCE_NUMBER["model"]
 GRAMMAR = SOURCE_NUMBER["grammar"]
+EDIT = SOURCE_NUMBER["edit"]
 LOGITS = SOURCE_NUMBER["logits"]
 
 # Upper bounds of the buckets. The last bucket is unbounded.
@@ -40,6 +41,8 @@ FORCED_RATES = {False: (0.95, 0.95, 0.75, 0.75, 0.03), True: (0.5, 0.4, 0.1, 0.6
 
 PrecedingBigram = tuple[int, int]  # the two tokens before a candidate, the newest last
 NO_BIGRAM: PrecedingBigram = (-1, -1)
+
+LEAST_RIVAL = 3  # tokens of a match in the request's own text from which its proposal counts as likely
 
 _MANY = 256  # numbers of rows and lengths from here on are in the last bucket
 
@@ -184,6 +187,55 @@ class SourceRows:
         if token < 0:
             return None
         return (token, self._cells[self.match[row] + depth] + _SINGLE_ROW, members)
+
+
+class EditRows(SourceRows):
+    """Rows of files that the answer edits. Their evidence is the level, how the file was found and is written (`way`),
+    what the request's own text proposes (nothing likely, the same, another token), and whether a line ends at a token:
+    there blocks end.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        breaks: Sequence[bytes],
+        way: int,
+        context: Rows | None,
+        newest: PrecedingBigram = NO_BIGRAM,
+    ) -> None:
+        """`breaks`: for each row 1 where a line ends, else 0. `way`: below N_SHARES. `context`: the rows of the source
+        `context`.
+        """
+        super().__init__(SOURCE_NUMBER["edit"], rows, None, newest)
+        matches = context.matches() if context is not None and len(context) else []
+        likely = context.column(0)[: sum(match >= LEAST_RIVAL for match in matches)] if context and matches else []
+        self._kinds = [
+            (0 if not likely else 1 if token in likely else 2) * 2 * N_SHARES + way for token in self.column(0)
+        ]
+        self._breaks = breaks
+
+    def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
+        """The distinct tokens at `depth`, the likeliest first. 1 us for each row."""
+        if depth >= self.depth:
+            return []
+        groups: dict[int, list[int]] = {}
+        for row in members:
+            text = self._texts.get(row)
+            if text is None:
+                text = self._texts[row] = self._rows.row(row)
+            token = text[depth]
+            if token in groups:
+                groups[token].append(row)
+            elif token >= 0:
+                groups[token] = [row]
+        found: list[Candidate] = []
+        for token, through in groups.items():
+            row = through[0]
+            breaks = self._breaks[row]
+            ends = depth < len(breaks) and breaks[depth]
+            cell = self._cells[self.match[row] + depth] + self._kinds[row] + (N_SHARES if ends else 0)
+            found.append((token, cell, through))
+        return found
 
 
 class ForcedText(Protocol):

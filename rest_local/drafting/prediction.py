@@ -66,7 +66,7 @@ class Alignment:
         self._copied: Float32 = np.zeros(len(self._window) + 1, np.float32)  # probability by place of the next token
         self._new = 1.0  # probability that the change continues
         self._at = at - self.first
-        self._n_since = 0  # tokens of the answer since the divergence
+        self.n_since = 0  # tokens of the answer since the divergence
 
     def extend(self, token: int) -> None:
         """Add one token of the answer."""
@@ -78,7 +78,7 @@ class Alignment:
         self._new = (self._new * (1.0 - self._resume) + lost) * chance
         self._copied[0] = 0.0
         np.multiply(following[:-1], agree, out=self._copied[1:])
-        self._n_since += 1
+        self.n_since += 1
         total = self._new + float(self._copied.sum())
         self._copied /= total
         self._new /= total
@@ -92,12 +92,12 @@ class Alignment:
 
     @property
     def _resume(self) -> float:
-        return RESUME if self._n_since <= SOON else RESUME_LATER
+        return RESUME if self.n_since <= SOON else RESUME_LATER
 
     def _next(self) -> Float32:
         """For each place the probability that the next token is copied from it."""
         following = np.float32(self._resume * self._new) * self._skip
-        same_length = self._at + self._n_since
+        same_length = self._at + self.n_since
         if same_length < len(following):
             following[same_length] *= SAME_LENGTH
         following += np.float32(KEEP) * self._copied
@@ -110,10 +110,11 @@ class Prediction:
     first search of the whole prediction.
     """
 
-    def __init__(self, tokens: Sequence[int] | Int32) -> None:
-        self._tokens: Int32 = np.asarray(tokens, np.int32).reshape(-1)
-        self._at = 0  # index of the token that is expected next
-        self._level = START  # level of evidence for that; grows with each token that agrees
+    def __init__(self, tokens: Sequence[int] | Int32, at: int = 0, level: int = START) -> None:
+        """`at`: index of the token that is expected first, with evidence of this level."""
+        self.tokens: Int32 = np.asarray(tokens, np.int32).reshape(-1)
+        self._at = at  # index of the token that is expected next
+        self.level = level  # level of evidence for that; grows with each token that agrees
         self._alignment: Alignment | None = None  # set while the place is uncertain
         self._pending: list[int] = []  # accepted tokens that were not compared yet
         self._everywhere: Segment | None = None
@@ -122,18 +123,43 @@ class Prediction:
         """Add accepted tokens of the answer. They are compared when `rows` is called."""
         self._pending.extend(tokens)
 
+    def append(self, tokens: Sequence[int] | Int32, keep: int) -> None:
+        """Replace what follows the first `keep` tokens. The place must be before them."""
+        self.tokens = np.concatenate([self.tokens[:keep], np.asarray(tokens, np.int32)])
+        self._everywhere = None
+
+    @property
+    def place(self) -> int:
+        """Index of the token that is expected next, or that was where the answer diverged."""
+        return self._at
+
+    @property
+    def left(self) -> int:
+        """Tokens after that."""
+        return len(self.tokens) - self._at
+
+    @property
+    def n_lost(self) -> int:
+        """Tokens of the answer since it diverged; 0 while it follows. As of the last comparison."""
+        return 0 if self._alignment is None else self._alignment.n_since
+
     @property
     def follows(self) -> bool:
         """Whether the answer followed the prediction at the last comparison, and the prediction has more tokens."""
-        return self._alignment is None and self._at < len(self._tokens)
+        return self._alignment is None and self._at < len(self.tokens)
+
+    def catch_up(self) -> bool:
+        """Compare all tokens that were added; whether the answer follows."""
+        self._compare()
+        return self.follows
 
     def rows(self, context: Sequence[int], depth: int) -> Rows:
         """Up to MAX_PLACES continuations after `context` (newest last). 10 us while the answer follows, else 40 us."""
-        if not len(self._tokens):
+        if not len(self.tokens):
             return Rows.empty(depth)
         self._compare()
         if self._alignment is None:
-            return self._rows_at([(self._at, self._level)], depth)
+            return self._rows_at([(self._at, self.level)], depth)
         places = self._alignment.places()
         if not places or places[0][1] < 0.5:
             moved = self._anywhere(context)
@@ -147,32 +173,32 @@ class Prediction:
         pending, self._pending = self._pending, []
         while pending:
             if self._alignment is None:
-                agreed = common_prefix(pending, self._tokens[self._at : self._at + len(pending)])
+                agreed = common_prefix(pending, self.tokens[self._at : self._at + len(pending)])
                 self._at += agreed
-                self._level += agreed
+                self.level += agreed
                 if agreed == len(pending):
                     return
                 pending = pending[agreed:]
-                self._alignment = Alignment(self._tokens, self._at)
+                self._alignment = Alignment(self.tokens, self._at)
             self._alignment.extend(pending[0])
             pending = pending[1:]
             places = self._alignment.places()
             if places and places[0][1] >= CERTAIN * KEEP:
-                self._at, self._level, self._alignment = places[0][0], START + 1, None
+                self._at, self.level, self._alignment = places[0][0], START + 1, None
 
     def _anywhere(self, context: Sequence[int]) -> list[tuple[int, float]]:
         """Places in the whole prediction at which at least MOVED tokens agree."""
         if self._everywhere is None:
-            self._everywhere = Segment.of([self._tokens], MAX_VOCABULARY)
+            self._everywhere = Segment.of([self.tokens], MAX_VOCABULARY)
         found = self._everywhere.rows(context, MAX_PLACES, 1)
         pairs = zip(found.positions.tolist(), found.match.tolist(), strict=True)
         return [(place, 1.0 - 1.0 / match) for place, match in pairs if match >= MOVED]
 
     def _rows_at(self, places: list[tuple[int, int]], depth: int) -> Rows:
-        inside = [(place, level) for place, level in places if place < len(self._tokens)]
+        inside = [(place, level) for place, level in places if place < len(self.tokens)]
         continuations = np.full((len(inside), depth), -1, np.int32)
         for row, (place, _) in enumerate(inside):
-            text = self._tokens[place : place + depth]
+            text = self.tokens[place : place + depth]
             continuations[row, : len(text)] = text
         match = np.array([min(level, MAX_MATCH) for _, level in inside], np.int32)
         return Rows(continuations, match, np.array([place for place, _ in inside], np.int64))

@@ -13,7 +13,17 @@ from typing import Protocol
 
 import numpy as np
 
-from rest_local.drafting.candidates import NO_BIGRAM, SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.candidates import (
+    LEAST_RIVAL,
+    NO_BIGRAM,
+    SOURCE_NUMBER,
+    SOURCES,
+    EditRows,
+    PrecedingBigram,
+    SourceRows,
+)
+from rest_local.drafting.edits import Edits
+from rest_local.drafting.followed import Spelling
 from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.prediction import Prediction
 from rest_local.drafting.tree import common_prefix
@@ -62,9 +72,13 @@ class Sources:
         n_vocab: int,
         history: Searchable | None = None,
         failed_stores: list[Searchable] | None = None,
+        spelling: Spelling | None = None,
     ) -> None:
-        """`history`: earlier answers. `failed_stores`: a list that all sequences with the same stores share."""
+        """`history`: earlier answers. `failed_stores`: a list that all sequences with the same stores share.
+        `spelling`: the model's vocabulary, to recognise what an answer edits; None leaves that out.
+        """
         self._n_vocab = n_vocab
+        self._edits = None if spelling is None else Edits(spelling)
         self.draft_text: DraftText | None = None  # the text of this sequence in a drafting model
         self._failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.use(datastores, history)
@@ -94,6 +108,8 @@ class Sources:
             del self._bytes[4 * same :]
             self._whole = True
         self._append(tokens[same:])
+        if self._edits:
+            self._edits.restart(tokens, same)
 
     def predict(self, tokens: Sequence[int] | Int32Array) -> None:
         """Set the text that is expected to follow the sequence. It replaces an earlier prediction."""
@@ -104,6 +120,8 @@ class Sources:
         self._append(tokens)
         if self._prediction:
             self._prediction.extend(tokens)
+        if self._edits:
+            self._edits.extend(tokens)
 
     def _append(self, tokens: Sequence[int]) -> None:
         if len(tokens):
@@ -119,7 +137,7 @@ class Sources:
         Searches bytes, in about 5 us. In rare cases it is True although only matches were found that do not begin at a
         token.
         """
-        if self._prediction and self._prediction.follows:
+        if (self._prediction and self._prediction.follows) or (self._edits and self._edits.follows):
             return True
         end = len(self._bytes)
         if end < 8 * n:
@@ -146,13 +164,33 @@ class Sources:
             found.append(("history", self._search(self._history, context, limit or HISTORY_ROWS, depth), None))
         if "prediction" in only and self._prediction:
             found.append(("prediction", self._prediction.rows(context, depth), None))
+        own = None
         if "context" in only:
             self._index()
-            found.append(("context", self._growing.rows(context, limit or CONTEXT_ROWS, depth), None))
+            own = self._growing.rows(context, limit or CONTEXT_ROWS, depth)
+            found.append(("context", own, None))
         before, last = [*NO_BIGRAM, *context[-2:]][-2:]
-        return [
+        sources = [
             SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
         ]
+        if "edit" in only and (edited := self._edited(context, depth, own, (before, last))):
+            sources.append(edited)
+        return sources
+
+    def _edited(self, context: Sequence[int], depth: int, own: Rows | None, newest: PrecedingBigram) -> EditRows | None:
+        """Rows of what the answer edits; None without any. `own`: the rows of the request's own text."""
+        edits = self._edits
+        if edits is None:
+            return None
+        try:
+            rows, breaks = edits.rows(context, depth)
+        except Exception:  # costs drafts, never an answer
+            log.warning("what an answer edits cannot be recognised; going on without", exc_info=True)
+            self._edits = None
+            return None
+        if not len(rows) or _known(rows, own):
+            return None
+        return EditRows(rows, breaks, edits.way, own, newest)
 
     def _index(self) -> None:
         """Add the newest tokens to the searchable text."""
@@ -182,3 +220,12 @@ class Sources:
             self._datastores = [other for other in self._datastores if other is not store]
         name = f"datastore {store.path}" if isinstance(store, Datastore) else "history"
         log.warning("%s %s; going on without it", name, why)
+
+
+def _known(edited: Rows, own: Rows | None) -> bool:
+    """Whether the rows of an edit say no more than the likeliest row of the request's own text, whose evidence is
+    better known.
+    """
+    if own is None or not len(own) or len(edited) > 1 or own.matches()[0] < LEAST_RIVAL:
+        return False
+    return own.row(0)[:DEPTH] == edited.row(0)[:DEPTH]

@@ -24,6 +24,7 @@ from rest_local.drafting.models.seam import DraftText
 from rest_local.drafting.tree import ROOT, DraftTree, Layout, common_prefix
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
+from rest_local.kv_cache.owner import Owner
 from rest_local.llama.batch import Batch
 from rest_local.llama.placeholders import whole
 
@@ -81,6 +82,10 @@ class Slot:
         self.n_past = 0
         self.runs = [(0, next(_runs))]
         self.draft_text: DraftText | None = None  # what a drafting model knows of these cells
+        self.owner: Owner | None = None  # for whom the text is kept on disk; None: it is not
+        self.n_saved = 0  # of `n_past`, tokens that were written to disk or need not be
+        self.is_idle = True  # no request uses it
+        self.idle_since = 0.0  # by `time.monotonic`; 0: in use, or it was never used
         self.saved: Sequence[tuple[int, int]] = ()  # end of each image that saves positions, and how many up to there
         self._joined = self.n_branches  # so many ids, from the first on, are attached to all tokens
         self._held = [0] * self.n_branches  # of the others: to how many
@@ -119,6 +124,8 @@ class Slot:
         self._joined, self._held = 1, [0] * self.n_branches
         if self.draft_text and other.draft_text:
             self.draft_text.share(other.draft_text, n)
+        if self._lacks_window():
+            self.clear()
 
     def save_file(self, path: str | PathLike[str]) -> bool:
         """Write the cells of the committed tokens to a file; whether that succeeded."""
@@ -134,6 +141,60 @@ class Slot:
         self.checkpoint()
         return bool(tokens)
 
+    def part(self, begin: int, end: int) -> bytes:
+        """The state of the committed tokens at [begin, end), for `add_part`; nothing where some of them have left a
+        sliding window. For memory that can remove a tail, and slots with more than one sequence id.
+        """
+        self.release_branches()
+        spare = self.first_id + 1
+        try:
+            self.backend.copy(self.first_id, spare, begin, end)
+            # of a sliding window, too, llama.cpp keeps all positions after the first one that it has
+            return self.backend.save(spare) if self.backend.begin(spare) == begin else b""
+        finally:
+            self.backend.remove(spare, 0, -1)
+
+    def add_part(self, state: bytes | memoryview, end: int) -> bool:
+        """Have the next tokens of the text, up to `end`, in the cells, from a state of `part` that ends there or later
+        and begins at `n_past` or before. False where there is no room for it, or it is not of such a context.
+        """
+        self.release_branches()
+        spare = self.first_id + 1
+        try:
+            if not self.backend.restore(spare, state):
+                return False
+            self.backend.copy(spare, self.first_id, self.n_past, end)
+        finally:
+            self.backend.remove(spare, 0, -1)
+        self.n_past = end
+        return True
+
+    def states(self, most: int) -> list[tuple[int, bytes]] | None:
+        """What memory that cannot be cut back holds: the whole state with the number of its tokens, then checkpoints
+        before it, the newest first. None where these are more than `most` bytes.
+        """
+        if self.backend.state_size(self.first_id) + sum(len(state) for _, state in self._checkpoints) > most:
+            return None
+        before = [each for each in reversed(self._checkpoints) if each[0] < self.n_past]
+        return [(self.n_past, self.backend.save(self.first_id)), *before]
+
+    def load_states(self, states: Sequence[tuple[int, bytes | memoryview]], n: int) -> bool:
+        """Have such states in the place of what the slot holds, cut back to the first `n` tokens of its text, which are
+        those of one of the states and hold no image. False where that fails; the slot is then empty.
+        """
+        self.clear()
+        n_whole, state = states[0]
+        if not self.backend.restore(self.first_id, state):
+            return False
+        self.n_past, self.runs = n_whole, [(0, next(_runs))]
+        self._joined, self._held = 1, [0] * self.n_branches
+        self._checkpoints = [(at, bytes(each)) for at, each in reversed(states[1:])][-MOST_CHECKPOINTS:]
+        if n_whole == n:
+            self.checkpoint()
+        else:
+            self.rewind(n)
+        return self.n_past == n
+
     def rewind(self, n_past: int, broken_off: bool = False) -> None:
         """Free the cells from position `n_past` on, drafts included. Where the model cannot do that, go back to the
         last checkpoint before, or to nothing.
@@ -148,8 +209,18 @@ class Slot:
         removed = self._remove_all(n_past)
         while self._checkpoints and self._checkpoints[-1][0] > n_past:
             self._checkpoints.pop()
-        if (suspect or not removed) and not self._go_back():
+        if ((suspect or not removed) and not self._go_back()) or self._lacks_window():
             self.clear()
+
+    def _lacks_window(self) -> bool:
+        """Whether cells of the sliding window before the next token are gone. A file of llama.cpp has only those of the
+        window before its last token, and others of this memory may be used again; without them logits are wrong.
+        """
+        n_swa = self.backend.n_swa
+        if not n_swa or not self.n_past:
+            return False
+        begin = self.backend.begin(self.first_id)
+        return begin < 0 or begin > max(0, self.position(self.n_past) - n_swa)
 
     def commit(self, n: int) -> None:
         """The next n tokens of the text were evaluated."""
@@ -207,6 +278,7 @@ class Slot:
             self.draft_text.rewind(n_past)
         if n_past < self.n_past:
             self.n_past = n_past
+            self.n_saved = min(self.n_saved, n_past)
             self.runs = [*(run for run in self.runs if run[0] < n_past), (n_past, next(_runs))]
 
     def add_prompt(self, batch: BatchBuilder, tokens: Sequence[int]) -> None:

@@ -13,7 +13,8 @@ Contract:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rest_local.kv_cache.backend import Backend
@@ -44,6 +45,7 @@ class Slots:
         self._fragmentation_ms = 0.0  # what the holes have cost
         self._per_token = 0.0  # milliseconds that evaluating a token again costs, at the last charge
         self._idle_ms = dict.fromkeys(self.slots, 0.0)  # what a cell has cost since the slot became idle
+        self.before_loss: Callable[[Slot], None] = lambda slot: None  # of what an idle slot holds
 
     @property
     def idle_cells(self) -> int:
@@ -72,18 +74,31 @@ class Slots:
 
     def take(self, match: Match) -> Slot:
         """Put a matched slot in use, with the shared prefix in it."""
-        self._idle.remove(match.slot)
+        slot = match.slot
+        if match.source is not None or match.kept < WORTH_KEEPING * slot.n_past:
+            self.before_loss(slot)
+        self._idle.remove(slot)
+        slot.is_idle, slot.idle_since = False, 0.0
         if match.source is not None:
-            match.slot.share_prefix(match.source, match.kept)
+            slot.share_prefix(match.source, match.kept)
         elif not match.kept:
-            match.slot.clear()
-        return match.slot
+            slot.clear()
+        return slot
 
     def release(self, slot: Slot) -> None:
         """The slot is idle from now on; its tokens are kept while there is room."""
         if slot not in self._idle:
             self._idle.append(slot)
             self._idle_ms[slot] = 0.0
+            slot.is_idle, slot.idle_since = True, time.monotonic()
+
+    def hold(self, slot: Slot) -> bool:
+        """Take an idle slot as it is, until `release`; False where a request uses it."""
+        if slot not in self._idle:
+            return False
+        self._idle.remove(slot)
+        slot.is_idle = False
+        return True
 
     def charge(self, per_cell: float, per_token: float) -> None:
         """Charge a decode over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating a
@@ -95,6 +110,7 @@ class Slots:
             if slot.n_past:
                 self._idle_ms[slot] += per_cell
                 if self._idle_ms[slot] > per_token:
+                    self.before_loss(slot)
                     self.holes += slot.n_past
                     slot.clear()
         if not any(slot.n_past for slot in self.slots):
@@ -110,6 +126,7 @@ class Slots:
         """Free the cells of the least recently used idle slot; False where no idle slot has any."""
         for slot in self._idle:
             if slot.n_past:
+                self.before_loss(slot)
                 slot.clear()
                 return True
         return False
@@ -118,6 +135,7 @@ class Slots:
         """Free the cells of every idle slot."""
         self._close_holes()
         for slot in self._idle:
+            self.before_loss(slot)
             slot.clear()
 
     def _close_holes(self) -> None:

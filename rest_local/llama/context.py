@@ -220,6 +220,7 @@ class Context:
         self.n_slots = settings.n_slots
         self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))
         self.n_vocab = model.n_vocab
+        self.n_swa = int(llama_cpp.llama_model_n_swa(model.pointer))
         self.threads, self.threads_batch = int(params.n_threads), int(params.n_threads_batch)
         self.max_outputs = min(MAX_OUTPUTS, self.n_batch)
         self.batch = Batch(self.n_batch, settings.n_branches, n_features)
@@ -336,8 +337,14 @@ class Context:
         return int(llama_cpp.llama_memory_seq_pos_max(self._memory, seq)) + 1
 
     def begin(self, seq: int) -> int:
-        """The position of the first cell of `seq`; -1 without cells."""
+        """The position of the first cell of `seq`, of a sliding window's cells where there are such; -1 without cells.
+        All positions from there on have cells.
+        """
         return int(llama_cpp.llama_memory_seq_pos_min(self._memory, seq))
+
+    def state_size(self, seq: int) -> int:
+        """Bytes of `save(seq)`."""
+        return int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, seq, 0))
 
     def save(self, seq: int, *, partial: bool = False) -> bytes:
         """The state of a sequence for `restore`. Copies the cells, so it has about their size.
@@ -352,14 +359,15 @@ class Context:
         written = int(llama_cpp.llama_state_seq_get_data_ext(self._pointer, buffer, size, seq, flags))
         return bytes(memoryview(buffer)[:written])
 
-    def restore(self, seq: int, state: bytes, *, partial: bool = False) -> bool:
+    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
         """Restore a state of `save`, with the same `partial`. If it does not fit, clears `seq` and returns False.
 
         A partial state needs the cells of all positions before it, unchanged since `save`. Then call
         `remove(seq, position)`, which succeeds. This is not checked: otherwise logits are wrong without an error.
         """
         flags = int(partial) * llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        content = np.frombuffer(state, np.uint8)  # without a copy: a part of a session is megabytes
+        buffer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         read = int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, buffer, len(state), seq, flags))
         if read and read == len(state):  # 0 means an error
             return True

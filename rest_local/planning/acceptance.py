@@ -161,7 +161,13 @@ def shipped_rates() -> tuple[float, ...]:
     data = json.loads(PRIORS.read_text("utf-8")) if PRIORS.exists() else {}
     if (data.get("lengths"), data.get("rows"), data.get("shares")) != (N_LENGTHS, N_ROWS, N_SHARES):
         return (UNKNOWN,) * (len(SOURCES) * CELLS_PER_SOURCE)
-    rates = {**data["rates"], "model": model_rates(), "grammar": grammar_rates(), "logits": logits_rates()}
+    rates = {
+        "edit": data["rates"]["prediction"],
+        **data["rates"],
+        "model": model_rates(),
+        "grammar": grammar_rates(),
+        "logits": logits_rates(),
+    }
     return tuple(rate for source in SOURCES for rate in rates[source])
 
 

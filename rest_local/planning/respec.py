@@ -28,7 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
+from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.growth import Answers, Asker, Draft, refuse
 from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
@@ -44,6 +44,8 @@ START, THRESHOLD = 0.5, 0.5
 LONGEST = 8  # tokens of a draft at score 1
 CANDIDATES = 4
 _OF_REQUEST = (SOURCE_NUMBER["context"], SOURCE_NUMBER["prediction"])  # their text belongs to the request
+
+SEARCHED = SOURCES[: SOURCES.index("edit")]  # the paper searches text as it stands
 
 MAX_SCORES = 100_000  # places with a score; beyond, all scores are dropped
 
@@ -107,7 +109,7 @@ class ReSpec:
             return Draft(eagle2_tree(sources, at), skipped=True)
         begun, model_time = time.perf_counter(), ModelTime(sources)
         tree = DraftTree(at.leaves)
-        for candidate in self._choose(sources.rows()):
+        for candidate in self._choose(sources.rows(only=SEARCHED)):
             submitted = _add(tree, candidate, at.limit) if candidate.score >= THRESHOLD else 0
             self._proposed.append((candidate, submitted))
         if not len(tree):

@@ -29,7 +29,7 @@ from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
 from rest_local.server.errors import ApiError, from_error, loading, no_such_model
-from rest_local.server.model_info import listed
+from rest_local.server.model_info import list_of, named_row
 from rest_local.server.operations import Endpoint, Operation, Routes, post
 from rest_local.server.page import page
 from rest_local.server.responses.store import Store
@@ -136,7 +136,7 @@ def _nothing_to_see(path: str, router: RouterState) -> Response:
 async def models(request: HttpRequest) -> Response:
     """All models under all their names, loaded or not."""
     router = router_of(request)
-    return json_response({"object": "list", "data": rows(router)})
+    return json_response(list_of(rows(router)))
 
 
 async def model(request: HttpRequest) -> Response:
@@ -154,7 +154,7 @@ def rows(router: RouterState) -> list[dict[str, Any]]:
 
 
 def _row(router: RouterState, entry: Entry, name: str) -> dict[str, Any]:
-    row = listed(name, router.started) | {"status": {"value": entry.status}}
+    row = named_row(name, router.started) | {"status": {"value": entry.status}}
     return row | ({"meta": entry.meta} if entry.meta else {})
 
 

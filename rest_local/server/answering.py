@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -21,6 +21,7 @@ from rest_local.server.answer_fields import new_id, origins, timings, usage
 from rest_local.server.bodies import GenerationBody
 from rest_local.server.errors import ApiError
 from rest_local.server.filters import GROUP_CHARACTERS, TextFilters
+from rest_local.server.keys import owner_of
 from rest_local.server.prompts import check_generates
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import DONE, EVENT_STREAM, EventStream, Pulse, StreamGroup, event, json_response
@@ -92,7 +93,7 @@ class Generating(Asked[BodyT]):
         go on. Raises what `prepare` and `Service.submit` raise, and ServiceClosed if the client disconnects or the
         server stops.
         """
-        pulse, entries = Pulse(), 1
+        pulse, entries, owner = Pulse(), 1, owner_of(request.headers, self.state.settings)
 
         def submit() -> list[Stream]:
             nonlocal entries
@@ -100,7 +101,7 @@ class Generating(Asked[BodyT]):
             try:
                 for made in prepare():
                     entries = max(entries, 1 + (made.logprobs or 0))
-                    streams.append(self.service.submit(made, pulse))
+                    streams.append(self.service.submit(replace(made, owner=owner) if owner else made, pulse))
             except BaseException:
                 for stream in streams:
                     stream.cancel()

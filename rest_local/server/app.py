@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rest_local.errors import RestLocalError
-from rest_local.server import bodies, datastores, messages, model_info
+from rest_local.server import bodies, datastores, messages, model_info, slots
 from rest_local.server.chat import chat_completions
 from rest_local.server.completions import completions
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
@@ -62,6 +62,7 @@ ROUTES: Routes = (
     (post("/datastores/{name}/search", "Find text in a datastore", bodies.SearchBody), datastores.search),
     (post("/datastores/{name}/documents", "Add a document", bodies.DocumentBody), datastores.add_document),
     (delete("/datastores/{name}/documents/{document}", "Remove a document"), datastores.forget_document),
+    *slots.ROUTES,
     (get("/", "The chat page", media="text/html", of_server=True), page),
     *responses.ROUTES,
     *messages.ROUTES,

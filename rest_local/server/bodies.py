@@ -290,6 +290,13 @@ class TokenizeBody(Body):
     with_pieces: bool | None = None
 
 
+class SlotBody(Body):
+    """POST /slots/ID."""
+
+    model: str | None = None
+    filename: str | None = None
+
+
 class DetokenizeBody(Body):
     """POST /detokenize."""
 

@@ -36,6 +36,7 @@ from rest_local.errors import (
     QueueFull,
     RestLocalError,
     ServiceClosed,
+    SlotBusy,
     TemplateFailed,
     Unexpected,
 )
@@ -176,7 +177,7 @@ def _answer(error: RestLocalError) -> ApiError:
         return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
     if isinstance(error, CannotGenerate):
         return ApiError(501, text, code="no_generation")
-    if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed)):
+    if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed, SlotBusy)):
         return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
     if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):
         return ApiError(400, text, code="invalid_value")

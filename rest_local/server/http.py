@@ -100,6 +100,20 @@ class TimedProtocol(H11Protocol):
         super().data_received(data)
         self._update_timer()
 
+    def send_400_response(self, msg: str) -> None:
+        """Bytes came that are no HTTP. A request that is still running ends, as if its client had left, because its
+        answer cannot be sent any more. Neither can uvicorn's text where the request is a HEAD.
+        """
+        begun = False
+        if self.cycle is not None and not self.cycle.response_complete:
+            begun = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not begun:
+            with contextlib.suppress(h11.LocalProtocolError):
+                super().send_400_response(msg)
+        self.transport.close()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._update_timer()
@@ -268,7 +282,8 @@ def log_to_stderr() -> None:
     """Log requests and warnings to stderr as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name, level in (("rest_local.server", logging.INFO), ("uvicorn.error", logging.WARNING)):
+    levels = {"rest_local.server": logging.INFO, "uvicorn.error": logging.WARNING, "python_multipart": logging.ERROR}
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -38,7 +39,7 @@ _SAMPLING = Sampling()
 async def models(request: HttpRequest) -> Response:
     """The names of the model; available while it loads."""
     state = state_of(request)
-    return json_response({"object": "list", "data": [_model(state, name) for name in state.names]})
+    return json_response(list_of([_model(state, name) for name in state.names]))
 
 
 async def model(request: HttpRequest) -> Response:
@@ -50,12 +51,23 @@ async def model(request: HttpRequest) -> Response:
 
 
 def _model(state: State, name: str) -> dict[str, Any]:
-    return listed(name, state.started) | ({} if state.engine is None else {"meta": meta(state.engine)})
+    fields = named_row(name, state.started)
+    if state.engine is not None:
+        fields["meta"] = meta(state.engine)
+    return fields
 
 
-def listed(name: str, created: int) -> dict[str, Any]:
-    """What every row of `GET /v1/models` has. `created`: in seconds since 1970."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "rest-local"}
+def named_row(name: str, started: int) -> dict[str, Any]:
+    """A name of a model in OpenAI's form and Anthropic's. `started`: when the server was, in seconds since 1970."""
+    since = datetime.fromtimestamp(started, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    openai = {"id": name, "object": "model", "created": started, "owned_by": "rest-local"}
+    return openai | {"type": "model", "display_name": name, "created_at": since}
+
+
+def list_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The list of models, in both forms; all of them on one page."""
+    ends = {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {}
+    return {"object": "list", "data": rows, "has_more": False, **ends}
 
 
 def meta(engine: Engine) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def request_of(
         context_shift=bool(extension.context_shift),
         keep_tokens=kept if body.n_keep is None else _kept(body.n_keep, len(prompt)),
         prompt_seconds=_seconds(extension.t_max_prompt_ms),
+        session=body.prompt_cache_key or "",
         background=body.service_tier == "flex",
     )
 

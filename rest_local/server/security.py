@@ -15,14 +15,11 @@ or terminal codes. Query strings are left out.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import contextlib
 import hmac
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -31,6 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rest_local.server.answering import LOG
 from rest_local.server.errors import ApiError
+from rest_local.server.keys import given_keys as given_keys
+from rest_local.server.keys import opens
 from rest_local.server.settings import Settings
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -116,7 +115,7 @@ class Guard:
         return self._uploads.get(scope["path"], self._max_body) if scope["method"] == "POST" else self._max_body
 
     def _wrong(self, scope: Scope, headers: Headers) -> ApiError | None:
-        if self._keys and scope["path"] not in OPEN and not _opens(self._keys, given_keys(headers)):
+        if self._keys and scope["path"] not in OPEN and not opens(self._keys, given_keys(headers)):
             scheme = 'Basic realm="rest-local: the key is the password"' if scope["path"] == "/" else "Bearer"
             message = "give the server's API key as `Authorization: Bearer KEY`"
             return _closing_error(401, message, "invalid_api_key", {"www-authenticate": scheme})
@@ -183,25 +182,6 @@ def _same_origin(origin: str, host: str) -> bool:
     """Whether a page came from this server. http or https, because a proxy in front of it may do TLS."""
     scheme, _, place = origin.lower().partition("://")
     return scheme in ("http", "https") and place == host.strip().lower()
-
-
-def given_keys(headers: Headers) -> list[bytes]:
-    """The keys in a request: a bearer token, `x-api-key`, `api-key`, or the password of a browser's login."""
-    found = [headers[name].encode("latin-1") for name in ("x-api-key", "api-key") if name in headers]
-    scheme, _, value = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        found.append(value.strip().encode("latin-1"))
-    elif scheme.lower() == "basic":
-        with contextlib.suppress(binascii.Error, ValueError):  # not base64, so not a key
-            found.append(base64.b64decode(value, validate=True).partition(b":")[2])
-    return found
-
-
-def _opens(keys: Iterable[bytes], given: Iterable[bytes]) -> bool:
-    """Whether any given key is right. Makes every comparison in constant time, so that timing reveals nothing."""
-    offered = list(given)
-    matches = [hmac.compare_digest(key, one) for key in keys for one in offered]
-    return any(matches)
 
 
 log = logging.getLogger("rest_local.server")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.calibration.corrections import ESTIMATED, GIVEN, Deviations
+from rest_local.calibration.corrections import ESTIMATED, GIVEN, OUTLIER, STEP_ERROR, Deviations
 from rest_local.calibration.cost import FEWEST, SIZES, CostCurve
 from rest_local.calibration.curves import load_curve, shipped
 
@@ -17,18 +17,22 @@ from rest_local.calibration.curves import load_curve, shipped
 @pytest.mark.parametrize("deviations", [GIVEN, ESTIMATED])
 @given(
     st.sampled_from(shipped()),
-    st.one_of(st.floats(3.0, 1000.0), st.floats(1e-3, 1 / 70)),
+    st.one_of(st.floats(1.001, 300.0), st.floats(1e-3, 1 / 70)),
     st.lists(st.sampled_from([2, 3, 4, 5, 8, 13, 20, 33, 64]), min_size=1, max_size=4),
     st.booleans(),
     st.booleans(),
 )
 @settings(deadline=None, max_examples=60)
 def test_ten_batches_correct_a_wrong_speed(
-    deviations: Deviations, name: str, factor: float, sizes: list[int], often: bool, busy: bool
+    deviations: Deviations, name: str, beyond: float, sizes: list[int], often: bool, busy: bool
 ) -> None:
-    """Each read or all read together. Up to 64 times too fast a step of 64 tokens may be due to its size."""
+    """Each read or all read together. Up to 64 times too fast a step of 64 tokens may be due to its size, and so may
+    one that is too slow by no more than the size is uncertain: 1.9 times (GIVEN), 3.13 times (ESTIMATED).
+    """
     curve = load_curve(name)
     true = curve.expected(600)
+    explained = math.exp(OUTLIER * (max(deviations.sizes) + math.hypot(STEP_ERROR, STEP_ERROR)))
+    factor = explained * beyond if beyond > 1 else beyond
     wrong = CostCurve(curve.contexts, curve.ms * factor, deviations)
     for number in range(10):
         n = sizes[number % len(sizes)]

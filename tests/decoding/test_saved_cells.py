@@ -57,6 +57,30 @@ def test_a_later_engine_goes_on_without_evaluating_the_text(tiny_model: TinyMode
     assert stream.result.tokens == expected.result.tokens
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt-oss", "mamba", "lfm2"])
+def test_a_text_that_ends_earlier_is_answered_as_without_the_file(
+    tiny_model: TinyModel, tmp_path: Path, arch: str
+) -> None:
+    """A file has only the cells of the sliding window before its last token: the end cannot be taken back."""
+    model, path = tiny_model(arch), tmp_path / "cells"
+    with open_engine(model) as engine:
+        expected = answer(engine, TEXT)[0]
+        assert engine.save_cells(path)
+    for n in (1, 3, 40):
+        with open_engine(model) as engine:
+            assert engine.load_cells(path)
+            shorter = engine.tokenize(TEXT)[:-n]
+            stream = engine.generate(shorter, max_tokens=12)
+            list(stream)
+        with open_engine(model) as engine:
+            fresh = engine.generate(shorter, max_tokens=12)
+            list(fresh)
+        assert stream.result.tokens == fresh.result.tokens
+    with open_engine(model) as engine:
+        engine.load_cells(path)
+        assert answer(engine, TEXT)[0] == expected
+
+
 def test_the_files_are_private(saved: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in saved.parent.iterdir()} == {0o600}
     assert {path.name for path in saved.parent.iterdir()} == {"x.cells", "x.cells.about"}

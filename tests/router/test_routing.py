@@ -87,7 +87,8 @@ def test_unknown_routes_and_methods_reach_no_model(pair: Routed, path: str, stat
 )
 def test_bad_bodies(routed: Start, files: Files, content: bytes, status: int) -> None:
     live = routed([choice(each) for each in files("one", "two")], settings=Settings(max_body=8192), eager=False)
-    answer = httpx.post(f"{live.url}/completion", content=content, headers={"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{live.url}/completion", content=content, headers=headers, timeout=120)
     assert answer.status_code == status or (content == b"" and answer.status_code == 400)
     assert set(answer.json()) == {"error"}
 
@@ -144,3 +145,15 @@ def test_each_model_has_its_own_options(routed: Start, files: Files) -> None:
     assert live.get("/props?model=one").json()["default_generation_settings"]["n_ctx"] == 512
     assert live.get("/props?model=two").json()["default_generation_settings"]["n_ctx"] == 256
     assert len(live.get("/slots?model=two").json()) == 1
+
+
+def test_the_list_of_models_is_that_of_both_apis(pair: Routed) -> None:
+    anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
+    openai = pytest.importorskip("openai", reason="the package openai is not installed")
+    theirs = anthropic.Anthropic(base_url=pair.url, api_key="any").models.list()
+    assert [(each.id, each.display_name, each.type) for each in theirs] == [
+        (name, name, "model") for name in ("coder", "one", "two")
+    ]
+    assert theirs.data[0].created_at.year >= 2026
+    ours = openai.OpenAI(base_url=f"{pair.url}/v1", api_key="any").models.list()
+    assert [each.id for each in ours] == ["coder", "one", "two"]

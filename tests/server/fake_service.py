@@ -39,6 +39,7 @@ class FakeEngine:
         self.datastores: list[Any] = []
         self.projector = None
         self.offers = Offers()
+        self.sessions_lane = None
 
     def catch_up(self) -> None:
         self.datastores = self.offers.take(self.datastores)

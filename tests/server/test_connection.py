@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import select
 import socket
 from collections.abc import Callable, Iterable
@@ -116,3 +117,22 @@ def test_an_answer_may_take_longer_than_a_request(scripted: Scripted, monkeypatc
             assert part, "cut off"
             said += part
     assert b"late" in said
+
+
+CHUNKED = b" HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\n12345\r\nno size\r\n"
+
+
+@pytest.mark.parametrize("request_line", [b"GET /health", b"POST /completion", b"HEAD /health", b"CONNECT /health"])
+def test_bytes_that_are_no_request_are_no_fault(
+    scripted: Scripted, caplog: pytest.LogCaptureFixture, request_line: bytes
+) -> None:
+    """Found by the fuzzer: the answer to the request before was sent to a connection that was answered already."""
+    live = scripted()
+    with caplog.at_level(logging.INFO):
+        with socket.create_connection(("127.0.0.1", live.port), timeout=60) as client:
+            client.sendall(request_line + CHUNKED)
+            while client.recv(1 << 16):
+                pass
+        assert live.post("/completion", {"prompt": "x"}).status_code == 200
+        live.stop()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

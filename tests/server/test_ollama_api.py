@@ -303,3 +303,13 @@ def test_quantizations(description: str, found: str) -> None:
 
 def test_numbers_of_parameters() -> None:
     assert [counted(n) for n in (0, 999, 22_500, 15_473_152, 7_615_616_512)] == ["0", "999", "22K", "15.47M", "7.6B"]
+
+
+@pytest.mark.parametrize("wanted", [None, -1, -2])
+def test_an_answer_that_shifts_ends_after_ten_contexts(scripted: Callable[..., Live], wanted: int | None) -> None:
+    live = scripted(n_ctx=64)
+    live.service.answer = ["x"]
+    options = {} if wanted is None else {"num_predict": wanted}
+    for path, body in (("/api/generate", {"prompt": "a", "raw": True}), ("/api/generate", {"prompt": "a"})):
+        live.post(path, {"shift": True, "stream": False, "options": options, **body})
+    assert [stream.request.max_tokens for stream in live.service.streams] == [640, 640]

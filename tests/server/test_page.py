@@ -278,7 +278,7 @@ def test_everything_has_a_name_and_enough_contrast(quiet: Live, opened: Open, sc
     page = opened(quiet, color_scheme=scheme)
     ask(page, "hello")
     stream = quiet.service.stream()
-    for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar", "logits"):
+    for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar", "logits", "edit"):
         stream.give(f" {source}", source, origin=None if source == "target" else origin(source=source))
     stream.end()
     expect(page.locator("#status")).to_have_text("Done")

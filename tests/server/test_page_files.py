@@ -41,6 +41,7 @@ def seeing(page: Any) -> None:
     page.route("**/props*", answer)
     page.evaluate("connect()")
     expect(page.locator("#model")).to_contain_text("reads images")
+    expect(page.get_by_role("button", name="Attach text or images")).to_be_visible()
 
 
 def test_a_text_file_is_sent_between_fences_with_its_name(scripted: Callable[..., Live], opened: Open) -> None:

@@ -115,8 +115,8 @@ def test_the_focus_is_always_seen_and_in_order(scripted: Callable[..., Live], op
         assert found["shown"], found
         names.append(found["name"])
         page.keyboard.press("Tab")
-    wanted = ["Skip to the message", "Chat", "Rename", "Delete", "Copy this message", "Edit", "Copy this code"]
-    wanted += ["Copy this answer", "Regenerate", "Message", "Send", "Attach a file"]
+    wanted = ["Skip to the text field", "Chat", "Rename", "Delete", "Copy this message", "Edit", "Copy this code"]
+    wanted += ["Copy this answer", "Regenerate", "Message", "Send", "Attach text files"]
     if width == 1200:
         wanted = [wanted[0], "Plain text", "Keyboard", "New conversation", *wanted[1:], "Temperature", "Top p"]
         wanted += ["API key (kept until this tab is closed)"]
@@ -124,11 +124,13 @@ def test_the_focus_is_always_seen_and_in_order(scripted: Callable[..., Live], op
     assert places == sorted(places)
 
 
-def test_the_skip_link_leads_to_the_message(quiet: Live, opened: Open) -> None:
+def test_the_skip_link_leads_to_the_text_field(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
-    page.locator(".skip").focus()
-    page.keyboard.press("Enter")
-    expect(page.locator("#message")).to_be_focused()
+    for tab, field in (("chat", "message"), ("infill", "before")):
+        page.locator(f"#tab-{tab}").click()
+        page.locator(".skip").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator(f"#{field}")).to_be_focused()
 
 
 def test_an_answer_is_read_aloud_in_whole_sentences(quiet: Live, opened: Open) -> None:

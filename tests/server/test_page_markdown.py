@@ -142,7 +142,7 @@ def test_every_style_has_enough_contrast(quiet: Live, opened: Open, scheme: str)
     page = opened(quiet, color_scheme=scheme, width=375)
     ask(page, "hello")
     stream = quiet.service.stream()
-    for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar", "logits"):
+    for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar", "logits", "edit"):
         stream.give(TEXT, source, origin=None if source == "target" else origin(source=source))
         stream.give("~~~\n")
     stream.end()

@@ -41,7 +41,7 @@ SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", str(time.time_ns() % 10**6)))
 SERVERS = os.environ.get("REST_LOCAL_FUZZ_SERVERS", "scripted,router").split(",")
 CONNECTIONS = {"scripted": 16, "router": 6}
 GENERATED = 8  # bodies of each route that schemathesis makes, of each kind; its own test makes more
-LONGEST_ANSWER = 60.0  # seconds; a whole request without an answer after that is a hang
+LONGEST_ANSWER = 240.0  # seconds; a whole request without an answer after that is a hang
 PROBE_EVERY = 1000
 FORM = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' + (
     b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
@@ -574,9 +574,14 @@ def serve_scripted(port_file: Path) -> None:
     from rest_local.router.batches import Batches
     from rest_local.router.files import Limits
     from rest_local.server import app as model_app
+    from rest_local.server.errors import ApiError
     from rest_local.server.http import HttpServer, listen, log_to_stderr
     from rest_local.server.settings import Settings
-    from rest_local.server.state import State
+    from rest_local.server.state import Scoring, State
+
+    class NoScoring(Scoring):
+        async def scores(self, *_: Any) -> Any:
+            raise ApiError(501, "a model that answers at once scores no prompts")
 
     class Service(FakeService):
         def submit(self, *arguments: Any, **options: Any) -> Any:
@@ -593,6 +598,7 @@ def serve_scripted(port_file: Path) -> None:
     app = model_app.assemble((*model_app.ROUTES, *ROUTES), state, settings, uploads=upload_limits(limits))
     app.state.batches = batches = Batches(port_file.parent / "kept", ask, limits=limits)
     log_to_stderr()
+    state.scoring = NoScoring()
     state.engine = FakeEngine(512)  # type: ignore[assignment]
     state.service = Service(state.engine)  # type: ignore[assignment, arg-type]
     server = HttpServer(app, lambda: None, state.workers.stop)
@@ -621,8 +627,8 @@ def serve_routed(port_file: Path) -> None:
     from rest_local.server.settings import Settings
 
     model = demo_model()
-    choice = ModelChoice("demo", model, partial(Engine.load, model, slots=4), partial(Need, 1 << 30, 0, 0))
-    settings = Settings(port=0, metrics=True, aliases=("*",), max_body=1 << 20)
+    choice = ModelChoice("demo", model, partial(Engine.load, model, slots=4, n_ctx=256), partial(Need, 1 << 30, 0, 0))
+    settings = Settings(port=0, metrics=True, aliases=("coder",), max_body=1 << 20)
     routing = Routing(settings, [choice], kept=port_file.parent / "kept")
     log_to_stderr()
     with listen(settings) as listening:

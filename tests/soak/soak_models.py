@@ -80,7 +80,7 @@ def test_killed_processes_cost_their_own_requests_only(live: Routed) -> None:
 
     user = threading.Thread(target=use_the_other)
     user.start()
-    slowest, before = 0.0, (0.0, 0)
+    slowest, cut, before = 0.0, 0, (0.0, 0)
     try:
         for number in range(KILLS):
             path = rng.choice(sorted(PATHS))
@@ -95,7 +95,10 @@ def test_killed_processes_cost_their_own_requests_only(live: Routed) -> None:
                 os.kill(live.process("killed").pid, signal.SIGKILL)
                 rest = [line for line in lines if line]
                 slowest = max(slowest, time.monotonic() - begun)
-            assert "model_crashed" in rest[-1], (path, rest[-3:])
+            # Anthropic's API has no way to go on after the end token, so such an answer may have been complete.
+            complete = path == "/v1/messages" and "message_stop" in rest[-1]
+            assert complete or "model_crashed" in rest[-1], (path, rest[-3:])
+            cut += not complete
             if number == WARM_UP:
                 before = (resident_mb(), len(os.listdir("/proc/self/fd")))
     finally:
@@ -108,8 +111,10 @@ def test_killed_processes_cost_their_own_requests_only(live: Routed) -> None:
     assert live.entry("killed").users == live.entry("other").users == 0
     after = (resident_mb(), len(os.listdir("/proc/self/fd")))
     left = [path.name for path in live.routing.folder.iterdir()]
-    print(f"\n{KILLS} kills: slowest error {1e3 * slowest:.0f} ms, memory {before[0]:.0f} to {after[0]:.0f} MB, "
-          f"descriptors {before[1]} to {after[1]}, files {len(left)}")  # fmt: skip
+    print(
+        f"\n{KILLS} kills, {cut} in mid-answer: slowest error {1e3 * slowest:.0f} ms, memory {before[0]:.0f} to "
+        f"{after[0]:.0f} MB, descriptors {before[1]} to {after[1]}, files {len(left)}"
+    )
     assert slowest < LIMIT_SECONDS
     assert after[0] - before[0] < GROWTH_MB
     assert after[1] - before[1] < 8

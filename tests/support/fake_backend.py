@@ -59,6 +59,7 @@ class FakeBackend:
         self.n_cells = n_ctx
         self.n_ctx, self.n_branches, self.n_batch, self.n_vocab = n_ctx, n_branches, n_batch, N_VOCAB
         self.max_outputs = min(64, n_batch)
+        self.n_swa = 0
         self.batch = Batch(n_batch, n_branches)
         self.cells: list[Cell] = []
         self.failures: dict[int, int | BaseException] = {}

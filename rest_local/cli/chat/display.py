@@ -27,7 +27,7 @@ RENDERING_SHARE = 0.1  # of the time that may go into rendering: it takes the pr
 LONG_QUESTION = 4000  # characters, about a thousand tokens: seconds on a CPU
 COLOURS = {
     "datastore": "green", "context": "cyan", "history": "blue", "prediction": "yellow", "model": "magenta",
-    "grammar": "bright_black", "logits": "bright_cyan",
+    "grammar": "bright_black", "logits": "bright_cyan", "edit": "bright_yellow",
 }  # fmt: skip
 
 

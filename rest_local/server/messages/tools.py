@@ -38,16 +38,18 @@ def openai_tools(tools: Sequence[JsonObject], choice: ToolChoice | None) -> list
     """The tools that are offered. Raises ApiError 400, which names the place."""
     offered, left_out = [], {}
     for number, tool in enumerate(tools):
-        place, kind = f"tools[{number}]", tool.get("type") or "custom"
+        place, kind, name = f"tools[{number}]", tool.get("type") or "custom", tool.get("name")
         if not isinstance(kind, str):
             raise wrong(f"{place}.type", "give text")
         if kind.startswith(_RUN_THERE):
-            left_out[tool.get("name")] = (place, kind)
+            left_out[name if isinstance(name, str) else kind] = (place, kind)
+        elif not isinstance(name, str) or not name:
+            raise wrong(f"{place}.name", "give a name")
         else:
-            offered.append(_function(tool, kind, place))
+            offered.append(_function(tool, kind, name, place))
     wanted = choice.name if choice is not None and choice.type == "tool" else None
     if left_out and (not offered or wanted in left_out):
-        place, kind = left_out.get(wanted) or next(iter(left_out.values()))
+        place, kind = left_out.get(wanted or "") or next(iter(left_out.values()))
         raise wrong(f"{place}.type", f"{kind[:64]} runs on Anthropic's servers, not on this one")
     return offered
 
@@ -65,10 +67,7 @@ def openai_choice(choice: ToolChoice | None, offered: Sequence[JsonObject]) -> A
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _function(tool: JsonObject, kind: str, place: str) -> JsonObject:
-    name = tool.get("name")
-    if not isinstance(name, str) or not name:
-        raise wrong(f"{place}.name", "give a name")
+def _function(tool: JsonObject, kind: str, name: str, place: str) -> JsonObject:
     if kind == "custom":
         description, schema = tool.get("description") or "", tool.get("input_schema")
         if not isinstance(description, str):

@@ -74,6 +74,7 @@ async def _conversation(
     messages: Callable[[], Sequence[Message]],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[Generating[Any], Chat]:
+    _bound(request, body)
     # In a thread, because images may have megabytes.
     translated = await anyio.to_thread.run_sync(lambda: chat_body(body, messages(), tools))
     asked = Generating.of(request, translated)
@@ -84,6 +85,7 @@ async def _continued(request: HttpRequest, body: GenerateBody, began: float) -> 
     """The continuation of text that no template changes."""
     if body.images:
         raise ApiError(400, "images: they need a chat template; leave out raw and suffix", param="images")
+    _bound(request, body)
     asked: Generating[GenerationBody] = Generating.of(request, plain_body(body))
     engine, made = asked.engine, []
 
@@ -101,6 +103,16 @@ async def _continued(request: HttpRequest, body: GenerateBody, began: float) -> 
     context = None if body.raw or body.suffix else made[0].prompt
     answer = GenerateLines(asked, streams.streams, None, ignored(body), began, context)
     return await answer.respond(request, streams)
+
+
+CONTEXTS = 10  # that an answer without a limit may fill, as in Ollama, where old text is dropped
+
+
+def _bound(request: HttpRequest, body: AnswerBody) -> None:
+    """Limit an answer that would otherwise go on until the model ends it. Raises ApiError 503 while the model loads."""
+    if body.shift and (body.options.num_predict is None or body.options.num_predict < 0):
+        _, engine = state_of(request).loaded()
+        body.options.num_predict = CONTEXTS * engine.n_ctx
 
 
 def _top(body: AnswerBody) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rest_local.server.responses.fields import bad, text_of
+from rest_local.server.responses.lark_text import expression_of
 
 
 def schema_of_text(wanted: Mapping[str, Any], place: str) -> tuple[dict[str, Any], str, bool]:
@@ -28,9 +29,10 @@ def schema_of_text(wanted: Mapping[str, Any], place: str) -> tuple[dict[str, Any
     if syntax not in ("lark", "regex"):
         raise bad(f"{place}.syntax", 'give "lark" or "regex"')
     note = f"The argument `input` is the text of the call. It must match this {syntax} grammar:\n{definition}"
-    if syntax == "regex":
-        return plain | {"pattern": f"^(?:{definition})$"}, note, True
-    return plain, note, False
+    expression = definition if syntax == "regex" else expression_of(definition)
+    if expression is None:
+        return plain, note, False
+    return plain | {"pattern": f"^(?:{expression})$"}, note, True
 
 
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')

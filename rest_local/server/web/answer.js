@@ -9,6 +9,7 @@ const LEGEND = {
   prediction: ["prediction", "text that you expect"],
   drafter: ["draft model", "a smaller model"],
   grammar: ["grammar", "text that the grammar forces"],
+  edit: ["edited text", "a file or an old text of this conversation, as it is written now"],
   logits: ["recycled logits", "what was likely after the same token before"],
 };
 const CHAT = "/v1/chat/completions";

@@ -23,6 +23,10 @@ tabs.forEach((tab, place) => {
     select(tabs.at(to % tabs.length).getAttribute("aria-controls"), true);
   });
 });
+document.querySelector(".skip").addEventListener("click", event => {
+  event.preventDefault();
+  document.querySelector("[role=tabpanel]:not([hidden]) form textarea").focus();
+});
 $("to-complete").addEventListener("click", () => select("complete", true));
 $("notice").lastElementChild.addEventListener("click", () => say(null));
 

@@ -81,12 +81,17 @@ function awaitModel() {
 
 const server = { models: [], model: "", chosen: "", vision: false, defaults: {} }; // model: its name; chosen: as a request names it
 
+let connecting = 0; // counts, because what an earlier choice of a model is answered may come late
+
 async function connect() {
   const before = noticed; // a problem that appears meanwhile belongs to a request, and stays
+  const turn = connecting += 1;
   try {
     listModels((await (await call("/v1/models")).json()).data);
     const query = server.chosen ? `?model=${encodeURIComponent(server.chosen)}` : "";
     const props = await (await call(`/props${query}`)).json(), settings = props.default_generation_settings;
+    const datastores = (await (await call(`/datastores${query}`)).json()).data;
+    if (turn !== connecting) return;
     const slots = props.total_slots, alias = server.chosen || props.model_alias;
     server.model = alias;
     server.vision = Boolean(props.modalities && props.modalities.vision);
@@ -97,10 +102,11 @@ async function connect() {
     $("no-template").hidden = chats;
     document.querySelector("[data-mode=chat]").hidden = !chats;
     if (!chats && !$("chat").hidden) select("complete");
-    $("attach-file").accept = server.vision ? "" : ".txt,.md,.py,.js,.ts,.c,.h,.cpp,.rs,.go,.java,.json,.csv,.toml,.yaml,.html,.css,.sh,text/*";
-    listDatastores((await (await call(`/datastores${query}`)).json()).data);
+    $("attach").textContent = server.vision ? "Attach text or images" : "Attach text files";
+    listDatastores(datastores);
     if (noticed === before) say(null);
   } catch (problem) {
+    if (turn !== connecting) return;
     $("model").textContent = { loading: "loading the model", key: "waiting for a key" }[problem.code] || "not connected";
     say(problem);
   }
@@ -118,6 +124,8 @@ function listModels(rows) {
     return option;
   }));
   if (server.chosen) $("model-choice").value = server.chosen;
+  const { status } = rows.find(row => row.id === (server.chosen || names[0])) || {};
+  if (status && status.value !== "loaded") $("model").textContent = "loading the model"; // by the next call
 }
 
 $("model-choice").addEventListener("change", () => {

@@ -54,6 +54,7 @@ show_raw_agent_reasoning = true
 name = "rest-local"
 base_url = "{url}/v1"
 wire_api = "responses"
+stream_idle_timeout_ms = 3600000
 request_max_retries = 0
 stream_max_retries = 0
 """

@@ -338,6 +338,20 @@ def test_a_forced_custom_call_keeps_its_expression(demo: Live) -> None:
     assert word.endswith('"\n')
 
 
+def test_a_forced_custom_call_keeps_its_grammar(demo: Live) -> None:
+    grammar = 'start: "*** Begin" LF line~1..2 "*** End" LF?\nline: ("+" | "-") /[a-z]{1,4}/ LF\n%import common.LF\n'
+    form = {"type": "grammar", "syntax": "lark", "definition": grammar}
+    with client_of(demo) as client:
+        made = client.responses.create(
+            model="demo", input="Hi", tools=[{"type": "custom", "name": "patch", "format": form}],
+            tool_choice="required", max_output_tokens=300, parallel_tool_calls=False,
+        )  # fmt: skip
+    lines = made.output[-1].input.rstrip("\n").split("\n")
+    assert (lines[0], lines[-1]) == ("*** Begin", "*** End")
+    assert 1 <= len(lines[1:-1]) <= 2
+    assert all(line[0] in "+-" and line[1:].isalpha() for line in lines[1:-1])
+
+
 def test_a_limit_leaves_an_answer_incomplete(demo: Live) -> None:
     with client_of(demo) as client:
         made = client.responses.create(model="demo", input="def add(a, b):", max_output_tokens=2, temperature=0)

@@ -1,0 +1,279 @@
+"""Transcripts of coding agents, made from the history of git repositories: a file is read, then it is edited.
+
+Each change of a file becomes one transcript in each `Format`: the client's way to show a file to the model and the
+model's way to write the change. The prompt is the conversation up to the edit, in ChatML: instructions, an earlier edit
+of the same repository in the same format (so that the frame of a call was seen before), another file that was read,
+and the file itself. The answer is a sentence and the edit. Nothing here comes from a model, so what is missing is what
+models do between edits: long thoughts, searches, wrong edits.
+
+The formats are those of aider, Cline, Claude Code and Codex, as their sources have them; calls are written as models
+write them (`rest_local.chat.tools`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rest_local.bench.recorded import Recorded
+from rest_local.bench.workload import _Blobs, _edits
+from rest_local.chat.tools.format import write_calls
+from rest_local.chat.tools.gemma import GEMMA
+from rest_local.chat.tools.pythonic import PYTHONIC
+from rest_local.chat.tools.qwen import QWEN
+from rest_local.llama.vocabulary import Vocabulary
+
+LONGEST = 12 * 2**10  # bytes of a file
+WriteCalls = Callable[[Sequence[Mapping[str, Any]]], str]
+
+
+class Change(NamedTuple):
+    """One changed file."""
+
+    path: str
+    message: str
+    old: str
+    new: str
+
+
+class Hunk(NamedTuple):
+    """Lines that are replaced, with unchanged lines around them. `marked`: as in a patch."""
+
+    old: str
+    new: str
+    marked: str
+    heading: str
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a client shows files and how an edit is written.
+
+    show     the part of the conversation in which the model reads a file: path, text
+    write    the answer: a change
+    """
+
+    name: str
+    show: Callable[[str, str], str]
+    write: Callable[[Change], str]
+
+
+def hunks(old: str, new: str, around: int, heading: bool = False) -> list[Hunk]:
+    """The changes between two texts, each with `around` unchanged lines, or more until its old text occurs once."""
+    a, b = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    matcher = SequenceMatcher(None, a, b, autojunk=False)
+    found = []
+    for group in matcher.get_grouped_opcodes(around):
+        before, after = a[group[0][1] : group[-1][2]], b[group[0][3] : group[-1][4]]
+        first, at_new = group[0][1], group[0][3]
+        extra: list[str] = []
+        while old.count("".join(extra + before)) > 1 and first and a[first - 1] == b[at_new - 1]:
+            first, at_new = first - 1, at_new - 1
+            extra.insert(0, a[first])
+        marked = [" " + line for line in extra]
+        for kind, i1, i2, j1, j2 in group:
+            if kind == "equal":
+                marked += [" " + line for line in a[i1:i2]]
+            else:
+                marked += ["-" + line for line in a[i1:i2]] + ["+" + line for line in b[j1:j2]]
+        above = next((line for line in reversed(a[:first]) if line.startswith(("def ", "class "))), "")
+        found.append(Hunk("".join(extra + before), "".join(extra + after), "".join(map(_ended, marked)), above.strip()))
+    return found
+
+
+def _ended(line: str) -> str:
+    return line if line.endswith("\n") else line + "\n"
+
+
+def _numbered(text: str, width: int, mark: str) -> str:
+    return "\n".join(f"{n:{width}}{mark}{line}" for n, line in enumerate(text.split("\n"), 1))
+
+
+def _turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def _call(name: str, arguments: Mapping[str, Any], write: WriteCalls = write_calls) -> str:
+    return write([{"name": name, "arguments": arguments}])
+
+
+def _by_tool(name: str, key: str, numbered: Callable[[str], str], write: WriteCalls) -> Callable[[str, str], str]:
+    """A file that is read by a call of a tool."""
+
+    def show(path: str, text: str) -> str:
+        call = _turn("assistant", "I will read the file.\n" + _call(name, {key: path}, write))
+        return call + _turn("user", f"<tool_response>\n{numbered(text)}\n</tool_response>")
+
+    return show
+
+
+def _claude(text: str) -> str:
+    return _numbered(text, 6, "\N{RIGHTWARDS ARROW}")
+
+
+def _raw(text: str) -> str:
+    return text
+
+
+def _edit(write: WriteCalls = write_calls, around: int = 2) -> Callable[[Change], str]:
+    def answer(change: Change) -> str:
+        calls = [
+            {
+                "name": "Edit",
+                "arguments": {"file_path": "/repo/" + change.path, "old_string": h.old, "new_string": h.new},
+            }
+            for h in hunks(change.old, change.new, around)
+        ]
+        return "I will make the change.\n" + write(calls)
+
+    return answer
+
+
+def _multi_edit(change: Change) -> str:
+    edits = [{"old_string": h.old, "new_string": h.new} for h in hunks(change.old, change.new, 2)]
+    return "I will make the change.\n" + _call("MultiEdit", {"file_path": "/repo/" + change.path, "edits": edits})
+
+
+def _write(write: WriteCalls = write_calls) -> Callable[[Change], str]:
+    def answer(change: Change) -> str:
+        arguments = {"file_path": "/repo/" + change.path, "content": change.new}
+        return "I will write the file.\n" + _call("Write", arguments, write)
+
+    return answer
+
+
+def _cline_show(path: str, text: str) -> str:
+    call = _turn("assistant", f"I will read the file.\n<read_file>\n<path>{path}</path>\n</read_file>")
+    return call + _turn("user", f"[read_file for '{path}'] Result:\n{_numbered(text, 0, ' | ')}")
+
+
+def _cline_replace(change: Change) -> str:
+    blocks = "".join(
+        f"------- SEARCH\n{_ended(h.old)}=======\n{_ended(h.new)}+++++++ REPLACE\n"
+        for h in hunks(change.old, change.new, 2)
+    )
+    return (
+        f"I will make the change.\n<replace_in_file>\n<path>{change.path}</path>\n"
+        f"<diff>\n{blocks}</diff>\n</replace_in_file>"
+    )
+
+
+def _cline_write(change: Change) -> str:
+    return (
+        f"I will write the file.\n<write_to_file>\n<path>{change.path}</path>\n"
+        f"<content>\n{_ended(change.new)}</content>\n</write_to_file>"
+    )
+
+
+def _aider_show(path: str, text: str) -> str:
+    return _turn("user", f"I have added this file to the chat:\n\n{path}\n```\n{_ended(text)}```\n") + _turn(
+        "assistant", "Ok."
+    )
+
+
+def _aider_diff(change: Change) -> str:
+    return "I will make the change.\n\n" + "\n".join(
+        f"{change.path}\n```python\n<<<<<<< SEARCH\n{_ended(h.old)}=======\n{_ended(h.new)}>>>>>>> REPLACE\n```\n"
+        for h in hunks(change.old, change.new, 3)
+    )
+
+
+def _aider_whole(change: Change) -> str:
+    return f"I will make the change.\n\n{change.path}\n```\n{_ended(change.new)}```\n"
+
+
+def _patch(change: Change) -> str:
+    blocks = "".join(f"@@ {h.heading}".rstrip() + f"\n{h.marked}" for h in hunks(change.old, change.new, 3))
+    patch = f"*** Begin Patch\n*** Update File: {change.path}\n{blocks}*** End Patch"
+    return "I will make the change.\n" + _call("shell", {"command": ["apply_patch", patch]})
+
+
+def _codex_show(path: str, text: str) -> str:
+    call = _turn("assistant", _call("shell", {"command": ["cat", path]}))
+    result = json.dumps({"output": text, "metadata": {"exit_code": 0}}, ensure_ascii=False)
+    return call + _turn("user", f"<tool_response>\n{result}\n</tool_response>")
+
+
+def _claude_show(write: WriteCalls = write_calls) -> Callable[[str, str], str]:
+    return _by_tool("Read", "file_path", _claude, write)
+
+
+FORMATS = (
+    Format("aider, search/replace", _aider_show, _aider_diff),
+    Format("aider, whole file", _aider_show, _aider_whole),
+    Format("Cline, replace_in_file", _cline_show, _cline_replace),
+    Format("Cline, write_to_file", _cline_show, _cline_write),
+    Format("Claude Code, Edit", _claude_show(), _edit()),
+    Format("Claude Code, MultiEdit", _claude_show(), _multi_edit),
+    Format("Claude Code, Write", _claude_show(), _write()),
+    Format("Codex, apply_patch", _codex_show, _patch),
+)
+OTHER_CALLS = tuple(
+    Format(f"{name}, {what}", _claude_show(write), make(write))
+    for name, write in (("Qwen calls", QWEN.write), ("Gemma calls", GEMMA.write), ("Python calls", PYTHONIC.write))
+    for what, make in (("Edit", _edit), ("Write", _write))
+)
+
+
+def changes_of(repository: Path, skip: int, most: int) -> list[Change]:
+    """Changes of text files in the history of HEAD, the newest first, without the first `skip` of them."""
+    found = []
+    with _Blobs(repository) as blobs:
+        for edit in _edits(repository):
+            old, new = blobs.text(edit.old), blobs.text(edit.new)
+            if old is None or new is None or old == new or max(len(old), len(new)) > LONGEST:
+                continue
+            found.append(Change(edit.path, edit.message.strip(), old, new))
+            if len(found) == skip + most + 1:  # one more, as the earlier edit of the last
+                break
+    return found[skip:]
+
+
+def transcripts(changes: Sequence[Change], form: Format, vocabulary: Vocabulary) -> Iterator[Recorded]:
+    """A transcript of each change but the last."""
+    for change, earlier in pairwise(changes):
+        prompt = (
+            _turn("system", f"You are a coding agent. You edit files in the format of {form.name}.")
+            + _turn("user", earlier.message)
+            + form.show(earlier.path, earlier.old)
+            + _turn("assistant", form.write(earlier))
+            + _turn("user", change.message)
+            + form.show(change.path, change.old)
+            + "<|im_start|>assistant\n"
+        )
+        tokens = [vocabulary.tokenize(text, special=True).tolist() for text in (prompt, form.write(change))]
+        yield Recorded(change.path, tokens[0], tokens[1])
+
+
+NAME = re.compile(r"\b[a-z_][a-z_0-9]{3,}\b")
+
+
+def renames_of(folder: Path, skip: int, most: int) -> list[Change]:
+    """Changes that are made here: in Python files of a folder, a regular sample of those of medium size, the most
+    common name of the file's own functions and variables becomes another one.
+    """
+    files = [file for file in sorted(folder.rglob("*.py")) if 2_000 < file.stat().st_size < LONGEST]
+    found = []
+    for file in files[:: max(1, len(files) // (4 * (skip + most + 1)))]:
+        text = file.read_text("utf-8", "replace")
+        own = set(re.findall(r"\b(?:def|for) ([a-z_][a-z_0-9]{3,})\b", text)) | set(
+            re.findall(r"^\s+([a-z_][a-z_0-9]{3,}) = ", text, re.MULTILINE)
+        )
+        names = Counter(name for name in NAME.findall(text) if name in own)
+        if not names or not 2 <= names.most_common(1)[0][1] <= 12:
+            continue
+        name = names.most_common(1)[0][0]
+        other = "current_" + name.lstrip("_")
+        new = re.sub(rf"\b{name}\b", other, text)
+        path = str(file.relative_to(folder))
+        found.append(Change(path, f"Rename {name} to {other} in {path}.", text, new))
+        if len(found) == skip + most + 1:
+            break
+    return found[skip:]

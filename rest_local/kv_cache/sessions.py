@@ -1,0 +1,336 @@
+"""Sessions: the texts of slots on disk, so that a restart, an unload or an eviction does not cost evaluating them.
+
+- *Saved* is what a slot loses (it is evicted, or another text takes its place), what is idle for IDLE_S, and all of it
+  at the end: each part that is not on disk yet. Nothing is written while a conversation goes on.
+- *Restored* is what the files hold of a prompt beyond what any slot holds, part by part between the passes of other
+  requests. The rest of the prompt is evaluated.
+- Only texts that are worth it: of LEAST_TOKENS and more, or of a session that has a name.
+- A text has the tokens on disk that it had in memory, so that what follows is evaluated in the same batches: in exact
+  settings the answer after a restore has the bits of the one without it.
+- The thread that decodes copies cells, and nothing else; `session_files` hashes, writes and reads in threads of its
+  own. A part takes 0.4 ms of it for the demo model (0.4 MB), by the bytes some 5 ms for a model of 8B (16 MB).
+
+Where the memory cannot be cut back (recurrent state), a text is one file: the state after its last token and the
+checkpoints before it. It is found where the prompt begins with the whole text, or with that of a checkpoint.
+
+Of a text with images, what comes before the first one is kept.
+
+An owner is who may have a text restored: on a server that other machines reach, the client's key. Without an owner, a
+text is not written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, TimeoutError
+
+from rest_local.drafting.tree import common_prefix
+from rest_local.kv_cache.session_files import PART, Names, SessionFiles, Unusable
+from rest_local.kv_cache.slot import Slot
+from rest_local.llama.placeholders import is_placeholder
+
+log = logging.getLogger("rest_local.sessions")
+
+LEAST_TOKENS = 1024  # of a text without a name: evaluating fewer takes a GPU less than a second
+LEAST_RESTORED = PART  # tokens that a file has to hold beyond the slots
+IDLE_S = 30.0  # an agent calls again within seconds, and a text that is about to grow is written then
+LOSS_S = 1.0  # that requests wait at most while a text is saved that a slot is losing; the rest of it is lost
+STOP_S = 10.0  # that the end may take; a service manager waits 40 s, 30 of them for answers
+SHARE = 0.05  # of the time of passes that may go into saving idle slots meanwhile
+AHEAD = 4  # parts that are read ahead
+LARGEST_STATE = 1 << 30  # bytes: the state of a text that is one file is copied in memory
+
+
+class Restoring:
+    """What is read into a slot. `advance` until it is True."""
+
+    def __init__(self, sessions: Sessions, slot: Slot, names: Sequence[str], n_parts: int) -> None:
+        """`names`: of parts of the slot's text, the first of which begins at or before its first missing token. Those
+        after `n_parts` of the whole text is its end.
+        """
+        self._sessions, self._slot = sessions, slot
+        self._end_at = n_parts * sessions.files.part
+        self._names = deque(names)
+        self._reads: deque[Future[memoryview | None]] = deque()
+        self._begun, self._before = time.perf_counter(), slot.n_past
+        self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        while self._names and len(self._reads) < AHEAD:
+            self._reads.append(self._sessions.files.get(self._names.popleft()))
+
+    def advance(self, seconds: float, patient: bool) -> bool:
+        """Have more of the text in the slot, for about so long; whether that was all. `patient`: wait for the files."""
+        over = time.perf_counter() + seconds
+        while self._reads:
+            if not patient and not self._reads[0].done():
+                return False
+            try:
+                state = self._reads[0].result(max(over - time.perf_counter(), 0.0))
+            except TimeoutError:
+                return False
+            self._reads.popleft()
+            self._read_ahead()
+            if state is None or not self._add(state):
+                break
+            if time.perf_counter() >= over and self._reads:
+                return False
+        self.end()
+        return True
+
+    def _add(self, state: memoryview) -> bool:
+        slot, part = self._slot, self._sessions.files.part
+        if slot.n_past < self._end_at:
+            return self._sessions.add_part(slot, state, (slot.n_past // part + 1) * part)
+        tokens, state = end_of(state)
+        end = slot.n_past + common_prefix(tokens, slot.tokens[slot.n_past : -1])
+        return end > slot.n_past and self._sessions.add_part(slot, state, end)
+
+    def end(self) -> None:
+        """Read no more."""
+        for read in self._reads:
+            read.cancel()
+        self._reads.clear()
+        self._names.clear()
+        self._sessions.note_restored(self._slot.n_past - self._before, time.perf_counter() - self._begun)
+
+
+class Sessions:
+    """Those of one context, for the thread that decodes. `shares`: memory can be cut back."""
+
+    def __init__(self, files: SessionFiles, slots: Sequence[Slot], shares: bool) -> None:
+        self.files = files
+        self.restored = 0  # tokens
+        self.evict: Callable[[], bool] = lambda: False  # free an idle slot, if there is one
+        self._slots, self._shares = slots, shares
+        self._saving = True
+        self._budget = 0.0  # seconds
+        self._marks: dict[str, list[tuple[int, str]]] = {}  # by file: where a text can be gone on with
+
+    # Restoring
+
+    def restore(self, slot: Slot) -> Restoring | None:
+        """Begin to have more of the text of the slot in it, where there is more on disk. The last token is left to be
+        evaluated. None: there is nothing, or it is done.
+        """
+        if slot.owner is None:
+            return None
+        text = _before_images(slot.tokens[: len(slot.tokens) - 1])
+        if len(text) < slot.n_past + LEAST_RESTORED:
+            return None
+        if not self._shares:
+            self._restore_whole(slot, text)
+            return None
+        part = self.files.part
+        first = slot.n_past // part
+        names = self.files.names(text, slot.owner.id)
+        end = first
+        while end < len(names.parts) and self.files.has(names.parts[end]):
+            end += 1
+        if end * part < slot.n_past + LEAST_RESTORED:
+            return None
+        found = names.parts[:end]
+        if self.files.has(names.ends[end]):
+            found.append(names.ends[end])
+        self.files.touch(found)
+        return Restoring(self, slot, found[first:], end)
+
+    def add_part(self, slot: Slot, state: memoryview, end: int) -> bool:
+        """Have a part of the text of a slot in it, up to `end`; where there is no room, in the place of idle slots."""
+        while not slot.add_part(state, end):
+            if not self.evict():
+                return False
+        slot.n_saved = slot.n_past
+        return True
+
+    def note_restored(self, n: int, seconds: float) -> None:
+        """So many tokens were restored."""
+        self.restored += n
+        if n:
+            log.info("restored %d tokens of a session in %.2f s", n, seconds)
+
+    def _restore_whole(self, slot: Slot, text: list[int]) -> None:
+        assert slot.owner is not None
+        begun, best, best_name = time.perf_counter(), slot.n_past + LEAST_RESTORED - 1, ""
+        names: dict[int, str] = {}  # of the beginnings of this text, by their length
+        for file in self.files.present():
+            for n, name in self._marks_of(file):
+                if best < n <= len(text):
+                    names[n] = names.get(n) or self.files.name_of(text[:n], slot.owner.id)
+                    if names[n] == name:
+                        best, best_name = n, file
+        if not best_name:
+            return
+        state = self.files.get(best_name).result()
+        if state is None:  # then the file is gone: there may be another
+            self._marks[best_name] = []
+            self._restore_whole(slot, text)
+            return
+        self.files.touch([best_name])
+        head, states = whole_of(state)
+        marks = [n for n, _ in head]
+        if slot.load_states(list(zip(marks, states, strict=True)), best):
+            slot.n_saved = slot.n_past
+            self.note_restored(best, time.perf_counter() - begun)
+
+    def _marks_of(self, file: str) -> list[tuple[int, str]]:
+        """Where a text can be gone on with: lengths, and the names of the texts up to there."""
+        marks = self._marks.get(file)
+        if marks is None:
+            if len(self._marks) > 4096:
+                self._marks.clear()
+            marks = self._marks[file] = self.files.read_head(file, _marks)
+        return marks
+
+    # Saving
+
+    def lose(self, slot: Slot) -> None:
+        """The slot is about to lose what it holds: save it."""
+        self.save(slot, LOSS_S)
+
+    def save(self, slot: Slot, seconds: float, first: int = 0) -> bool:
+        """Save what is not on disk of the text of a slot, from part `first` on, for so long at most; whether all is."""
+        over = time.perf_counter() + seconds
+        if not self._is_worth_it(slot):
+            return True
+        assert slot.owner is not None
+        if not self._shares:
+            return self._save_whole(slot)
+        text = _before_images(slot.tokens[: slot.n_past])
+        part, names = self.files.part, self.files.names(text, slot.owner.id)
+        for place, name in enumerate(names.parts[first:], first):
+            if not self.files.has(name):
+                if not self.files.wait_for_room(over - time.perf_counter()) or not self.files.writes:
+                    return False
+                state = slot.part(place * part, (place + 1) * part)
+                if not state:
+                    break  # what follows is of no use without it
+                self.files.put(name, state, place)
+                if time.perf_counter() >= over:
+                    slot.n_saved = (place + 1) * part
+                    return False
+        else:
+            self._save_end(slot, text, names)
+        slot.n_saved = slot.n_past
+        return True
+
+    def _save_end(self, slot: Slot, text: Sequence[int], names: Names) -> None:
+        """Save what follows the whole parts."""
+        place = len(names.parts)
+        begin = place * self.files.part
+        if begin < len(text) and (state := slot.part(begin, len(text))):
+            self.files.put(names.ends[-1], end(text[begin:], state), place)
+
+    def _is_worth_it(self, slot: Slot) -> bool:
+        owner, least = slot.owner, LEAST_TOKENS
+        if owner is None or not self._saving or not self.files.writes:
+            return False
+        if owner.named:
+            least = PART
+        return slot.n_past >= least and slot.n_past > slot.n_saved
+
+    def _save_whole(self, slot: Slot) -> bool:
+        assert slot.owner is not None
+        name = self.files.name_of(slot.tokens[: slot.n_past], slot.owner.id)
+        if not self.files.has(name) and len(_before_images(slot.tokens)) >= slot.n_past:
+            states = slot.states(LARGEST_STATE)
+            if states is None:
+                slot.n_saved = slot.n_past
+                return True
+            marks = [(n, self.files.name_of(slot.tokens[:n], slot.owner.id)) for n, _ in states]
+            self.files.wait_for_room(LOSS_S)
+            self.files.put(name, whole(marks, [state for _, state in states]))
+            self._marks[name] = marks
+        slot.n_saved = slot.n_past
+        return True
+
+    # When
+
+    def wakes_in(self) -> float | None:
+        """Seconds until there is an idle slot to save; 0: now. None: none."""
+        now = time.monotonic()
+        waits = [max(slot.idle_since + IDLE_S - now, 0.0) for slot in self._unsaved()]
+        return min(waits, default=None)
+
+    def _unsaved(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot.idle_since and self._is_worth_it(slot)]
+
+    def use_idle_time(self, seconds: float) -> None:
+        """Save idle slots for so long."""
+        now = time.monotonic()
+        for slot in self._unsaved():
+            if now - slot.idle_since >= IDLE_S:
+                self.save(slot, seconds, slot.n_saved // self.files.part)
+                return
+
+    def after_pass(self, seconds: float) -> None:
+        """A pass took so long: save a little of an idle slot, where that takes SHARE of the time of passes at most."""
+        self._budget = min(self._budget + SHARE * seconds, 0.1)
+        if self._budget > 0 and self.wakes_in() == 0.0:
+            begun = time.perf_counter()
+            self.use_idle_time(0.0)
+            self._budget -= time.perf_counter() - begun
+
+    def stop_saving(self) -> None:
+        """What the cells hold is not known any more."""
+        self._saving = False
+
+    def close(self) -> None:
+        """Save all that is held, the newest first; a second call does nothing."""
+        over = time.perf_counter() + STOP_S
+        try:
+            for slot in sorted(self._slots, key=lambda slot: -slot.idle_since):
+                self.save(slot, over - time.perf_counter())
+        finally:
+            self._saving = False
+            self.files.close(max(over - time.perf_counter(), 1.0))
+
+
+def _before_images(tokens: list[int]) -> list[int]:
+    """The text before the first image: an image is kept whole or not at all, and may take fewer positions than rows."""
+    if not tokens or min(tokens) >= 0:
+        return tokens
+    return tokens[: next(place for place, token in enumerate(tokens) if is_placeholder(token))]
+
+
+def end(tokens: Sequence[int], state: bytes) -> bytes:
+    """The content of a file of the end of a text: its tokens in a line of JSON, and its state."""
+    return json.dumps(list(tokens)).encode() + b"\n" + state
+
+
+def end_of(content: memoryview) -> tuple[list[int], memoryview]:
+    """What `end` was made of."""
+    head = bytes(content[: 1 << 16]).partition(b"\n")[0]
+    return json.loads(head), content[len(head) + 1 :]
+
+
+def whole(marks: Sequence[tuple[int, str]], states: Sequence[bytes]) -> bytes:
+    """The content of a file of a whole text: a line of JSON, and the states after it."""
+    head = json.dumps({"marks": list(marks), "sizes": [len(state) for state in states]}).encode()
+    return b"".join((head, b"\n", *states))
+
+
+def whole_of(content: memoryview) -> tuple[list[tuple[int, str]], list[memoryview]]:
+    """What `whole` was made of. Raises Unusable."""
+    head = bytes(content[: 1 << 16]).partition(b"\n")[0]
+    try:
+        found = json.loads(head)
+        states, at = [], len(head) + 1
+        for size in found["sizes"]:
+            states.append(content[at : at + size])
+            at += size
+        return [(int(n), str(name)) for n, name in found["marks"]], states
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unusable(f"it is no file of a whole text ({error})") from error
+
+
+def _marks(content: bytes) -> list[tuple[int, str]]:
+    """The marks in the first bytes of a payload; none where it has none."""
+    try:
+        return [(int(n), str(name)) for n, name in json.loads(content.partition(b"\n")[0])["marks"]]
+    except (ValueError, KeyError, TypeError):
+        return []

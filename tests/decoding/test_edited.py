@@ -1,0 +1,63 @@
+"""Answers that edit a file of the conversation are those of plain decoding, and drafted from the file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rest_local import Engine, Sampling
+from rest_local.drafting.edits import Edits
+from rest_local.grammar import Grammar, gbnf
+from rest_local.paths import demo_model
+from rest_local.retrieval.rows import Rows
+
+LINES = [f"def area_{n}(width, height): return width * height + {n}" for n in range(7)]
+FILE = "\n".join(LINES) + "\n"
+NUMBERED = "\n".join(f"{n:6}→{line}" for n, line in enumerate(LINES, 1))
+CALL = json.dumps({"name": "Write", "arguments": {"path": "area.py", "content": FILE.replace("area_4", "surface_4")}})
+
+
+def literal(text: str) -> Grammar:
+    return gbnf("root ::= [a-z]{1,6} " + json.dumps("\n" + text))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_those_of_plain_decoding(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    rows = Edits.rows
+
+    def watched(self: Edits, context: list[int], depth: int) -> tuple[Rows, list[bytes]]:
+        found = rows(self, context, depth)
+        seen.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(Edits, "rows", watched)
+    with Engine.load(demo_model(), n_ctx=2048, exact=True, threads=1) as engine:
+        sampling = Sampling(temperature=temperature, seed=3, grammar=literal(CALL))
+        prompt = f"The file area.py:\n{NUMBERED}\n\nWrite it anew.\n"
+        plain = engine.generate(prompt, max_tokens=400, sampling=sampling, policy="off")
+        list(plain)
+        before = len(seen)
+        drafted = engine.generate(prompt, max_tokens=400, sampling=sampling)
+        list(drafted)
+        assert drafted.result.text == plain.result.text
+        assert drafted.result.tokens == plain.result.tokens
+    assert CALL in plain.result.text
+    assert before == 0
+    assert sum(seen) > 5
+
+
+def test_a_fault_costs_drafts_only(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(self: Edits, context: list[int], depth: int) -> tuple[Rows, list[bytes]]:
+        raise IndexError
+
+    monkeypatch.setattr(Edits, "rows", fails)
+    with Engine.load(demo_model(), n_ctx=512, exact=True, threads=1) as engine:
+        results = []
+        for policy in ("off", "auto"):
+            stream = engine.generate("def area(", max_tokens=30, policy=policy)
+            list(stream)
+            results.append(stream.result.tokens)
+    assert results[0] == results[1]
+    assert sum("cannot be recognised" in record.getMessage() for record in caplog.records) <= 1

@@ -1,0 +1,588 @@
+"""Texts on disk: a later engine, or the same one after an eviction, evaluates only what is new, and says the same."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.heads import DRAFTERS, draft_whatever_it_costs, free, model_and_drafter
+
+from rest_local import Engine
+from rest_local.decoding.request import Request
+from rest_local.decoding.service import Service
+from rest_local.kv_cache import session_files, sessions
+from rest_local.kv_cache.session_files import PART
+from rest_local.paths import cache_dir
+
+TinyModel = Callable[..., Path]
+ARCHITECTURES = ["llama", "gemma3", "gpt-oss", "mamba", "lfm2"]
+LIMIT = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _short_texts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "LEAST_TOKENS", PART)
+
+
+def text(n: int, seed: int = 0) -> list[int]:
+    """Ids that every tiny vocabulary has."""
+    rng = random.Random(seed)
+    return [rng.randrange(40, 120) for _ in range(n)]
+
+
+def opened(model: Path | None, **options: Any) -> Engine:
+    return Engine.load(model, **{"n_ctx": 1024, "threads": 1, "policy": "off", "sessions": LIMIT, **options})
+
+
+def answer(engine: Engine, prompt: list[int], n: int = 12, **options: Any) -> tuple[list[int], int]:
+    """The tokens of an answer, and how many tokens of the prompt were not evaluated."""
+    stream = engine.generate(prompt, max_tokens=n, ignore_end=True, **options)
+    list(stream)
+    assert stream.result.timings.cached_tokens + stream.result.timings.prompt_tokens == len(prompt)
+    return list(stream.result.tokens), stream.result.timings.cached_tokens
+
+
+def files() -> list[Path]:
+    return sorted((cache_dir() / "sessions").rglob("*.cells"))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_later_engine_evaluates_only_what_is_new(tiny_model: TinyModel, arch: str) -> None:
+    model, first = tiny_model(arch), text(700)
+    with opened(model) as engine:
+        said, cached = answer(engine, first)
+        assert cached == 0
+    second = [*first, *said, *text(40, seed=1)]
+    with opened(model, sessions=0) as engine:
+        answer(engine, first)
+        expected, _ = answer(engine, second)
+    with opened(model) as engine:
+        found, cached = answer(engine, second)
+    assert cached >= len(first)
+    assert found == expected
+
+
+@pytest.mark.parametrize("arch", ["mamba", "lfm2"])
+def test_recurrent_memory_goes_back_to_a_checkpoint(tiny_model: TinyModel, arch: str) -> None:
+    """The end of the prompt is another one, as when a template leaves out what was thought."""
+    model, first = tiny_model(arch), text(700)
+    with opened(model) as engine:
+        answer(engine, first)
+    second = [*first[:-5], *text(40, seed=1)]
+    with opened(model, sessions=0) as engine:
+        expected, _ = answer(engine, second)
+    with opened(model) as engine:
+        found, cached = answer(engine, second)
+    assert cached >= 512
+    assert found == expected
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt-oss"])
+def test_a_shorter_beginning_of_a_saved_text_is_used(tiny_model: TinyModel, arch: str) -> None:
+    model, first = tiny_model(arch), text(900)
+    with opened(model) as engine:
+        answer(engine, first)
+    second = [*first[:400], *text(40, seed=1)]
+    with opened(model, sessions=0) as engine:
+        expected, _ = answer(engine, second)
+    with opened(model) as engine:
+        found, cached = answer(engine, second)
+    assert cached == 400 // PART * PART
+    assert found == expected
+
+
+def test_exact_answers_are_the_same_bits(tiny_model: TinyModel) -> None:
+    """Log-probabilities as well, after cells of memory and of the disk."""
+
+    def told(engine: Engine, prompt: list[int]) -> tuple[list[Any], int]:
+        stream = engine.generate(prompt, max_tokens=24, ignore_end=True, logprobs=3)
+        pieces = list(stream)
+        return [each for piece in pieces for each in piece.logprobs], stream.result.timings.cached_tokens
+
+    model = tiny_model("llama")
+    for n in (639, 640, 641, 700):
+        first = text(n, seed=n)
+        with opened(model, exact=True, sessions=0, policy="auto") as engine:
+            engine.compare()
+            said, _ = answer(engine, first)
+            second = [*first, *said, *text(40, seed=1)]
+            expected, cached = told(engine, second)
+            assert cached == n + len(said) - 1
+        with opened(model, exact=True, policy="auto") as engine:
+            assert answer(engine, first)[0] == said
+        with opened(model, exact=True, policy="auto") as engine:
+            found, cached = told(engine, second)
+            assert cached == n + len(said) - 1
+        assert found == expected
+
+
+def test_an_exact_request_of_an_engine_that_is_not_has_its_own(tiny_model: TinyModel) -> None:
+    model, first = tiny_model("llama"), text(700)
+    with opened(model) as engine:
+        said, _ = answer(engine, first, exact=True)
+    with opened(model, sessions=0) as engine:
+        answer(engine, first, exact=True)
+        expected, _ = answer(engine, [*first, *said], exact=True)
+    with opened(model) as engine:
+        assert answer(engine, [*first, *said])[1] == 0, "cells of the other lane"
+    with opened(model) as engine:
+        found, cached = answer(engine, [*first, *said], exact=True)
+        assert cached == len(first) + len(said) - 1
+        assert found == expected
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_what_drafts_goes_on_after_a_restore(drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft_whatever_it_costs(monkeypatch)
+    model, draft_model = model_and_drafter(drafter, tmp_path, "Q8_0")
+    options: dict[str, Any] = {"policy": "auto", "n_ctx": 512}
+    if draft_model is not None:
+        options["draft_model"] = draft_model
+    first, more = text(300), text(20, seed=1)
+    with opened(model, **options | {"sessions": 0, "policy": "off"}) as engine:
+        expected, _ = answer(engine, [*first, *more], 40)
+    with opened(model, **options) as engine:
+        free(engine)
+        answer(engine, first)
+    with opened(model, **options) as engine:
+        free(engine)
+        stream = engine.generate([*first, *more], max_tokens=40, ignore_end=True)
+        list(stream)
+        assert stream.result.timings.cached_tokens in (299, 300), "all but the end token that was left out"
+        assert stream.result.draft.of_source("model").drafted
+    assert list(stream.result.tokens) == expected
+
+
+def test_an_evicted_text_comes_back(tiny_model: TinyModel) -> None:
+    """Two slots, five conversations in turn: each turn evaluates what is new and the rest of a part."""
+    with opened(tiny_model("llama"), slots=2, n_ctx=1024) as engine:
+        texts = [text(500, seed) for seed in range(5)]
+        for each in texts:
+            each += answer(engine, each)[0]
+        for turn in range(3):
+            for number, each in enumerate(texts):
+                each += text(30, 10 * turn + number)
+                said, cached = answer(engine, each)
+                assert cached >= len(each) - 30 - 12 - PART
+                each += said
+        plain = [answer(engine, each, keep_prefix=False) for each in texts]
+        assert all(cached == 0 for _, cached in plain)
+        assert [answer(engine, each)[0] for each in texts] == [said for said, _ in plain]
+
+
+def test_two_texts_that_begin_alike_are_stored_once(tiny_model: TinyModel) -> None:
+    system = text(512)
+    with opened(tiny_model("llama")) as engine:
+        answer(engine, [*system, *text(10, 1)], 1)
+    n = len(files())
+    with opened(tiny_model("llama")) as engine:
+        assert answer(engine, [*system, *text(150, 2)], 1)[1] == 512
+    assert n == 4 + 1
+    assert len(files()) == n + 1 + 1
+
+
+def test_short_texts_are_kept_only_by_name(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "LEAST_TOKENS", 1024)
+    with opened(tiny_model("llama")) as engine:
+        answer(engine, text(500))
+    assert not files()
+    with opened(tiny_model("llama")) as engine:
+        answer(engine, text(500), session="a")
+    assert len(files()) == 4
+    with opened(tiny_model("llama")) as engine:
+        assert answer(engine, text(500))[1] == 499
+
+
+def test_another_owner_gets_nothing(tiny_model: TinyModel) -> None:
+    """Neither from the disk nor, by what is written, from a slot that both had."""
+    first = text(500)
+    with opened(tiny_model("llama")) as engine:
+        answer(engine, first, owner="a")
+    with opened(tiny_model("llama")) as engine:
+        assert answer(engine, first, owner="b")[1] == 0
+        assert answer(engine, first[:300], owner="c")[1] == 299, "memory is shared"
+    with opened(tiny_model("llama")) as engine:
+        assert answer(engine, first, owner="")[1] == 0
+    with opened(tiny_model("llama")) as engine:
+        assert answer(engine, first, owner="c")[1] == 300
+    with opened(tiny_model("llama")) as engine:
+        assert answer(engine, first, owner="a")[1] == 499
+
+
+def test_nothing_is_kept_of_a_request_that_keeps_no_prefix(tiny_model: TinyModel) -> None:
+    with opened(tiny_model("llama")) as engine:
+        answer(engine, text(500), keep_prefix=False)
+    assert not files()
+
+
+def test_without_the_option_there_is_no_folder(tiny_model: TinyModel) -> None:
+    with opened(tiny_model("llama"), sessions=0) as engine:
+        answer(engine, text(500))
+    assert not (cache_dir() / "sessions").exists()
+
+
+@pytest.mark.parametrize("other", [{"seed": 2}, {"quant": "Q8_0"}])
+def test_another_model_gets_nothing(tiny_model: TinyModel, other: dict[str, Any]) -> None:
+    with opened(tiny_model("llama")) as engine:
+        answer(engine, text(500))
+    with opened(tiny_model("llama", **other)) as engine:
+        assert answer(engine, text(500))[1] == 0
+
+
+def test_another_build_gets_nothing(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rest_local.llama import library
+
+    with opened(tiny_model("llama")) as engine:
+        answer(engine, text(500))
+    known = library.fingerprint()
+    monkeypatch.setattr(library, "fingerprint", lambda: known + " newer")
+    with opened(tiny_model("llama")) as engine:
+        assert answer(engine, text(500))[1] == 0
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def other_text(path: Path) -> None:
+    """The content of another file, which is whole, in the place of every file."""
+    if path == files()[0]:
+        contents = [each.read_bytes() for each in files()]
+        for each, content in zip(files(), [*contents[1:], contents[0]], strict=True):
+            each.write_bytes(content)
+
+
+def folder_there(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [flip, cut, other_text, empty, folder_there])
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+def test_damaged_files_cost_evaluating(
+    tiny_model: TinyModel, arch: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_model(arch)
+    with opened(model) as engine:
+        said, _ = answer(engine, text(500))
+        answer(engine, text(500, seed=3))
+    for path in files():
+        damage(path)
+    with opened(model) as engine, caplog.at_level(logging.WARNING, "rest_local.sessions"):
+        assert answer(engine, text(500)) == (said, 0)
+    if damage not in (empty, folder_there):
+        assert "is not used" in caplog.text
+
+
+def test_a_part_that_is_missing_ends_what_is_restored(tiny_model: TinyModel) -> None:
+    model = tiny_model("llama")
+    with opened(model) as engine:
+        said, _ = answer(engine, text(900))
+        names = engine._core.lane.sessions.files.names(text(900), "").parts  # type: ignore[union-attr]
+    next(path for path in files() if path.stem == names[3]).unlink()
+    with opened(model) as engine:
+        assert answer(engine, text(900)) == (said, 3 * PART)
+
+
+def test_a_file_that_disappears_while_it_is_restored(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    with opened(model) as engine:
+        said, _ = answer(engine, text(900))
+    monkeypatch.setattr(session_files.SessionFiles, "_read", lambda self, name: None)
+    with opened(model) as engine:
+        assert answer(engine, text(900)) == (said, 0)
+
+
+def test_files_are_private(tiny_model: TinyModel) -> None:
+    with opened(tiny_model("llama")) as engine:
+        answer(engine, text(500))
+    home = cache_dir() / "sessions"
+    folder = next(home.iterdir())
+    assert {path.stat().st_mode & 0o777 for path in files()} == {0o600}
+    assert [home.stat().st_mode & 0o777, folder.stat().st_mode & 0o777] == [0o700, 0o700]
+    assert {path.suffix for path in folder.iterdir()} == {".cells"}
+
+
+# The disk
+
+
+def test_the_bound_is_kept_and_the_newest_stay(tiny_model: TinyModel) -> None:
+    model = tiny_model("llama")
+    with opened(model) as engine:
+        answer(engine, text(512), 1)
+    size = files()[0].stat().st_size
+    with opened(model, sessions=10 * size + 10) as engine:
+        for seed in range(1, 8):
+            answer(engine, text(513, seed), 1)
+            engine._core.lane.sessions.files.flush(10)  # type: ignore[union-attr]
+            assert sum(path.stat().st_size for path in files()) <= 10 * size + 10
+    with opened(model, sessions=10 * size + 10) as engine:
+        assert answer(engine, text(600, 7), 1)[1] == 513
+        assert answer(engine, text(600, 6), 1)[1] == 513
+        assert answer(engine, text(600, 1), 1)[1] == 0
+    with opened(model, sessions=2 * size + 10):
+        pass
+    assert len(files()) <= 2
+
+
+def test_what_is_too_old_goes(tiny_model: TinyModel) -> None:
+    model = tiny_model("llama")
+    with opened(model) as engine:
+        answer(engine, text(512), 1)
+    old = time.time() - 86400 * (session_files.MOST_DAYS + 1)
+    for path in files()[:2]:
+        os.utime(path, (old, old))
+    n = len(files())
+    with opened(model):
+        pass
+    assert len(files()) == n - 2
+
+
+@pytest.mark.parametrize("arch", ["llama", "lfm2"])
+def test_a_full_disk_costs_a_line_and_nothing_else(
+    tiny_model: TinyModel, arch: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full after some bytes of a file."""
+    written = itertools.count()
+    write = os.write
+
+    def full(descriptor: int, data: Any) -> int:
+        if next(written) % 3 == 2:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, bytes(data)[:1000])
+
+    model = tiny_model(arch)
+    with opened(model, slots=2, n_ctx=1024) as engine:
+        expected = [answer(engine, text(500, seed))[0] for seed in range(3)]
+    for path in files():
+        path.unlink()
+    with caplog.at_level(logging.WARNING, "rest_local.sessions"), monkeypatch.context() as patched:
+        patched.setattr(session_files.os, "write", full)
+        with opened(model, slots=2, n_ctx=1024) as engine:
+            assert [answer(engine, text(500, seed))[0] for seed in range(3)] == expected
+    (told,) = (record.getMessage() for record in caplog.records if record.name == "rest_local.sessions")
+    assert told.endswith("No space left on device")
+    assert not list((cache_dir() / "sessions").rglob("*.cells*"))
+    assert not list((cache_dir() / "sessions").rglob(".*"))
+
+
+def test_a_disk_with_little_space_is_left_alone(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = session_files.shutil.disk_usage
+    monkeypatch.setattr(session_files.shutil, "disk_usage", lambda path: usage(path)._replace(free=1 << 20))
+    with opened(tiny_model("llama")) as engine:
+        answer(engine, text(500))
+    assert not files()
+    assert "would stay free" in caplog.text
+
+
+def test_a_folder_that_cannot_be_made_is_a_warning(tiny_model: TinyModel) -> None:
+    (cache_dir() / "sessions").write_text("in the way")
+    with opened(tiny_model("llama")) as engine:
+        assert any("no sessions are kept" in warning for warning in engine.warnings)
+        answer(engine, text(500))
+
+
+KILLED = """
+    import os, sys, time
+    from rest_local import Engine
+    from rest_local.kv_cache import session_files, sessions
+    sessions.LEAST_TOKENS = 128
+    write = os.write
+    def slow(descriptor, data):
+        time.sleep(0.002)
+        return write(descriptor, bytes(data)[:20_000])
+    session_files.os.write = slow
+    print("open", flush=True)
+    with Engine.load(sys.argv[1], n_ctx=1024, threads=1, policy="off", sessions=1 << 30) as engine:
+        list(engine.generate([int(each) for each in sys.argv[2].split(",")], max_tokens=2, ignore_end=True))
+        print("saving", flush=True)
+    print("saved", flush=True)
+"""
+
+
+def test_killed_while_it_saves_leaves_whole_files(tiny_model: TinyModel, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is there under its name is whole, and is used; what is not, is deleted one day."""
+    model, rng = tiny_model("llama"), random.Random(3)
+    with opened(model, sessions=0) as engine:
+        expected, _ = answer(engine, text(900))
+    found = set()
+    for _ in range(6):
+        arguments = [str(model), ",".join(map(str, text(900)))]
+        script = textwrap.dedent(KILLED)
+        with subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert [child.stdout.readline(), child.stdout.readline()] == ["open\n", "saving\n"]
+            time.sleep(rng.uniform(0, 0.1))
+            child.kill()
+        with opened(model) as engine, caplog.at_level(logging.WARNING, "rest_local.sessions"):
+            engine._core.save_no_sessions()
+            said, cached = answer(engine, text(900))
+            assert said == expected
+            found.add(cached)
+    assert len(found) > 1, "none was killed while it saved"
+    assert not caplog.records
+    for path in (cache_dir() / "sessions").rglob(".*"):
+        os.utime(path, (0, 0))
+    with opened(model) as engine:
+        pass
+    assert not list((cache_dir() / "sessions").rglob(".*"))
+
+
+def test_engines_share_the_folder(tiny_model: TinyModel) -> None:
+    """Three at once, with a bound that makes them delete each other's files."""
+    model = tiny_model("llama")
+    with opened(model, sessions=0) as engine:
+        expected = {seed: answer(engine, text(500, seed))[0] for seed in range(6)}
+    with opened(model) as engine:
+        answer(engine, text(512), 1)
+    limit = 9 * files()[0].stat().st_size
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(4):
+                with opened(model, sessions=limit) as engine:
+                    for _ in range(4):
+                        number = rng.randrange(6)
+                        assert answer(engine, text(500, number))[0] == expected[number]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert sum(path.stat().st_size for path in files()) <= limit * (1 + 3 / session_files.SCANNED)
+
+
+# Beside other requests
+
+
+@pytest.fixture
+def service(tiny_model: TinyModel) -> Iterator[Service]:
+    model = tiny_model("llama")
+    with opened(model, n_ctx=2048) as engine:
+        answer(engine, text(1900), 1)
+    with opened(model, n_ctx=2048, slots=3) as engine, Service(engine) as service:
+        yield service
+
+
+def test_others_go_on_while_a_text_is_restored(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part takes long, and they get tokens in between."""
+    read = session_files.SessionFiles._read
+    turn = threading.Semaphore(0)
+
+    def slow(self: session_files.SessionFiles, name: str) -> memoryview | None:
+        assert turn.acquire(timeout=60)
+        return read(self, name)
+
+    monkeypatch.setattr(session_files.SessionFiles, "_read", slow)
+    other = service.submit(Request(text(20, 5), max_tokens=600, ignore_end=True))
+    next(iter(other))
+    restored = service.submit(Request(text(1900), max_tokens=4, ignore_end=True))
+    seen = len(other.result.tokens)
+    for _ in range(14):
+        deadline = time.monotonic() + 60
+        while len(other.result.tokens) < seen + 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert len(other.result.tokens) >= seen + 2
+        assert not restored.result.tokens
+        seen = len(other.result.tokens)
+        turn.release()
+    turn.release()
+    list(restored)
+    assert restored.result.timings.cached_tokens == 1899
+    list(other)
+    assert len(other.result.tokens) == 600
+
+
+def test_a_request_that_is_cancelled_while_it_is_restored(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = threading.Event()
+    read = session_files.SessionFiles._read
+    monkeypatch.setattr(
+        session_files.SessionFiles, "_read", lambda self, name: read(self, name) if held.wait(60) else None
+    )
+    stream = service.submit(Request(text(1900), max_tokens=4, ignore_end=True))
+    stream.cancel()
+    held.set()
+    assert service.running == 0
+    stream = service.submit(Request(text(1900), max_tokens=4, ignore_end=True))
+    list(stream)
+    assert stream.result.timings.cached_tokens == 1899
+
+
+def test_without_room_for_a_text_idle_ones_go(tiny_model: TinyModel) -> None:
+    model = tiny_model("llama")
+    with opened(model) as engine:
+        said, _ = answer(engine, text(900))
+    with opened(model, slots=3, cells=1100) as engine:
+        answer(engine, text(300, 1), 1)
+        assert answer(engine, text(900)) == (said, 899)
+
+
+def test_an_idle_text_is_saved_while_the_engine_has_nothing_to_do(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "IDLE_S", 0.05)
+    with opened(tiny_model("llama")) as engine, Service(engine) as service:
+        list(service.submit(Request(text(500), max_tokens=1)))
+        deadline = time.monotonic() + 60
+        while len(files()) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(files()) == 4
+        list(service.submit(Request(text(900), max_tokens=1)))
+
+
+def test_idle_texts_are_saved_while_others_generate(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "IDLE_S", 0.0)
+    monkeypatch.setattr(sessions, "SHARE", 1.0)
+    with opened(tiny_model("llama"), slots=2) as engine, Service(engine) as service:
+        list(service.submit(Request(text(500), max_tokens=1)))
+        stream = service.submit(Request(text(20, 1), max_tokens=500, ignore_end=True))
+        next(iter(stream))
+        deadline = time.monotonic() + 60
+        while len(files()) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(files()) == 4
+        stream.cancel()
+
+
+def test_after_an_unexpected_error_nothing_is_saved(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tiny_model("llama")) as engine, Service(engine) as service:
+        list(service.submit(Request(text(500), max_tokens=1)))
+        monkeypatch.setattr(engine._core, "step", lambda number: 1 / 0)
+        stream = service.submit(Request(text(20), max_tokens=1))
+        with pytest.raises(Exception, match="takes no more requests"):
+            list(stream)
+    assert not files()

@@ -1,0 +1,385 @@
+"""Slots saved and restored by name, and conversations that come back after the server was stopped."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from live import Live, served
+
+from rest_local.decoding.engine import Engine
+from rest_local.kv_cache import session_files, sessions, slot_file
+from rest_local.paths import cache_dir
+from rest_local.server.run import Serving
+from rest_local.server.settings import Settings
+
+TEXT = "def first(values):\n    return values[0]\n\n\n" * 30
+Start = Callable[..., Live]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sessions, "LEAST_TOKENS", 256)
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """`start(model=..., **settings)`: a server with a real engine, two slots."""
+    with ExitStack() as stack:
+
+        def begin(*, model: Path | None = None, limit: int = 1 << 30, **options: Any) -> Live:
+            engine = {"slots": 2, "n_ctx": 1024, "sessions": limit, "policy": "off", "threads": 1}
+            engine |= {name: options.pop(name) for name in ("slots", "exact", "n_ctx") if name in options}
+            serving = Serving(
+                replace(Settings(port=0, aliases=("*",)), **options),
+                "model",
+                lambda: Engine.load(model, **engine),  # type: ignore[arg-type]
+                drain_seconds=5,
+            )
+            live = stack.enter_context(served(serving))
+            assert serving.loaded.wait(300)
+            return live
+
+        yield begin
+
+
+def complete(live: Live, prompt: str = TEXT, n: int = 8, **fields: Any) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {fields.pop('key')}"} if "key" in fields else {}
+    body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, **fields}
+    answer = live.post("/completion", body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def act(live: Live, action: str, name: str | None = "talk", slot: int | str = 0, **options: Any) -> httpx.Response:
+    return live.post(f"/slots/{slot}?action={action}", {} if name is None else {"filename": name}, **options)
+
+
+def slot_of(live: Live) -> int:
+    """The slot that holds the most."""
+    return int(max(live.get("/slots").json(), key=lambda slot: slot["n_past"])["id"])
+
+
+def saved_file(name: str = "talk") -> Path:
+    path = slot_file.path_of(cache_dir() / "sessions", name)
+    assert path is not None
+    return path
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    return dict(answer.json()["error"])
+
+
+@pytest.mark.parametrize("arch", [None, "llama", "gemma3", "mamba", "lfm2"])
+def test_saved_erased_and_restored(start: Start, tiny_model: Callable[..., Path], arch: str | None) -> None:
+    live = start(model=tiny_model(arch) if arch else None)
+    prompt = TEXT[: 1200 if arch is None else 400]
+    said = complete(live, prompt)
+    longer = prompt + said["content"] if arch is None else prompt
+    slot = slot_of(live)
+    n = next(each["n_past"] for each in live.get("/slots").json() if each["id"] == slot)
+    saved = act(live, "save", slot=slot)
+    assert saved.status_code == 200, saved.text
+    assert saved.json().keys() == {"id_slot", "filename", "n_saved", "n_written", "timings"}
+    assert saved.json() | {"timings": 0} == {
+        "id_slot": slot, "filename": "talk", "n_saved": n, "n_written": saved_file().stat().st_size, "timings": 0,
+    }  # fmt: skip
+    assert saved.json()["timings"].keys() == {"save_ms"}
+    expected = complete(live, longer)["content"]
+    assert act(live, "erase", None, slot).json()["n_erased"] > 0
+    assert act(live, "erase", None, slot).json() == {"id_slot": slot, "n_erased": 0}
+    shutil.rmtree(next(path for path in saved_file().parents[1].iterdir() if path.name != slot_file.FOLDER), True)
+    restored = act(live, "restore", slot=slot).json()
+    assert restored.keys() == {"id_slot", "filename", "n_restored", "n_read", "timings"}
+    assert (restored["n_restored"], restored["n_read"]) == (n, saved_file().stat().st_size)
+    again = complete(live, longer)
+    assert again["content"] == expected
+    assert again["timings"]["prompt_n"] <= 40
+    assert again["timings"]["cache_n"] > 150
+
+
+def test_a_later_server_restores_into_another_slot(start: Start) -> None:
+    live = start()
+    complete(live)
+    assert act(live, "save", slot=slot_of(live)).status_code == 200
+    expected = complete(live)["content"]
+    live.stop()
+    for folder in saved_file().parents[1].iterdir():
+        if folder.name != slot_file.FOLDER:
+            shutil.rmtree(folder)
+    live = start()
+    assert act(live, "restore", slot=1).status_code == 200
+    found = complete(live)
+    assert found["content"] == expected
+    assert found["timings"]["prompt_n"] == 1
+
+
+NAMES = ["", "..", ".", "../x", "a/b", "a\\b", "/etc/passwd", "a\0b", ".hidden", "x" * 200, "C:x", "é", "a.", "a\n"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("action", ["save", "restore"])
+def test_what_is_no_plain_name_is_refused(start: Start, action: str, name: str) -> None:
+    live = start()
+    complete(live, n=1)
+    error = error_of(act(live, action, name, slot_of(live)), 400)
+    assert error["param"] == "filename"
+    assert not list(cache_dir().rglob("slot-*"))
+
+
+def test_wrong_calls_name_what_is_wrong(start: Start) -> None:
+    live = start()
+    assert error_of(act(live, "save"), 400)["param"] == "id_slot"  # it holds nothing
+    assert error_of(act(live, "save", None), 400)["param"] == "filename"
+    assert error_of(live.post("/slots/0?action=save", {"filename": 3}), 400)["param"] == "filename"
+    assert error_of(act(live, "restore", "none"), 404)["param"] == "filename"
+    for slot in ("2", "-1", "x", "99999999", "٣"):
+        assert error_of(act(live, "save", slot=slot), 400)["param"] == "id_slot"
+    for action in ("", "load", "SAVE"):
+        assert error_of(act(live, action), 400)["param"] == "action"
+    assert error_of(live.post("/slots/0", {}), 400)["param"] == "action"
+
+
+def test_without_sessions_nothing_is_saved(start: Start) -> None:
+    live = start(limit=0)
+    complete(live)
+    assert error_of(act(live, "save"), 501)["code"] == "sessions_off"
+
+
+def test_other_machines_may_not(start: Start) -> None:
+    live = start(keys=(b"k",), allowed_hosts=("example.org",))
+    complete(live, key="k")
+    for action in ("save", "restore", "erase"):
+        error = error_of(act(live, action, headers={"authorization": "Bearer k"}), 403)
+        assert error["code"] == "withheld"
+
+
+def damage(kind: str) -> str:
+    """Damage the saved file; what the error says."""
+    path = saved_file()
+    content = bytearray(path.read_bytes())
+    if kind == "a byte":
+        content[-1000] ^= 1
+    elif kind == "the head":
+        content[100] ^= 1
+    elif kind == "cut":
+        del content[len(content) // 2 :]
+    elif kind == "a record":
+        del content[-100:]
+    elif kind == "empty":
+        content.clear()
+    elif kind == "a length":
+        content[8:16] = (1 << 62).to_bytes(8, "little")
+    else:
+        content[:] = b"GGUF" + bytes(1000)
+    path.write_bytes(content)
+    return "no file of a slot" if kind == "another file" else "damaged"
+
+
+@pytest.mark.parametrize("kind", ["a byte", "the head", "cut", "a record", "empty", "a length", "another file"])
+def test_a_damaged_file_is_not_restored(start: Start, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    live = start(slots=1)
+    expected = complete(live)["content"]
+    assert act(live, "save").status_code == 200
+    said = damage(kind)
+    error = error_of(act(live, "restore"), 400)
+    assert said in error["message"]
+    assert said in caplog.text
+    assert complete(live)["content"] == expected
+
+
+def test_a_file_of_another_model_is_not_restored(start: Start, tiny_model: Callable[..., Path]) -> None:
+    live = start()
+    complete(live)
+    assert act(live, "save", slot=slot_of(live)).status_code == 200
+    live.stop()
+    live = start(model=tiny_model("llama"))
+    assert "another model" in error_of(act(live, "restore"), 400)["message"]
+
+
+def test_a_text_longer_than_the_context_is_not_restored(start: Start) -> None:
+    live = start()
+    complete(live)
+    assert act(live, "save", slot=slot_of(live)).status_code == 200
+    live.stop()
+    live = start(n_ctx=200)
+    assert "do not fit the context" in error_of(act(live, "restore"), 400)["message"]
+
+
+def test_a_slot_at_work_is_busy(start: Start) -> None:
+    live = start(slots=1)
+    body = {"prompt": "x = 1\n", "n_predict": 900, "ignore_eos": True, "stream": True}
+    with live.client() as client, client.stream("POST", "/completion", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        for action in ("save", "erase"):
+            found = act(live, action)
+            assert error_of(found, 503)["code"] == "busy"
+            assert found.headers["retry-after"]
+
+
+# A full disk
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 7])
+def test_a_disk_that_fills_up_while_a_slot_is_saved(start: Start, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    live = start(slots=1)
+    expected = complete(live)["content"]
+    assert act(live, "save").status_code == 200
+    before, write, written = saved_file().read_bytes(), os.write, [0]
+
+    def full(descriptor: int, data: Any) -> int:
+        written[0] += 1
+        if written[0] > after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session_files.os, "write", full)
+        error = error_of(act(live, "save"), 507)
+    assert error["code"] == "disk_full"
+    assert "No space left" in error["message"]
+    assert saved_file().read_bytes() == before
+    assert [path.name for path in saved_file().parent.iterdir()] == [saved_file().name]
+    assert act(live, "save").status_code == 200
+    assert complete(live)["content"] == expected
+
+
+def test_more_than_the_limit_is_refused(start: Start) -> None:
+    live = start(slots=1, limit=100_000)
+    complete(live)
+    assert error_of(act(live, "save"), 507)["code"] == "disk_full"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("no mount")
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True)
+    if made.returncode:
+        pytest.skip("only root may mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_small_disk_is_full(
+    start: Start, small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """First what is saved by itself, then a slot: 1.3 MB a text."""
+    monkeypatch.setattr(session_files, "LEAST_FREE", 0)
+    home = cache_dir() / "sessions"
+    home.symlink_to(small_disk)
+    live = start(slots=2)
+    expected = [complete(live, f"# {number}\n{TEXT}")["content"] for number in range(4)]
+    assert error_of(act(live, "save"), 507)["code"] == "disk_full"
+    assert [complete(live, f"# {number}\n{TEXT}")["content"] for number in range(4)] == expected
+    live.stop()
+    assert "sessions are not kept on disk for now" in caplog.text
+    assert not list(small_disk.rglob(".*"))
+    assert all(path.stat().st_size for path in small_disk.rglob("*.cells"))
+
+
+# Conversations that come back by themselves
+
+
+def chat(live: Live, messages: list[dict[str, str]], **fields: Any) -> tuple[str, dict[str, Any]]:
+    body = {"messages": messages, "max_tokens": 8, "temperature": 0, **fields}
+    answer = live.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"], answer.json()
+
+
+def test_the_second_turn_after_a_restart_evaluates_what_is_new(start: Start) -> None:
+    live = start(n_ctx=2048)
+    first = TEXT + "x = first([1, 2])\n"
+    said = complete(live, first)
+    live.stop()
+    second = first + said["content"] + "\ny = 2\n"
+    live = start(n_ctx=2048)
+    found = complete(live, second)
+    assert found["timings"]["prompt_n"] <= 20
+    live.stop()
+    live = start(n_ctx=2048, limit=0)
+    assert complete(live, second)["content"] == found["content"]
+
+
+def test_a_named_session_is_kept_however_short(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "LEAST_TOKENS", 10_000)
+    live = start()
+    complete(live, "# other\n" + TEXT)
+    complete(live, TEXT[:1000], prompt_cache_key="agent-1")
+    live.stop()
+    live = start()
+    assert complete(live, TEXT[:1000])["timings"]["prompt_n"] == 1
+    assert complete(live, "# other\n" + TEXT)["timings"]["cache_n"] < 16
+
+
+def test_a_key_that_is_no_text_is_400(start: Start) -> None:
+    body = {"prompt": "x", "n_predict": 1, "prompt_cache_key": 3}
+    assert error_of(start().post("/completion", body), 400)["param"] == "prompt_cache_key"
+
+
+def test_another_key_restores_nothing(start: Start) -> None:
+    """As the log tells; the answer tells nobody what was in memory."""
+    options: dict[str, Any] = {"keys": (b"one", b"two"), "allowed_hosts": ("example.org",), "slots": 1}
+    live = start(**options)
+    complete(live, key="one")
+    live.stop()
+
+    def restored(key: str) -> int:
+        live = start(**options)
+        found = complete(live, key=key)
+        engine = live.serving.state.engine
+        assert engine is not None
+        n = int(engine.statistics()["cached_tokens"])
+        assert "cache_n" not in found["timings"]
+        live.stop()
+        return n
+
+    assert restored("two") == 0
+    assert restored("one") > 256
+    assert restored("two") > 256, "its own"
+
+
+def test_saving_goes_on_while_others_are_answered(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes long, and another slot gets tokens between two parts."""
+    live = start(slots=2)
+    complete(live)
+    slot = slot_of(live)
+    write, turn, waits = os.write, threading.Semaphore(0), threading.Semaphore(0)
+
+    def slow(descriptor: int, data: Any) -> int:
+        if len(data) > 10_000:
+            waits.release()
+            assert turn.acquire(timeout=60)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(session_files.os, "write", slow)
+    saved: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: saved.append(act(live, "save", slot=slot)))
+    thread.start()
+    for number in range(2):
+        assert waits.acquire(timeout=60)
+        assert len(complete(live, f"y = {number}\n", 4)["content"])
+        turn.release()
+    for _ in range(50):
+        turn.release()
+    thread.join(60)
+    assert saved[0].status_code == 200, saved[0].text
