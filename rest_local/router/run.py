@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from rest_local.router.batches import Batches
 from rest_local.router.files import Limits
 from rest_local.router.memory import Need
 from rest_local.router.pool import Pool, Served
+from rest_local.router.private import PrivateFolder
 from rest_local.router.process import ModelProcessFailed
 from rest_local.router.worker import Setup
 from rest_local.server.errors import ApiError
@@ -66,7 +65,8 @@ class Routing:
         kept: Path | None = None,
     ) -> None:
         self.settings = settings
-        self.folder = Path(tempfile.mkdtemp(prefix="rest-local-"))  # mode 0700
+        self._private = PrivateFolder()
+        self.folder = self._private.path
         secret = secrets.token_hex(16).encode()
         served = [_served(each, settings, queue, drain_seconds, secret, self.folder) for each in models]
         self.pool = Pool(served, limit=limit, idle=idle, queue=queue)
@@ -86,7 +86,7 @@ class Routing:
         try:
             self.http.run(sockets=[listening])
         finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._private.close()
         if self.http.interrupted:
             raise KeyboardInterrupt
         if isinstance(self._error, ApiError):
