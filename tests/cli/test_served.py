@@ -17,6 +17,7 @@ from rest_local.cli.main import cli
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import InputInvalid, ModelNotFound, OptionError
 from rest_local.paths import demo_model
+from rest_local.server import http
 
 
 def folder_of(tmp_path: Path, *names: str) -> Path:
@@ -107,7 +108,10 @@ def _option() -> tuple[click.Context, click.Parameter]:
         (("-m", "no-such-model"), 1, "no-such-model"),
     ],
 )
-def test_wrong_starts(call: Callable[..., Any], arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_wrong_starts(
+    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    monkeypatch.setattr(http, "log_to_stderr", lambda: None)  # it would go on to this test's stderr in later ones
     result = call("serve", "--port", "0", *arguments)
     assert result.code == code
     assert message in result.err.splitlines()[-1]
