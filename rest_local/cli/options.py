@@ -65,8 +65,11 @@ def _read_verify(ctx: click.Context, param: click.Parameter, value: str) -> Rela
 
 
 class OneALine(click.types.StringParamType):
-    """A text, of which an environment variable holds several, one a line: names and paths may contain spaces."""
+    """A text, of which an environment variable holds several, one a line: names and paths may contain spaces. The
+    configuration holds one, because other commands take no more.
+    """
 
+    one_in_settings = True
     envvar_list_splitter = "\n"
 
 

@@ -196,10 +196,15 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown key {key}; {meant}`rest-local config show --all` lists the keys"
 
 
+def takes_several(option: click.Option) -> bool:
+    """Whether a key may hold several values for the option. Of `-m` it is one: only `serve` could take others."""
+    return option.multiple and not getattr(option.type, "one_in_settings", False)
+
+
 def checked(option: click.Option, value: Any, context: click.Context) -> Any:
     """Return a value of the file as click takes it for the option. Raises ValueError with what is wrong."""
     values = value if isinstance(value, list) else [value]
-    if isinstance(value, list) and not option.multiple:
+    if isinstance(value, list) and not takes_several(option):
         raise ValueError("takes one value, not a list")
     for one in values:
         _check_kind(option, one)

@@ -13,6 +13,7 @@ import pytest
 
 from rest_local.cli import settings
 from rest_local.cli.main import UNCONFIGURED, cli
+from rest_local.cli.serve import serve
 from rest_local.cli.settings import Settings, key_of, matches
 from rest_local.errors import ConfigInvalid
 
@@ -228,8 +229,18 @@ def test_keys_of_other_commands_are_no_fault(file: Callable[[str], Path], taken:
 def test_a_key_means_the_same_in_every_command() -> None:
     """Else a value that is right for one command would stop another one."""
     for key, options in settings.options_by_key(cli).items():
-        kinds = {(option.is_flag, option.multiple, type(option.type).__name__) for option in options}
+        kinds = {(option.is_flag, settings.takes_several(option), option.type.name) for option in options}
         assert len(kinds) == 1, f"{key}: {kinds}; one of them needs allow_from_autoenv=False"
+
+
+def test_of_models_the_file_names_one_and_the_environment_several(tmp_path: Path) -> None:
+    (models,) = (each for each in serve.params if each.name == "model")
+    assert isinstance(models, click.Option)
+    context = click.Context(serve)
+    assert settings.checked(models, "a b.gguf", context) == ("a b.gguf",)
+    with pytest.raises(ValueError, match="takes one value, not a list"):
+        settings.checked(models, ["a.gguf", "b.gguf"], context)
+    assert models.type.split_envvar_value("a b.gguf\nc.gguf") == ["a b.gguf", "c.gguf"]
 
 
 def test_no_option_has_the_name_of_the_tables() -> None:

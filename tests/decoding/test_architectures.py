@@ -23,7 +23,15 @@ from rest_local.llama.context import Context, ContextSettings
 from rest_local.planning.policy import Stateless, StepContext
 
 TinyModel = Callable[..., Path]
-KINDS = {"gemma3": "tree", "gpt-oss": "tree", "lfm2": "chain", "llama": "tree", "mamba": "none", "qwen2": "tree"}
+KINDS = {
+    "gemma3": "tree",
+    "gpt-oss": "tree",
+    "lfm2": "chain",
+    "llama": "tree",
+    "mamba": "none",
+    "qwen2": "tree",
+    "qwen2vl": "tree",
+}
 SLIDING = ("gemma3", "gpt-oss")
 TEXT = "for number in range(10): print(number)\n"
 
