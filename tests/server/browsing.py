@@ -72,7 +72,8 @@ def opened(browser: Any) -> Iterator[Open]:
 
     yield start
     for _, page, *_ in pages:
-        page.unroute_all(behavior="wait")  # an answer that a test replaces may still be on its way
+        if not page.is_closed():
+            page.unroute_all(behavior="wait")  # an answer that a test replaces may still be on its way
     for live, page, errors, asked, but in pages:
         page.context.close()
         assert [error for error in errors if not but or but not in error] == []

@@ -102,6 +102,7 @@ async function perform(answer, log, { talk: of = null, save = null } = {}) {
     }, of);
     answer.finish(how);
     learnPlain(answer);
+    if (save && (answer.content || answer.thought || answer.reason)) await save(); // "Done" says that it is kept, too
     $("status").textContent = how === "stopped" ? "Stopped" : "Done";
   } catch (problem) {
     answer.finish("failed");
