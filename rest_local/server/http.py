@@ -204,7 +204,7 @@ class HttpServer(uvicorn.Server):
             h11_max_incomplete_event_size=MAX_HEAD,
         )
         super().__init__(config)
-        self.interrupted = False
+        self.interrupted = self._captured = False
         self._on_hangup = on_hangup
         self._on_stop = on_stop
 
@@ -215,10 +215,14 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's method, does not raise the signal again: to end on SIGTERM is a success."""
-        if threading.current_thread() is not threading.main_thread():
+        """Unlike uvicorn's method, does not raise the signal again: to end on SIGTERM is a success.
+
+        Within itself it changes nothing: what SIGHUP does depends on how it was handled before.
+        """
+        if self._captured or threading.current_thread() is not threading.main_thread():
             yield
             return
+        self._captured = True
         handled: dict[int, Callable[[int, FrameType | None], None]] = {
             signal.SIGTERM: self._terminate,
             signal.SIGINT: self._interrupt,
@@ -230,6 +234,7 @@ class HttpServer(uvicorn.Server):
         try:
             yield
         finally:
+            self._captured = False
             for number, handler in before.items():
                 signal.signal(number, handler)
 

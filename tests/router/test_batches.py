@@ -189,10 +189,11 @@ def test_cancel_keeps_the_results_so_far(live: BatchLive, script: Script) -> Non
     script.answer = lambda body: (script.hold.clear() if len(script.calls) > 9 else None, (200, {}))[1]
     begun = made(client, lines(50))
     until(lambda: script.running and not script.hold.is_set() and len(script.calls) >= 12)
-    under_way = script.running
+    under_way = script.running  # another line may begin until the batch is cancelled
     assert client.batches.cancel(begun.id).status == "cancelling"
     batch = ended(client, begun.id)
-    assert (batch.status, script.cancelled, script.running) == ("cancelled", under_way, 0)
+    assert (batch.status, script.running) == ("cancelled", 0)
+    assert under_way <= script.cancelled <= script.slots
     good, bad = records(client, batch.output_file_id), records(client, batch.error_file_id)
     assert len(good) == batch.request_counts.completed >= 9
     assert {each["custom_id"] for each in good + bad} == {f"n{number}" for number in range(50)}
