@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -68,6 +70,8 @@ class Routed:
     def stop(self) -> None:
         self.routing.stop()
         self.thread.join(120)
+        if self.thread.is_alive():
+            faulthandler.dump_traceback(sys.__stderr__)  # where it hangs
         assert not self.thread.is_alive()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ class Live:
         """Stops the server and waits for its thread."""
         self.serving.stop()
         self.thread.join(60)
+        if self.thread.is_alive():
+            faulthandler.dump_traceback(sys.__stderr__)  # where it hangs
         assert not self.thread.is_alive()
 
     @property
