@@ -67,8 +67,8 @@ class Followed:
         rest += self._further(size)
         text = before + begun + rest
         tokens = self._spelling.tokenize(text)
-        place, behind = self._from_end(tokens, len(rest))
-        if behind != len(rest):  # a token reaches over the place
+        place, remaining = self._from_end(tokens, len(rest))
+        if remaining != len(rest):  # a token reaches over the place
             tokens = np.concatenate([tokens[:place], self._spelling.tokenize(rest)])
         self._text = text[-OVERLAP:]
         self.level, self.prediction = level, Prediction(tokens, place, level)
@@ -83,19 +83,19 @@ class Followed:
         more = self._further(FURTHER)
         text, known = self._text + more, prediction.tokens
         kept = {}  # number of known tokens, by the bytes of `text` after them
-        behind = len(more)
+        remaining = len(more)
         for number in range(len(known) - 1, prediction.place, -1):
-            behind += len(self._spelling.piece(int(known[number])))
-            if behind > len(text) - 8:
+            remaining += len(self._spelling.piece(int(known[number])))
+            if remaining > len(text) - 8:
                 break
-            kept[behind] = number
+            kept[remaining] = number
         tokens = self._spelling.tokenize(text)
-        place, behind = self._from_end(tokens, len(more) + 1)
-        while behind not in kept and place and behind < len(text):
+        place, remaining = self._from_end(tokens, len(more) + 1)
+        while remaining not in kept and place and remaining < len(text):
             place -= 1
-            behind += len(self._spelling.piece(int(tokens[place])))
-        keep = kept.get(behind, len(known))
-        prediction.append(tokens[place:] if behind in kept else self._spelling.tokenize(more), keep)
+            remaining += len(self._spelling.piece(int(tokens[place])))
+        keep = kept.get(remaining, len(known))
+        prediction.append(tokens[place:] if remaining in kept else self._spelling.tokenize(more), keep)
         self._find_breaks(keep)
         self._text = text[-OVERLAP:]
         return len(text)
@@ -107,11 +107,11 @@ class Followed:
 
     def _from_end(self, tokens: Int32Array, size: int) -> tuple[int, int]:
         """The last place in `tokens` with `size` bytes after it or more, and how many there are."""
-        place, behind = len(tokens), 0
-        while place and behind < size:
+        place, remaining = len(tokens), 0
+        while place and remaining < size:
             place -= 1
-            behind += len(self._spelling.piece(int(tokens[place])))
-        return place, behind
+            remaining += len(self._spelling.piece(int(tokens[place])))
+        return place, remaining
 
     def _further(self, size: int) -> bytes:
         """Line ends and whole lines from the next one on, to about `size` bytes; then the end."""

@@ -193,7 +193,7 @@ class Files:
                 path.unlink(missing_ok=True)
 
     def has(self, file_id: str) -> bool:
-        """Whether there is such a file, whoever owns it."""
+        """Whether there is such a file, of any owner."""
         return file_id in self._files
 
     def get(self, owner: str, file_id: str) -> StoredFile:

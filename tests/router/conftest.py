@@ -7,7 +7,7 @@ import faulthandler
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -99,30 +99,35 @@ def files(tmp_path: Path) -> Callable[..., list[Path]]:
     return made
 
 
+@contextlib.contextmanager
+def router_of(models: Sequence[ModelChoice], settings: Settings | None = None, **options: Any) -> Iterator[Routed]:
+    """A router of `models` in a thread, with those loaded that it loads at its start; stopped at the end."""
+    routing = Routing(replace(settings or Settings(), port=0), models, drain_seconds=5, **options)
+    errors: list[BaseException] = []
+
+    with listen(routing.settings) as listening:
+
+        def run() -> None:
+            try:
+                routing.run(listening)
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="router")
+        thread.start()
+        live = Routed(listening.getsockname()[1], routing, thread, errors)
+        try:
+            assert routing.loaded.wait(300)
+            yield live
+        finally:
+            live.stop()
+
+
 @pytest.fixture
 def routed() -> Iterator[Callable[..., Routed]]:
-    """`routed([choice(path)], limit=...)`: a router in a thread, stopped at the end."""
+    """`routed([choice(path)], limit=...)`: routers, stopped at the end of the test."""
     with contextlib.ExitStack() as stack:
-
-        def start(models: list[ModelChoice], *, settings: Settings | None = None, **options: Any) -> Routed:
-            routing = Routing(replace(settings or Settings(), port=0), models, drain_seconds=5, **options)
-            listening = stack.enter_context(listen(routing.settings))
-            errors: list[BaseException] = []
-
-            def run() -> None:
-                try:
-                    routing.run(listening)
-                except BaseException as error:
-                    errors.append(error)
-
-            thread = threading.Thread(target=run, name="router")
-            thread.start()
-            live = Routed(listening.getsockname()[1], routing, thread, errors)
-            stack.callback(live.stop)
-            assert routing.loaded.wait(120)
-            return live
-
-        yield start
+        yield lambda *given, **options: stack.enter_context(router_of(*given, **options))
 
 
 @pytest.fixture(scope="session")
@@ -132,13 +137,5 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
     for name in ("one", "two"):
         shutil.copyfile(demo_model(), folder / f"{name}.gguf")
     models = [choice(folder / "one.gguf", aliases=("coder",)), choice(folder / "two.gguf")]
-    routing = Routing(Settings(port=0, metrics=True), models, drain_seconds=5)
-    with listen(routing.settings) as listening:
-        thread = threading.Thread(target=routing.run, args=(listening,), name="router")
-        thread.start()
-        live = Routed(listening.getsockname()[1], routing, thread)
-        try:
-            assert routing.loaded.wait(120)
-            yield live
-        finally:
-            live.stop()
+    with router_of(models, Settings(metrics=True)) as live:
+        yield live

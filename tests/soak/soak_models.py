@@ -18,10 +18,7 @@ from pathlib import Path
 import pytest
 
 from rest_local.paths import demo_model
-from rest_local.router.run import Routing
-from rest_local.server.http import listen
-from rest_local.server.settings import Settings
-from tests.router.conftest import Routed, choice
+from tests.router.conftest import Routed, choice, router_of
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "100"))
 WARM_UP = 10  # kills, after which memory and descriptors are compared
@@ -41,16 +38,8 @@ def live(tmp_path: Path) -> Iterator[Routed]:
     paths = [tmp_path / f"{name}.gguf" for name in ("killed", "other")]
     for path in paths:
         shutil.copyfile(demo_model(), path)
-    routing = Routing(Settings(port=0), [choice(path) for path in paths], drain_seconds=5)
-    with listen(routing.settings) as listening:
-        thread = threading.Thread(target=routing.run, args=(listening,), name="router")
-        thread.start()
-        live = Routed(listening.getsockname()[1], routing, thread)
-        try:
-            assert routing.loaded.wait(300)
-            yield live
-        finally:
-            live.stop()
+    with router_of([choice(path) for path in paths]) as live:
+        yield live
 
 
 def resident_mb() -> float:

@@ -48,6 +48,7 @@ class Answer {
   /** An event of the server. Returns the text that it adds to the answer. Throws Problem. */
   take(chunk) {
     if (chunk.error) throw new Problem(chunk.error.message, chunk.error.code);
+    if (!this.request.model && chunk.model) this.request.model = chunk.model; // asked before the page knew it
     const choice = chunk.choices && chunk.choices[0];
     const said = choice ? choice.delta && choice.delta.content : chunk.content;
     const thought = choice && choice.delta && choice.delta.reasoning_content;
