@@ -6,6 +6,7 @@
     ├── ConfigInvalid                  the configuration file is damaged, or has an unknown key or a wrong value
     ├── OutputInvalid                  an output of a batch contains something else
     ├── OutputUnwritable               disk full, permission; what was written stays
+    ├── ResultInvalid                  a benchmark's result or journal is damaged, foreign or of another format
     ├── ClusterFailed                  no Ray, no cluster, no room in it, or no replica that stays alive
     ├── ModelError
     │   ├── ModelNotFound
@@ -104,6 +105,14 @@ class OutputUnwritable(RestLocalError):
 
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"output {path}: {cause}; the answers in it are whole, and the same command goes on with them")
+        self.path, self.cause = path, cause
+
+
+class ResultInvalid(RestLocalError):
+    """A file of `rest-local bench` cannot be used. It was not changed."""
+
+    def __init__(self, path: str | PathLike[str], cause: str) -> None:
+        super().__init__(f"result {path}: {cause}")
         self.path, self.cause = path, cause
 
 
