@@ -36,10 +36,15 @@ WORKLOADS = {
 """Names of known files of recorded answers."""
 
 
+EDITS_FILE = "replay-edits.json"
+
+
 def file_name(files: Sequence[Path], repositories: Sequence[Path], *, predict: bool, history: str | None) -> str:
     """The name of the result in its folder."""
-    words = ["replay", *(path.name.split(".")[0] for path in files), *(path.resolve().name for path in repositories)]
-    words += ["predict"] * predict + ["history"] * (history is not None)
+    if repositories and not files:
+        return EDITS_FILE if predict else "replay-edits-without-prediction.json"
+    words = ["replay", *(WORKLOADS.get(path.name, path.name.split(".")[0]) for path in files)]
+    words += ["edits"] * bool(repositories) + ["predict"] * predict + ["history"] * (history is not None)
     return f"{slug('-'.join(words))}.json"
 
 
@@ -47,7 +52,7 @@ def data_of(report: Mapping[str, Any], paths: Sequence[Path], vocabularies: Sequ
     """What is kept of a report of `bench replay` on these files and repositories. Raises OSError."""
     files = [Path(path) for path in (*paths, *vocabularies) if Path(path).is_file()]
     return {
-        "workload": " and ".join(WORKLOADS.get(path.name, path.resolve().name) for path in paths),
+        "workload": " and ".join(WORKLOADS.get(path.name, path.name) if path.is_file() else "edits" for path in paths),
         "answers": report["answers"],
         "tokens": report["tokens"],
         "inputs": {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files},

@@ -20,7 +20,13 @@ def section() -> Section:
         relative = [float(ms[n - 1] / ms[0]) for n in range(1, LARGEST + 1)]
         known = facts(name)
         rows.append(
-            [name, known.get("machine", ""), *(relative[n - 1] for n in SIZES), known.get("what", ""), known.get("source", "")]
+            [
+                name,
+                known.get("machine", ""),
+                *(relative[n - 1] for n in SIZES),
+                known.get("what", ""),
+                known.get("source", ""),
+            ]
         )
         lines.append(Series(name, [relative[n - 1] for n in POINTS], POINTS))
     return Section(

@@ -25,10 +25,10 @@ DARK = ("#56b4e9", "#ff8a3d", "#2fbf94", "#e08cc8", "#e6b800", "#9ad5f5", "#b0b0
 INK, PAPER, GRID = "#1a1a1b", "#fefeff", "#d4d4d8"  # as nothing else in the picture is
 MARKERS = "os^DvPXd"
 DASHES = ("-", "--", "-.", ":")
-HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "oo", "++", "**")
+HATCHES = ("", "//", "--", "\\\\", "||", "xx", "++", "////")  # of lines: circles make a file five times as large
 WIDTH = 6.4  # inches of 72 points
 MOST_SERIES = 8
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rest-local",
     "text.parse_math": False,  # a name may hold "$"

@@ -20,17 +20,21 @@ _MARKUP = re.compile(r"[&<>|*\[\]`$~\\{}!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:/
 
 def escaped(text: object) -> str:
     """A text without code, as it is shown."""
-    return _MARKUP.sub(lambda found: "".join(f"&#{ord(c)};" if not c.isalnum() else c for c in found[0]), clean(text))
+    return _escaped(clean(text))
+
+
+def _escaped(line: str) -> str:
+    return _MARKUP.sub(lambda found: "".join(c if c.isalnum() else f"&#{ord(c)};" for c in found[0]), line)
 
 
 def inline(text: object) -> str:
     """A text with code in backticks."""
-    return "".join(_code(part) if is_code else escaped(part) for part, is_code in spans(text))
+    return "".join(_code(part) if is_code else _escaped(part) for part, is_code in spans(text))
 
 
 def _code(text: str) -> str:
     if any(mark in text for mark in "|\\<&"):  # a table or MkDocs would read it otherwise
-        return f"<code>{escaped(text)}</code>"
+        return f"<code>{_escaped(text)}</code>"
     return f"`{text}`"
 
 
@@ -112,8 +116,6 @@ def _table(
     yield f"|{'|'.join('---:' if at and is_numeric(rows, at) else '---' for at in range(len(columns)))}|"
     for row in rows:
         bold = greatest(row, best)
-        cells = [
-            command(cell) if at in commands and cell else inline(shown(cell)) for at, cell in enumerate(row)
-        ]
+        cells = [command(cell) if at in commands and cell else inline(shown(cell)) for at, cell in enumerate(row)]
         cells = [f"**{cell}**" if at in bold else cell for at, cell in enumerate(cells)]
         yield f"| {' | '.join((cells + [''] * len(columns))[: len(columns)])} |"

@@ -55,9 +55,7 @@ def _part(part: Part, names: Names, *, with_figures: bool) -> dict[str, Any]:
         "anchor": anchor,
         "section": section,
         "quick": quick(part.results),
-        "origin": [
-            [(name, value) for name, value in zip(COLUMNS, row, strict=True) if value] for row in origin(part)
-        ],
+        "origin": [[(name, value) for name, value in zip(COLUMNS, row, strict=True) if value] for row in origin(part)],
         "figures": [_figure(figure, names) for figure in section.figures] if with_figures else [],
         "tables": [_table(table) for table in section.tables],
     }

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import cast
 
 from rest_local.bench.report.shapes import Section
 from rest_local.bench.results import Result
 
 EXPERIMENT = "experiment/"
+COMPARE = "rest_local.bench.comparing.section"
 FIRST = ("suite", "compare", "replay")
 """Kinds in the order of the report; the experiments follow in the order of their catalog."""
 
+_Section = Callable[[Result], Section]
 Shown = Sequence[tuple[Section, Sequence[Result]]]
 
 
@@ -42,15 +46,13 @@ def shipped_sections() -> Iterator[Section]:
     yield section()
 
 
-def _one_by_one(kind: str) -> Callable[[Result], Section]:
+def _one_by_one(kind: str) -> _Section:
     if kind == "suite":
         from rest_local.bench.report.suite_run import section
 
         return section
     if kind == "compare":
-        from rest_local.bench.comparing.section import section as compared
-
-        return compared
+        return cast(_Section, import_module(COMPARE).section)
     if not kind.startswith(EXPERIMENT):
         raise KeyError(kind)
     from rest_local.bench.experiments.catalog import load

@@ -28,7 +28,7 @@ def section(results: Sequence[Result]) -> Section:
         footnotes=[
             "The oracle knows the recorded continuation and the cost curve, and takes the fastest way through each "
             "answer that the sources allow. The fair bound knows which candidate is right, but not how long a copy is. "
-            "With a prediction the share of the oracle can exceed 1, because the rows depend on the time of the lookup.",
+            "With a prediction the share of the oracle can exceed 1: the rows depend on the time of the lookup.",
         ],
     )
 
@@ -41,8 +41,8 @@ def _curves(data: Sequence[Mapping[str, Any]]) -> list[str]:
 def _words(data: Sequence[Mapping[str, Any]], curves: Sequence[str]) -> Iterator[str]:
     yield (
         "Answers that real models gave, replayed: drafting and planning run on the recorded tokens, and no model runs. "
-        "A forward pass with n tokens costs what the cost curve of a machine gives for n. So these figures depend on no "
-        "clock, and a rerun gives the same. The answers do not depend on the drafts; "
+        "A forward pass with n tokens costs what the cost curve of a machine gives for n. These figures depend on no "
+        "clock, and a rerun gives the same. The answers do not depend on the drafts: "
         f"{_changed(data):,} tokens changed."
     )
     cells = [
@@ -54,8 +54,8 @@ def _words(data: Sequence[Mapping[str, Any]], curves: Sequence[str]) -> Iterator
         return
     most, least = max(cells), min(cells)
     yield (
-        f"The greatest gain is {most[0]:.2f} times plain decoding ({most[2]} on {most[1]}), the least is "
-        f"{least[0]:.2f} ({least[2]} on {least[1]})."
+        f"The greatest gain is {most[0]:.3f} times plain decoding ({most[2]} on {most[1]}), the least is "
+        f"{least[0]:.3f} ({least[2]} on {least[1]})."
     )
     slower = [f"{workload} on {name} ({speedup:.3f})" for speedup, name, workload in cells if speedup < 1]
     yield "Slower than plain decoding: " + (", ".join(slower) if slower else "no workload on any curve") + "."
@@ -64,7 +64,7 @@ def _words(data: Sequence[Mapping[str, Any]], curves: Sequence[str]) -> Iterator
         for each in data
         for name, row in each["curves"].items()
     )
-    yield f"The worst single answer: {worst[0]:.2f} times plain decoding ({worst[1]} of {worst[3]} on {worst[2]})."
+    yield f"The worst single answer: {worst[0]:.3f} times plain decoding ({worst[1]} of {worst[3]} on {worst[2]})."
 
 
 def _changed(data: Sequence[Mapping[str, Any]]) -> int:
@@ -130,7 +130,7 @@ def _figures(data: Sequence[Mapping[str, Any]], curves: Sequence[str]) -> Iterat
             )
             for each in data
         ],
-        alt="Mean accepted tokens of a forward pass against the mean number of drafted nodes, a line for each workload.",
+        alt="Mean tokens of a forward pass against the mean number of drafted nodes, a line for each workload.",
     )  # fmt: skip
     if not curves:
         return
@@ -177,9 +177,9 @@ def _sources(data: Sequence[Mapping[str, Any]], curve: str) -> Iterator[Figure]:
     ]
     if series:
         yield Figure(
-            "accepted-by-source", f"Where accepted tokens came from, on {curve}", "", "share of accepted tokens", series,
+            "accepted-by-source", f"Where accepted tokens came from, on {curve}", "", "share of accepted tokens",
+            series,
             alt="The sources of accepted draft tokens, a bar for each workload, a part for each source.",
             categories=[workload for workload, _ in on],
             stacked=True,
         )  # fmt: skip
-

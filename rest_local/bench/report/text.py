@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from rest_local.errors import printable
 
 LONGEST = 2000  # characters of a paragraph; longer ones come from no measurement
-DASH = "–"
+DASH = "\u2013"
 _CODE = re.compile(r"`([^`]+)`")
 
 

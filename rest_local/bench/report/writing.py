@@ -45,5 +45,7 @@ def prefix(path: Path, folder: Path) -> str:
     try:
         relative = os.path.relpath(folder.resolve(), path.resolve().parent)
     except ValueError as error:  # another drive
-        raise OptionError(f"{path}: put the Markdown document onto the drive of {folder}, which its figures are in") from error
+        raise OptionError(
+            f"{path}: put the Markdown document onto the drive of {folder}, which its figures are in"
+        ) from error
     return "" if relative == "." else f"{quote(PurePath(relative).as_posix())}/"

@@ -15,7 +15,10 @@ PAGE = "report.html"  # in the folder, without --html and --markdown
 
 @bench.command()
 @click.argument(
-    "folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False), shell_complete=completion.paths
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    shell_complete=completion.paths,
 )
 @click.option(
     "--html",
