@@ -75,11 +75,13 @@ def _measured(part: Part, command: Sequence[str], folder: Path, longest_s: float
     begun = time.monotonic()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        code: int | None = None
         try:
             code = process.wait(longest_s)
         except subprocess.TimeoutExpired:
-            code = None
+            _end(process)
         finally:
+            _wait(process)  # it got Ctrl-C as well
             _end(process)
         errors.seek(0)
         state, reason = _ended(code, errors, longest_s)
@@ -88,17 +90,26 @@ def _measured(part: Part, command: Sequence[str], folder: Path, longest_s: float
     return Outcome(part.file, state, reason, round(time.monotonic() - begun, 1), part.options)
 
 
+def _wait(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process ends by itself in time."""
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let a process end that got Ctrl-C, then ask for it, then kill it. Does nothing if it has ended."""
-    for ask in (None, signal.SIGINT, signal.SIGTERM):
+    """Ask a process to end, then kill it. Does nothing if it has ended."""
+    for ask in (signal.SIGINT, signal.SIGTERM):
         if process.poll() is not None:
             return
         try:
-            if ask is not None:
-                process.send_signal(ask)
-            process.wait(PATIENCE_S)
-        except (subprocess.TimeoutExpired, ValueError):  # Windows has no SIGINT for one process
+            process.send_signal(ask)
+        except ValueError:  # Windows has no SIGINT for one process
             continue
+        if _wait(process):
+            return
     process.kill()
     process.wait()
 
