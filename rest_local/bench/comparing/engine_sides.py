@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rest_local.bench.comparing.energy import Energy
@@ -69,7 +70,7 @@ class EngineSide:
             "policy": policy,
             "exact": config.exact,
             "slots": config.slots,
-            "drafter": None if config.draft_model is None else config.draft_model.name,
+            "drafter": None if config.draft_model is None else Path(config.draft_model).name,
         }
         self._policy, self._shared = policy, shared
         self._energy = Energy()
