@@ -45,6 +45,7 @@ class PromptLookup:
             n_threads_batch=threads,
             n_gpu_layers=n_gpu_layers,
             draft_model=lookup,
+            logits_all=True,  # else version 0.3.36 has room for the logits of one batch, and fails beyond
             verbose=False,
         )
         evaluate = self._llama.eval
