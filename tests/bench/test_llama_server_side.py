@@ -324,12 +324,8 @@ def test_another_program_is_told(what: str, script: Callable[..., Path]) -> None
 
 def test_no_binary_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, cause in (
-        (tmp_path / "none", "no such program"),
-        (tmp_path / "file", "not an executable"),
-        (tmp_path, ""),
-    ):
-        (absent,) = sides_of(path, Path("m.gguf"), {}, 1, 512)
+    for name, cause in (("none", "no such program"), ("file", "not an executable"), ("", "not an executable")):
+        (absent,) = sides_of(tmp_path / name, Path("m.gguf"), {}, 1, 512)
         with pytest.raises(SideFailed, match=cause):
             absent.open()
 
