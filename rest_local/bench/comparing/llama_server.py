@@ -129,6 +129,7 @@ class LlamaServer:
         self._used = False
         self.options: dict[str, Any] = {
             "program": NAME,
+            "kind": kind,
             "version": binary.version,
             "arguments": [*arguments, *(("--spec-type", kind) if kind != PLAIN else ())],
             "head": head.name if head else None,
