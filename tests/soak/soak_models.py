@@ -6,7 +6,10 @@ Not collected by `make test`; `make soak` names this file. REST_LOCAL_SOAK_KILLS
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+import platform
 import random
 import shutil
 import signal
@@ -43,6 +46,9 @@ def live(tmp_path: Path) -> Iterator[Routed]:
 
 
 def resident_mb() -> float:
+    """Without what the allocator keeps for later: two threads that open connections leave up to 20 MB of that."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -53,7 +59,7 @@ def busy(live: Routed, model: str) -> int:
     return sum(slot["is_processing"] for slot in live.get(f"/slots?model={model}").json())
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is read from /proc and trimmed by glibc")
 def test_killed_processes_cost_their_own_requests_only(live: Routed) -> None:
     rng = random.Random(1)
     assert live.ask("other").status_code == 200
