@@ -6,8 +6,6 @@ Not collected by `make test`; `make soak` names this file. REST_LOCAL_SOAK_KILLS
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import platform
 import random
@@ -22,6 +20,7 @@ import pytest
 
 from rest_local.paths import demo_model
 from tests.router.conftest import Routed, choice, router_of
+from tests.support.memory import resident_mb
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "100"))
 WARM_UP = 10  # kills, after which memory and descriptors are compared
@@ -43,16 +42,6 @@ def live(tmp_path: Path) -> Iterator[Routed]:
         shutil.copyfile(demo_model(), path)
     with router_of([choice(path) for path in paths]) as live:
         yield live
-
-
-def resident_mb() -> float:
-    """Without what the allocator keeps for later: two threads that open connections leave up to 20 MB of that."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError("no VmRSS")
 
 
 def busy(live: Routed, model: str) -> int:
