@@ -1,20 +1,18 @@
 """llama-server as a side: each fault of a binary becomes SideFailed with the reason, and nothing of it remains.
 
-The stand-ins are scripts that speak just enough HTTP. The tests at the end need the real program:
-REST_LOCAL_LLAMA_SERVER names it (docs/howto/peer-drafts.md says how to build it).
+The stand-ins are scripts that speak just enough HTTP. test_real_llama_server.py has tests with the real program.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.programs import gone
 
 from rest_local.bench.comparing.llama_server import PLAIN, Binary, LlamaServer, Pace, sides_of
 from rest_local.bench.comparing.program import ProgramFailed
@@ -93,24 +91,6 @@ def server_of(opened: LlamaServer) -> tuple[int, int]:
     """Process and port."""
     assert opened._server is not None
     return opened._server.pid, opened._server.port
-
-
-def gone(pid: int, port: int = 0) -> bool:
-    """Whether a process has ended, and the port is free. It may be another process that waits for it, and later."""
-    for _ in range(500):
-        if not running(pid):
-            with socket.socket() as free:
-                return not port or free.connect_ex(("127.0.0.1", port)) != 0
-        time.sleep(0.02)
-    return False
-
-
-def running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return sys.platform != "linux" or Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
 
 
 def test_an_answer_becomes_a_run(script: Callable[..., Path]) -> None:
@@ -261,6 +241,7 @@ def test_an_interrupt_ends_the_server(script: Callable[..., Path]) -> None:
 
 def test_the_server_ends_when_this_process_is_killed(script: Callable[..., Path]) -> None:
     code = f"""
+import time
 from test_llama_server_side import *
 opened = side(Path({str(script())!r}))
 opened.open()
@@ -324,12 +305,8 @@ def test_another_program_is_told(what: str, script: Callable[..., Path]) -> None
 
 def test_no_binary_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, cause in (
-        (tmp_path / "none", "no such program"),
-        (tmp_path / "file", "not an executable"),
-        (tmp_path, ""),
-    ):
-        (absent,) = sides_of(path, Path("m.gguf"), {}, 1, 512)
+    for name, cause in (("none", "no such program"), ("file", "not an executable"), ("", "not an executable")):
+        (absent,) = sides_of(tmp_path / name, Path("m.gguf"), {}, 1, 512)
         with pytest.raises(SideFailed, match=cause):
             absent.open()
 

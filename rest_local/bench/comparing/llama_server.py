@@ -129,6 +129,7 @@ class LlamaServer:
         self._used = False
         self.options: dict[str, Any] = {
             "program": NAME,
+            "kind": kind,
             "version": binary.version,
             "arguments": [*arguments, *(("--spec-type", kind) if kind != PLAIN else ())],
             "head": head.name if head else None,
@@ -167,7 +168,7 @@ class LlamaServer:
             raise SideFailed(self.name, "not open")
         self._used = True
         try:
-            answer, seconds = self._server.post("/completion", _body(task), self._pace.answer_limit(task))
+            answer, seconds = self._server.post("/completion", completion_body(task), self._pace.answer_limit(task))
             run = _run(answer)
         except ServerFailed as error:
             raise SideFailed(self.name, str(error)) from error
@@ -190,7 +191,8 @@ class LlamaServer:
             self._pace.started(seconds)
 
 
-def _body(task: Task) -> dict[str, Any]:
+def completion_body(task: Task) -> dict[str, Any]:
+    """What `POST /completion` takes. The request does not use the cache of the one before."""
     body = {
         "prompt": list(task.prompt), "n_predict": task.max_tokens, "temperature": task.temperature, "seed": task.seed,
         "return_tokens": True, "cache_prompt": False, "stream": False,
