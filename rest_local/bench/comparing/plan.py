@@ -31,7 +31,7 @@ from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.workload import Workload, load_edits
 from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
 from rest_local.drafting.models.kinds import kind_of
-from rest_local.errors import OptionError
+from rest_local.errors import CorpusEmpty, InputInvalid, OptionError
 from rest_local.llama.gguf_content import content_of
 from rest_local.llama.model import Model
 from rest_local.retrieval.building.indexing import build_datastore
@@ -79,7 +79,7 @@ def make_plan(choice: Choice, stack: ExitStack, say: Callable[[str], None] = lam
 
 def _plan_real(plan: Plan, choice: Choice, stack: ExitStack, say: Callable[[str], None]) -> None:
     with Prompting(choice.model) as prompting:
-        completed = _sources(choice)
+        completed = _sources(plan, choice)
         tasks = list(_tasks(plan, choice, prompting, completed))
         config = EngineConfig(n_ctx=choice.n_ctx)
         most = config.context_length(prompting.model.n_ctx_train or 0)
@@ -89,10 +89,9 @@ def _plan_real(plan: Plan, choice: Choice, stack: ExitStack, say: Callable[[str]
         return
     longest = max(len(task.prompt) + task.max_tokens for task in tasks)
     plan.n_ctx = min(most, max(512, (longest + 64 + 255) // 256 * 256))
-    store = _datastore(choice, completed, stack, say)
     config = EngineConfig(
         model=choice.model,
-        datastores=(store,),
+        datastores=_datastores(choice, completed, stack, say),
         n_ctx=plan.n_ctx,
         threads=choice.threads,
         n_gpu_layers=choice.n_gpu_layers,
@@ -120,21 +119,37 @@ def _plan_real(plan: Plan, choice: Choice, stack: ExitStack, say: Callable[[str]
         plan.stages.append(Stage("exact", "real", "exact", policy_sides(replace(config, exact=True)), single(few)))
 
 
-def _sources(choice: Choice) -> list[code_tasks.Source]:
-    if choice.git is not None:
+def _sources(plan: Plan, choice: Choice) -> list[code_tasks.Source]:
+    """The files to complete."""
+    if choice.git is None:
+        return code_tasks.held_out()
+    try:
         return code_tasks.files_of(choice.git, max(choice.size.prompts, choice.size.at_once))
-    return code_tasks.held_out()
+    except InputInvalid as error:
+        for workload in ("completion", "batch"):
+            if wants(choice.workloads, workload):
+                plan.leave_out(workload, str(error))
+        return []
+
+
+def _edits(plan: Plan, choice: Choice, prompting: Prompting, repository: Path) -> list[Task]:
+    """More than are run: many do not fit the context."""
+    try:
+        return list(code_tasks.edits(prompting, repository, choice.size.tokens))
+    except InputInvalid as error:
+        plan.leave_out("edit", str(error))
+        return []
 
 
 def _tasks(plan: Plan, choice: Choice, prompting: Prompting, completed: Sequence[code_tasks.Source]) -> Iterable[Task]:
-    """The tasks of the chosen workloads. More edits of a repository than are run: many do not fit the context."""
+    """The tasks of the chosen workloads."""
     size, chosen = choice.size, choice.workloads
     few = spread(completed, size.prompts)
     if wants(chosen, "completion"):
         yield from code_tasks.completions(prompting, few, size.tokens)
     if wants(chosen, "edit"):
         if choice.git is not None:
-            yield from code_tasks.edits(prompting, choice.git, size.tokens)
+            yield from _edits(plan, choice, prompting, choice.git)
         else:
             yield from spread(list(code_tasks.renamings(prompting, completed, size.tokens)), size.prompts)
     if wants(chosen, "chat"):
@@ -197,19 +212,26 @@ def _first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
     return found
 
 
-def _datastore(
+def _datastores(
     choice: Choice, completed: Sequence[code_tasks.Source], stack: ExitStack, say: Callable[[str], None]
-) -> Path:
-    """Of the repository without the files to complete, else of the standard library without the held-out modules."""
+) -> tuple[Path, ...]:
+    """Of the repository without the files to complete, else of the standard library without the held-out modules. None
+    where nothing is left of a repository.
+    """
     if choice.git is None:
-        return prompts.ensure(choice.model, report=say)
+        return (prompts.ensure(choice.model, report=say),)
     folder = stack.enter_context(TemporaryDirectory(prefix="rest-local-compare-"))
     exclude = [f"/{source.name}" for source in completed]
     with Model.open(choice.model, vocab_only=True) as model:
-        path = Path(folder) / "repository"
-        built = build_datastore(path, [choice.git], vocabulary=model.vocabulary, exclude=exclude)
+        try:
+            built = build_datastore(
+                Path(folder) / "repository", [choice.git], vocabulary=model.vocabulary, exclude=exclude
+            )
+        except CorpusEmpty:
+            say(f"no datastore: {choice.git} holds no text besides the files to complete")
+            return ()
     say(f"datastore of {choice.git}: {built.tokens:,} tokens, without the {len(exclude)} files to complete")
-    return built.path
+    return (built.path,)
 
 
 Drafters = dict[str, Path | None]
@@ -268,8 +290,11 @@ def _plan_replay(plan: Plan, choice: Choice) -> None:
         for name, path in files.items():
             workloads[name] = _split(load(path, model.vocabulary), choice.size.answers, model.n_vocab)
         if choice.git is not None:
-            edits = load_edits(choice.git, model.vocabulary, 4 * choice.size.answers, predict=True)
-            workloads["edits"] = _split(edits, choice.size.answers, model.n_vocab)
+            try:
+                edits = load_edits(choice.git, model.vocabulary, 4 * choice.size.answers, predict=True)
+                workloads["edits"] = _split(edits, choice.size.answers, model.n_vocab)
+            except InputInvalid as error:
+                plan.leave_out("replay/edits", str(error))
         most = min(model.n_ctx_train or 4096, choice.n_ctx or 4096)
     tasks, answers = tasks_of(workloads, choice.size.tokens)
     chosen = [task for task in tasks if wants(choice.workloads, task.workload)]
