@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,8 @@ def examine() -> dict[str, Any]:
     None; `lacks`: what it lacks. `extras`: by name, `for`, `missing` and `install`, the command that adds them. `note`:
     why there is nothing to compare with, or None.
     """
+    from importlib import metadata
+
     required: list[str] = []
     extras: dict[str, dict[str, Any]] = {}
     note = None
@@ -94,6 +95,8 @@ def _added(requirement: Requirement, extra: str) -> bool:
 
 
 def _missing(requirements: Iterable[Requirement]) -> Iterator[str]:
+    from importlib import metadata
+
     for requirement in requirements:
         try:
             version = metadata.version(requirement.name)
