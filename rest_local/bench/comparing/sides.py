@@ -97,6 +97,6 @@ class Together(Protocol):
 
     def run_together(self, tasks: Sequence[Task]) -> list[Run]:
         """All tasks at the same time, in their order. `ms` of each run is the time from the start of the whole to its
-        end, with the prefills, and so the same in all of them; `steps` of the whole is in the first run. Raises
+        end, with the prefills, and so the same in all of them; `joules`, if any, is in the first run. Raises
         SideFailed.
         """

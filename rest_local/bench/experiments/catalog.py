@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from rest_local.bench.report.shapes import Section
     from rest_local.bench.results import Journal, Result
 
-EXPERIMENTS: Mapping[str, str] = {}
+EXPERIMENTS: Mapping[str, str] = {
+    "retrieval-quality": "retrieval_quality",
+    "tree-verification": "tree_verification",
+    "datastore-size": "datastore_size",
+    "domains": "domains",
+    "own-text": "own_text",
+    "retrieval-and-drafter": "retrieval_and_drafter",
+}
 """Names, in the order of the report, and the modules of this folder."""
 
 

@@ -2,8 +2,9 @@
 
 - Recorded answers are files of the data folder, each with the vocabulary of the model that gave them (`ANSWERS`). A
   missing file is an InputInvalid that names it.
-- Text is that of the given folders, without any the Python sources that are installed on this machine. Held-out modules
-  of the demo and tests are left out. Beyond the end of the text, documents are edited copies (`bench.generated`), and
+- Text is that of the given folders, without any the Python sources that are installed on this machine: the modules
+  that the demo model has memorised, the rest of the standard library, then packages. Held-out modules of the demo and
+  tests are left out. Beyond the end of the text, documents are edited copies (`bench.generated`), and
   `Text.record` says how many.
 
 The module knows nothing about single experiments.
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from rest_local.bench.generated import edited, ends_of_paragraphs, up_to
-from rest_local.bench.prompts import held_out_modules, standard_library
+from rest_local.bench.prompts import LEFT_OUT, held_out_modules, standard_library, well_known_modules
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import counted
 from rest_local.errors import CorpusEmpty, InputInvalid
@@ -36,7 +37,8 @@ from rest_local.retrieval.segment import Segment
 from rest_local.retrieval.sources.corpus import Filters, list_files, measure, read_files
 from rest_local.retrieval.sources.skipped import Skipped
 
-TESTS = ("test/", "tests/", "idle_test/")  # folders of test data, which are no usual source text
+SOURCE = ("*.py",)
+NOT_TEXT = ("test/", "tests/", "idle_test/", "*.dist-info/", "licenses/", "LICENSE*")  # of packages
 TOGETHER = 64  # texts that are tokenized in one call
 HASHED = 1 << 20  # bytes of a model that tell it from another one of the same size
 
@@ -72,7 +74,7 @@ class Text:
 
     def first(self, tokens: int) -> Text:
         """The first `tokens` tokens. Smaller texts are the beginnings of larger ones."""
-        documents = list(up_to(self.documents, tokens))
+        documents = list(up_to(self.documents, tokens)) if tokens else []
         return Text(documents, self.vocab_size, min(self.real, tokens), self.source)
 
     def segment(self) -> Segment:
@@ -146,26 +148,37 @@ class Inputs:
         """Recorded answers of a set of ANSWERS, the first `limit`, without those that are too short to count."""
         return counted(load(self.file(ANSWERS[name].file), vocabulary))[:limit]
 
-    def documents(self, vocabulary: Vocabulary, tokens: int, suffixes: Sequence[str] = ("*.py",)) -> Text:
-        """`tokens` tokens of text, the files in an order that the seed decides. The given folders are taken with every
-        kind of text, installed sources with `suffixes`. Raises CorpusEmpty, InputInvalid for a missing folder.
+    def documents(
+        self, vocabulary: Vocabulary, tokens: int, suffixes: Sequence[str] = SOURCE, *, copies: bool = True
+    ) -> Text:
+        """`tokens` tokens of text, the files in an order that the seed decides.
+
+        suffixes: of installed files. Of given folders all text is taken, unless they are other than SOURCE. copies: go
+        on with edited copies where the text ends. Without them there may be fewer tokens. Raises CorpusEmpty,
+        InputInvalid for a missing folder.
         """
         if self.text:
-            roots, filters, source = list(self.text), Filters(), ", ".join(map(str, self.text))
+            filters = Filters() if suffixes == SOURCE else Filters(include=tuple(suffixes))
+            parts: list[tuple[Sequence[Path], Filters]] = [(self.text, filters)]
+            source = ", ".join(map(str, self.text))
         else:
-            held_out = tuple(f"/{module}" for module in held_out_modules())
-            roots = [standard_library(), Path(sysconfig.get_paths()["purelib"])]
-            filters = Filters(include=tuple(suffixes), exclude=(*TESTS, *held_out))
+            parts = _installed(tuple(suffixes))
             source = f"installed sources ({', '.join(suffixes)}) of Python {platform.python_version()}"
-        files = [path for path, *_ in list_files(dict.fromkeys(roots), filters)]
-        self.random(1).shuffle(files)
-        real = list(up_to(_tokenized(files, filters, vocabulary), tokens))
+        read = chain.from_iterable(self._read(roots, filters) for roots, filters in parts)
+        real = list(up_to(_tokenized(read, vocabulary), tokens))
         if not real:
             raise CorpusEmpty(source, "no text")
         total = sum(map(len, real))
-        copies = edited(real, ends_of_paragraphs(vocabulary), self.random(2))
-        documents = list(up_to(chain(real, copies), tokens)) if total < tokens else real
-        return Text(documents, vocabulary.size, total, source)
+        if copies and total < tokens:
+            more = edited(real, ends_of_paragraphs(vocabulary), self.random(2))
+            return Text(list(up_to(chain(real, more), tokens)), vocabulary.size, total, source)
+        return Text(real, vocabulary.size, total, source)
+
+    def _read(self, roots: Sequence[Path], filters: Filters) -> Iterator[str]:
+        """The texts below some folders, in an order that the seed decides. Lists the files when it begins."""
+        files = [path for path, *_ in list_files(roots, filters)]
+        self.random(1).shuffle(files)
+        yield from (text.text for text in read_files(files, filters, Skipped()) if text.text)
 
     def key(self, experiment: str) -> dict[str, Any]:
         """Everything the figures depend on, for the journal. Reads all recorded answers, some megabytes."""
@@ -182,9 +195,21 @@ class Inputs:
         }
 
 
-def _tokenized(files: Sequence[str], filters: Filters, vocabulary: Vocabulary) -> Iterator[Int32Array]:
+def _installed(suffixes: tuple[str, ...]) -> list[tuple[Sequence[Path], Filters]]:
+    """Folders and filters of installed text: the well-known modules, the rest of the standard library, packages."""
+    library, packages = standard_library(), Path(sysconfig.get_paths()["purelib"])
+    known = tuple(library / module for module in well_known_modules() if (library / module).is_file())
+    left_out = tuple(f"/{module}" for module in (*held_out_modules(), *well_known_modules()))
+    first = [(known, Filters(include=suffixes))] if known and "*.py" in suffixes else []
+    return [
+        *first,
+        ([library], Filters(include=suffixes, exclude=(*LEFT_OUT, "LICENSE*", *left_out))),
+        *([([packages], Filters(include=suffixes, exclude=NOT_TEXT))] if packages.is_dir() else []),
+    ]
+
+
+def _tokenized(texts: Iterator[str], vocabulary: Vocabulary) -> Iterator[Int32Array]:
     bulk = vocabulary.bulk() or (lambda texts: [vocabulary.tokenize(text) for text in texts])
-    texts = (text.text for text in read_files(files, filters, Skipped()) if text.text)
     while together := list(islice(texts, TOGETHER)):
         yield from (tokens for tokens in bulk(together) if len(tokens))
 
