@@ -181,14 +181,14 @@ def test_the_parts_name_what_they_lack(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     (data / "HumanEval.jsonl.gz").write_bytes(b"x")
-    by_name = {each.name: each for each in parts(Choice(model, data))}
+    by_name = {each.name: each for each in parts(Choice(model, data=data))}
     assert by_name["replay HumanEval"].missing == "ggml-vocab-qwen2.gguf: not in the folder data"
     (data / "ggml-vocab-qwen2.gguf").write_bytes(b"x")
-    before = {each.name: each for each in parts(Choice(model, data, quick=True))}
+    before = {each.name: each for each in parts(Choice(model, data=data, quick=True))}
     assert not before["replay HumanEval"].missing
     assert before["replay HumanEval"].command(tmp_path, quick=True)[-3:] == ["--out", str(tmp_path), "--quick"]
     model.write_bytes(b"y")
-    after = {each.name: each for each in parts(Choice(model, data, quick=True))}
+    after = {each.name: each for each in parts(Choice(model, data=data, quick=True))}
     assert before["compare"].options != after["compare"].options
     assert before["replay HumanEval"].options == after["replay HumanEval"].options
     assert len({each.file for each in after.values()}) == len(after)

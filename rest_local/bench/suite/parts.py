@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HASHED = 1 << 20  # bytes of a model that tell it from another one of the same size
-EDITS = 20  # of the checkout: each replays a whole file, 4 s on 2 cores with all curves
+EDITS = 12  # of the checkout: each replays a whole file, 4 s with all curves
 QUICK_EDITS = 4
 
 
@@ -42,12 +42,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Choice:
-    """The options of the suite. `data`: the folder of recorded answers; `server`: llama.cpp's, of the user."""
+    """The options of the suite. `default`: the user named no model; `data`: the folder of recorded answers; `server`:
+    llama.cpp's, of the user.
+    """
 
     model: Path
+    default: bool = True
     data: Path | None = None
     server: Path | None = None
     quick: bool = False
+
+    @property
+    def given(self) -> list[str]:
+        """The arguments that all measurements take."""
+        data = [] if self.data is None else ["--data", str(self.data)]
+        return [*data, *([] if self.default else ["-m", str(self.model)])]
 
 
 def parts(choice: Choice) -> list[Part]:
@@ -57,16 +66,14 @@ def parts(choice: Choice) -> list[Part]:
     model = {"model": digest(choice.model)}
     found = [_compare(choice, model), *_replays(choice)]
     options = {**model, "data": digest_of_folder(choice.data)}
-    data = [] if choice.data is None else ["--data", str(choice.data)]
     for name in EXPERIMENTS:
-        arguments = ["bench", "experiment", name, *data, "-m", str(choice.model)]
+        arguments = ["bench", "experiment", name, *choice.given]
         found.append(Part(f"experiment {name}", f"experiment-{name}.json", arguments, options))
     return found
 
 
 def _compare(choice: Choice, model: Mapping[str, Any]) -> Part:
-    arguments = ["bench", "compare", "-m", str(choice.model)]
-    arguments += [] if choice.data is None else ["--data", str(choice.data)]
+    arguments = ["bench", "compare", *choice.given]
     arguments += [] if choice.server is None else ["--llama-server", str(choice.server)]
     options = {**model, "data": digest_of_folder(choice.data), "llama_server": digest(choice.server)}
     return Part("compare", "compare.json", arguments, options)
@@ -78,7 +85,7 @@ ANSWERS = {  # file, vocabulary of the model that gave the answers, further argu
     "AlpacaEval": (
         "alpaca_eval_outputs_llama-3-8b-instruct.jsonl",
         "ggml-vocab-llama-bpe.gguf",
-        ("--history", "60"),
+        ("--history", "40"),
     ),
 }
 """Recorded answers, as `rest_local.bench.experiments.inputs` has them; AlpacaEval with its other answers as history."""

@@ -53,7 +53,7 @@ def suite(folder: Path, quick: bool, again: bool, data: Path | None, model: str 
     from rest_local.bench.suite.record import FAILED, Record
     from rest_local.bench.suite.running import check, run
 
-    found = parts(Choice(inputs.model_path(model), data, server, quick))
+    found = parts(Choice(inputs.model_path(model), model is None, data, server, quick))
     folder.mkdir(parents=True, exist_ok=True)
     record = Record(folder, "rest-local bench suite DIR" + " --quick" * quick, quick=quick)
     check(found, folder, record, quick=quick, again=again)
