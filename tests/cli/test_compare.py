@@ -28,8 +28,9 @@ def arguments(tmp_path: Path, tiny_model: Callable[..., Path]) -> list[str]:
         repository.commit(version, {"a.txt": "".join(f"{version} line {n} of the file\n" for n in range(12))})
     answers = tmp_path / "answers.jsonl"
     answers.write_text("\n".join(json.dumps({"instruction": COPY, "output": COPY + str(n)}) for n in range(3)))
+    model = str(tiny_model("llama", quant="Q8_0"))  # has exact settings
     return [
-        "bench", "compare", "-m", str(tiny_model("llama", quant="Q8_0")), "--git", str(repository.path), "--quick", "-n", "6",
+        "bench", "compare", "-m", model, "--git", str(repository.path), "--quick", "-n", "6",
         "--replay", str(answers), "-t", "1", "--out", str(tmp_path / "out"),
     ]  # fmt: skip
 
