@@ -29,6 +29,7 @@ HEAVY = (
     "tomlkit",
     "prompt_toolkit",
     "watchfiles",
+    "matplotlib",
 )
 SLOW = ("logging", "tempfile", "difflib", "hashlib", "asyncio", "tomllib")  # some milliseconds each
 

@@ -163,7 +163,9 @@ def _choice(
 
 
 def _command() -> str:
-    return shlex.join(["rest-local", *sys.argv[1:]])
+    """The command line for the result, without the folders of this machine."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["rest-local", *words])
 
 
 def print_report(data: Mapping[str, Any]) -> None:
