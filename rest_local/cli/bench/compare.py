@@ -152,7 +152,7 @@ def _choice(
     return Choice(
         model=inputs.model_path(model),
         threads=threads or default_threads(),
-        size=replace(size, tokens=tokens or size.tokens),
+        size=replace(size, tokens=tokens or size.tokens, replayed=tokens or size.replayed),
         workloads=chosen,
         draft_models=tuple(inputs.model_path(name) for name in draft_models),
         replay=replays,
