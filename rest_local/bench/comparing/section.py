@@ -61,8 +61,8 @@ def _of_kind(overall: Row, rows: Sequence[Row], data: Mapping[str, Any]) -> Iter
         changed = [f"{name} {side['differing']}" for name, side in overall["sides"].items() if side["differing"]]
         answers = max((side["answers"] for side in overall["sides"].values()), default=0)
         yield (
-            f"Answers of up to {answers} a side that differ from plain decoding in the default settings, where batches "
-            f"of other sizes round differently: {', '.join(changed) if changed else 'none'}."
+            f"In the default settings, where batches of other sizes round differently, these answers of {answers} at "
+            f"most differ from plain decoding: {', '.join(changed) if changed else 'none'}."
         )
         looping, prompts = (sum(n) for n in zip(*((r["plain"]["looping"], r["prompts"]) for r in rows), strict=True))
         if looping:
