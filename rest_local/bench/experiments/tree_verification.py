@@ -44,7 +44,7 @@ BRANCHES, DEPTHS = (1, 2, 4, 8), (1, 2, 4, 8)
 BRANCHES_QUICK, DEPTHS_QUICK = (1, 4), (4,)
 MOST_NODES = 63  # with the root the most rows of logits of a step
 PREFIX = 256  # tokens of context before the tree
-PLACES, PAIRS = 3, 7
+PLACES, PAIRS = 2, 5
 PLACES_QUICK, PAIRS_QUICK = 1, 3
 
 
