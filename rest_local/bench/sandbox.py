@@ -171,13 +171,8 @@ def _status(process: subprocess.Popen[bytes], deadline: float, limits: Limits) -
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End the process group, which is its own."""
     if sys.platform != "win32":
-        try:
+        with suppress(ProcessLookupError, PermissionError):  # all have ended; macOS refuses for what only waits for us
             os.killpg(process.pid, signal.SIGKILL)
-        except (
-            ProcessLookupError,
-            PermissionError,
-        ):  # all have ended; macOS refuses for what is dead but not waited for
-            pass
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe:
