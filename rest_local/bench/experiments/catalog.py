@@ -15,6 +15,10 @@ EXPERIMENTS: Mapping[str, str] = {
     "retrieval-quality": "retrieval_quality",
     "datastore-size": "datastore_size",
     "domains": "domains",
+    "rest-paper": "rest_paper",
+    "arctic": "arctic",
+    "respec-parts": "respec_parts",
+    "relaxed": "relaxed",
 }
 """Names, in the order of the report, and the modules of this folder."""
 
