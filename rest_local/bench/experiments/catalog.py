@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 EXPERIMENTS: Mapping[str, str] = {
     "retrieval-quality": "retrieval_quality",
+    "tree-verification": "tree_verification",
     "datastore-size": "datastore_size",
     "domains": "domains",
+    "own-text": "own_text",
+    "retrieval-and-drafter": "retrieval_and_drafter",
     "rest-paper": "rest_paper",
     "arctic": "arctic",
     "respec-parts": "respec_parts",

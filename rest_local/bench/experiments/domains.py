@@ -24,6 +24,7 @@ import numpy as np
 
 from rest_local.bench.experiments.inputs import ANSWERS, Inputs
 from rest_local.bench.experiments.retrieval_quality import up_to_tokens
+from rest_local.bench.generated import up_to
 from rest_local.bench.prompts import held_out_modules, standard_library
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.report.shapes import Figure, Section, Series, Table
@@ -137,7 +138,7 @@ def _measured(inputs: Inputs, name: str) -> dict[str, Any]:
     most = inputs.tokens or (TOKENS_QUICK if inputs.quick else TOKENS)
     with inputs.vocabulary(answers) as model:
         documents, tested, what = make(inputs, model.vocabulary, most)
-        documents = [document for document in documents if len(document)]
+        documents = [document for document in up_to(documents, most) if len(document)]
         tested = _first(tested, TESTED_QUICK if inputs.quick else TESTED)
         if not documents or not tested:
             raise CorpusEmpty(what, "no text, or none to test")
@@ -239,14 +240,14 @@ def section(result: Result) -> Section:
 def _words(domains: dict[str, Any]) -> list[str]:
     words = []
     for name, report in domains.items():
-        best, what = report["best"], report["what"]
+        best, what, title = report["best"], report["what"], name[0].upper() + name[1:]
         if not best["tokens"]:
-            words.append(f"{name.capitalize()}: no size gains 1% over the request's own text ({what}).")
+            words.append(f"{title}: no size gains 1% over the request's own text ({what}).")
         elif best["enough"]:
-            words.append(f"{name.capitalize()}: {best['tokens']:,} tokens are enough ({what}).")
+            words.append(f"{title}: {best['tokens']:,} tokens are enough ({what}).")
         else:
             words.append(
-                f"{name.capitalize()}: {best['tokens']:,} tokens are not enough, the last doubling gains "
+                f"{title}: {best['tokens']:,} tokens are not enough, the last doubling gains "
                 f"{best['gain'] or 0.0:.1%} ({what})."
             )
     return words

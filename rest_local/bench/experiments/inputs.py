@@ -37,7 +37,8 @@ from rest_local.retrieval.segment import Segment
 from rest_local.retrieval.sources.corpus import Filters, list_files, measure, read_files
 from rest_local.retrieval.sources.skipped import Skipped
 
-TESTS = ("test/", "tests/", "idle_test/")  # folders of test data, which are no usual source text
+SOURCE = ("*.py",)
+NOT_TEXT = ("test/", "tests/", "idle_test/", "*.dist-info/", "licenses/", "LICENSE*")  # of packages
 TOGETHER = 64  # texts that are tokenized in one call
 HASHED = 1 << 20  # bytes of a model that tell it from another one of the same size
 
@@ -148,14 +149,18 @@ class Inputs:
         return counted(load(self.file(ANSWERS[name].file), vocabulary))[:limit]
 
     def documents(
-        self, vocabulary: Vocabulary, tokens: int, suffixes: Sequence[str] = ("*.py",), *, copies: bool = True
+        self, vocabulary: Vocabulary, tokens: int, suffixes: Sequence[str] = SOURCE, *, copies: bool = True
     ) -> Text:
-        """`tokens` tokens of text, the files in an order that the seed decides. The given folders are taken with every
-        kind of text, installed sources with `suffixes`. copies: go on with edited copies where the text ends; without
-        them there are fewer tokens. Raises CorpusEmpty, InputInvalid for a missing folder.
+        """`tokens` tokens of text, the files in an order that the seed decides.
+
+        suffixes: of installed files. Of given folders all text is taken, unless they are other than SOURCE. copies: go
+        on with edited copies where the text ends. Without them there may be fewer tokens. Raises CorpusEmpty,
+        InputInvalid for a missing folder.
         """
         if self.text:
-            parts, source = [(self.text, Filters())], ", ".join(map(str, self.text))
+            filters = Filters() if suffixes == SOURCE else Filters(include=tuple(suffixes))
+            parts: list[tuple[Sequence[Path], Filters]] = [(self.text, filters)]
+            source = ", ".join(map(str, self.text))
         else:
             parts = _installed(tuple(suffixes))
             source = f"installed sources ({', '.join(suffixes)}) of Python {platform.python_version()}"
@@ -198,8 +203,8 @@ def _installed(suffixes: tuple[str, ...]) -> list[tuple[Sequence[Path], Filters]
     first = [(known, Filters(include=suffixes))] if known and "*.py" in suffixes else []
     return [
         *first,
-        ([library], Filters(include=suffixes, exclude=(*LEFT_OUT, *left_out))),
-        *([([packages], Filters(include=suffixes, exclude=TESTS))] if packages.is_dir() else []),
+        ([library], Filters(include=suffixes, exclude=(*LEFT_OUT, "LICENSE*", *left_out))),
+        *([([packages], Filters(include=suffixes, exclude=NOT_TEXT))] if packages.is_dir() else []),
     ]
 
 

@@ -16,7 +16,7 @@ accepted draft: each place counts once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -184,10 +184,13 @@ def _compared(
 
 
 def up_to_tokens(answers: Sequence[Recorded], tokens: int) -> list[Recorded]:
-    """The first answers, until they have `tokens` tokens, and at most half of all."""
+    """The first answers, until they have `tokens` tokens, and about half of all at most. The turns of a conversation
+    stay together, because the answer of a turn often repeats the one before.
+    """
     kept: list[Recorded] = []
-    for answer in answers[: max(len(answers) // 2, 1)]:
-        if sum(len(each.answer) for each in kept) >= tokens:
+    for answer in answers:
+        enough = sum(len(each.answer) for each in kept) >= tokens or 2 * len(kept) >= len(answers)
+        if kept and enough and answer.name.partition(".")[0] != kept[-1].name.partition(".")[0]:
             break
         kept.append(answer)
     return kept
@@ -263,7 +266,7 @@ def section(result: Result) -> Section:
     )
 
 
-def _by_length(data: dict[str, Any], source: str) -> list[dict[str, float | None] | None]:
+def _by_length(data: Mapping[str, Any], source: str) -> list[dict[str, float | None] | None]:
     """By group, over all sets: means, None where there was no retrieval."""
     found: list[dict[str, float | None] | None] = []
     for number in range(len(data["groups"])):
@@ -273,7 +276,7 @@ def _by_length(data: dict[str, Any], source: str) -> list[dict[str, float | None
     return found
 
 
-def _words(data: dict[str, Any], by_length: dict[str, list[dict[str, float | None] | None]]) -> list[str]:
+def _words(data: Mapping[str, Any], by_length: dict[str, list[dict[str, float | None] | None]]) -> list[str]:
     words = [
         "At every place of an answer the text of the request, earlier answers and a datastore of Python sources were "
         "searched, each alone, and what was found was compared with what the model wrote next."
