@@ -195,7 +195,7 @@ def section(result: Result) -> Section:
                 name,
                 row["name"],
                 row["nodes_per_step"],
-                row["nodes_per_step"] + 1,
+                round(row["nodes_per_step"] + 1, 3),
                 row["mat"],
                 *(row["ours"].get(side) for side in (ALONE, WITH_EDITS)),
             ]
