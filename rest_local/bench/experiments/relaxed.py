@@ -17,6 +17,7 @@ change is no equivalent one, so most of these fail.
 from __future__ import annotations
 
 import ast
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +44,9 @@ MODES: dict[str, tuple[bool, str | None, Relaxed | Strict]] = {
     str(LOOSE): (False, None, LOOSE),
 }
 """By name: whether the engine is exact, the policy (None: the default), and the verification."""
-DEMO_PROBLEMS, QUICK_PROBLEMS, QUICK_CHECKED = 20, 2, 6  # of HumanEval; quick: also of each other kind
+DEMO_PROBLEMS, EACH, QUICK_PROBLEMS, QUICK_CHECKED = 10, 10, 1, 6
+"""Of HumanEval for the demo model, of each other kind, of each kind in a quick run, and canonical solutions there."""
+ENDS = tuple(f"\n{character}" for character in f"{string.ascii_letters}_@#\"'(")  # of a function: a line at the margin
 CONTEXT = 2048
 MOST_TOKENS, MOST_TOKENS_DEMO = 400, 120  # of a solution
 
@@ -76,7 +79,7 @@ def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
 
 def _machinery(known: Sequence[Problem]) -> dict[str, Any]:
     """How many of the canonical solutions pass, of those that return a new object, and of those with one change."""
-    failed = [problem.name for problem in known if not (outcome := run_program(problem.program(problem.answer))).passed]
+    failed = [problem.name for problem in known if not run_program(problem.program(problem.answer)).passed]
     wrong = [problem.name for problem in known if run_program(problem.program("    return object()\n")).passed]
     changed = [(problem, other) for problem in known if (other := mutated(problem)) is not None]
     survived = [problem.name for problem, other in changed if run_program(other).passed]
@@ -130,11 +133,12 @@ def _chosen(inputs: Inputs, known: Sequence[Problem]) -> list[Problem]:
         known = known[:QUICK_PROBLEMS]
     elif inputs.model is None:
         known = known[:DEMO_PROBLEMS]
-    of_kinds = [*of_library(MEMORISED, "memorised"), *of_library(HELD_OUT, "held out")]
-    if inputs.quick:
-        kinds = dict.fromkeys(problem.kind for problem in of_kinds)
-        of_kinds = [p for kind in kinds for p in [q for q in of_kinds if q.kind == kind][:QUICK_PROBLEMS]]
-    return [*known, *of_kinds]
+    of_kinds: dict[str, list[Problem]] = {}
+    for problem in (*of_library(MEMORISED, "memorised"), *of_library(HELD_OUT, "held out")):
+        of_kinds.setdefault(problem.kind, []).append(problem)
+    each = QUICK_PROBLEMS if inputs.quick else EACH
+    sampled = [some[:: max(1, len(some) // each)][:each] for some in of_kinds.values()]
+    return [*known, *(problem for some in sampled for problem in some)]
 
 
 def _generate(inputs: Inputs, journal: Journal, problems: Sequence[Problem], modes: Sequence[str], exact: bool) -> None:
@@ -142,12 +146,14 @@ def _generate(inputs: Inputs, journal: Journal, problems: Sequence[Problem], mod
     most = MOST_TOKENS_DEMO if inputs.model is None else MOST_TOKENS
     store = code_datastore(inputs)
     with Engine.load(inputs.model_path, datastores=[store], n_ctx=CONTEXT, exact=exact) as engine:
+        if exact:
+            engine.compare()  # until it is done, exact requests are decoded plainly
         for name in modes:
             _, policy, verify = MODES[name]
             rows = []
             for problem in problems:
                 tokens = min(most, len(problem.answer) // 2 + 24)
-                stream = engine.generate(problem.prompt, max_tokens=tokens, policy=policy, verify=verify)
+                stream = engine.generate(problem.prompt, max_tokens=tokens, policy=policy, verify=verify, stop=ENDS)
                 for _ in stream:
                     pass
                 result = stream.result
@@ -194,13 +200,9 @@ def section(result: Result) -> Section:
         return Section(title, result.command, [f"No program was run: {data['why_not']}."])
     modes: dict[str, dict[str, dict[str, Any]]] = data["modes"]
     kinds = list(modes["plain"])
+    columns = ("problems", "passed", "lost", "changed", "relaxed", "tokens")
     rows = [
-        [
-            kind,
-            mode,
-            *(of[kind][key] for key in ("problems", "passed", "lost", "changed", "relaxed", "tokens")),
-            _mat(of[kind]),
-        ]
+        [kind, mode, *(of[kind][column] for column in columns), _mat(of[kind])]
         for kind in kinds
         for mode, of in modes.items()
     ]
@@ -208,17 +210,17 @@ def section(result: Result) -> Section:
         title=title,
         command=result.command,
         words=[
-            f"{data['model'][:1].upper()}{data['model'][1:]} completed programs greedily, and each was run with its tests.",
+            f"Programs were completed greedily by {data['model']}, and each was run with its tests.",
             _machinery_words(data["machinery"]),
             *_words(modes, kinds),
         ],
         tables=[
             Table(
                 "Programs that pass, by verification",
-                ("problems", "verification", "number", "passed", "lost", "changed", "relaxed", "tokens", "MAT"),
+                ("kind", "verification", *columns, "MAT"),
                 rows,
-                note="Lost: passed by plain decoding, and not here. Changed: programs that differ from plain decoding's. "
-                "Relaxed: tokens that are not the model's choice.",
+                note="Lost: passed with plain decoding, and not here. Changed: programs that differ from plain "
+                "decoding's. Relaxed: tokens that are not the model's choice.",
             )
         ],
         figures=[_figure(modes, kinds)],
@@ -248,22 +250,22 @@ def _words(modes: dict[str, dict[str, dict[str, Any]]], kinds: Sequence[str]) ->
     words = []
     for kind in kinds:
         plain = modes["plain"][kind]
-        shares = [f"{mode} {of[kind]['passed']}" for mode, of in modes.items()]
-        text = f"{kind}: of {plain['problems']} problems are solved: {', '.join(shares)}."
+        solved = ", ".join(f"{mode} {of[kind]['passed']}" for mode, of in modes.items())
+        text = f"{kind}: of {plain['problems']} problems are solved: {solved}."
         if not any(of[kind]["passed"] for of in modes.values()):
             text += " The model solves none in any mode, so these problems say nothing about verification."
         words.append(text)
-    for mode, of in modes.items():
-        if mode != "plain":
-            sums = {
-                key: sum(of[kind][key] for kind in kinds)
-                for key in ("problems", "lost", "changed", "relaxed", "tokens")
-            }
-            words.append(
-                f"{mode}: {sums['changed']} of {sums['problems']} programs differ from plain decoding's, {sums['lost']} "
-                f"no longer pass, {sums['relaxed']} of {sums['tokens']:,} tokens are not the model's choice."
-            )
-    return words
+    return [*words, *(_mode_words(mode, of) for mode, of in modes.items() if mode != "plain")]
+
+
+def _mode_words(mode: str, of: dict[str, dict[str, Any]]) -> str:
+    def total(key: str) -> int:
+        return sum(counts[key] for counts in of.values())
+
+    return (
+        f"{mode}: {total('changed')} of {total('problems')} programs differ from those of plain decoding, "
+        f"{total('lost')} no longer pass, {total('relaxed')} of {total('tokens'):,} tokens are not the model's choice."
+    )
 
 
 def _figure(modes: dict[str, dict[str, dict[str, Any]]], kinds: Sequence[str]) -> Figure:

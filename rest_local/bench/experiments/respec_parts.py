@@ -300,12 +300,7 @@ def _figure(rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> Figure:
         title="Tokens a pass by part and kind of text",
         x="policy",
         y="tokens a forward pass",
-        series=[
-            Series(
-                _text(kind), [next(r["mat"] for r in rows if (r["policy"], r["kind"]) == (p, kind)) for p in policies]
-            )
-            for kind in kinds
-        ],
+        series=[Series(_text(kind), [mats[policy, kind] for policy in policies]) for kind in kinds],
         alt="Bars: mean accepted tokens for each part of ReSpec and for other policies, by kind of text.",
         categories=policies,
         level=1.0,
