@@ -5,7 +5,8 @@ earlier answers have, are the datastore of a replay, one after another:
 
 - `own`: the earlier answers
 - `people`: text that people wrote. For chat the questions and documents of Spec-Bench (without MT-Bench's), else the
-  Markdown and plain text of installed packages; for code the Python sources of this machine
+  Markdown and plain text of installed packages; for code the Python sources of this machine. `Inputs.text`, if given,
+  takes the place of all of them
 - `other model`: answers of the model of another set
 - `half and half`: the first halves of `own` and `people`, so of the same number of tokens
 - `own + people`: all of both, so of twice as many tokens
@@ -26,7 +27,7 @@ import numpy as np
 
 from rest_local.bench.experiments.domains import PROSE
 from rest_local.bench.experiments.generations import generate
-from rest_local.bench.experiments.inputs import ANSWERS, Inputs, Text
+from rest_local.bench.experiments.inputs import ANSWERS, SOURCE, Inputs
 from rest_local.bench.experiments.retrieval_quality import up_to_tokens
 from rest_local.bench.generated import up_to
 from rest_local.bench.recorded import Recorded, load
@@ -84,7 +85,7 @@ def _tokens(documents: Documents) -> int:
 
 
 def compare(tested: Sequence[Recorded], variants: Mapping[str, Documents], vocab_size: int) -> dict[str, Any]:
-    """By variant: tokens of its text, tokens a pass with NODES nodes at every step, and the speed-up of `auto`."""
+    """By variant: tokens of its text, tokens a pass with up to NODES nodes a step, and the speed-up of `auto`."""
     found = {}
     for name, documents in variants.items():
         kept = [document for document in documents if len(document)]
@@ -155,7 +156,7 @@ def _people(inputs: Inputs, vocabulary: Vocabulary, tokens: int) -> tuple[Docume
     """Text that people wrote, `tokens` tokens at most, and what it is."""
     if not inputs.text and inputs.data is not None and (inputs.data / PEOPLE_FILE).is_file():
         return read_questions(inputs, vocabulary), f"{PEOPLE_FILE}, {', '.join(PEOPLE)}"
-    text: Text = inputs.documents(vocabulary, tokens, PROSE, copies=False)
+    text = inputs.documents(vocabulary, tokens, SOURCE if inputs.text else PROSE, copies=False)
     return text.documents, text.source
 
 
@@ -197,7 +198,7 @@ def section(result: Result) -> Section:
                     for name, found in sets.items()
                     for variant, row in found["variants"].items()
                 ],
-                note=f"MAT with {data['nodes']} nodes at every step; of the datastore: share of the accepted tokens; "
+                note=f"MAT with up to {data['nodes']} nodes a step; of the datastore: share of the accepted tokens; "
                 f"auto and speed-up on the cost curve {data['curve']}.",
             )
         ],
