@@ -17,6 +17,7 @@ from rest_local.errors import RestLocalError, printable
 
 OPTIONS = {
     "cells": "--cells",
+    "data": "--data",
     "exact": "--exact",
     "exclude": "--exclude",
     "flash_attention": "--flash-attn",
