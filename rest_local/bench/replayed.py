@@ -54,7 +54,7 @@ def file_name(files: Sequence[Path], repositories: Sequence[Path], *, predict: b
 def data_of(report: Mapping[str, Any], paths: Sequence[Path], vocabularies: Sequence[str | Path]) -> dict[str, Any]:
     """What is kept of a report of `bench replay` on these files and repositories. Raises OSError."""
     files = [Path(path) for path in (*paths, *vocabularies) if Path(path).is_file()]
-    commits = {path.resolve().name: head_of(path) for path in paths if path.is_dir()}
+    commits = {f"REPO {n}": head_of(path) for n, path in enumerate(filter(Path.is_dir, paths), 1)}
     return {
         "workload": " and ".join(WORKLOADS.get(path.name, path.name) if path.is_file() else "edits" for path in paths),
         "answers": report["answers"],

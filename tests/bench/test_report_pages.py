@@ -110,7 +110,8 @@ def test_a_page_is_whole_and_can_be_read_out(tmp_path: Path) -> None:
 
 def test_a_report_of_replays_names_what_lost(tmp_path: Path) -> None:
     text, files = document(make(folder_of(tmp_path / "r", a=result(), b=result(replay_data("code")))), "results/")
-    assert "Slower than plain decoding: chat on cpu-2-cores-0.5b-q4_0 (0.990), code on cpu-2-cores" in text
+    assert "Slower than plain decoding: chat: math on cpu-2-cores-0.5b-q4_0 (0.990), code: math on cpu-2" in text
+    assert "Slower with the time of lookups, as a whole: chat on cpu-2-cores-0.5b-q4_0 (0.980), code on" in text
     assert "The greatest gain is 1.620 times plain decoding" in text
     assert "| chat: math | 3 | 1.62 | 0.990 |" in text
     assert text.count("## ") == 2
@@ -124,7 +125,11 @@ def test_other_machines_versions_busy_and_quick_results_are_said() -> None:
     slow = replace(MACHINE, processor="Other", load=3.0)
     parts = [
         Part(section(), [result()]),
-        Part(Section("B", "x"), [result(machine=slow, version="0.0.1", quick=True, started="2026-11-24T00:00:00Z")]),
+        Part(
+            Section("B", "x"),
+            [result(machine=slow, version="0.0.1", quick=True, started="2026-11-24T00:00:00Z", kind="compare")],
+        ),
+        Part(Section("C", "x"), [result(machine=slow)]),
     ]
     text, _ = document(Report(parts, [("c.json", "format 2")]), "")
     assert "The results come from 2 machines." in text
@@ -133,6 +138,7 @@ def test_other_machines_versions_busy_and_quick_results_are_said() -> None:
     assert "only as a first look: B." in text
     assert "Their counts hold, their times do not: B." in text
     assert "## B (quick)" in text
+    assert text.count("(busy)") == 1
     assert "Other, 4 cores; load 3.0 (busy)" in text
     assert "| c.json | format 2 |" in text
 

@@ -10,6 +10,9 @@ from rest_local.bench.results import Machine, Result
 
 BUSY = 0.5  # running processes for each core from which on other programs disturbed the measurement
 
+UNTIMED = ("replay", "suite")
+"""Kinds whose figures depend on no clock."""
+
 COLUMNS = ("command", "machine", "version", "date", "took")
 
 
@@ -21,7 +24,7 @@ def origin(part: Part) -> list[tuple[str, ...]]:
     return [
         (
             result.command + (" (quick)" if result.quick and "--quick" not in result.command else ""),
-            section.machine or machine_line(result.machine),
+            (section.machine or result.machine.line()) + (" (busy)" if busy(result) else ""),
             result.version,
             result.started[:10],
             duration(result.seconds),
@@ -30,14 +33,10 @@ def origin(part: Part) -> list[tuple[str, ...]]:
     ]
 
 
-def machine_line(machine: Machine) -> str:
-    """Processor, cores, accelerator and load, with a word if other programs ran."""
-    return machine.line() + (" (busy)" if busy(machine) else "")
-
-
-def busy(machine: Machine) -> bool:
-    """Whether other programs took much of the machine."""
-    return machine.load > BUSY * max(machine.cores, 1)
+def busy(result: Result) -> bool:
+    """Whether other programs took much of the machine, and figures depend on it."""
+    machine = result.machine
+    return result.kind not in UNTIMED and machine.load > BUSY * max(machine.cores, 1)
 
 
 def quick(results: Sequence[Result]) -> bool:
@@ -65,7 +64,7 @@ def remarks(report: Report) -> Iterator[str]:
         yield f"Dates: {dates[0]}." if len(dates) == 1 else f"Dates: {dates[0]} to {dates[-1]}."
     if hurried := [part.section.title for part in report.parts if quick(part.results)]:
         yield f"Measured with `--quick`, on fewer prompts and only as a first look: {', '.join(hurried)}."
-    if disturbed := [part.section.title for part in report.parts if any(busy(r.machine) for r in part.results)]:
+    if disturbed := [part.section.title for part in report.parts if any(map(busy, part.results))]:
         yield (
             "Other programs ran while these were measured. Their counts hold, their times do not: "
             f"{', '.join(disturbed)}."

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TEMPLATE = Path(__file__).with_name("page.html")
 TITLE = "Benchmarks of rest-local"
 LEFT_OUT = "left-out"
+SENTENCE = 40  # characters
 
 
 def page(report: Report) -> str:
@@ -78,5 +79,13 @@ def _table(table: Table) -> dict[str, Any]:
         bold = greatest(row, table.best)
         cells = [(shown(cell), at in bold) for at, cell in enumerate(row)]
         rows.append((cells + [("", False)] * len(table.columns))[: len(table.columns)])
-    numeric = [bool(at) and is_numeric(table.rows, at) for at in range(len(table.columns))]
-    return {"title": table.title, "columns": table.columns, "rows": rows, "numeric": numeric, "note": table.note}
+    classes = ["", *(_class(table, at) for at in range(1, len(table.columns)))]
+    return {"title": table.title, "columns": table.columns, "rows": rows, "classes": classes, "note": table.note}
+
+
+def _class(table: Table, column: int) -> str:
+    """Numbers stand on the right, names are not broken, and a column of sentences is not made narrow."""
+    if is_numeric(table.rows, column):
+        return "number"
+    longest = max((len(shown(row[column])) for row in table.rows if column < len(row)), default=0)
+    return "words" if longest > SENTENCE else "name"

@@ -57,14 +57,31 @@ def _words(data: Sequence[Mapping[str, Any]], curves: Sequence[str]) -> Iterator
         f"The greatest gain is {most[0]:.3f} times plain decoding ({most[2]} on {most[1]}), the least is "
         f"{least[0]:.3f} ({least[2]} on {least[1]})."
     )
-    slower = [f"{workload} on {name} ({speedup:.3f})" for speedup, name, workload in cells if speedup < 1]
-    yield "Slower than plain decoding: " + (", ".join(slower) if slower else "no workload on any curve") + "."
+    yield "Slower than plain decoding: " + _listed(_slower(data, curves)) + "."
+    late = [
+        (row["speedup_with_lookups"], name, each["workload"]) for each in data for name, row in each["curves"].items()
+    ]
+    yield "Slower with the time of lookups, as a whole: " + _listed([each for each in late if each[0] < 1]) + "."
     worst = min(
         (row["worst_answer"], row["worst_name"], name, each["workload"])
         for each in data
         for name, row in each["curves"].items()
     )
     yield f"The worst single answer: {worst[0]:.3f} times plain decoding ({worst[1]} of {worst[3]} on {worst[2]})."
+
+
+def _slower(data: Sequence[Mapping[str, Any]], curves: Sequence[str]) -> list[tuple[float, str, str]]:
+    """Speed-up, curve and category, where drafts lost."""
+    rows = [
+        (_of(each["curves"].get(name), category), name, label)
+        for label, category, _, each in _categories(data)
+        for name in curves
+    ]
+    return [(speedup, name, label) for speedup, name, label in rows if speedup is not None and speedup < 1]
+
+
+def _listed(rows: Sequence[tuple[float, str, str]]) -> str:
+    return ", ".join(f"{label} on {name} ({speedup:.3f})" for speedup, name, label in rows) or "none"
 
 
 def _changed(data: Sequence[Mapping[str, Any]]) -> int:

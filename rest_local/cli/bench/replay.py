@@ -280,8 +280,7 @@ def _command(choice: ReplayChoice) -> str:
     import shlex
 
     words = ["rest-local", "bench", "replay", *(path.name for path in choice.files)]
-    for path in choice.git:
-        words += ["--git", path.resolve().name]
+    words += ["--git", "REPO"] * len(choice.git)
     words += [] if choice.edits == EDITS else ["--edits", str(choice.edits)]
     words += ["--predict"] * choice.predict
     for name in choice.datastore:
