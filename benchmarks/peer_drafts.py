@@ -35,10 +35,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.speed import prompts
 from rest_local.bench.comparing.llama_server import Binary, completion_body
 from rest_local.bench.comparing.server import Server
 from rest_local.bench.comparing.sides import Task
+from rest_local.bench.kinds import prompts
 from rest_local.drafting.models.opening import mtp_inside, opener_of
 from rest_local.drafting.models.seam import Drafter, Evaluated, Query
 from rest_local.errors import DecodeFailed

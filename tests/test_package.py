@@ -46,7 +46,7 @@ BELOW: dict[str, set[str]] = {
     "planning": {"calibration", "drafting", "retrieval", "llama"},
     "decoding": {"catalog", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
     "editing": {"decoding"},
-    "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "grammar"},
+    "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "grammar", "chat"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
     "batch": {"server", "decoding", "catalog", "llama"},
     "router": {"batch", "server", "catalog", "decoding", "llama"},

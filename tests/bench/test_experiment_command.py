@@ -115,7 +115,7 @@ def test_missing_answers_are_named(
 ) -> None:
     (tmp_path / "data" / "HumanEval.jsonl.gz").unlink()
     assert measure("datastore-size") == 1
-    assert "HumanEval.jsonl.gz: no such file; --data DIR names the folder" in capsys.readouterr().err
+    assert "HumanEval.jsonl.gz: no such file; --data names the folder" in capsys.readouterr().err
     assert measure("retrieval-quality") == 0
     assert "Left out: recorded answers" in capsys.readouterr().out
 

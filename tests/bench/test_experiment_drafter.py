@@ -31,11 +31,14 @@ def test_a_failed_conversion_is_refused_with_its_last_line(tmp_path: Path) -> No
 def test_all_ways_decode_the_recorded_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PROMPTS_QUICK", 1), ("TOKENS_QUICK", 24), ("KINDS", ("unseen",)), ("DATASTORE_QUICK", 2000)):
         monkeypatch.setattr(experiment, name, value)
-    found = dict(experiment.targets(Inputs(tmp_path)))
-    monkeypatch.setattr(experiment, "targets", lambda inputs: {"eagle3": found["eagle3"]})
+    failing = tmp_path / "failing.py"
+    failing.write_text("raise ImportError('No module gguf')\n")
+    convert = experiment._convert
+    monkeypatch.setattr(experiment, "_convert", lambda program, *files: convert(failing, *files))
     told: list[str] = []
     inputs = Inputs(tmp_path, text=(make_text(tmp_path / "text"),), quick=True, tell=told.append)
     data = experiment.run(inputs, Journal(tmp_path / "journal", {}))
+    assert "No module gguf" in data["left_out"]["mtp"]
     (ways,) = data["heads"]["eagle3"].values()
     for way, kinds in ways.items():
         row = kinds["unseen"]

@@ -79,7 +79,7 @@ def test_a_missing_file_is_named(inputs: Inputs) -> None:
     assert not inputs.has("MT-Bench")
     with pytest.raises(InputInvalid, match="ggml-vocab-llama-spm"):
         inputs.vocabulary("MT-Bench")
-    with pytest.raises(InputInvalid, match="--data DIR"):
+    with pytest.raises(InputInvalid, match="give `data`"):
         replace(inputs, data=None).file("HumanEval.jsonl.gz")
 
 

@@ -18,6 +18,10 @@ EXPERIMENTS: Mapping[str, str] = {
     "domains": "domains",
     "own-text": "own_text",
     "retrieval-and-drafter": "retrieval_and_drafter",
+    "rest-paper": "rest_paper",
+    "arctic": "arctic",
+    "respec-parts": "respec_parts",
+    "relaxed": "relaxed",
 }
 """Names, in the order of the report, and the modules of this folder."""
 

@@ -39,10 +39,10 @@ SUMMARY = "The size of a datastore after which doubling it gains less than 1%, b
 
 CURVE = "rtx3090-8b-q4_0"
 LEAST_GAIN = 0.01  # of the speed-up, for a doubling
-SHARES = tuple(2.0**-n for n in range(7, -1, -1))
+SHARES = tuple(2.0**-n for n in range(6, -1, -1))
 SHARES_QUICK = (1 / 16, 1 / 4, 1.0)
 TOKENS, TOKENS_QUICK = 2_000_000, 100_000  # of a domain's documents, at most
-TESTED, TESTED_QUICK = 5000, 800  # tokens under test
+TESTED, TESTED_QUICK = 3000, 800  # tokens under test
 DRAWS = 2
 PROMPT, ANSWER = 300, 200  # tokens of a file under test
 PROSE = ("*.md", "*.rst", "*.txt")

@@ -129,10 +129,10 @@ class Inputs:
     def file(self, name: str) -> Path:
         """A file of the data folder. Raises InputInvalid that names it."""
         if self.data is None:
-            raise InputInvalid("recorded answers", name, "no folder of recorded answers was given; use --data DIR")
+            raise InputInvalid("recorded answers", name, "no folder of recorded answers was given; give `data`")
         path = self.data / name
         if not path.is_file():
-            raise InputInvalid("recorded answers", path, "no such file; --data DIR names the folder that holds it")
+            raise InputInvalid("recorded answers", path, "no such file; `data` names the folder that holds it")
         return path
 
     def vocabulary(self, answers: str) -> AbstractContextManager[Model]:

@@ -55,23 +55,25 @@ CONTEXT = 1024
 CONVERTING_S = 120.0
 
 
-def targets(inputs: Inputs) -> dict[str, tuple[Path, Path | None]]:
-    """By name of the head: the model and the file of the head, None where it is in the model's own file.
-
-    Raises InputInvalid that names the missing file.
+def targets(inputs: Inputs) -> tuple[dict[str, tuple[Path, Path | None]], dict[str, str]]:
+    """By name of the head: the model and the file of the head, None where it is in the model's own file; and why a head
+    is left out. Raises InputInvalid that names the missing file.
     """
     if inputs.model is not None:
-        return {"mtp": (inputs.model, None)}
+        return {"mtp": (inputs.model, None)}, {}
     folder = demo_model().parent
     needed = {name: folder / name for name in ("demo-eagle3.gguf", "demo-mtp.gguf", "mimo2.py")}
     for path in needed.values():
         if not path.is_file():
-            cause = "the heads of the demo model are in a checkout only; give --model with MTP layers"
+            cause = "the heads of the demo model are in a checkout only; or give a model with MTP layers"
             raise InputInvalid("drafting head", path, cause)
+    found: dict[str, tuple[Path, Path | None]] = {"eagle3": (demo_model(), needed["demo-eagle3.gguf"])}
     both = inputs.folder / "demo-with-mtp.gguf"
-    if not both.exists():
+    try:
         _convert(needed["mimo2.py"], needed["demo-mtp.gguf"], both)
-    return {"eagle3": (demo_model(), needed["demo-eagle3.gguf"]), "mtp": (both, None)}
+    except InputInvalid as error:  # the library gguf is not installed everywhere
+        return found, {"mtp": str(error)}
+    return {**found, "mtp": (both, None)}, {}
 
 
 def _convert(program: Path, layer: Path, output: Path) -> None:
@@ -101,7 +103,7 @@ def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
 
     Raises InputInvalid without heads, ModelInvalid for a model without MTP layers, and the errors of `Engine`.
     """
-    models = targets(inputs)
+    models, left_out = targets(inputs)
     number, tokens = (PROMPTS_QUICK, TOKENS_QUICK) if inputs.quick else (PROMPTS, TOKENS)
     answers = {kind: generate(inputs, journal, kind, number + 1, tokens) for kind in KINDS}
     curves = CURVES_QUICK if inputs.quick else CURVES
@@ -115,7 +117,7 @@ def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
                         journal.put(unit, _clocked(engines[WAYS[way][1]], Setup(way, head, *WAYS[way]), curve, answers))
                         inputs.tell(f"decoded: {unit}")
         found[head] = {curve: {way: journal[units[curve, way]] for way in WAYS} for curve in curves}
-    return {"heads": found, "share": SHARE, "prompts": number, "tokens": tokens}
+    return {"heads": found, "share": SHARE, "prompts": number, "tokens": tokens, "left_out": left_out}
 
 
 @contextmanager
@@ -244,6 +246,7 @@ def section(result: Result) -> Section:
             )
         ],
         machine=result.machine.line(),
+        footnotes=[f"{head} is left out: {reason}." for head, reason in data["left_out"].items()],
     )
 
 

@@ -128,7 +128,7 @@ def compare(answers: Sequence[Recorded], store: Segment | None, earlier: Sequenc
 def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
     """Sums by set and source; `figures` divides them. Sets of which files are missing are left out with the reason.
 
-    About 90 s, quick: 10 s. Raises InputInvalid if a folder of recorded answers was given and has none of the sets.
+    About a minute, quick: 15 s. Raises InputInvalid if a folder of recorded answers was given and has none of the sets.
     """
     sets, left_out, text = {}, {}, {}
     for name in ANSWERS:

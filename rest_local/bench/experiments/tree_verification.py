@@ -44,7 +44,7 @@ BRANCHES, DEPTHS = (1, 2, 4, 8), (1, 2, 4, 8)
 BRANCHES_QUICK, DEPTHS_QUICK = (1, 4), (4,)
 MOST_NODES = 63  # with the root the most rows of logits of a step
 PREFIX = 256  # tokens of context before the tree
-PLACES, PAIRS = 3, 7
+PLACES, PAIRS = 2, 5
 PLACES_QUICK, PAIRS_QUICK = 1, 3
 
 
@@ -175,7 +175,7 @@ def measure(
 
 
 def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
-    """A row for each shape and model. About 30 s with the demo model, some minutes with 0.5B; quick: 5 s.
+    """A row for each shape and model. 15 s with the demo model on one core; some minutes with 0.5B; quick: 5 s.
 
     Raises ModelError, DecodeFailed, for instance where a model's memory cannot remove a part of a text.
     """
@@ -235,7 +235,7 @@ def section(result: Result) -> Section:
                 columns,
                 [
                     [
-                        Shape(row["branches"], row["depth"], row["shared"]).name,
+                        _shape(row).name,
                         *(row[key] for key in ("nodes", "tree_ms", "branches_ms", "ratio")),
                         *(row[key] for key in ("rows", "different", "flips")),
                     ]
@@ -265,6 +265,10 @@ def section(result: Result) -> Section:
     )
 
 
+def _shape(row: dict[str, Any]) -> Shape:
+    return Shape(row["branches"], row["depth"], row["shared"])
+
+
 def _line(rows: Sequence[dict[str, Any]], depth: int) -> tuple[list[float], list[float]]:
     """Ratios and numbers of branches of the trees that part at the root."""
     own = [row for row in rows if row["depth"] == depth and not row["shared"]]
@@ -277,8 +281,7 @@ def _words(name: str, rows: Sequence[dict[str, Any]]) -> str:
     compared, different, flips = (sum(row[key] for row in rows) for key in ("rows", "different", "flips"))
     words = (
         f"{name}: one by one the branches take {best['ratio']:.2f} times as long as the tree at most "
-        f"({best['branches']} x {best['depth']}) and {worst['ratio']:.2f} times at least "
-        f"({worst['branches']} x {worst['depth']}). "
+        f"({_shape(best).name}) and {worst['ratio']:.2f} times at least ({_shape(worst).name}). "
     )
     if not different:
         return words + f"All {compared} rows of logits have the same bits."
