@@ -165,12 +165,13 @@ def _lines(axes: Axes, figure: Figure) -> None:
 
 
 def _ticks(axes: Axes, values: list[float]) -> None:
-    """A logarithmic axis with a tick at each power of 2, or of 10 if that would be many."""
+    """A logarithmic axis with ticks at powers of 2; at 1, 2 and 5 times powers of 10 if its numbers are large."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    base = 2 if max(values) / min(values) <= 300 else 10
-    axes.set_xscale("log", base=base)
-    axes.xaxis.set_major_locator(LogLocator(base=base, numticks=12))
+    large = max(values) > 1000 or min(values) < 1
+    subs = (1.0, 2.0, 5.0) if max(values) / min(values) <= 300 else (1.0,)
+    axes.set_xscale("log", base=10 if large else 2)
+    axes.xaxis.set_major_locator(LogLocator(10, subs, numticks=12) if large else LogLocator(2, numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
 

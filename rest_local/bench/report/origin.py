@@ -63,14 +63,19 @@ def remarks(report: Report) -> Iterator[str]:
     if dates := sorted({result.started[:10] for result in results}):
         yield f"Dates: {dates[0]}." if len(dates) == 1 else f"Dates: {dates[0]} to {dates[-1]}."
     if hurried := [part.section.title for part in report.parts if quick(part.results)]:
-        yield f"Measured with `--quick`, on fewer prompts and only as a first look: {', '.join(hurried)}."
+        yield f"Measured with `--quick`, on fewer prompts and only as a first look: {_listed(hurried)}."
     if disturbed := [part.section.title for part in report.parts if any(map(busy, part.results))]:
         yield (
             "Other programs ran while these were measured. Their counts hold, their times do not: "
-            f"{', '.join(disturbed)}."
+            f"{_listed(disturbed)}."
         )
     if report.figures:
         yield f"This report has tables only: {report.figures}."
+
+
+def _listed(titles: Sequence[str]) -> str:
+    """Titles may hold commas. Two results may have the same one."""
+    return "; ".join(dict.fromkeys(titles))
 
 
 def _without_load(machine: Machine) -> str:

@@ -94,6 +94,9 @@ def _parts(kind: str, results: dict[str, Result], left_out: list[tuple[str, str]
     except KeyError:
         left_out += ((name, f"this version knows no measurement {kind!r}") for name in results)
         return []
+    except ImportError as error:
+        left_out += ((name, f"what shows it cannot be loaded ({error})") for name in results)
+        return []
     good: dict[str, Result] = {}
     for name, result in results.items():
         try:
