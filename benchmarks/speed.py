@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -30,7 +28,16 @@ from typing import Any
 
 from benchmarks.gguf_file import deepened
 from rest_local.bench.demo import LOOPING, Comparison, compare
-from rest_local.bench.prompts import Prompt, begin_of, ensure, held_out_modules, standard_library, well_known_modules
+from rest_local.bench.prompts import (
+    Prompt,
+    begin_of,
+    ensure,
+    function_of,
+    held_out_modules,
+    rename_request,
+    standard_library,
+    well_known_modules,
+)
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
 
@@ -49,30 +56,17 @@ def prompts() -> Iterator[Prompt]:
             continue
         text = path.read_text("utf-8")
         yield Prompt("unseen", name, begin_of(text, 900)[-1600:])
-        if function := _function(text):
+        if function := function_of(text):
             yield Prompt("edit", name, _edit(function))
         piece = begin_of(text[len(text) // 3 :].partition("\n")[2], 900)[:1600].rpartition("\n")[0] + "\n"
         again = "".join(piece.splitlines(keepends=True)[:4])
         yield Prompt("copy", name, f"{piece}\n\n# once more:\n\n{again}")
 
 
-def _function(text: str) -> str | None:
-    """The first function or method of 400 to 1 400 characters, with its indentation."""
-    for found in re.finditer(r"(?m)^( *)def .*\n(?:(?:\1 +.*)?\n)+", text):
-        if 400 <= len(found.group()) <= 1400:
-            return found.group().rstrip() + "\n"
-    return None
-
-
 def _edit(function: str) -> str:
     """A request in ChatML, the format of the demo model's training, and the beginning of its answer."""
-    names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
-    old = next(n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"})
-    code = f"```python\n{function}```"
-    return (
-        f"<|im_start|>user\nRename `{old}` to `new_{old}`:\n{code}<|im_end|>\n<|im_start|>assistant\n```python\n"
-        + function.splitlines(keepends=True)[0].replace(old, f"new_{old}")
-    )
+    request, begun = rename_request(function)
+    return f"<|im_start|>user\n{request}<|im_end|>\n<|im_start|>assistant\n{begun}"
 
 
 def run(

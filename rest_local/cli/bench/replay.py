@@ -224,7 +224,7 @@ def replay(as_json: bool, **options: Any) -> None:
 
 def _report(choice: ReplayChoice) -> dict[str, Any]:
     """Check the options first, then measure: what is wrong should not be found after minutes."""
-    from rest_local.bench.compare import compare_curves, compare_peers, full_sweep
+    from rest_local.bench.replay_report import compare_curves, compare_peers, full_sweep
     from rest_local.calibration.curves import load_curve, shipped
 
     make_policy = choice.make_policy()
