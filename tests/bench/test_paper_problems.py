@@ -1,4 +1,4 @@
-"""Problems with tests: right completions pass in the sandbox and wrong ones fail; a completion ends with its function."""
+"""Right completions pass in the sandbox and wrong ones fail; a completion ends with its function."""
 
 from __future__ import annotations
 

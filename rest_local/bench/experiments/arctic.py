@@ -29,12 +29,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rest_local.bench.compare import at_nodes
 from rest_local.bench.experiments.inputs import Inputs
 from rest_local.bench.peers import ARCTIC_VARIANTS, Arctic, why_no_arctic
 from rest_local.bench.prompts import standard_library
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import FREE, replay, sweep
+from rest_local.bench.replay_report import at_nodes
 from rest_local.bench.report.shapes import Figure, Section, Series, Table
 from rest_local.bench.results import Journal, Result
 from rest_local.bench.transcripts import FORMATS, Change, changes_of, renames_of, transcripts

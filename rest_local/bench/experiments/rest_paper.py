@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from rest_local.bench.compare import at_nodes
 from rest_local.bench.experiments.inputs import ANSWERS, Inputs, Text
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, Threshold, replay
+from rest_local.bench.replay_report import at_nodes
 from rest_local.bench.report.shapes import Figure, Section, Series, Table
 from rest_local.bench.results import Journal, Result
 from rest_local.drafting.candidates import SourceRows
@@ -80,7 +80,8 @@ def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
         except InputInvalid as error:
             left_out[name] = str(error)
     if not found:
-        raise InputInvalid("recorded answers", inputs.data or "-", "; ".join(left_out.values()))
+        missing = f"neither {' nor '.join(SETS)} is there; give `data`"
+        raise InputInvalid("recorded answers", inputs.data or "no folder", missing)
     return {"sets": found, "left_out": left_out}
 
 
