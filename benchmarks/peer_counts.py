@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed import prompts
 from rest_local.bench.comparing.llama_server import sides_of
 from rest_local.bench.comparing.sides import Task
+from rest_local.bench.kinds import prompts
 from rest_local.bench.ngram_peers import NgramCache, NgramMapK, NgramMapK4v
 from rest_local.bench.peers import NgramMod, NgramSimple, Peer, chain
 from rest_local.drafting.growth import Draft
