@@ -3,9 +3,10 @@
 - `Prices` gives the milliseconds of a step by its number of tokens: the cost curve plus the driver's own time.
 - `Budget` bounds what a request may lose to drafts that fail, in milliseconds. Every step earns a small share of a
   plain step, a draft pays what it costs beyond a plain step, and accepted tokens pay back what they save. A draft may
-  cost at most the credit plus a fixed share of its expected saving, and may never take the credit below a small floor.
-  So at any point of a request, whatever the text and however wrong the estimates are, drafts have lost at most
-  `ALLOWANCE` of its plain time and `FLOOR` plain steps.
+  cost at most the credit plus a fixed share of its expected saving, and may never take the credit below a floor: a
+  small one, or a larger one for a draft that is likely to pay for itself (`SURE`). So at any point of a request,
+  whatever the text and however wrong the estimates are, drafts have lost at most `ALLOWANCE` of its plain time and
+  `SURE_FLOOR` plain steps, and drafts of which that was not likely at most `FLOOR`.
 - `Plan` maximises (guaranteed + expected accepted tokens) / t(n) over the number of nodes; 0 nodes is plain decoding.
 
 - `Trigger` decides about lookups: a step makes one if it is expected to save more time than it takes.
@@ -174,7 +175,9 @@ MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
 ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
 SAVING_SHARE = 0.5  # share of the expected saving that a draft may cost beyond the credit
-FLOOR = 3.0  # plain steps by which that may overdraw the credit; 8 gain 0.4% on edits, and worst answers fall to 0.93
+FLOOR = 2.0  # plain steps by which that may overdraw the credit
+SURE = 0.9  # probability that a draft saves at least what it costs, from which it may overdraw the credit by SURE_FLOOR
+SURE_FLOOR = 7.0  # plain steps. Of a machine where 16 tokens take 5 to 7 of them, it is the first long draft of a copy
 MAX_CREDIT = 8.0  # plain steps of credit that are kept, so that old gains do not pay for long losses
 
 
@@ -205,11 +208,14 @@ class Budget:
     @property
     def most(self) -> float:
         """The most that the next draft may cost, whatever its expected saving."""
-        return self.credit + FLOOR * self._plain
+        return self.credit + SURE_FLOOR * self._plain
 
-    def allows(self, extra: float, saving: float) -> bool:
-        """Whether a draft with an expected saving of `saving` may cost `extra` more than a plain step."""
-        return extra <= self.credit + min(SAVING_SHARE * saving, FLOOR * self._plain)
+    def allows(self, extra: float, saving: float, chance: float) -> bool:
+        """Whether a draft may cost `extra` more than a plain step. `saving`: what it is expected to save; `chance`: the
+        probability that it saves at least what it costs.
+        """
+        floor = SURE_FLOOR if chance >= SURE else FLOOR
+        return extra <= self.credit + min(SAVING_SHARE * saving, floor * self._plain)
 
     def settle(self, saved: float) -> None:
         """Account for a draft: what it saved against plain steps, negative if it failed."""
@@ -299,6 +305,7 @@ class Plan:
     grown: int = 0  # nodes that were counted
     best_rate: float = field(init=False)
     _plain: float = field(init=False)
+    _counted: list[float] = field(default_factory=list)  # joint probabilities of the counted nodes
     _beyond: float = 0.0  # tokens that the `best` nodes are expected to give beyond `rate`
 
     def __post_init__(self) -> None:
@@ -317,16 +324,22 @@ class Plan:
             return False
         self.grown = n
         self.expected += probability
+        self._counted.append(probability)
         extra = self.cost[n] - self.cost[0]
         if self._is_better(n, extra):
             saving = self.expected * self._plain - extra
-            if self.budget is None or self.budget.allows(extra, saving):
+            if self.budget is None or self.budget.allows(extra, saving, self._chance(extra)):
                 self.best, self.saving = n, saving
                 if self.rate:
                     self._beyond = self.expected - self.rate * extra
                 else:
                     self.best_rate = (self.guaranteed + self.expected) / self.cost[n]
         return True
+
+    def _chance(self, extra: float) -> float:
+        """The probability that a draft saves at least `extra` ms: that of the node whose acceptance pays for it."""
+        paying = int(extra / self._plain)
+        return self._counted[paying] if paying < self.grown else 0.0
 
     def _is_better(self, n: int, extra: float) -> bool:
         """Whether all counted nodes are better than the `best`."""
