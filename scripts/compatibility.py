@@ -199,7 +199,11 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         if row["lacks"] or row["failed"]:
             lines += ["", *summary(Outcome(**row))]
-    lines += ["", "The tests of a run: " + ", ".join(f"`{test}`" for test in TESTS) + ".", ""]
+    lines += ["", "The tests of each run:", ""]
+    for row in rows:
+        names = ", ".join(f"`{name}`" for name in row["tests"]) or "none"
+        lines.append(f"- {row['version']} with Python {row['python']} on {row['system']}: {names}")
+    lines.append("")
     return "\n".join(lines)
 
 
@@ -208,6 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Test rest-local with a version of llama-cpp-python.")
     parser.add_argument("version", nargs="?", help="such as 0.3.36, or newest")
     parser.add_argument("--python", type=Path, help="a Python that has it, instead of a new environment")
+    parser.add_argument("--tests", nargs="+", default=list(TESTS), help="files and folders of tests")
     parser.add_argument("--junit", type=Path, default=ROOT / "build/compatibility", help="folder of pytest's reports")
     parser.add_argument("--summary", type=Path, help="file to which the summary is added")
     parser.add_argument("--no-record", action="store_true", help="leave docs/compatibility.json as it is")
@@ -223,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except (OSError, subprocess.SubprocessError) as error:
                 outcome = stamped(Outcome(chosen.version, error=f"it cannot be installed: {error}"))
             else:
-                outcome = examine(python, chosen.version, chosen.junit)
+                outcome = examine(python, chosen.version, chosen.junit, chosen.tests)
         lines = "\n".join(summary(outcome)) + "\n"
         print(lines)
         if chosen.summary:

@@ -100,7 +100,8 @@ def test_exact_answers_are_those_of_the_model_alone(
             result = answer(engine, sampling=sampling)
             assert result.tokens == wanted[name], name
             assert drafted(engine)[0] > before[0], name
-            assert retrieval or result.draft.by_source.keys() <= {"model", "grammar"}
+            # recycled logits draft where the measured cost of a batch is low, which a busy machine may measure
+            assert retrieval or result.draft.by_source.keys() <= {"model", "grammar", "logits"}
         assert drafted(engine)[1] > 20
         for name, sampling in SAMPLINGS.items():
             assert answer(engine, policy="off", sampling=sampling).tokens == wanted[name], name
