@@ -230,7 +230,7 @@ def section(result: Result) -> Section:
 
 
 def _mat(counts: dict[str, Any]) -> float:
-    return round(counts["generated"] / max(counts["steps"], 1), 3)
+    return round(float(counts["generated"] / max(counts["steps"], 1)), 3)
 
 
 def _machinery_words(found: dict[str, Any]) -> str:
