@@ -42,8 +42,9 @@ def config_file() -> Path:
     """The configuration of the command line, which need not exist: `$REST_LOCAL_CONFIG`, or `config.toml` in the
     platform's user configuration directory."""
     given = os.environ.get("REST_LOCAL_CONFIG")
-    folder = platformdirs.user_config_dir("rest-local", appauthor=False)
-    return Path(given).expanduser() if given else Path(folder) / "config.toml"
+    if given:
+        return Path(given).expanduser()
+    return Path(platformdirs.user_config_dir("rest-local", appauthor=False)) / "config.toml"
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:

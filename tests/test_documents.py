@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
 import rest_local
 import rest_local.errors
+from rest_local.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -58,6 +61,92 @@ def anchors_of(path: Path) -> frozenset[str]:
     headings = re.findall(r"^#+ (.*)$", prose_of(path), re.MULTILINE)
     plain = (re.sub(r"[^\w\s-]", "", heading.strip().lower()) for heading in headings)
     return frozenset(re.sub(r"\s+", "-", heading) for heading in plain)
+
+
+REASON = re.compile(r"<!-- not run: \w[^\n]{8,} -->")
+COMMAND = re.compile(r"(?:rest-local|make|pip|python|pytest|git|curl|docker|systemctl) ")
+RUN_BY_TUTORIAL = {"index.md", "tutorial.md", "DRAFTERS.md", *(path.name for path in ROOT.glob("docs/howto/*.md"))}
+
+
+def blocks_of(text: str) -> Iterator[tuple[str, str, str]]:
+    """The line before each block, its language, and its lines."""
+    for found in re.finditer(r"(?:^|(?<=\n))([^\n]*)\n```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield found[1], found[2], found[3]
+
+
+def not_run(text: str) -> list[str]:
+    """What no test runs, and no reason is given for: blocks of `console`, and commands outside of blocks."""
+    found = [lines for before, language, lines in blocks_of(text) if language == "console" and not REASON.match(before)]
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return found + [line for line in re.findall(r"^(?: {4}|\$ )(.*)$", prose, re.MULTILINE) if COMMAND.match(line)]
+
+
+def test_a_command_that_is_not_run_is_found() -> None:
+    reason = "<!-- not run: needs a GPU -->"
+    assert not_run(f"a\n\n{reason}\n```console\nmake x\n```\n") == []
+    assert not_run("a\n\n```console\nmake x\n```\n") == ["make x\n"]
+    assert not_run("```console\nmake x\n```\n".join(["\n", f"{reason}\n\n", ""])) == ["make x\n"] * 2
+    assert not_run("Do:\n\n    make x\n") == ["make x"]
+
+
+@pytest.mark.parametrize("document", [each for each in DOCUMENTS if each.name != "CLI.md"], ids=name_of)
+def test_every_command_is_run_by_a_test_or_says_why_not(document: Path) -> None:
+    """Blocks of `sh` and `python` of the tutorial's pages are run by test_tutorial.py, the README's Python by
+    test_readme.py, and blocks of `curl` elsewhere by server/clients/test_documented_commands.py."""
+    text = text_of(document)
+    assert not_run(text) == []
+    if document.name not in RUN_BY_TUTORIAL:
+        for _, language, lines in blocks_of(text):
+            starts = [line for line in lines.splitlines() if re.match(r"\w", line)]
+            assert language != "sh" or all(line.startswith("curl ") for line in starts), lines
+
+
+def words_of(lines: str) -> Iterator[list[str]]:
+    """The arguments of each `rest-local` in lines of shell."""
+    for line in lines.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        try:
+            split = [*list(lexer), "|"]
+        except ValueError:  # an open quote: the output of a command, or a text of several lines
+            continue
+        for word in split:
+            if re.fullmatch(r"[|&;<>]+", word):
+                if words[:1] == ["rest-local"]:
+                    yield words[1:]
+                words = []
+            else:
+                words.append(word)
+
+
+def refused(words: list[str]) -> str | None:
+    """What the command line says against arguments, of which no value is looked at."""
+    command: click.Command = cli
+    context = click.Context(cli)
+    try:
+        while isinstance(command, click.Group) and words:
+            _, found, words = command.resolve_command(context, words)
+            assert found is not None
+            command, context = found, click.Context(found)
+        command.make_parser(context).parse_args(list(words))
+    except click.UsageError as error:
+        return error.format_message()
+    return None
+
+
+def test_commands_that_are_not_run_have_options_that_exist() -> None:
+    said, n = [], 0
+    for document in DOCUMENTS:
+        for _, language, lines in blocks_of(text_of(document)):
+            for words in words_of(lines) if language == "console" else ():
+                n += 1
+                wrong = refused(words)
+                if wrong is not None and "Missing" not in wrong:
+                    said.append(f"{name_of(document)}: {' '.join(words)}: {wrong}")
+    assert said == []
+    assert n > 40
+    assert refused(["serve", "--no-such-option"]), "it does look"
 
 
 def cited_tests() -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import click
 from rest_local.errors import RestLocalError, printable
 
 OPTIONS = {
+    "again": "--again",
     "cells": "--cells",
     "data": "--data",
     "exact": "--exact",

@@ -177,6 +177,8 @@ ANSWER = {
     "texts for tokens": ("answer(c, GOOD.replace(b'[7', b'[\"a\"'))", "not token ids"),
     "no timings": ("answer(c, GOOD.replace(b'6.5', b'null'))", "not numbers"),
     "impossible counts": ("answer(c, GOOD.replace(b'5, \"draft', b'1, \"draft'))", "2 of 1 drafted"),
+    "an impossible token": ("answer(c, GOOD.replace(b'[7', b'[-7'))", "not token ids"),
+    "a long number": ("answer(c, GOOD.replace(b'6.5', b'9' * 400))", "ms, 2 of 5"),
     "endless time": ("answer(c, GOOD.replace(b'6.5', b'Infinity'))", "inf ms"),
 }
 

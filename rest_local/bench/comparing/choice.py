@@ -26,7 +26,7 @@ class Size:
     """How much is measured.
 
     prompts      of a workload; `by_category`: of a category of Spec-Bench; `exact`: of a workload in exact settings
-    answers      of a set of recorded answers
+    answers      of a set of recorded answers, replayed up to `replayed` tokens: a real model may take seconds for each
     tokens       of an answer
     at_once      requests of the workload "batch"
     """
@@ -35,12 +35,13 @@ class Size:
     by_category: int
     exact: int
     answers: int
+    replayed: int
     tokens: int
     at_once: int
 
 
-DEFAULT = Size(prompts=8, by_category=3, exact=3, answers=4, tokens=128, at_once=8)
-QUICK = Size(prompts=1, by_category=1, exact=1, answers=1, tokens=24, at_once=4)
+DEFAULT = Size(prompts=8, by_category=3, exact=3, answers=3, replayed=96, tokens=128, at_once=8)
+QUICK = Size(prompts=1, by_category=1, exact=1, answers=1, replayed=24, tokens=24, at_once=4)
 
 
 @dataclass(frozen=True)

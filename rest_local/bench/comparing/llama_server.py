@@ -28,6 +28,7 @@ from rest_local.bench.comparing.sides import Run, Side, SideFailed, Task
 
 NAME = "llama-server"
 HELP_SECONDS, HELP_BYTES = 60.0, 2**20
+MOST_MS = 1e9
 PLAIN = "none"
 FORGETFUL = ("none", "ngram-simple")
 """Types without memory of earlier requests, besides those with a model. The others share tables between requests, or do
@@ -207,11 +208,11 @@ def _run(answer: Mapping[str, Any]) -> Run:
     """
     timings, tokens = answer["timings"], answer["tokens"]
     ms, drafted, accepted = timings["predicted_ms"], timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+    if not isinstance(tokens, list) or not all(isinstance(token, int) and 0 <= token < 2**31 for token in tokens):
         raise TypeError("`tokens` are not token ids")
     if not isinstance(ms, (int, float)) or not isinstance(drafted, int) or not isinstance(accepted, int):
         raise TypeError("`timings` are not numbers")
-    if not (0 <= ms < float("inf") and 0 <= accepted <= drafted):
+    if not (0 <= ms < MOST_MS and 0 <= accepted <= drafted):
         raise ValueError(f"`timings` say {ms} ms, {accepted} of {drafted} drafted tokens accepted")
     steps = max(len(tokens) - 1 - accepted, 0)
     ended = answer.get("stop_type") == "eos"

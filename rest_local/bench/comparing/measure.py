@@ -35,11 +35,11 @@ def measure(choice: Choice, folder: Path, command: str, say: Callable[[str], Non
     Raises ResultInvalid for the journal of another run, InputInvalid, OptionError, ModelError, DatastoreError, OSError,
     and RestLocalError where plain decoding fails. Finished units stay in the journal then.
     """
-    machine = this_machine()
+    machine, key = this_machine(), choice.key()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         plan = make_plan(choice, stack, say)
-        journal = Journal(journal_path(folder), {**choice.key(), **plan.key()})
+        journal = Journal(journal_path(folder), {**key, **plan.key()})
         if len(journal):
             say(f"goes on after {len(journal)} finished units")
         data = measured(choice, plan, journal, say)

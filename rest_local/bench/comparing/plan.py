@@ -202,12 +202,12 @@ def _fitting(plan: Plan, tasks: Sequence[Task], most: int, choice: Choice) -> li
 
 
 def _first_of_each(tasks: Sequence[Task], n: int) -> list[Task]:
-    """`n` tasks of each workload; one of each category of Spec-Bench."""
-    found, seen = [], dict[str, int]()
+    """`n` tasks of each workload; of Spec-Bench the first of `n` categories."""
+    found: list[Task] = []
     for task in tasks:
-        most = 1 if task.workload.startswith("spec-bench/") else n
-        if seen.setdefault(task.workload, 0) < most:
-            seen[task.workload] += 1
+        family = task.workload.partition("/")[0]
+        known = [other for other in found if other.workload.partition("/")[0] == family]
+        if len(known) < n and (family == task.workload or task.workload not in {other.workload for other in known}):
             found.append(task)
     return found
 
@@ -296,7 +296,7 @@ def _plan_replay(plan: Plan, choice: Choice) -> None:
             except InputInvalid as error:
                 plan.leave_out("replay/edits", str(error))
         most = min(model.n_ctx_train or 4096, choice.n_ctx or 4096)
-    tasks, answers = tasks_of(workloads, choice.size.tokens)
+    tasks, answers = tasks_of(workloads, choice.size.replayed)
     chosen = [task for task in tasks if wants(choice.workloads, task.workload)]
     fitting = _fitting(plan, chosen, most, replace(choice, git=None))
     if not fitting:

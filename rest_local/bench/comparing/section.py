@@ -14,6 +14,14 @@ OURS = "auto"
 TIE = 0.02  # speeds within this share of each other are equal: one run is not more exact
 NOISY = 0.1  # two plain runs of a prompt that differ by more, in the median, are said to be noisy
 
+PLAIN_FIGURES = {
+    "tokens_per_second": "tokens/s",
+    "noise": "the two runs differ by",
+    "repeated_8grams": "repeated 8-grams",
+    "looping": "answers that loop",
+    "joules_per_token": "joules a token",
+}
+
 Row = Mapping[str, Any]
 
 
@@ -61,12 +69,12 @@ def _of_kind(overall: Row, rows: Sequence[Row], data: Mapping[str, Any]) -> Iter
         changed = [f"{name} {side['differing']}" for name, side in overall["sides"].items() if side["differing"]]
         answers = max((side["answers"] for side in overall["sides"].values()), default=0)
         yield (
-            f"Answers of up to {answers} a side that differ from plain decoding in the default settings, where batches "
-            f"of other sizes round differently: {', '.join(changed) if changed else 'none'}."
+            f"In the default settings, where batches of other sizes round differently, these answers of {answers} at "
+            f"most differ from plain decoding: {', '.join(changed) if changed else 'none'}."
         )
         looping, prompts = (sum(n) for n in zip(*((r["plain"]["looping"], r["prompts"]) for r in rows), strict=True))
         if looping:
-            yield f"{looping} of {prompts} plain answers loop, which flatters every drafter (columns `steady`)."
+            yield f"{looping} of {prompts} plain answers loop, which flatters every drafter; a table leaves them out."
     noise = max((row["plain"]["noise"] or 0.0 for row in rows), default=0.0)
     if noise > NOISY:
         yield f"The machine was noisy: two plain runs of a prompt differ by up to {noise:.0%} (median of a workload)."
@@ -116,6 +124,10 @@ def _tables(data: Mapping[str, Any]) -> Iterator[Table]:
             yield _grid(f"Speed-up, {what}", whole, "speedup", f"Speed-up over plain decoding. {_mean(overall)}")
             if categories:
                 yield _grid(f"Speed-up by category of Spec-Bench, {what}", categories, "speedup", "")
+            if any(row["plain"]["looping"] for row in whole):
+                note = "A prompt loops where more than 0.3 of the 8-grams of its plain answer repeat."
+                yield _grid(f"Speed-up over the prompts that do not loop, {what}", whole, "steady", note)
+            yield _plain(f"Plain decoding, {what}", whole)
             yield _grid(f"Tokens for each forward pass (MAT), {what}", whole, "mat", "")
             yield _grid(f"Accepted share of the drafted tokens, {what}", whole, "acceptance", "")
         yield _by_side(what, overall, rows)
@@ -130,8 +142,15 @@ def _grid(title: str, rows: Sequence[Row], figure: str, note: str) -> Table:
     cells: list[list[Cell]] = [
         [row["workload"], row["prompts"], *(row["sides"].get(name, {}).get(figure) for name in names)] for row in rows
     ]
-    best = list(range(2, 2 + len(names))) if figure == "speedup" else ()
+    best = list(range(2, 2 + len(names))) if figure in ("speedup", "steady") else ()
     return Table(title, ["workload", "prompts", *names], cells, note, best)
+
+
+def _plain(title: str, rows: Sequence[Row]) -> Table:
+    cells: list[list[Cell]] = [
+        [row["workload"], row["prompts"], *(row["plain"][name] for name in PLAIN_FIGURES)] for row in rows
+    ]
+    return Table(title, ["workload", "prompts", *PLAIN_FIGURES.values()], cells)
 
 
 def _mean(overall: Row) -> str:

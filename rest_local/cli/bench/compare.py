@@ -52,12 +52,15 @@ _threads, _gpu_layers = options.device_options(click.option)
 @click.option(
     "--data",
     metavar="DIR",
+    allow_from_autoenv=False,  # REST_LOCAL_DATA is where datastores lie
+    shell_complete=completion.paths,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder with the questions of Spec-Bench and MT-Bench, HumanEval, and recorded answers.",
 )
 @click.option(
     "--git",
     metavar="REPO",
+    shell_complete=completion.paths,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Complete files and make the edits of this repository. Default: Python's standard library.",
 )
@@ -66,6 +69,7 @@ _threads, _gpu_layers = options.device_options(click.option)
     "replays",
     multiple=True,
     metavar="FILE",
+    shell_complete=completion.paths,
     type=click.Path(path_type=Path),
     help="Replay recorded answers, too; repeatable. Default: those in --data and --git.",
 )
@@ -94,6 +98,7 @@ _threads, _gpu_layers = options.device_options(click.option)
     default="bench-results",
     show_default=True,
     metavar="DIR",
+    shell_complete=completion.paths,
     type=click.Path(file_okay=False, path_type=Path),
     help="Where the result compare.json goes. An interrupted run goes on there.",
 )
@@ -147,7 +152,7 @@ def _choice(
     return Choice(
         model=inputs.model_path(model),
         threads=threads or default_threads(),
-        size=replace(size, tokens=tokens or size.tokens),
+        size=replace(size, tokens=tokens or size.tokens, replayed=tokens or size.replayed),
         workloads=chosen,
         draft_models=tuple(inputs.model_path(name) for name in draft_models),
         replay=replays,
@@ -158,7 +163,9 @@ def _choice(
 
 
 def _command() -> str:
-    return shlex.join(["rest-local", *sys.argv[1:]])
+    """The command line for the result, without the folders of this machine."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return shlex.join(["rest-local", *words])
 
 
 def print_report(data: Mapping[str, Any]) -> None:

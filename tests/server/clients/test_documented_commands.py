@@ -13,7 +13,7 @@ import pytest
 from live import Live
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = ("README.md", "docs/SERVER.md", "docs/CLIENTS.md")
+DOCUMENTS = ("README.md", "docs/SERVER.md", "docs/CLIENTS.md", "docs/tutorial.md", "docs/howto/editor.md")
 ADDRESS = "http://127.0.0.1:8012"
 Scripted = Callable[..., Live]
 

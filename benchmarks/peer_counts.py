@@ -1,0 +1,144 @@
+"""What llama.cpp's n-gram types draft, counted by the program itself and by the rules of this project.
+
+    python -m benchmarks.peer_counts record FILE --server LLAMA_SERVER --target GGUF
+    python -m benchmarks.peer_counts compare FILE
+
+`record` completes prompts greedily, each with every type in a server of its own, and writes the prompts and answers as
+tokens, with the counts of the server's `timings`. `compare` goes through the same answers with the rules of
+`rest_local.bench.peers` and `rest_local.bench.ngram_peers`. Both print a table; docs/howto/peer-drafts.md has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rest_local.bench.comparing.llama_server import sides_of
+from rest_local.bench.comparing.sides import Task
+from rest_local.bench.kinds import prompts
+from rest_local.bench.ngram_peers import NgramCache, NgramMapK, NgramMapK4v
+from rest_local.bench.peers import NgramMod, NgramSimple, Peer, chain
+from rest_local.drafting.growth import Draft
+from rest_local.llama.model import Model
+from rest_local.planning.policy import StepCost
+
+RULES: tuple[type[Peer], ...] = (NgramSimple, NgramMapK, NgramMapK4v, NgramMod, NgramCache)
+PROMPTS = ("copy", "unseen", "edit")
+OF_EACH = 3  # prompts
+TOKENS = 200
+N_CTX = 2048
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one answer: forward passes after the first token, drafted and accepted tokens."""
+
+    steps: int
+    drafted: int
+    accepted: int
+
+
+def counts_of(peer: Peer, prompt: Sequence[int], answer: Sequence[int], most: int) -> Counts:
+    """Go through an answer with a rule. `most`: tokens that were asked for; a draft does not exceed them."""
+    steps = drafted = accepted = 0
+    peer.restart(prompt)
+    peer.extend(answer[:1])
+    at = 1
+    while at < len(answer):
+        limit = most - at - 1
+        tree = peer.propose(limit) if limit > 0 else chain([])
+        right = 0
+        for token, next_token in zip(tree.token, answer[at:], strict=False):
+            if token != next_token:
+                break
+            right += 1
+        new = answer[at : at + right + 1]
+        peer.learn(Draft(tree), new, StepCost(0, len(tree), right, 0.0, 0.0))
+        peer.extend(new)
+        at += len(new)
+        steps, drafted, accepted = steps + 1, drafted + len(tree), accepted + right
+    return Counts(steps, drafted, accepted)
+
+
+def record(binary: Path, target: Path) -> dict[str, Any]:
+    """Complete prompts with each of RULES that the binary has. Takes minutes. Raises SideFailed."""
+    sides = {side.options.get("kind"): side for side in sides_of(binary, target, {}, 1, N_CTX)}
+    wanted = [sides[rule.name] for rule in RULES if rule.name in sides]
+    answers: list[dict[str, Any]] = []
+    for name, prompt in _prompts(target):
+        by_kind: dict[str, Any] = {}
+        for side in wanted:
+            side.open()
+            try:
+                run = side.run(Task(name, "", prompt, TOKENS))
+            finally:
+                side.close()
+            counts = [run.steps, run.drafted, run.accepted]
+            by_kind[side.options["kind"]] = {"counts": counts, "answer": list(run.tokens)}
+        if all(len(one["answer"]) == TOKENS for one in by_kind.values()):  # an end token is not in it, but was drafted
+            answers.append({"name": name, "prompt": prompt, "by_kind": by_kind})
+    return {"version": wanted[0].options["version"], "tokens": TOKENS, "answers": answers}
+
+
+def _prompts(target: Path) -> Iterator[tuple[str, list[int]]]:
+    by_kind = {kind: [prompt for prompt in prompts() if prompt.kind == kind][:OF_EACH] for kind in PROMPTS}
+    with Model.open(target, vocab_only=True) as model:
+        for kind in PROMPTS:
+            for prompt in by_kind[kind]:
+                yield f"{kind} {prompt.title}", model.vocabulary.tokenize(prompt.text).tolist()
+
+
+def compare(recorded: dict[str, Any]) -> dict[str, list[tuple[str, Counts, Counts]]]:
+    """By type: the name of each answer, the counts of the program and those of the rule."""
+    result: dict[str, list[tuple[str, Counts, Counts]]] = {}
+    for rule in RULES:
+        for one in recorded["answers"]:
+            if found := one["by_kind"].get(rule.name):
+                ours = counts_of(rule(), one["prompt"], found["answer"], recorded["tokens"])
+                theirs = Counts(*found["counts"])
+                result.setdefault(rule.name, []).append((one["name"], theirs, ours))
+    return result
+
+
+def table(compared: dict[str, list[tuple[str, Counts, Counts]]]) -> Iterator[str]:
+    """The sums of each type, and the answers that differ."""
+    for kind, rows in compared.items():
+        theirs, ours = ([sum(counts) for counts in zip(*map(_numbers, side), strict=True)] for side in _columns(rows))
+        yield f"{kind:14} steps, drafted, accepted: {theirs}, rule {ours}"
+        for name, one, other in rows:
+            if one != other:
+                yield f"  {name}: {one}, rule {other}"
+
+
+def _numbers(counts: Counts) -> tuple[int, int, int]:
+    return counts.steps, counts.drafted, counts.accepted
+
+
+def _columns(rows: Sequence[tuple[str, Counts, Counts]]) -> tuple[list[Counts], list[Counts]]:
+    return [theirs for _, theirs, _ in rows], [ours for _, _, ours in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("record", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--server", type=Path, help="llama-server")
+    parser.add_argument("--target", type=Path)
+    args = parser.parse_args()
+    if args.command == "record":
+        if args.server is None or args.target is None:
+            parser.error("record needs --server and --target")
+        args.file.write_text(json.dumps(record(args.server, args.target)) + "\n", "ascii")
+    compared = compare(json.loads(args.file.read_text("ascii")))
+    print("\n".join(table(compared)))
+    print(
+        json.dumps({kind: sum(one == other for _, one, other in rows) / len(rows) for kind, rows in compared.items()})
+    )
+
+
+if __name__ == "__main__":
+    main()
