@@ -98,7 +98,7 @@ def report_of(mat: float, ours: float | None) -> dict[str, Any]:
     [
         (10.0, "1.000 (1.000 to 1.000)"),
         (10.0, "Missed"),
-        (10.0, "at most 1.050"),
+        (10.0, "1.050 is the most possible"),
         (10.5, "Reached"),
         (None, "no equal"),
     ],

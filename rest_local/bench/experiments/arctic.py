@@ -181,8 +181,7 @@ def ratios(report: dict[str, Any], side: str) -> list[float]:
 
 def most_possible(report: dict[str, Any]) -> float:
     """What any drafter could have over its MAT, in the mean of its trees: n nodes give at most n + 1 tokens."""
-    trees = [row for row in report["arctic"] if "tree" in row["name"]]
-    return mean(float((row["nodes_per_step"] + 1) / row["mat"]) for row in trees)
+    return mean(float((row["nodes_per_step"] + 1) / row["mat"]) for row in report["arctic"] if "tree" in row["name"])
 
 
 def section(result: Result) -> Section:
@@ -203,9 +202,9 @@ def section(result: Result) -> Section:
             for name, report in workloads.items()
             for row in report["arctic"]
         ]
-        ours = (f"ours, {ALONE}", f"ours, {WITH_EDITS}")
-        columns = ("workload", "ArcticInference", "nodes a step", "most possible", "its MAT", *ours)
+        sides = [f"ours, {side}" for side in (ALONE, WITH_EDITS)]
         note = "Ours at as many nodes, between two thresholds. A dash: not measured, or never as many nodes."
+        columns = ("workload", "ArcticInference", "nodes a step", "most possible", "its MAT", *sides)
         tables.append(Table("MAT at equal nodes", columns, rows, note=note, best=(4, 5, 6)))
     return Section(
         title="ArcticInference at equal nodes",

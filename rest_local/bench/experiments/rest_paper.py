@@ -43,8 +43,8 @@ SIZES = {
     "MT-Bench": (10_000, 30_000, 100_000, 300_000),
 }
 SIZES_QUICK = {"HumanEval": (10_000, 60_000), "MT-Bench": (60_000,)}
-TESTED, TESTED_QUICK = {"HumanEval": 164, "MT-Bench": 32}, {"HumanEval": 6, "MT-Bench": 1}  # answers
-BUDGETS, BUDGETS_QUICK = (8, 16, 32, 63), (16, 63)  # nodes of our trees; MAT at other numbers lies between
+TESTED, TESTED_QUICK = {"HumanEval": 40, "MT-Bench": 8}, {"HumanEval": 6, "MT-Bench": 1}  # answers
+BUDGETS = (16, 63)  # nodes of our trees; MAT at other numbers lies between
 PUBLISHED: dict[str, dict[str, Any]] = {
     "HumanEval": {
         "mat": 2.65,
@@ -96,7 +96,7 @@ def _measured(inputs: Inputs, journal: Journal, name: str) -> dict[str, Any]:
             journal.put(f"{name} text", text.record())
             for size, unit in zip(sizes, units, strict=True):
                 if unit not in journal:
-                    journal.put(unit, _row(text.first(size), tested, inputs.quick))
+                    journal.put(unit, _row(text.first(size), tested))
                     inputs.tell(f"replayed: {name}, {size:,} tokens")
     rows = {journal[unit]["tokens"]: journal[unit] for unit in units}  # text can have less than the largest sizes
     return {
@@ -118,7 +118,7 @@ def _text(inputs: Inputs, name: str, vocabulary: Vocabulary, tokens: int) -> Tex
     return whole.first(min(tokens, whole.tokens))
 
 
-def _row(text: Text, tested: Sequence[Recorded], quick: bool) -> dict[str, Any]:
+def _row(text: Text, tested: Sequence[Recorded]) -> dict[str, Any]:
     """MAT and nodes of `rest`, and of our trees at its nodes."""
     stores: Any = [text.segment()]
     rest = replay(tested, partial(_Stored, stores, text.vocab_size), Rest(), FREE).to_dict()
@@ -127,7 +127,7 @@ def _row(text: Text, tested: Sequence[Recorded], quick: bool) -> dict[str, Any]:
     for side, kind in (("stored", _Stored), ("all", Sources)):
         points = [
             replay(tested, partial(kind, stores, text.vocab_size), Threshold(0.0, budget), FREE).to_dict()
-            for budget in (BUDGETS_QUICK if quick else BUDGETS)
+            for budget in BUDGETS
         ]
         kept = [{key: point[key] for key in ("nodes_per_step", "mat")} for point in points]
         largest = max(point["nodes_per_step"] for point in kept)
