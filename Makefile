@@ -12,7 +12,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROC
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test soak bench docs clean
+.PHONY: help install demo check test soak bench docs dist clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -55,6 +55,9 @@ docs: $(TOOLS)  ## write docs/CLI.md and the manual pages, and the documentation
 	$(BIN)/python -m rest_local.cli.reference > docs/CLI.md
 	$(BIN)/python -m rest_local.cli.reference --man docs/man
 	$(SITE)
+
+dist: $(TOOLS)  ## build sdist and wheel into dist/ and test both; FULL=1 installs all libraries anew
+	$(BIN)/python scripts/dist.py $(if $(FULL),--full) $(if $(EXTRAS),--extras $(EXTRAS))
 
 clean:  ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

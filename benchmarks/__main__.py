@@ -2,7 +2,7 @@
 
 It takes about half an hour on 2 cores; nothing else should run. Each part also runs alone with more options: `python -m
 benchmarks.PART`. Not included are measurements that need a larger model (`bench replay -m`, `--model` of many and
-server), other runtimes (`bench replay --peers`), and the parts of ReSpec (`python -m benchmarks.ablation`).
+server), other runtimes (`bench replay --peers`), and the experiments (`bench experiment --list`).
 """
 
 from __future__ import annotations

@@ -25,24 +25,20 @@ import hashlib
 import json
 import math
 import re
-import socket
-import subprocess
-import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.speed import prompts
+from rest_local.bench.comparing.llama_server import Binary, completion_body
+from rest_local.bench.comparing.server import Server
+from rest_local.bench.comparing.sides import Task
+from rest_local.bench.kinds import prompts
 from rest_local.drafting.models.opening import mtp_inside, opener_of
 from rest_local.drafting.models.seam import Drafter, Evaluated, Query
 from rest_local.errors import DecodeFailed
@@ -63,6 +59,7 @@ N_MAX = 8  # drafted tokens of a step; the server's default is 3
 N_CTX = 2048
 NEAR = 0.95  # a token of at least this share of the likeliest one's probability may be drafted instead of it
 SPEED_N_MAX = (3, 8, 16)
+START_SECONDS, LIMIT_SECONDS = 60.0, 600.0
 
 _ARGUMENTS = (
     *("-c", str(N_CTX), "-np", "1", "-t", "1"),
@@ -171,53 +168,15 @@ class Recording:
         return cls(**{**first, "arguments": tuple(first["arguments"])}, answers=tuple(answers))
 
 
-class Server:
-    """A `llama-server` on a free port, with its log in a temporary file. Use `with`.
+def serving(binary: Path, target: Path, arguments: Iterable[str]) -> Server:
+    """A server to complete prompts with; all of its log is kept."""
+    return Server([str(binary), "-m", str(target), *_ARGUMENTS, *arguments], kept=None)
 
-    Raises SystemExit with the end of the log if it does not start within a minute.
-    """
 
-    def __init__(self, binary: Path, target: Path, arguments: Iterable[str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = int(free.getsockname()[1])
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
-        command = [str(binary), "-m", str(target), "--port", str(self._port), *_ARGUMENTS, *arguments]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._log)
-
-    def __enter__(self) -> Server:
-        for _ in range(600):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/health", timeout=5):
-                    return self
-            except (urllib.error.URLError, ConnectionError):
-                if self._process.poll() is not None:
-                    break
-                time.sleep(0.1)
-        self.__exit__(None, None, None)
-        raise SystemExit(f"the server does not start:\n{self.log[-2000:]}")
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self._process.terminate()
-        self._process.wait()
-        self._log.seek(0)
-        self.log = self._log.read().decode("utf-8", "replace")
-        self._log.close()
-
-    def complete(self, prompt: Sequence[int], n_tokens: int) -> dict[str, Any]:
-        """The server's answer to a greedy completion."""
-        body = {
-            "prompt": list(prompt), "n_predict": n_tokens, "temperature": 0, "return_tokens": True,
-            "cache_prompt": False,
-        }  # fmt: skip
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}/completion",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=600) as answer:
-            result: dict[str, Any] = json.load(answer)
-        return result
+def complete(server: Server, prompt: Sequence[int], n_tokens: int) -> dict[str, Any]:
+    """The server's answer to a greedy completion."""
+    task = Task("", "", prompt, n_tokens)
+    return server.post("/completion", completion_body(task), LIMIT_SECONDS)[0]
 
 
 def read_log(log: str) -> tuple[Step, ...]:
@@ -282,22 +241,17 @@ def record(binary: Path, target: Path, head: Path | None, kind: str, n_max: int,
     """Complete PROMPTS, each with a server of its own: the driver of MTP layers pairs the first token of a prompt with
     the last hidden state of the request before it. Takes a minute. Raises ValueError if the log does not say the steps.
     """
-    answers = []
+    server_version, answers = Binary.of(binary).version, []
     for group, module, tokens in prompt_tokens(target):
-        with Server(binary, target, [*drafting(kind, n_max, head), "-lv", "5"]) as server:
-            answer = server.complete(tokens, n_tokens)["tokens"]
-        steps = read_log(server.log)
+        with serving(binary, target, [*drafting(kind, n_max, head), "-lv", "5"]) as server:
+            server.start(START_SECONDS)
+            answer = complete(server, tokens, n_tokens)["tokens"]
+        steps = read_log(server.output)
         check(steps, answer)
         answers.append(Answer(group, module, tuple(tokens), steps))
     return Recording(
-        version(binary), kind, n_max, _ARGUMENTS, digest(target), digest(head) if head else None, tuple(answers)
+        server_version, kind, n_max, _ARGUMENTS, digest(target), digest(head) if head else None, tuple(answers)
     )
-
-
-def version(binary: Path) -> str:
-    """What the server says of its version, without the compiler."""
-    said = subprocess.run([str(binary), "--version"], capture_output=True, text=True, check=True)
-    return (said.stdout + said.stderr).splitlines()[0].removeprefix("version: ")
 
 
 def digest(path: Path) -> str:
@@ -312,10 +266,12 @@ def speed(
     """
     asked = list(prompt_tokens(target))
     result: dict[str, Any] = {}
-    with Server(binary, target, ["-lv", "2"]) as plain:
+    with serving(binary, target, ["-lv", "2"]) as plain:
+        plain.start(START_SECONDS)
         for kind, head in heads.items():
             for n_max in n_maxes:
-                with Server(binary, target, [*drafting(kind, n_max, head), "-lv", "2"]) as drafted:
+                with serving(binary, target, [*drafting(kind, n_max, head), "-lv", "2"]) as drafted:
+                    drafted.start(START_SECONDS)
                     rows = [(group, *_pair(plain, drafted, tokens, n_tokens, repeats)) for group, _, tokens in asked]
                 result[f"{kind} {n_max}"] = {
                     group: {
@@ -331,7 +287,7 @@ def _pair(plain: Server, drafted: Server, prompt: Sequence[int], n_tokens: int, 
     """The ratio of the speeds, and tokens per decode step with drafts."""
     ratios = []
     for _ in range(repeats):
-        one, other = plain.complete(prompt, n_tokens)["timings"], drafted.complete(prompt, n_tokens)["timings"]
+        one, other = (complete(server, prompt, n_tokens)["timings"] for server in (plain, drafted))
         ratios.append(other["predicted_per_second"] / one["predicted_per_second"])
     n, accepted = other["predicted_n"], other["draft_n_accepted"]
     return median(ratios), n / (n - accepted)

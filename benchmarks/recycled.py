@@ -33,8 +33,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.speed import prompts
+from rest_local.bench.clocked import Said
 from rest_local.bench.demo import choose_sampling
+from rest_local.bench.kinds import prompts
 from rest_local.bench.prompts import ensure
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.calibration.curves import load_curve
@@ -145,24 +146,6 @@ SIDES: dict[str, Make] = {
     "pairs": lambda curve, n_vocab: OnCurve(curve, Pairs(n_vocab)),
     "all rows": lambda curve, n_vocab: AllRows(curve, Table(n_vocab)),
 }
-
-
-class Said:
-    """A chooser that says a recorded answer, whatever the logits are."""
-
-    def __init__(self, answer: Sequence[int]) -> None:
-        self._answer, self._at = answer, 0
-
-    def sample(self, logits: NDArray[np.float32]) -> int:
-        """The next token."""
-        return self._answer[self._at]
-
-    def accept(self, token: int) -> None:
-        """Go on."""
-        self._at += 1
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)

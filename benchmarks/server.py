@@ -7,7 +7,7 @@
   answer in one piece. The three are interleaved. The result has the medians over the rounds of the ratios within a
   round, the ratio of the fastest runs, which counts on a busy machine, and the processor time in milliseconds of the
   event loops of both processes: that which clients reach, and that of the model.
-- `protocols`: the same stream by each protocol, compared with the engine, interleaved.
+- `protocols`: the same stream by each protocol, compared with the time of its own forward passes, interleaved.
 - `keys`: an /infill request for each keystroke, each cancelled by the next; the wait of the user at a pause, and the
   slots that are lost.
 - `clients`: eight clients at once for `--seconds`: errors, the least served client relative to the most served,
@@ -87,6 +87,13 @@ class Process:
         found = [re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE) for text in texts]
         return round(sum(int(each[1]) for each in found if each) / 1024, 1)
 
+    def forward_seconds(self) -> float:
+        """The seconds that all requests so far spent on their prompts and their tokens, as `/metrics` counts them."""
+        with contextlib.closing(self.connect()) as connection:
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        return sum(map(float, re.findall(r"(?m)^\S*:(?:prompt|tokens_predicted)_seconds_total\S* (\S+)$", text)))
+
     def connect(self) -> HTTPConnection:
         return HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
 
@@ -99,7 +106,19 @@ class Process:
 @contextlib.contextmanager
 def serving(model: str | None, slots: int = SLOTS) -> Iterator[Process]:
     """Run the server in a separate process, as a user does, and stop it at the end."""
-    command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--slots", str(slots), "--ctx", str(N_CTX)]
+    command = [
+        sys.executable,
+        "-m",
+        "rest_local",
+        "serve",
+        "--port",
+        "0",
+        "--slots",
+        str(slots),
+        "--ctx",
+        str(N_CTX),
+        "--metrics",
+    ]
     command += ["--model", model] if model else []
     with tempfile.TemporaryFile() as log:
         unset = {"REST_LOCAL_CONFIG": os.devnull}  # the user's defaults would change the figures
@@ -211,36 +230,26 @@ _PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def protocols(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
-    """The same question by each protocol, greedy, and the same tokens from an engine without HTTP."""
-    took: dict[str, list[float]] = {"engine": [], **{name: [] for name in _PROTOCOLS}}
+def protocols(server: Process, rounds: int) -> dict[str, Any]:
+    """The same question by each protocol, greedy. The time of each stream is compared with its own forward passes."""
+    ratios: dict[str, list[float]] = {name: [] for name in _PROTOCOLS}
     loop: dict[str, list[float]] = {name: [] for name in _PROTOCOLS}
     tokens: dict[str, int] = {}
-    with (
-        Engine.load(model, slots=SLOTS, n_ctx=N_CTX) as engine,
-        Service(engine) as service,
-        contextlib.closing(server.connect()) as connection,
-    ):
-        prompt = engine.tokenize(engine.chat_prompt([{"role": "user", "content": _QUESTION}]))
+    with contextlib.closing(server.connect()) as connection:
         for number in range(rounds + 1):
-            seconds = {"engine": _without_http(service, prompt, max(tokens.values(), default=STREAMED))}
-            spent = {}
             for name, (path, body) in _PROTOCOLS.items():
                 limit = "max_output_tokens" if name == "responses" else "max_tokens"
-                begun = server.loop_ms()
+                begun, own = server.loop_ms(), server.forward_seconds()
                 wanted = {**SAME, **body, limit: STREAMED, "stream": True}
-                tokens[name], seconds[name] = _streamed(connection, path, wanted)
-                spent[name] = server.loop_ms() - begun
-            if number == 0:
-                continue  # the prompt was not in the KV cache, and the length of the answer not known
-            for name, value in seconds.items():
-                took[name].append(value)
-            for name, value in spent.items():
-                loop[name].append(value)
+                tokens[name], seconds = _streamed(connection, path, wanted)
+                spent, own = server.loop_ms() - begun, server.forward_seconds() - own
+                if number:  # before, the prompt was not in the KV cache
+                    ratios[name].append(seconds / own)
+                    loop[name].append(spent)
     return {
         "tokens": tokens,
-        "to_engine": {name: _ratio(took[name], took["engine"]) for name in _PROTOCOLS},
-        "quickest_to_engine": {name: round(min(took[name]) / min(took["engine"]), 4) for name in _PROTOCOLS},
+        "to_its_own_forward": {name: round(median(values), 4) for name, values in ratios.items()},
+        "least": {name: round(min(values), 4) for name, values in ratios.items()},
         "loop_ms": {name: round(median(values), 2) for name, values in loop.items()},
         "target": 1.02,
     }
@@ -441,7 +450,7 @@ def main() -> None:
         measure = {
             "first": lambda: first_token(server, 4 * args.rounds),
             "overhead": lambda: overhead(server, args.model, args.rounds),
-            "protocols": lambda: protocols(server, args.model, args.rounds),
+            "protocols": lambda: protocols(server, args.rounds),
             "keys": lambda: keys(server, args.strokes),
             "clients": lambda: clients(server, args.seconds),
             "stalled": lambda: stalled(args.model),

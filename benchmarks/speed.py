@@ -4,12 +4,7 @@
         [--kind KIND]... [--json]
 
 This is the demo's measurement on many modules, with the standard library without the held-out modules as datastore.
-
-- `unseen`: the beginning of a held-out module, to be continued.
-- `edit`: a chat request to repeat a function of it with one name changed.
-- `copy`: a passage of it, and its first lines again.
-- `stored`: the beginning of a module that the datastore holds and that the demo model saw many times in training, as
-  larger models have seen popular code.
+`rest_local.bench.kinds` makes the prompts, and says what their kinds are.
 
 For each kind the result has the median, least and greatest ratio of drafted to plain speed, and the same without
 answers that loop, because a model that loops flatters every drafter. With `--layers`, additional Q4_0 layers that
@@ -20,59 +15,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.gguf_file import deepened
 from rest_local.bench.demo import LOOPING, Comparison, compare
-from rest_local.bench.prompts import Prompt, begin_of, ensure, held_out_modules, standard_library, well_known_modules
+from rest_local.bench.kinds import KINDS, prompts
+from rest_local.bench.prompts import ensure
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
-
-KINDS = ("unseen", "edit", "copy", "stored")
-
-
-def prompts() -> Iterator[Prompt]:
-    """Prompts of the first three kinds for each held-out module, and of the last kind for each well-known module."""
-    library = standard_library()
-    for name in well_known_modules():
-        if (library / name).is_file():
-            yield Prompt("stored", name, begin_of((library / name).read_text("utf-8"), 900)[-1600:])
-    for name in held_out_modules():
-        path = library / name
-        if not path.is_file():
-            continue
-        text = path.read_text("utf-8")
-        yield Prompt("unseen", name, begin_of(text, 900)[-1600:])
-        if function := _function(text):
-            yield Prompt("edit", name, _edit(function))
-        piece = begin_of(text[len(text) // 3 :].partition("\n")[2], 900)[:1600].rpartition("\n")[0] + "\n"
-        again = "".join(piece.splitlines(keepends=True)[:4])
-        yield Prompt("copy", name, f"{piece}\n\n# once more:\n\n{again}")
-
-
-def _function(text: str) -> str | None:
-    """The first function or method of 400 to 1 400 characters, with its indentation."""
-    for found in re.finditer(r"(?m)^( *)def .*\n(?:(?:\1 +.*)?\n)+", text):
-        if 400 <= len(found.group()) <= 1400:
-            return found.group().rstrip() + "\n"
-    return None
-
-
-def _edit(function: str) -> str:
-    """A request in ChatML, the format of the demo model's training, and the beginning of its answer."""
-    names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
-    old = next(n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"})
-    code = f"```python\n{function}```"
-    return (
-        f"<|im_start|>user\nRename `{old}` to `new_{old}`:\n{code}<|im_end|>\n<|im_start|>assistant\n```python\n"
-        + function.splitlines(keepends=True)[0].replace(old, f"new_{old}")
-    )
 
 
 def run(

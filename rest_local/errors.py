@@ -7,6 +7,8 @@
     ├── OutputInvalid                  an output of a batch contains something else
     ├── OutputUnwritable               disk full, permission; what was written stays
     ├── ResultInvalid                  a benchmark's result or journal is damaged, foreign or of another format
+    ├── InstallationIncomplete         a library that is needed is not there, or has another version
+    │   └── LibraryUnfit               llama-cpp-python cannot be loaded, or lacks something
     ├── ClusterFailed                  no Ray, no cluster, no room in it, or no replica that stays alive
     ├── ModelError
     │   ├── ModelNotFound
@@ -49,6 +51,7 @@ command line alone, 1 for what a look at the files, the model or the machine fin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 
 
@@ -114,6 +117,23 @@ class ResultInvalid(RestLocalError):
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"result {path}: {cause}")
         self.path, self.cause = path, cause
+
+
+class InstallationIncomplete(RestLocalError):
+    """Libraries that rest-local needs are not installed, or have a version that does not fit. `problems`: not empty."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+        super().__init__(f"the installation is incomplete: {problems[0]}{more}")
+        self.problems = problems
+
+
+class LibraryUnfit(InstallationIncomplete):
+    """llama-cpp-python cannot be loaded, or lacks what rest-local uses. `lacks`: the names, empty if not loaded."""
+
+    def __init__(self, cause: str, lacks: Sequence[str] = ()) -> None:
+        super().__init__([cause])
+        self.lacks = lacks
 
 
 class ClusterFailed(RestLocalError):

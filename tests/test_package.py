@@ -29,6 +29,7 @@ HEAVY = (
     "tomlkit",
     "prompt_toolkit",
     "watchfiles",
+    "matplotlib",
 )
 SLOW = ("logging", "tempfile", "difflib", "hashlib", "asyncio", "tomllib")  # some milliseconds each
 
@@ -45,7 +46,7 @@ BELOW: dict[str, set[str]] = {
     "planning": {"calibration", "drafting", "retrieval", "llama"},
     "decoding": {"catalog", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
     "editing": {"decoding"},
-    "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama"},
+    "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "grammar", "chat"},
     "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
     "batch": {"server", "decoding", "catalog", "llama"},
     "router": {"batch", "server", "catalog", "decoding", "llama"},

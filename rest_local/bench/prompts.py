@@ -87,6 +87,22 @@ def window(text: str, landmark: str, characters: int) -> str:
     return begin_of(text[at:], characters)
 
 
+def function_of(text: str) -> str | None:
+    """The first function or method of 400 to 1 400 characters, with its indentation."""
+    for found in re.finditer(r"(?m)^( *)def .*\n(?:(?:\1 +.*)?\n)+", text):
+        if 400 <= len(found.group()) <= 1400:
+            return found.group().rstrip() + "\n"
+    return None
+
+
+def rename_request(function: str) -> tuple[str, str]:
+    """A request to rename the most common name of a function, and the beginning of the answer to it."""
+    names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
+    old = next((n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"}), "name")
+    begun = function.splitlines(keepends=True)[0].replace(old, f"new_{old}")
+    return f"Rename `{old}` to `new_{old}`:\n```python\n{function}```", f"```python\n{begun}"
+
+
 def unseen_prompt(chat: bool) -> Prompt:
     """A prompt whose answer cannot be looked up: a held-out module or, with `chat`, a story. Raises OSError."""
     if chat:

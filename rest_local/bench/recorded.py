@@ -30,12 +30,15 @@ MAX_TEXT = 256 * 2**20  # characters of one unpacked file: a replay holds all of
 
 @dataclass(frozen=True)
 class Recorded:
-    """One answer: token ids of its prompt, of the answer, and of the prediction that the client sends."""
+    """One answer: token ids of its prompt, of the answer, and of the prediction that the client sends. `category`: what
+    the file says about the kind of the prompt, "" if it says nothing.
+    """
 
     name: str
     prompt: list[int]
     answer: list[int]
     prediction: Sequence[int] = ()
+    category: str = ""
 
 
 def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
@@ -46,11 +49,11 @@ def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
             texts = list(_texts(line, path, number))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise InputInvalid("file", path, f"line {number} lacks a field of its format ({error!r})") from error
-        for name, prompt, answer in texts:
+        for name, category, prompt, answer in texts:
             if not isinstance(prompt, str) or not isinstance(answer, str):
                 raise InputInvalid("file", path, f"line {number} holds a prompt or an answer that is not text")
             ids = [vocabulary.tokenize(text, special=False).tolist() for text in (prompt, answer)]
-            found.append(Recorded(str(name), ids[0], ids[1]))
+            found.append(Recorded(str(name), ids[0], ids[1], category=str(category)))
     if not found:
         raise InputInvalid("file", path, "holds no recorded answer")
     return found
@@ -80,13 +83,14 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise InputInvalid("file", path, f"not a whole gzip file ({error})") from error
 
 
-def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[str, str, str]]:
+def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[str, str, str, str]]:
+    """Name, category, prompt and answer."""
     if "choices" in line and "question_id" in line:
         yield from _mt_bench(line, path)
     elif "instruction" in line and "output" in line:
-        yield str(number), f"{line['instruction']}\n", line["output"]
+        yield str(number), line.get("dataset", ""), f"{line['instruction']}\n", line["output"]
     elif "canonical_solution" in line:
-        yield line.get("task_id", str(number)), line["prompt"], line["canonical_solution"]
+        yield line.get("task_id", str(number)), "", line["prompt"], line["canonical_solution"]
     elif "body" in line and "response" in line:
         yield _batch(line, number)
     else:
@@ -94,27 +98,28 @@ def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[s
         raise InputInvalid("file", path, f"line {number} holds no recorded answer (fields {fields[:80]})")
 
 
-def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, str]]:
+def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, str, str]]:
     """The turns in Vicuna's conversation template, because the shipped answers are Vicuna's."""
-    turns = _questions(path.parent / "mt_bench_questions.jsonl")[line["question_id"]]
+    category, turns = _questions(path.parent / "mt_bench_questions.jsonl")[line["question_id"]]
     text = VICUNA
     for turn, (question, answer) in enumerate(zip(turns, line["choices"][0]["turns"], strict=True), 1):
         text += f" USER: {question} ASSISTANT:"
-        yield f"{line['question_id']}.{turn}", text, f" {answer}"
+        yield f"{line['question_id']}.{turn}", category, text, f" {answer}"
         text += f" {answer}</s>"
 
 
-def _questions(path: Path) -> dict[int, Sequence[str]]:
-    return {line["question_id"]: line["turns"] for _, line in _lines(path)}
+def _questions(path: Path) -> dict[int, tuple[str, Sequence[str]]]:
+    """By number: the category and the turns."""
+    return {line["question_id"]: (line.get("category", ""), line["turns"]) for _, line in _lines(path)}
 
 
-def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str]:
+def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str, str]:
     """A request and its response. Roles become words, because the model's chat template is unknown here."""
     body, answer = line["body"], line["response"]["body"]["choices"][0]
     if "messages" in body:
         parts = [f"{message['role']}: {_plain(message['content'])}\n" for message in body["messages"]]
-        return line.get("custom_id", str(number)), "".join(parts), _plain(answer["message"]["content"])
-    return line.get("custom_id", str(number)), body["prompt"], answer["text"]
+        return line.get("custom_id", str(number)), "", "".join(parts), _plain(answer["message"]["content"])
+    return line.get("custom_id", str(number)), "", body["prompt"], answer["text"]
 
 
 def _plain(content: Any) -> str:

@@ -145,12 +145,33 @@ class Result:
         try:
             machine = dict(content.pop("machine"))
             machine["features"] = tuple(machine.get("features", ()))
-            return cls(machine=Machine(**machine), **{name: content[name] for name in _NAMES})
+            return _checked(cls(machine=Machine(**machine), **{name: content[name] for name in _NAMES}))
         except (KeyError, TypeError, ValueError) as error:
             raise ResultInvalid(path, f"a field is missing or wrong ({error})") from error
 
 
 _NAMES = tuple(field.name for field in fields(Result) if field.name != "machine")
+_TEXTS = ("kind", "command", "version", "started")
+_NUMBERS = ("cores", "memory_gb", "load")
+
+
+def _checked(result: Result) -> Result:
+    """The result. Raises TypeError for a field of a wrong type, because every reader relies on them."""
+    machine, texts = result.machine, (str,)
+    wanted: list[tuple[str, object, tuple[type, ...]]] = [
+        *((name, getattr(result, name), texts) for name in _TEXTS),
+        *((name, getattr(machine, name), texts) for name in ("processor", "system", "python", "accelerator")),
+        *((name, getattr(machine, name), (int, float)) for name in _NUMBERS),
+        *(("features", feature, texts) for feature in machine.features),
+        ("libraries", machine.libraries or {}, (dict,)),
+        ("seconds", result.seconds, (int, float)),
+        ("quick", result.quick, (bool,)),
+        ("data", result.data, (dict,)),
+    ]
+    for name, value, types in wanted:
+        if not isinstance(value, types):
+            raise TypeError(f"{name} is {type(value).__name__}")
+    return result
 
 
 def now() -> str:

@@ -132,7 +132,8 @@ def measure(
         points.append(point)
         timed.append((point, segment))
         done(point)
-    _time_lookups(timed, tested)
+    for (point, _), micros in zip(timed, lookup_times([segment for _, segment in timed], tested), strict=True):
+        point.lookup_us = micros
     subsets = [point for point in points if not point.label.startswith("pruned")]
     return {
         "answers": len(counted(tested)),
@@ -200,9 +201,9 @@ def _pruned(corpus: Corpus, targets: Sequence[Target] | None, run: _Run) -> Iter
         yield point, segment
 
 
-def _time_lookups(timed: Sequence[tuple[Point, Segment]], tested: Sequence[Recorded]) -> None:
-    """Set `lookup_us` of each point. Every datastore gets the same contexts, in turn, so that they share what else the
-    machine does.
+def lookup_times(segments: Sequence[Segment], tested: Sequence[Recorded]) -> list[float]:
+    """Microseconds of CPU time of a lookup in each datastore, the median of CONTEXTS. Every datastore gets the same
+    contexts, in turn, so that they share what else the machine does.
     """
     texts = [(answer.prompt, answer.answer) for answer in counted(tested)]
     random = np.random.default_rng(0)
@@ -211,14 +212,13 @@ def _time_lookups(timed: Sequence[tuple[Point, Segment]], tested: Sequence[Recor
         prompt, answer = texts[number]
         end = int(random.integers(1, len(answer)))
         contexts.append([*prompt[-CONTEXT_TOKENS:], *answer[:end]][-CONTEXT_TOKENS:])
-    times: list[list[int]] = [[] for _ in timed]
+    times: list[list[int]] = [[] for _ in segments]
     for context in contexts:
-        for (_, segment), taken in zip(timed, times, strict=True):
+        for segment, taken in zip(segments, times, strict=True):
             begun = time.thread_time_ns()
             segment.rows(context, DATASTORE_ROWS, DEPTH)
             taken.append(time.thread_time_ns() - begun)
-    for (point, _), taken in zip(timed, times, strict=True):
-        point.lookup_us = round(median(taken) / 1e3, 1)
+    return [round(median(taken) / 1e3, 1) for taken in times]
 
 
 def enough(points: Sequence[Point], curve: str) -> dict[str, Any] | None:

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -66,7 +67,7 @@ def _never(token: int) -> bool:
 
 
 @dataclass
-class _Runner:
+class Runner:
     """A context that runs one answer at a time."""
 
     model: Model
@@ -92,6 +93,35 @@ class _Runner:
         return ms, sequence.statistics
 
 
+@dataclass(frozen=True)
+class Paying:
+    """A loaded model that pays for the forward passes, its measured curve, and the answers that fit its context."""
+
+    runner: Runner
+    curve: CostCurve
+    fitting: list[Recorded]
+    settings: ContextSettings
+
+
+@contextmanager
+def opened(path: str, answers: Sequence[Recorded], threads: int | None = None) -> Iterator[Paying]:
+    """Load the model with a context for the longest answer, and keep what its curve learned at the end. Raises
+    ModelError, OptionError where no answer fits or ids are those of another vocabulary.
+    """
+    with Model.open(path) as model:
+        most = min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
+        fitting = [answer for answer in answers if len(answer.prompt) + len(answer.answer) <= most]
+        _check(fitting, model, most)
+        longest = max(len(answer.prompt) + len(answer.answer) for answer in fitting)
+        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes: each is tuned once
+        context, tuning = tune(model, ContextSettings(n_ctx=n_ctx, threads=threads or 0), exact=False)
+        with context:
+            tuning.curve.busy_now = load_meter(model, context).busy
+            runner = Runner(model, Forward(context, capability_of(model, context, exact=False)), Slot(context))
+            yield Paying(runner, tuning.curve, fitting, context.settings)
+        tuning.store()
+
+
 @dataclass
 class WallClock:
     """The result. `curve`: the cost curve after these runs. `report`: the object of `--json`."""
@@ -111,23 +141,13 @@ def wall_clock(
 ) -> WallClock:
     """Run the first `tokens` tokens of every answer `rounds` times. Raises ModelError, OptionError, DecodeFailed."""
     cut = [replace(answer, answer=answer.answer[:tokens]) for answer in counted(recorded)]
-    with Model.open(path) as model:
-        most = min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
-        fitting = [answer for answer in cut if len(answer.prompt) + len(answer.answer) <= most]
-        _check(fitting, model, most)
-        longest = max(len(answer.prompt) + len(answer.answer) for answer in fitting)
-        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes: each is tuned once
-        context, tuning = tune(model, ContextSettings(n_ctx=n_ctx), exact=False)
-        with context:
-            curve = tuning.curve
-            curve.busy_now = load_meter(model, context).busy
-            runner = _Runner(model, Forward(context, capability_of(model, context, exact=False)), Slot(context))
-            measured = [
-                _round(runner, fitting, make_sources, make_policy, curve, number) for number in range(-1, rounds)
-            ][1:]  # the first round only refines the curve
-        tuning.store()
-        implied = replay_by_curve(fitting, make_sources, make_policy(_settled(curve)), _settled(curve)).to_dict()
-        report = _report(model.name, context.settings, measured, implied)
+    with opened(path, cut) as paying:
+        runner, curve, fitting = paying.runner, paying.curve, paying.fitting
+        measured = [_round(runner, fitting, make_sources, make_policy, curve, number) for number in range(-1, rounds)][
+            1:
+        ]  # the first round only refines the curve
+        implied = replay_by_curve(fitting, make_sources, make_policy(settled(curve)), settled(curve)).to_dict()
+        report = _report(runner.model.name, paying.settings, measured, implied)
     report |= {"answers": len(fitting), "left_out": len(cut) - len(fitting)}
     return WallClock(curve, report)
 
@@ -141,7 +161,7 @@ def _check(answers: Sequence[Recorded], model: Model, most: int) -> None:
         )
 
 
-def _settled(curve: CostCurve) -> CostCurve:
+def settled(curve: CostCurve) -> CostCurve:
     """A copy of the curve's most likely times, because a policy refines the curve that it gets."""
     return CostCurve(curve.contexts, curve.ms.copy())
 
@@ -158,7 +178,7 @@ class _Round:
 
 
 def _round(
-    runner: _Runner,
+    runner: Runner,
     answers: Sequence[Recorded],
     make_sources: Callable[[], Predictable],
     make_policy: MakePolicy,

@@ -60,7 +60,8 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
             old, new = blobs.text(edit.old), blobs.text(edit.new)
             if old is None or new is None or old == new:
                 continue
-            recorded = _recorded(edit, old, new, vocabulary)
+            recorded = whole_file_edit(edit.path, edit.message, old, new, vocabulary)
+            recorded = replace(recorded, name=f"{edit.commit[:10]}:{edit.path}")
             found.append(recorded if predict else replace(recorded, prediction=()))
             if len(found) == most:
                 break
@@ -73,16 +74,15 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
     return found
 
 
-def _recorded(edit: Edit, old: str, new: str, vocabulary: Vocabulary) -> Recorded:
+def whole_file_edit(path: str, message: str, old: str, new: str, vocabulary: Vocabulary) -> Recorded:
+    """The answer is the new file, from the first changed token on; the rest of the old file is the prediction."""
     head, before, after = (
-        vocabulary.tokenize(text, special=False).tolist()
-        for text in (f"{edit.message.strip()}\n\n{edit.path}:\n", old, new)
+        vocabulary.tokenize(text, special=False).tolist() for text in (f"{message.strip()}\n\n{path}:\n", old, new)
     )
     shorter = min(len(before), len(after))
     same = next((i for i in range(shorter) if before[i] != after[i]), shorter)
-    between = vocabulary.tokenize(f"\n{edit.path}, changed:\n", special=False).tolist()
-    prompt = [*head, *before, *between, *after[:same]]
-    return Recorded(f"{edit.commit[:10]}:{edit.path}", prompt, after[same:], before[same:])
+    between = vocabulary.tokenize(f"\n{path}, changed:\n", special=False).tolist()
+    return Recorded(path, [*head, *before, *between, *after[:same]], after[same:], before[same:])
 
 
 def _edits(repository: Path) -> Iterator[Edit]:

@@ -59,6 +59,12 @@ def load_curve(name: str) -> CostCurve:
         raise InputInvalid("curve", name, f"not a cost curve ({cause}); shipped are {', '.join(shipped())}") from error
 
 
+def facts(name: str) -> dict[str, str]:
+    """What the file of a shipped curve says about it: "what", "machine", "backend", "source", as far as it does."""
+    points = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
+    return {key: str(points[key]) for key in ("what", "machine", "backend", "source") if key in points}
+
+
 def estimated(timed: Sequence[tuple[int, Timing]], backend: str, attention: float) -> tuple[CostCurve, str]:
     """Estimate the curve of a machine from a few times at a short context. Returns the curve and the name of the
     shipped curve whose shape it has: the nearest one of that backend.

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local import __version__
-from rest_local.cli import opening, options
+from rest_local.cli import installation, opening, options
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
+from rest_local.errors import InstallationIncomplete
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,7 +107,7 @@ def examine(engine: Engine) -> dict[str, Any]:
     from rest_local.planning.plan import in_words
 
     return {
-        "versions": {"rest-local": __version__, "python": platform.python_version(), **library.versions()},
+        "versions": {**own_versions(), **library.versions()},
         "backends": library.backends(),
         "gpu_offload": library.supports_gpu(),
         "compilers": library.compilers(),
@@ -141,10 +142,22 @@ def examine(engine: Engine) -> dict[str, Any]:
     }
 
 
+def own_versions() -> dict[str, str]:
+    """The versions that can be told without llama.cpp."""
+    return {"rest-local": __version__, "python": platform.python_version()}
+
+
+def incomplete(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines for people where no engine can be opened."""
+    yield from _section("versions", facts["versions"])
+    yield from _section("installation", dict(installation.rows(facts["installation"])))
+
+
 def report(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for people."""
     drafting = facts["drafting"]
     yield from _section("versions", facts["versions"])
+    yield from _section("installation", dict(installation.rows(facts["installation"])))
     yield from _section("backends", {"built in": _text(facts["backends"]), "GPU offload": _text(facts["gpu_offload"])})
     yield from _section("CPU", {"compiled by": _compilers(facts["compilers"]), **_units(facts["matrix_units"])})
     yield from _section("model", facts["model"])
@@ -265,16 +278,25 @@ def _ratio(value: float) -> str:
 )
 @options.json_option
 def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool) -> None:
-    """Show versions, backends, what drafting can do with the model, the self-test and the measured cost curve."""
+    """Show versions, what is missing, backends, what drafting can do with the model, the self-test and the cost curve.
+
+    Where a required library is missing or does not fit, it shows only that, and the exit code is 1.
+    """
+    state = installation.examine()
+    problems = installation.problems(state)
+    if problems:
+        facts = {"versions": own_versions(), "installation": state}
+        click.echo(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(incomplete(facts)))
+        raise InstallationIncomplete(problems)
     with opening.open_engine(config) as engine:
         engine.compare()
-        facts = examine(engine)
+        facts = {**examine(engine), "installation": state}
         if exactness:
             from rest_local.calibration.survey import survey
 
             facts["exactness"] = survey(engine.model, config.threads, seconds, progress_line()).to_dict()
     if as_json:
         click.echo(json.dumps(facts, ensure_ascii=False))
-        return
-    for line in report(facts):
-        click.echo(line)
+    else:
+        for line in report(facts):
+            click.echo(line)

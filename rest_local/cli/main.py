@@ -77,6 +77,8 @@ def run(arguments: Sequence[str]) -> int:
         return interrupt.EXIT_CODE
     except BrokenPipeError:
         return _output_closed()
+    except ImportError as error:
+        return _fail(f"{error}; `rest-local doctor` names what this installation lacks", 1)
     except OSError as error:
         return _fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
 

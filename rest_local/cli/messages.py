@@ -16,7 +16,9 @@ import click
 from rest_local.errors import RestLocalError, printable
 
 OPTIONS = {
+    "again": "--again",
     "cells": "--cells",
+    "data": "--data",
     "exact": "--exact",
     "exclude": "--exclude",
     "flash_attention": "--flash-attn",

@@ -11,9 +11,10 @@ from __future__ import annotations
 import ctypes
 from array import array
 
-import llama_cpp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from rest_local.llama.loaded import llama_cpp
 
 Int32 = NDArray[np.int32]
 

@@ -23,10 +23,10 @@ from itertools import groupby, product
 from typing import Protocol
 
 import numpy as np
-from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local import stop
+from rest_local.llama.loaded import bindings
 
 Tokens = NDArray[np.int32]
 

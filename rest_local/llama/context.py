@@ -20,9 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import llama_cpp
 import numpy as np
-from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local import stop
@@ -30,6 +28,7 @@ from rest_local.errors import ModelError, OptionError
 from rest_local.llama import library
 from rest_local.llama.batch import MOST_IDS, Batch
 from rest_local.llama.cores import default_threads
+from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.options import CACHE_TYPES, ROPE_SCALINGS, Rope
 
 if TYPE_CHECKING:

@@ -11,13 +11,12 @@ import ctypes
 import re
 from collections.abc import Sequence
 
-import llama_cpp
 import numpy as np
-from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local.errors import ModelError, PromptEmpty, PromptTooLong
 from rest_local.llama.cores import default_threads
+from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local.errors import ModelError
 from rest_local.llama.context import Context
+from rest_local.llama.loaded import bindings
 from rest_local.llama.model import Model
 
 _VOID, _POINTER, _UINT, _BOOL = None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool

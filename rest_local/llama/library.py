@@ -23,10 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import llama_cpp
-from llama_cpp import llama_cpp as bindings
-
 from rest_local.errors import OptionError
+from rest_local.llama.loaded import bindings, llama_cpp
 
 logger = logging.getLogger("rest_local.llama")
 logger.addHandler(logging.NullHandler())  # otherwise `logging` prints warnings to stderr in unconfigured programs

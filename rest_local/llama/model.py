@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import llama_cpp
-from llama_cpp import llama_cpp as bindings
-
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library, probe
 from rest_local.llama.gguf_header import check_headers, identity_of
+from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.parameters import Adapters, LoadParameters
 from rest_local.llama.vocabulary import Vocabulary

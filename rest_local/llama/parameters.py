@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-from llama_cpp import llama_cpp as bindings
-
 from rest_local.errors import AdapterInvalid, OptionError
 from rest_local.llama import library
+from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.options import SPLIT_MODES, Adapter, ModelOptions, Override
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # expert tensors, as in llama.cpp's --cpu-moe

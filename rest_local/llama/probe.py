@@ -26,13 +26,12 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-
 from rest_local import paths
 from rest_local.errors import AdapterInvalid, ModelInvalid, ModelNotFound
 from rest_local.llama import library
 from rest_local.llama.batch import Batch
 from rest_local.llama.gguf_header import Files, check_header, identity_of
+from rest_local.llama.loaded import llama_cpp
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement
 from rest_local.llama.parameters import Adapters, LoadParameters
 

@@ -30,15 +30,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from rest_local import stop
 from rest_local.errors import GenerationError, ModelInvalid, ModelNotFound, OptionError, ProjectorInvalid
-from rest_local.llama import library, probe
+from rest_local.llama import library, needed, probe
 from rest_local.llama.gguf_content import content_of
 from rest_local.llama.gguf_header import check_header, identity_of
+from rest_local.llama.loaded import llama_cpp
 from rest_local.llama.model import Model
 from rest_local.llama.picture import Pixels, pixels_of
 from rest_local.llama.placeholders import ids_of
@@ -335,6 +335,8 @@ def _mtmd() -> Any:
         raise ProjectorInvalid(
             "", f"this llama-cpp-python has no libmtmd ({error})", "install one that has it"
         ) from None
+    if lacks := needed.lacking_for_images(mtmd_cpp):
+        raise ProjectorInvalid("", f"this llama-cpp-python lacks {needed.few(lacks)}", "install one that has it")
     _forward_log(mtmd_cpp)
     return mtmd_cpp
 

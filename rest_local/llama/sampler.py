@@ -14,13 +14,12 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import llama_cpp
 import numpy as np
-from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local.errors import GenerationError, OptionError
 from rest_local.grammar.constraint import Constraint
+from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.sampling import MAX_SEED, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 

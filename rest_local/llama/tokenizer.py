@@ -19,14 +19,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import NamedTuple
 
-import llama_cpp
 import numpy as np
-from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local import stop
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.bulk import BulkTokenizer, bulk_tokenizer
+from rest_local.llama.loaded import bindings, llama_cpp
 
 _SPACE = " \t\n\v\f\r"  # C's isspace
 

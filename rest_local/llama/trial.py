@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 
 from rest_local.errors import ModelError, RestLocalError
 from rest_local.llama import library, probe
 from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.loaded import llama_cpp
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.parameters import LoadParameters

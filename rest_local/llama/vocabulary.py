@@ -17,13 +17,12 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-import llama_cpp
 import numpy as np
-from llama_cpp import llama_cpp as bindings
 from numpy.typing import NDArray
 
 from rest_local.errors import ModelError
 from rest_local.grammar.tokens import Tokens
+from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.tokenizer import Lease, Tokenizer
 
 _hashes: dict[object, str] = {}  # of this process, by Vocabulary's cache key

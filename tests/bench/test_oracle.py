@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.bench.compare import Reach, fair, oracle, reaches
+from rest_local.bench.bounds import Reach, fair, oracle, reaches
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import Threshold, replay
 from rest_local.calibration.cost import LARGEST, CostCurve

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench.compare import at_nodes
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, Threshold, replay, sweep
+from rest_local.bench.replay_report import at_nodes
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup, Sources

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import drafters
 from rest_local import build_datastore
+from rest_local.bench import clocked
 from rest_local.calibration.curves import load_curve
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
@@ -53,8 +54,8 @@ def fake_head(sizes: list[int]) -> Any:
 
 def test_a_clock_charges_the_curve_and_the_passes_of_the_head() -> None:
     line = load_curve(CURVE).at(100)
-    clock = drafters.Clock(load_curve(CURVE), 0.1, fake_head([1, 4]))
-    charged = drafters.Charged(clock.head, clock)  # type: ignore[arg-type]
+    clock = clocked.Clock(load_curve(CURVE), 0.1, fake_head([1, 4]))
+    charged = clocked.Charged(clock.head, clock)  # type: ignore[arg-type]
     with clock:
         charged.answer([])
         done = clock.step(STEP, charged.query_ms)
@@ -64,14 +65,14 @@ def test_a_clock_charges_the_curve_and_the_passes_of_the_head() -> None:
     assert done.decode_ms == line[3]
     assert done.query_ms == pytest.approx(head_ms)
     assert clock.head_ms == pytest.approx(head_ms)
-    drivers = sum(drafters.DRIVER_MS) + drafters.LOOKUP_MS
+    drivers = sum(clocked.DRIVER_MS) + clocked.LOOKUP_MS
     assert clock.ms == pytest.approx(line[3] + line[0] + drivers + head_ms)
 
 
 def test_a_clock_leaves_the_head_as_it_was() -> None:
     head = fake_head([1])
     decode = head.context.decode
-    with drafters.Clock(load_curve(CURVE), 0.1, head):
+    with clocked.Clock(load_curve(CURVE), 0.1, head):
         assert head.context.decode is not decode
     assert head.context.decode is decode
     assert head.times is None

@@ -7,6 +7,7 @@ Not collected by `make test`; `make soak` names this file. REST_LOCAL_SOAK_KILLS
 from __future__ import annotations
 
 import os
+import platform
 import random
 import shutil
 import signal
@@ -19,6 +20,7 @@ import pytest
 
 from rest_local.paths import demo_model
 from tests.router.conftest import Routed, choice, router_of
+from tests.support.memory import resident_mb
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "100"))
 WARM_UP = 10  # kills, after which memory and descriptors are compared
@@ -42,18 +44,11 @@ def live(tmp_path: Path) -> Iterator[Routed]:
         yield live
 
 
-def resident_mb() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError("no VmRSS")
-
-
 def busy(live: Routed, model: str) -> int:
     return sum(slot["is_processing"] for slot in live.get(f"/slots?model={model}").json())
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is read from /proc and trimmed by glibc")
 def test_killed_processes_cost_their_own_requests_only(live: Routed) -> None:
     rng = random.Random(1)
     assert live.ask("other").status_code == 200

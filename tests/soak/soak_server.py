@@ -30,6 +30,7 @@ from live import Live, served
 from rest_local.decoding.engine import Engine
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
+from tests.support.memory import resident_mb
 
 SECONDS = float(os.environ.get("REST_LOCAL_SOAK_SECONDS", "60"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", str(time.time_ns() % 10**6)))
@@ -99,11 +100,6 @@ def ask(live: Live, rng: random.Random) -> str:
         except (TimeoutError, ConnectionError):
             return "no answer"
     return said[9:12].decode("ascii", "replace") if said.startswith(b"HTTP/1.1 ") else "closed"
-
-
-def resident_mb() -> float:
-    status = Path("/proc/self/status").read_text("ascii")
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not tell the resident memory")

@@ -25,6 +25,7 @@ from rest_local.decoding.slot_files import SlotFiles
 from rest_local.errors import SlotBusy
 from rest_local.kv_cache import sessions
 from rest_local.paths import cache_dir
+from tests.support.memory import resident_mb
 
 SECONDS = float(os.environ.get("REST_LOCAL_SOAK_SECONDS", "60"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", str(time.time_ns() % 10**6)))
@@ -34,11 +35,6 @@ GROWTH_MB = 16.0  # of the last two thirds; what waits to be written comes and g
 FREE_DESCRIPTORS = 3
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-def resident_mb() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def descriptors() -> int:

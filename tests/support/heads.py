@@ -17,6 +17,7 @@ from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.heads import Head, HeadText
 from rest_local.drafting.models.seam import PassTimes
 from rest_local.planning.plan import Budget
+from tests.support.memory import resident_mb
 
 # What drafts, by name: a draft model, MTP layers inside the file or in one of their own, an EAGLE-3 head. The model of
 # qwen35 is hybrid: every second layer has a recurrent state.
@@ -56,15 +57,6 @@ def free(engine: Engine) -> Head | DraftModel:
             drafter.token_ms = 0.0
     assert isinstance(drafter, Head | DraftModel)
     return drafter
-
-
-def resident_mb() -> float:
-    """Of this process; 0 where the kernel does not tell."""
-    try:
-        status = Path("/proc/self/status").read_text("ascii")
-    except OSError:
-        return 0.0
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
 
 
 def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rest_local.errors import RestLocalError
 
@@ -66,6 +66,14 @@ class SideFailed(RestLocalError):
         self.side, self.cause = side, cause
 
 
+class TaskLeftOut(RestLocalError):
+    """A side cannot do this task, such as one with a schema. It stays open, and does the other tasks."""
+
+    def __init__(self, side: str, cause: str) -> None:
+        super().__init__(f"{side}: {cause}")
+        self.side, self.cause = side, cause
+
+
 class Side(Protocol):
     """Opened once, closed once; runs of different sides alternate."""
 
@@ -77,7 +85,18 @@ class Side(Protocol):
         """Load the model, or start the program. Raises SideFailed."""
 
     def run(self, task: Task) -> Run:
-        """Raises SideFailed; afterwards the side is closed."""
+        """Raises SideFailed; afterwards the side is closed. Raises TaskLeftOut; the side goes on."""
 
     def close(self) -> None:
         """End it. Never fails, also if it was not opened or has crashed."""
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A side that decodes several requests in the same forward passes, for the workload "batch"."""
+
+    def run_together(self, tasks: Sequence[Task]) -> list[Run]:
+        """All tasks at the same time, in their order. `ms` of each run is the time from the start of the whole to its
+        end, with the prefills, and so the same in all of them; `joules`, if any, is in the first run. Raises
+        SideFailed.
+        """

@@ -43,6 +43,7 @@ class Figure:
     alt         what the figure shows, in a sentence, for people who do not see it
     categories  names of the groups of bars; empty: a line plot over `Series.x`
     level       a horizontal line, such as 1.0 for plain decoding
+    stacked     the bars of a group stand on each other
     """
 
     name: str
@@ -54,11 +55,16 @@ class Figure:
     categories: Sequence[str] = ()
     log_x: bool = False
     level: float | None = None
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
 class Section:
-    """One measurement. `words`: paragraphs before the tables: what was done, what won, and what lost."""
+    """One measurement. `words`: paragraphs before the tables: what was done, what won, and what lost.
+
+    All texts are plain; `text in backticks` is shown as code. `machine`: where it was measured, if the result does not
+    say that.
+    """
 
     title: str
     command: str

@@ -1,6 +1,6 @@
 """`rest-local bench`: measure drafting."""
 
-from rest_local.cli.bench import build, lookup, replay, sizes
+from rest_local.cli.bench import build, compare, experiment, lookup, replay, report, sizes, suite
 from rest_local.cli.bench.common import bench
 
-__all__ = ["bench", "build", "lookup", "replay", "sizes"]
+__all__ = ["bench", "build", "compare", "experiment", "lookup", "replay", "report", "sizes", "suite"]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rest_local.bench.workload import Workload
 
 
+EDITS = 100  # of a repository
 DEPTHS = 10  # of acceptance by depth: one line
 
 
@@ -96,6 +97,7 @@ def _print_wall(row: Mapping[str, Any]) -> None:
         _say(f"    {row['left_out']} answers do not fit the model's context and were left out")
 
 
+QUICK = 12  # answers with --quick, or a few more
 WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes tens of milliseconds
 
 
@@ -118,6 +120,8 @@ class ReplayChoice:
     peers: bool
     model: str | None
     save_curve: Path | None
+    out: Path | None
+    quick: bool
 
     def make_policy(self) -> MakePolicy:
         from functools import partial
@@ -147,7 +151,7 @@ class ReplayChoice:
     help="Replay the edits in the history of this local repository; repeatable.",
 )
 @click.option(
-    "--edits", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Edits of a repository."
+    "--edits", type=click.IntRange(min=1), default=EDITS, show_default=True, metavar="N", help="Edits of a repository."
 )
 @click.option("--predict", is_flag=True, help="With --git: give the old file as the request's prediction, too.")
 @click.option(
@@ -205,6 +209,14 @@ class ReplayChoice:
     type=click.Path(path_type=Path),
     help="With --model: write the cost curve measured on it, for --curve.",
 )
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    shell_complete=completion.paths,
+    help="Write a result for `bench report` into this folder, with --sweep and the shipped curves.",
+)
+@click.option("--quick", is_flag=True, help="With --out: a first look, at some of the answers.")
 @json_option
 def replay(as_json: bool, **options: Any) -> None:
     """Replay recorded answers as if the model had just chosen them, and count what drafting would have given.
@@ -215,7 +227,7 @@ def replay(as_json: bool, **options: Any) -> None:
     for name in ("model", "vocab"):
         options[name] = options[name] and str(inputs.model_path(options[name]))
     choice = ReplayChoice(**{field.name: options.pop(field.name) for field in fields(ReplayChoice)})
-    report = _report(choice)
+    report = _report(choice) if choice.out is None else _saved(choice, choice.out)
     if not as_json:
         print_report(report)
     if as_json or not sys.stdout.isatty():  # a person reads the tables
@@ -224,23 +236,63 @@ def replay(as_json: bool, **options: Any) -> None:
 
 def _report(choice: ReplayChoice) -> dict[str, Any]:
     """Check the options first, then measure: what is wrong should not be found after minutes."""
-    from rest_local.bench.compare import compare_curves, compare_peers, full_sweep
+    from rest_local.bench.replay_report import compare_curves, compare_peers, full_sweep
     from rest_local.calibration.curves import load_curve, shipped
 
     make_policy = choice.make_policy()
-    names = choice.curves or (() if choice.sweep or choice.model else shipped())
+    names = choice.curves or (() if (choice.sweep and not choice.out) or choice.model else shipped())
     for name in names:
         load_curve(name)
     with _workload(choice) as workload:
+        if choice.quick:
+            workload.tested = workload.tested[:: max(1, len(workload.tested) // QUICK)]  # of every category
         report: dict[str, Any] = {"answers": len(workload.tested), "tokens": workload.tokens}
         if choice.model:
             report["wall_clock"] = _wall_clock(choice, choice.model, workload, make_policy)
-        if choice.sweep or choice.peers:
+        if choice.sweep or choice.peers or choice.out:
             report["sweep"] = full_sweep(workload, sparse=choice.peers)
         report["curves"] = compare_curves(workload, make_policy, names)
         if choice.peers:
             report["peers"], report["peers_left_out"] = compare_peers(workload, names, report["sweep"])
     return report
+
+
+def _saved(choice: ReplayChoice, folder: Path) -> dict[str, Any]:
+    """The report, which is also written into a folder of results."""
+    import time
+
+    from rest_local.bench import replayed
+
+    if choice.model or choice.peers:
+        raise OptionError("--out keeps replays without --model and --peers; leave them out")
+    command = _command(choice)
+    path = folder / replayed.file_name(choice.files, choice.git, predict=choice.predict, history=choice.history)
+    replayed.check_place(path, command)
+    begun = time.monotonic()
+    report = _report(choice)
+    data = replayed.data_of(report, [*choice.files, *choice.git], [choice.vocab] if choice.vocab else [])
+    replayed.save(path, command, time.monotonic() - begun, data, quick=choice.quick)
+    return report
+
+
+def _command(choice: ReplayChoice) -> str:
+    """The command line for the result. Files are named without the folders of this machine."""
+    import shlex
+
+    words = ["rest-local", "bench", "replay", *(path.name for path in choice.files)]
+    words += ["--git", "REPO"] * len(choice.git)
+    words += [] if choice.edits == EDITS else ["--edits", str(choice.edits)]
+    words += ["--predict"] * choice.predict
+    for name in choice.datastore:
+        words += ["--datastore", Path(name).name]
+    words += [] if choice.history is None else ["--history", Path(choice.history).name]
+    words += [] if choice.limit is None else ["--limit", str(choice.limit)]
+    words += [] if choice.policy == "auto" else ["--policy", choice.policy]
+    words += [] if choice.budget is None else ["--budget", str(choice.budget)]
+    for name in choice.curves:
+        words += ["--curve", Path(name).name]
+    words += [] if choice.vocab is None else ["--vocab", Path(choice.vocab).name]
+    return shlex.join([*words, "--out", "DIR", *["--quick"] * choice.quick])
 
 
 def _workload(choice: ReplayChoice) -> Workload:

@@ -1,9 +1,4 @@
-"""The reports of `rest-local bench replay` on one workload: policy, oracle, sweep and peers.
-
-A `Workload` and names go in, dictionaries come out. All sides have the same answers, the same earlier answers and the
-same curve. Only the policies of this project can read the datastores.
-
-There are two upper bounds of drafting from given sources: an oracle, and a fair bound.
+"""Upper bounds of drafting from given sources, on recorded answers and a curve: an oracle, and a fair bound.
 
 The oracle knows the recorded continuation and the cost curve. It has the same candidates as the policies: the rows of
 every source at each place of the answer. At each place it may submit any right chain of candidates, and never submits a
@@ -23,18 +18,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.bench.peers import ARCTIC_VARIANTS, PEERS, Arctic, Peer, why_no_arctic
 from rest_local.bench.recorded import Recorded
-from rest_local.bench.replay import FREE, MakePolicy, Predictable, begin, counted, replay, sweep
-from rest_local.bench.workload import Workload
+from rest_local.bench.replay import Predictable, begin, counted
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.calibration.curves import load_curve
 from rest_local.drafting.candidates import LENGTHS, SOURCE_NUMBER, SourceRows
 
 ITERATIONS = 10  # from the fifth on, the time falls by less than 0.1%
@@ -191,76 +182,3 @@ def _costs(curve: CostCurve, n_ctx: int) -> list[float]:
     """Milliseconds by drafted nodes. A size that costs more than a larger one is padded with useless nodes."""
     costs: list[float] = np.minimum.accumulate(curve.at(n_ctx)[::-1])[::-1].tolist()
     return costs
-
-
-THRESHOLDS = (0.2, 0.1, 0.06, 0.04, 0.03, 0.02)
-SPARSE = (0.95, 0.85, 0.7, 0.5, 0.35)  # in addition for the comparison with peers, some of which draft rarely
-
-
-def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Sequence[str]) -> dict[str, Any]:
-    """For each curve, the results of the policy, the oracle and the fair bound, and the policy's share of both."""
-    loaded = {name: load_curve(name) for name in curves}
-    found = reaches(workload.tested, workload.sources) if loaded else []
-    report = {}
-    for name, curve in loaded.items():
-        row = replay(workload.tested, workload.sources, make_policy(load_curve(name)), curve).to_dict()
-        best = oracle(found, curve)
-        bound = fair(found, curve)
-        report[name] = {
-            **row,
-            "oracle": best,
-            "share_of_oracle": round(row["speedup"] / best["speedup"], 4),
-            "fair": bound,
-            "share_of_fair": round(float(row["speedup"] / bound["speedup"]), 4),
-        }
-    return report
-
-
-def compare_peers(
-    workload: Workload, curves: Sequence[str], ours: Sequence[dict[str, Any]]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """By peer: MAT, nodes, speed-up by curve, and "ours", the MAT of the sweep `ours` at as many nodes per step.
-
-    The second dictionary gives the reason for each peer that is left out.
-    """
-    earlier = workload.earlier or []
-    makers: list[Callable[[], Peer]] = [partial(kind, earlier) for kind in PEERS]
-    reason = why_no_arctic()
-    if reason is None:
-        makers += [partial(Arctic, earlier, **options) for options in ARCTIC_VARIANTS]
-    report = {}
-    for make in makers:
-        name, row = _peer(workload, make, curves)
-        report[name] = {**row, "ours": at_nodes(ours, row["nodes_per_step"])}
-    return report, {} if reason is None else {"arctic": reason}
-
-
-def _peer(workload: Workload, make: Callable[[], Peer], curves: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Replay each curve from a cold start; the drafts do not depend on the curve."""
-    name, row, speedups = "", dict[str, Any](), dict[str, float]()
-    for curve in curves or (None,):
-        peer = make()
-        tally = replay(workload.tested, partial(_itself, peer), peer, load_curve(curve) if curve else FREE)
-        name, row = peer.name, tally.to_dict()
-        if curve:
-            speedups[curve] = round(tally.speedup, 4)
-    kept = ("mat", "nodes_per_step", "draft_ms", "tokens_changed")
-    return name, {**{key: row[key] for key in kept}, "speedup": speedups}
-
-
-def _itself(peer: Peer) -> Peer:
-    return peer
-
-
-def at_nodes(rows: Sequence[dict[str, Any]], nodes: float) -> float | None:
-    """MAT of a sweep at `nodes` per step, interpolated (no nodes: 1); None beyond its largest."""
-    points = sorted([(0.0, 1.0), *((row["nodes_per_step"], row["mat"]) for row in rows)])
-    if nodes > points[-1][0]:
-        return None
-    at, mat = [point[0] for point in points], [point[1] for point in points]
-    return round(float(np.interp(nodes, at, mat)), 4)
-
-
-def full_sweep(workload: Workload, *, sparse: bool) -> list[dict[str, Any]]:
-    """Rows by threshold; `sparse` adds thresholds that draft almost nothing."""
-    return sweep(workload.tested, workload.sources, (*SPARSE, *THRESHOLDS) if sparse else THRESHOLDS)

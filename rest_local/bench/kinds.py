@@ -1,0 +1,49 @@
+"""Prompts by where their answers can be drafted from, made of modules of the standard library.
+
+- `unseen`: the beginning of a held-out module, to be continued.
+- `edit`: a chat request to repeat a function of it with one name changed.
+- `copy`: a passage of it, and its first lines again.
+- `stored`: the beginning of a module that the demo's datastore holds and that the demo model saw many times in
+  training, as larger models have seen popular code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rest_local.bench.prompts import (
+    Prompt,
+    begin_of,
+    function_of,
+    held_out_modules,
+    rename_request,
+    standard_library,
+    well_known_modules,
+)
+
+KINDS = ("unseen", "edit", "copy", "stored")
+
+
+def prompts() -> Iterator[Prompt]:
+    """Prompts of the first three kinds for each held-out module, and of the last kind for each well-known module."""
+    library = standard_library()
+    for name in well_known_modules():
+        if (library / name).is_file():
+            yield Prompt("stored", name, begin_of((library / name).read_text("utf-8"), 900)[-1600:])
+    for name in held_out_modules():
+        path = library / name
+        if not path.is_file():
+            continue
+        text = path.read_text("utf-8")
+        yield Prompt("unseen", name, begin_of(text, 900)[-1600:])
+        if function := function_of(text):
+            yield Prompt("edit", name, _edit(function))
+        piece = begin_of(text[len(text) // 3 :].partition("\n")[2], 900)[:1600].rpartition("\n")[0] + "\n"
+        again = "".join(piece.splitlines(keepends=True)[:4])
+        yield Prompt("copy", name, f"{piece}\n\n# once more:\n\n{again}")
+
+
+def _edit(function: str) -> str:
+    """A request in ChatML, the format of the demo model's training, and the beginning of its answer."""
+    request, begun = rename_request(function)
+    return f"<|im_start|>user\n{request}<|im_end|>\n<|im_start|>assistant\n{begun}"
