@@ -35,7 +35,7 @@ from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.published import REST_NODES, STORED, Rest
 
 NAME = "rest-paper"
-SUMMARY = "REST's 64 nodes by size of the datastore, next to the paper's figures and to our trees of as many nodes."
+SUMMARY = "REST's 64 nodes by size of the datastore, next to the paper's figures and to our trees."
 
 SETS = ("HumanEval", "MT-Bench")
 SIZES = {

@@ -60,7 +60,13 @@ def _count(context: click.Context, parameter: click.Parameter, value: str | None
     type=click.Path(path_type=Path, exists=True),
     help="Text for datastores; repeatable. Default: the Python sources of this machine.",
 )
-@click.option("--tokens", metavar="N", callback=_count, help="Size of the largest datastore, such as 300k or 100M.")
+@click.option(
+    "--tokens",
+    metavar="N",
+    callback=_count,
+    allow_from_autoenv=False,  # `tokens` of other commands is a number
+    help="Size of the largest datastore, such as 300k or 100M.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of every random choice.")
 @click.option("--quick", is_flag=True, help="A first look: fewer answers, within seconds.")
 @click.option(
