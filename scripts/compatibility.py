@@ -100,7 +100,7 @@ def read_junit(text: str) -> tuple[int, int, dict[str, str]]:
         problems = [*case.findall("failure"), *case.findall("error")]
         if problems:
             message = problems[0].get("message") or problems[0].text or "failed"
-            failed[name] = message.strip().splitlines()[0][:200]
+            failed[name] = message.strip().splitlines()[0].replace(f"{ROOT}{os.sep}", "")[:200]
         elif case.find("skipped") is not None:
             skipped += 1
         else:
@@ -123,7 +123,16 @@ def summary(outcome: Outcome) -> Iterator[str]:
     yield f"{outcome.passed} tests passed, {len(outcome.failed)} failed, {outcome.skipped} were skipped."
     if outcome.failed:
         yield ""
-        yield from (f"- `{name}`: {why}" for name, why in outcome.failed.items())
+        yield from (f"- `{name}`{times}: {why}" for name, times, why in grouped(outcome.failed))
+
+
+def grouped(failed: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield each test that failed once: its name, how many of its cases failed, and why the first one did."""
+    cases: dict[str, list[str]] = {}
+    for name, why in failed.items():
+        cases.setdefault(name.partition("[")[0], []).append(why)
+    for name, reasons in cases.items():
+        yield name, f" ({len(reasons)} cases)" if len(reasons) > 1 else "", reasons[0]
 
 
 def environment(folder: Path, version: str) -> Path:
