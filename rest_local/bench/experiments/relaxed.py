@@ -33,7 +33,7 @@ from rest_local.decoding.request import STRICT, Strict
 from rest_local.decoding.verify import Relaxed
 
 NAME = "relaxed"
-SUMMARY = "Whether programs still pass their tests under exact, fast and relaxed verification, run in a sandbox."
+SUMMARY = "Whether programs still pass their tests under exact, fast and relaxed verification."
 
 LOOSE = Relaxed(k=10, ratio=0.05)
 MODES: dict[str, tuple[bool, str | None, Relaxed | Strict]] = {

@@ -67,7 +67,14 @@ def _count(context: click.Context, parameter: click.Parameter, value: str | None
     allow_from_autoenv=False,  # `tokens` of other commands is a number
     help="Size of the largest datastore, such as 300k or 100M.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of every random choice.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    allow_from_autoenv=False,  # `seed` of other commands may be negative
+    help="Of every random choice.",
+)
 @click.option("--quick", is_flag=True, help="A first look: fewer answers, within seconds.")
 @click.option(
     "--out",
