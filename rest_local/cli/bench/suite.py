@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     "--llama-server",
     "server",
     metavar="PATH",
+    allow_from_autoenv=False,  # of `bench compare` it may be a name on the PATH
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     shell_complete=completion.paths,
     help="llama.cpp's server, to compare with it.",
