@@ -59,6 +59,7 @@ _threads, _gpu_layers = options.device_options(click.option)
 )
 @click.option(
     "--git",
+    allow_from_autoenv=False,  # `bench replay` takes several
     metavar="REPO",
     shell_complete=completion.paths,
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -55,6 +55,7 @@ def _count(context: click.Context, parameter: click.Parameter, value: str | None
     "--text",
     "paths",
     multiple=True,
+    allow_from_autoenv=False,  # `bench datastore-size` checks its own later
     metavar="PATH",
     shell_complete=completion.paths,
     type=click.Path(path_type=Path, exists=True),
