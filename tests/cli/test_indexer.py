@@ -23,6 +23,7 @@ from rest_local.cli.checkout import Code
 from rest_local.cli.indexer import Indexer, held
 from rest_local.cli.live import Live
 from rest_local.decoding.config import EngineConfig
+from rest_local.errors import DatastoreCorrupt
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.retrieval.building.indexing import build_datastore
@@ -62,7 +63,13 @@ class Told:
 
 def documents(name: str) -> list[str]:
     with Datastore.open(datastore_path(name)) as store:
-        store.check()
+        try:
+            store.check()
+        except DatastoreCorrupt:
+            with Datastore.open(datastore_path(name)) as newer:
+                if newer.manifest == store.manifest:
+                    raise
+            return documents(name)  # a newer commit deleted files of the one that was opened
         return sorted(Path(each).name for each in store.document_names())
 
 

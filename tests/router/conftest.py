@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import shutil
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +29,21 @@ from rest_local.server.http import listen
 from rest_local.server.settings import Settings
 
 GIGABYTE = 1 << 30
+PATIENCE = 60.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until a condition holds that no event tells of."""
+    ends = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def refuses(port: int) -> bool:
+    """Whether no process listens on a port of the loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 @dataclass

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rest_local.server.settings import Settings
-from tests.router.conftest import Routed, choice
+from tests.router.conftest import Routed, choice, refuses, until
 
 Start = Callable[..., Routed]
 Files = Callable[..., list[Path]]
@@ -26,10 +27,12 @@ def test_a_conversation_goes_on_after_its_process_was_killed(routed: Start, file
     (one,) = files("one")
     live = routed([choice(one)])
     first = respond(live, "def first():").json()
-    os.kill(live.process("one").pid, signal.SIGKILL)
+    killed = live.process("one")
+    os.kill(killed.pid, signal.SIGKILL)
     read = live.get(f"/v1/responses/{first['id']}")
     assert read.status_code == 200, "no model is needed to read it"
     assert read.json() == first
+    until(partial(refuses, killed.port))  # a request that reached it while it ends would get an error
     second = respond(live, "def second():", previous_response_id=first["id"])
     assert second.status_code == 200, second.text
     assert second.json()["usage"]["input_tokens"] > first["usage"]["input_tokens"]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ from rest_local.router import pool
 from rest_local.router.memory import need_of
 from rest_local.router.process import ModelProcessFailed
 from rest_local.server.settings import Settings
-from tests.router.conftest import GIGABYTE, Routed, choice
+from tests.router.conftest import GIGABYTE, PATIENCE, Routed, choice, refuses, until
 
 Start = Callable[..., Routed]
 Files = Callable[..., list[Path]]
@@ -33,21 +31,6 @@ STREAMS = {
     "/v1/completions": {"prompt": "def main", **LONG},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], **LONG},
 }
-PATIENCE = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds that no event tells of."""
-    ends = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
-
-
-def refuses(port: int) -> bool:
-    """Whether no process listens on a port of the loopback."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.mark.parametrize("path", list(STREAMS))
