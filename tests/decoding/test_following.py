@@ -127,7 +127,8 @@ def test_what_could_not_be_opened_is_tried_again_later(store: Path, monkeypatch:
     kept.rename(missing)
     follower.look()
     assert not engine.offers, "not at every look"
-    monkeypatch.setattr("rest_local.decoding.following.time.monotonic", lambda: 1e12)
+    clock = SimpleNamespace(monotonic=lambda: 1e12)  # not that of event loops, whose timers would never end
+    monkeypatch.setattr("rest_local.decoding.following.time", clock)
     follower.look()
     engine.take()
     assert names(engine) == [["a", "b"]]
