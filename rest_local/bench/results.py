@@ -214,9 +214,23 @@ class Journal:
         self.seconds += seconds
         self._append({"unit": unit, "seconds": round(seconds, 3), "data": data})
 
-    def remove(self) -> None:
-        """The run is complete, and its result is saved."""
+    def finish(
+        self, path: Path, *, kind: str, command: str, machine: Machine, quick: bool, data: Mapping[str, Any]
+    ) -> Result:
+        """Save the result of the complete run at `path`, and remove the journal. Raises OSError."""
+        result = Result(
+            kind=kind,
+            command=command,
+            machine=machine,
+            version=rest_local.__version__,
+            started=self.started,
+            seconds=round(self.seconds, 1),
+            quick=quick,
+            data=data,
+        )
+        result.save(path)
         self.path.unlink(missing_ok=True)
+        return result
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self.path.open("ab") as file:

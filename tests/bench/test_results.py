@@ -72,8 +72,11 @@ def test_a_journal_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert second.seconds == pytest.approx(first.seconds, abs=0.01)
     second.put("three", 3)
     assert len(Journal(path, key)) == 3
-    second.remove()
+    machine = RESULT.machine
+    result = second.finish(tmp_path / "a.json", kind="k", command="c", machine=machine, quick=True, data={"x": 1})
     assert not path.exists()
+    assert Result.load(tmp_path / "a.json") == result
+    assert (result.started, result.quick, result.data) == (first.started, True, {"x": 1})
 
 
 def test_a_journal_of_another_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import rest_local
 from rest_local.bench.comparing.choice import Choice
 from rest_local.bench.comparing.energy import Energy
 from rest_local.bench.comparing.plan import Plan, make_plan
@@ -43,19 +42,9 @@ def measure(choice: Choice, folder: Path, command: str, say: Callable[[str], Non
         if len(journal):
             say(f"goes on after {len(journal)} finished units")
         data = measured(choice, plan, journal, say)
-    result = Result(
-        kind=KIND,
-        command=command,
-        machine=machine,
-        version=rest_local.__version__,
-        started=journal.started,
-        seconds=round(journal.seconds, 1),
-        quick=choice.quick,
-        data=data,
+    return journal.finish(
+        result_path(folder), kind=KIND, command=command, machine=machine, quick=choice.quick, data=data
     )
-    result.save(result_path(folder))
-    journal.remove()
-    return result
 
 
 def measured(choice: Choice, plan: Plan, journal: Journal, say: Callable[[str], None]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import rest_local
 from rest_local.bench.experiments.catalog import load
 from rest_local.bench.experiments.inputs import Inputs
 from rest_local.bench.results import Journal, Result, this_machine
@@ -31,16 +30,11 @@ def measure(name: str, inputs: Inputs, folder: Path, command: str) -> Result:
     journal = Journal(journal_path(folder, name), inputs.key(name))
     machine = this_machine()
     data = experiment.run(inputs, journal)
-    result = Result(
+    return journal.finish(
+        result_path(folder, name),
         kind=f"experiment/{name}",
         command=command,
         machine=machine,
-        version=rest_local.__version__,
-        started=journal.started,
-        seconds=round(journal.seconds, 1),
         quick=inputs.quick,
         data=data,
     )
-    result.save(result_path(folder, name))
-    journal.remove()
-    return result

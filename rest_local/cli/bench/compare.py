@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, inputs, interrupt, options
-from rest_local.cli.bench.common import bench
+from rest_local.cli.bench.common import bench, data_option
 from rest_local.cli.messages import fitted, say
 from rest_local.cli.options import json_option
 from rest_local.errors import InputInvalid
@@ -49,14 +49,7 @@ _threads, _gpu_layers = options.device_options(click.option)
     shell_complete=completion.paths,
     help="llama.cpp's server of yours, with each of its n-gram types and the drafters. It is started and ended.",
 )
-@click.option(
-    "--data",
-    metavar="DIR",
-    allow_from_autoenv=False,  # REST_LOCAL_DATA is where datastores lie
-    shell_complete=completion.paths,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with the questions of Spec-Bench and MT-Bench, HumanEval, and recorded answers.",
-)
+@data_option
 @click.option(
     "--git",
     allow_from_autoenv=False,  # `bench replay` takes several

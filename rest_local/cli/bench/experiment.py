@@ -14,7 +14,7 @@ import click
 
 from rest_local.bench.experiments.catalog import EXPERIMENTS
 from rest_local.cli import completion, inputs
-from rest_local.cli.bench.common import bench
+from rest_local.cli.bench.common import bench, data_option, model_option
 from rest_local.cli.messages import fitted, say
 from rest_local.cli.options import json_option
 from rest_local.errors import OptionError
@@ -40,17 +40,8 @@ def _count(context: click.Context, parameter: click.Parameter, value: str | None
 @bench.command()
 @click.argument("name", required=False, metavar="NAME")
 @click.option("--list", "listed", is_flag=True, help="Name the experiments, and what each measures.")
-@click.option(
-    "--data",
-    metavar="DIR",
-    allow_from_autoenv=False,  # REST_LOCAL_DATA is where this program keeps its data
-    shell_complete=completion.paths,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="The folder of recorded answers and their vocabularies.",
-)
-@click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="A model to run. Default: the demo model."
-)
+@data_option
+@model_option
 @click.option(
     "--text",
     "paths",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import completion, inputs
-from rest_local.cli.bench.common import bench
+from rest_local.cli.bench.common import bench, data_option, model_option
 from rest_local.cli.bench.report import PAGE
 from rest_local.cli.messages import say
 from rest_local.errors import RestLocalError, printable
@@ -24,17 +24,8 @@ if TYPE_CHECKING:
 )
 @click.option("--quick", is_flag=True, help="A first look, on fewer prompts: minutes in place of half an hour.")
 @click.option("--again", is_flag=True, help="Measure anew what another version or other options have measured.")
-@click.option(
-    "--data",
-    metavar="DIR",
-    allow_from_autoenv=False,  # REST_LOCAL_DATA is where this program keeps its data
-    shell_complete=completion.paths,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="The folder of recorded answers and their vocabularies.",
-)
-@click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="A model to run. Default: the demo model."
-)
+@data_option
+@model_option
 @click.option(
     "--llama-server",
     "server",
