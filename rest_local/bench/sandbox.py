@@ -92,7 +92,7 @@ def run(program: str, limits: Limits | None = None, *, isolate: bool = True) -> 
     token = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="rest-local-sandbox-") as folder:
         if os.getuid() == 0:
-            os.chmod(folder, 0o777)  # the code runs as nobody
+            os.chmod(folder, 0o777)  # the code runs as the user `nobody`
         given = {
             "program": program,
             "token": token,

@@ -21,7 +21,7 @@ def reason_of(program: str, limits: Limits = SHORT, isolate: bool = True) -> str
     """Why it does not pass; it must not."""
     try:
         outcome = sandbox.run(program, limits, isolate=isolate)
-    except SandboxMissing as missing:  # root without namespaces, where nobody cannot read Python
+    except SandboxMissing as missing:  # root without namespaces, where the user `nobody` cannot read Python
         pytest.skip(str(missing))
     assert not outcome.passed
     assert outcome.reason
