@@ -51,7 +51,9 @@ def main() -> None:
     become_nobody()
     report: dict[str, Any] = {"isolated": isolated}
     if "files" not in isolated and not os.access(os.__file__, os.R_OK):
-        report["refused"] = f"root runs such code as the user `nobody`, which cannot read {os.__file__}; be another user"
+        report["refused"] = (
+            f"root runs such code as the user `nobody`, which cannot read {os.__file__}; be another user"
+        )
     os.write(given["verdict"], json.dumps(report).encode() + b"\n")
     if "refused" in report:
         return
