@@ -71,6 +71,22 @@ def test_a_file_with_the_same_content_stays_and_is_named(folder: Folder) -> None
     assert texts_in(folder.path)[copy] == "secret two"
 
 
+def test_what_is_known_of_deleted_copies_goes_too(folder: Folder) -> None:
+    """A segment of which only a file state is deleted, because another file has the same content."""
+    copy = folder.write("copy.py", "secret two")
+    folder.update()
+    merge(folder.path, everything=True)
+    folder.delete("copy.py")
+    folder.write("z.py", "last")
+    folder.update()
+    (before, _) = read_manifest(folder.path).segments
+    assert before.gone
+    assert not before.dead
+    assert forget(folder.path, {str(folder.source / "z.py")}) == 1
+    assert not any(copy.encode() in file.read_bytes() for file in folder.path.iterdir())
+    assert texts_in(folder.path)[str(folder.source / "s.py")] == "secret two"
+
+
 def test_segments_without_deleted_text_stay(folder: Folder) -> None:
     before = {entry.name for entry in read_manifest(folder.path).segments}
     forget(folder.path, {str(folder.source / "s.py")})

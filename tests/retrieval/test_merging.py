@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.errors import DatastoreCorrupt
-from rest_local.retrieval.building.build import build
+from rest_local.retrieval.building.build import build, commit
 from rest_local.retrieval.building.staged import MERGE, staging
 from rest_local.retrieval.changing import merging, updating
 from rest_local.retrieval.changing.forgetting import forget
+from rest_local.retrieval.changing.masking import without
 from rest_local.retrieval.changing.merging import DEAD, FANOUT, Size, chosen_of, is_due, merge, tier_of
+from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import VocabularyId
@@ -93,6 +95,43 @@ def test_what_is_deleted_during_a_merge_stays_deleted(folder: Folder) -> None:
     assert texts_in(folder.path) == folder.texts()
 
 
+def test_what_is_deleted_of_an_input_that_stays_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file, a copy of another one's content and a document of no file are deleted while a merge writes. Each lies in
+    a segment of which something is left, so the merge is published, and must not bring them back.
+    """
+    folder, known = Folder(tmp_path), Bytes()
+    identity = VocabularyId(known.hash, known.size, known.name)
+    for name, text in (("a.py", "alpha"), ("b.py", "beta"), ("c.py", "alpha")):
+        folder.write(name, text)
+    folder.build()
+    documents = [(name, known.tokenize(name)) for name in ("stored:x", "stored:y")]
+    monkeypatch.setattr(updating, "SMALL_SEGMENT", 1)
+    add(folder.path, documents, vocabulary=identity)
+    inputs = {entry.name for entry in read_manifest(folder.path).segments}
+
+    def other() -> None:
+        folder.delete("a.py")
+        folder.delete("b.py")
+        folder.write("new.py", "new")
+        folder.update()
+        forget_by_mask(folder.path, "stored:x")
+        assert inputs <= {entry.name for entry in read_manifest(folder.path).segments}, "no input is gone"
+
+    merge(folder.path, everything=True, files=During(other))
+    assert texts_in(folder.path) == {**folder.texts(), "stored:y": "stored:y"}
+    assert inputs.isdisjoint(entry.name for entry in read_manifest(folder.path).segments), "the merge was published"
+
+
+def forget_by_mask(path: Path, name: str) -> None:
+    """Delete a document of no file as an update does: by a bit in the manifest."""
+    with locked(path), Datastore.open(path) as store:
+        kept = tuple(entry for entry in without(store, {name}) if entry)
+        manifest = store.manifest
+        commit(path, [], vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=kept)
+
+
 def test_everything_deleted_during_a_merge(folder: Folder) -> None:
     def other() -> None:
         for name in ("a.py", "b.py", "c.py", "copy.py"):
@@ -131,7 +170,7 @@ def test_a_reader_keeps_its_snapshot(folder: Folder) -> None:
 def test_damage_is_not_written_again_under_a_new_checksum(folder: Folder) -> None:
     file = sorted(folder.path.glob("*.tokens.bin"))[0]
     data = bytearray(file.read_bytes())
-    data[130] ^= 1
+    data[131] ^= 1  # another token of the vocabulary, so that only the checksum tells
     file.write_bytes(data)
     before = read_manifest(folder.path)
     with pytest.raises(DatastoreCorrupt):
