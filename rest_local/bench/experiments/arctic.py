@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rest_local.bench.experiments.inputs import Inputs
+from rest_local.bench.experiments.inputs import Inputs, by_name
 from rest_local.bench.peers import ARCTIC_VARIANTS, Arctic, why_no_arctic
 from rest_local.bench.prompts import standard_library
 from rest_local.bench.recorded import Recorded
@@ -63,16 +63,11 @@ ALONE = "context alone"
 def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
     """By workload, both sides. About 2 minutes, quick: 10 s. Without ArcticInference our side alone, and the reason."""
     reason = why_no_arctic()
-    found, left_out = {}, {}
-    for name, make in WORKLOADS.items():
-        if name not in journal:
-            try:
-                journal.put(name, _measured(inputs, name, make, reason is None))
-            except (InputInvalid, RestLocalError) as error:
-                left_out[name] = str(error)
-                continue
-            inputs.tell(f"replayed: {name}")
-        found[name] = journal[name]
+
+    def measure(name: str) -> Any:
+        return _measured(inputs, name, WORKLOADS[name], reason is None)
+
+    found, left_out = by_name(inputs, journal, WORKLOADS, measure, reasons=(RestLocalError,))
     return {"why_not": reason, "version": _version(), "workloads": found, "left_out": left_out}
 
 

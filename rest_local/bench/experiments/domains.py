@@ -16,13 +16,14 @@ size, no size is enough, and the result says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from math import log2
 from typing import Any
 
 import numpy as np
 
-from rest_local.bench.experiments.inputs import ANSWERS, Inputs
+from rest_local.bench.experiments.inputs import ANSWERS, Inputs, by_name
 from rest_local.bench.experiments.retrieval_quality import up_to_tokens
 from rest_local.bench.generated import up_to
 from rest_local.bench.prompts import held_out_modules, standard_library
@@ -118,16 +119,8 @@ def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
 
     A domain of which something is missing is left out with the reason. Raises InputInvalid if that is all of them.
     """
-    found, left_out = {}, {}
-    for name in DOMAINS:
-        if name not in journal:
-            try:
-                journal.put(name, _measured(inputs, name))
-            except (InputInvalid, CorpusEmpty) as error:
-                left_out[name] = str(error)
-                continue
-            inputs.tell(f"replayed: {name}")
-        found[name] = journal[name]
+    reasons = (InputInvalid, CorpusEmpty)
+    found, left_out = by_name(inputs, journal, DOMAINS, partial(_measured, inputs), reasons=reasons)
     if not found:
         raise InputInvalid("recorded answers", inputs.data or "-", "; ".join(left_out.values()))
     return {"curve": CURVE, "least_gain": LEAST_GAIN, "domains": found, "left_out": left_out}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -28,7 +28,8 @@ from rest_local.bench.generated import edited, ends_of_paragraphs, up_to
 from rest_local.bench.prompts import LEFT_OUT, held_out_modules, standard_library, well_known_modules
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import counted
-from rest_local.errors import CorpusEmpty, InputInvalid
+from rest_local.bench.results import Journal
+from rest_local.errors import CorpusEmpty, InputInvalid, RestLocalError
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.paths import demo_model
@@ -221,3 +222,30 @@ def _digest(path: Path, most: int = -1) -> str:
             return hashlib.sha256(b"%d " % path.stat().st_size + file.read(most)).hexdigest()[:16]
     except OSError as error:
         raise InputInvalid("file", path, error.strerror or str(error)) from error
+
+
+def by_name(
+    inputs: Inputs,
+    journal: Journal,
+    names: Iterable[str],
+    measured: Callable[[str], Any],
+    *,
+    unit: str = "",
+    reasons: tuple[type[RestLocalError], ...] = (InputInvalid,),
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `measured` gives for each name, once, and why other names are left out: `reasons` that it raised.
+
+    `unit`: what the units of the journal begin with.
+    """
+    found: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name in names:
+        if unit + name not in journal:
+            try:
+                journal.put(unit + name, measured(name))
+            except reasons as error:
+                left_out[name] = str(error)
+                continue
+            inputs.tell(f"measured: {name}")
+        found[name] = journal[unit + name]
+    return found, left_out

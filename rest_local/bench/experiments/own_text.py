@@ -27,7 +27,7 @@ import numpy as np
 
 from rest_local.bench.experiments.domains import PROSE
 from rest_local.bench.experiments.generations import generate
-from rest_local.bench.experiments.inputs import ANSWERS, SOURCE, Inputs
+from rest_local.bench.experiments.inputs import ANSWERS, SOURCE, Inputs, by_name
 from rest_local.bench.experiments.retrieval_quality import up_to_tokens
 from rest_local.bench.generated import up_to
 from rest_local.bench.recorded import Recorded, load
@@ -108,16 +108,7 @@ def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
 
     Raises InputInvalid if a folder of recorded answers was given and has none of the sets.
     """
-    found, left_out = {}, {}
-    for name in SETS:
-        if name not in journal:
-            try:
-                journal.put(name, _recorded(inputs, name))
-            except InputInvalid as error:
-                left_out[name] = str(error)
-                continue
-            inputs.tell(f"replayed: {name}")
-        found[name] = journal[name]
+    found, left_out = by_name(inputs, journal, SETS, partial(_recorded, inputs))
     if inputs.data is not None and not found:
         raise InputInvalid("recorded answers", inputs.data, "; ".join(left_out.values()))
     if GENERATED_NAME not in journal:

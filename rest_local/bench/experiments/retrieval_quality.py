@@ -17,13 +17,14 @@ accepted draft: each place counts once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.bench.experiments.generations import generate
-from rest_local.bench.experiments.inputs import ANSWERS, Inputs
+from rest_local.bench.experiments.inputs import ANSWERS, Inputs, by_name
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.report.shapes import Figure, Section, Series, Table
 from rest_local.bench.results import Journal, Result
@@ -130,16 +131,9 @@ def run(inputs: Inputs, journal: Journal) -> dict[str, Any]:
 
     About a minute, quick: 15 s. Raises InputInvalid if a folder of recorded answers was given and has none of the sets.
     """
-    sets, left_out, text = {}, {}, {}
-    for name in ANSWERS:
-        if (unit := f"set/{name}") not in journal:
-            try:
-                journal.put(unit, _recorded(inputs, name))
-            except InputInvalid as error:
-                left_out[name] = str(error)
-                continue
-            inputs.tell(f"compared: {name}")
-        sets[name], text[name] = journal[unit]["sources"], journal[unit]["datastore"]
+    recorded, left_out = by_name(inputs, journal, ANSWERS, partial(_recorded, inputs), unit="set/")
+    sets = {name: each["sources"] for name, each in recorded.items()}
+    text = {name: each["datastore"] for name, each in recorded.items()}
     if inputs.data is not None and not sets:
         raise InputInvalid("recorded answers", inputs.data, "; ".join(left_out.values()))
     for kind in ("unseen", "stored"):
