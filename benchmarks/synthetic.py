@@ -1,18 +1,22 @@
 """Synthetic models for timing: random weights in the shape of real models. Their text means nothing.
 
-    python -m benchmarks.synthetic 0.5B Q4_0 OUT.gguf [--vocab GGUF] [--seed N]
+    python -m benchmarks.synthetic 0.5B Q4_0 OUT.gguf [--vocab GGUF] [--layers N] [--seed N]
 
 The time of a decode depends only on shapes and quantization, not on the values of the weights, so a synthetic model has
 the times of the real one. Blocks are random bits with scales that keep activations finite and at their usual size.
 Nothing is quantized, so a file is written at the speed of the random generator (about 1 GB/s), with one tensor in
 memory at a time.
+
+In a mixture of experts the router is random too, so that each token chooses its own experts. Real tokens of one text
+choose alike more often: the curve of a synthetic mixture is the dearest that its shape can have.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,7 @@ _Type = gguf.GGMLQuantizationType
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a qwen2 model."""
+    """The shape of a qwen2 model, or of a qwen3moe model where it has experts."""
 
     layers: int
     width: int
@@ -37,18 +41,22 @@ class Shape:
     feed: int
     vocab: int
     tied: bool
+    experts: int = 0  # of which each token uses `used`; `feed` is the width of one
+    used: int = 0
+    head_width: int = 0  # 0: width / heads
 
     @property
     def head(self) -> int:
         """Width of a head."""
-        return self.width // self.heads
+        return self.head_width or self.width // self.heads
 
 
-# Qwen2.5, from the config.json of each size.
+# Qwen2.5 and Qwen3-30B-A3B, from the config.json of each size.
 SHAPES = {
     "0.5B": Shape(24, 896, 14, 2, 4864, 151936, tied=True),
     "1.5B": Shape(28, 1536, 12, 2, 8960, 151936, tied=True),
     "7B": Shape(28, 3584, 28, 4, 18944, 152064, tied=False),
+    "30B-A3B": Shape(48, 2048, 32, 4, 768, 151936, tied=False, experts=128, used=8, head_width=128),
 }
 QUANTS = ("Q4_0", "Q8_0", "Q4_K")
 
@@ -70,6 +78,11 @@ class _Blocks:
         )
         result: Array = data.reshape(rows, -1)
         return result
+
+    def normal(self, shape: tuple[int, int]) -> Array:
+        """Normally distributed float32 weights of this shape (out, in), with standard deviation in ** -0.5."""
+        made: Array = self._random.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5)
+        return made
 
 
 def _half(value: float) -> Array:
@@ -152,8 +165,16 @@ def synthetic(
         "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.freq_base": 1000000.0,
     }
+    if shape.experts:
+        keys |= {
+            "expert_count": shape.experts,
+            "expert_used_count": shape.used,
+            "expert_feed_forward_length": shape.feed,
+            "attention.key_length": shape.head,
+            "attention.value_length": shape.head,
+        }
     tensors = _tensors(shape, quant, vocabulary, _Blocks(seed), progress or (lambda name: None))
-    gguf_file.write(path, "qwen2", keys, vocabulary, tensors)
+    gguf_file.write(path, "qwen3moe" if shape.experts else "qwen2", keys, vocabulary, tensors)
     return path
 
 
@@ -162,12 +183,17 @@ def _tensors(
 ) -> list[Tensor]:
     kind, tensors = kinds(quant, shape), list[Tensor]()
 
-    def matrix(name: str, out: int, into: int, of: str = "matrix", spread: float | None = None) -> None:
+    def matrix(
+        name: str, out: int, into: int, of: str = "matrix", spread: float | None = None, experts: int = 0
+    ) -> None:
+        rows = (experts, out) if experts else (out,)
+
         def make() -> Array:
             progress(name)
-            return blocks.make(kind[of], (out, into), spread or into**-0.5)
+            made = blocks.make(kind[of], (out * max(1, experts), into), spread or into**-0.5)
+            return made.reshape(*rows, -1)
 
-        tensors.append(Tensor(f"{name}.weight", (out, into), kind[of], make))
+        tensors.append(Tensor(f"{name}.weight", (*rows, into), kind[of], make))
 
     def plain(name: str, value: float, size: int) -> None:
         tensors.append(Tensor(name, (size,), _Type.F32, lambda: np.full(size, value, np.float32)))
@@ -179,16 +205,23 @@ def _tensors(
         matrix("output", vocabulary.size, shape.width, "output", 4 * shape.width**-0.5)
     plain("output_norm.weight", 1.0, shape.width)
     for i in range(shape.layers):
-        block, kv_width = f"blk.{i}", shape.kv_heads * shape.head
+        block, q_width, kv_width = f"blk.{i}", shape.heads * shape.head, shape.kv_heads * shape.head
         plain(f"{block}.attn_norm.weight", 1.0, shape.width)
         plain(f"{block}.ffn_norm.weight", 1.0, shape.width)
-        for name, out in (("q", shape.width), ("k", kv_width), ("v", kv_width)):
+        for name, out in (("q", q_width), ("k", kv_width), ("v", kv_width)):
             matrix(f"{block}.attn_{name}", out, shape.width)
-            plain(f"{block}.attn_{name}.bias", 0.0, out)
-        matrix(f"{block}.attn_output", shape.width, shape.width)
-        matrix(f"{block}.ffn_gate", shape.feed, shape.width)
-        matrix(f"{block}.ffn_up", shape.feed, shape.width)
-        matrix(f"{block}.ffn_down", shape.width, shape.feed, "down")
+            if not shape.experts:
+                plain(f"{block}.attn_{name}.bias", 0.0, out)
+            elif name != "v":
+                plain(f"{block}.attn_{name}_norm.weight", 1.0, shape.head)
+        matrix(f"{block}.attn_output", shape.width, q_width)
+        experts = "_exps" if shape.experts else ""
+        if shape.experts:
+            router = (shape.experts, shape.width)
+            tensors.append(Tensor(f"{block}.ffn_gate_inp.weight", router, _Type.F32, partial(blocks.normal, router)))
+        matrix(f"{block}.ffn_gate{experts}", shape.feed, shape.width, experts=shape.experts)
+        matrix(f"{block}.ffn_up{experts}", shape.feed, shape.width, experts=shape.experts)
+        matrix(f"{block}.ffn_down{experts}", shape.width, shape.feed, "down", experts=shape.experts)
     return tensors
 
 
@@ -198,9 +231,11 @@ def main() -> None:
     parser.add_argument("quant", choices=QUANTS)
     parser.add_argument("path", type=Path)
     parser.add_argument("--vocab", type=Path, help="a GGUF whose vocabulary is copied; default: bytes and padding")
+    parser.add_argument("--layers", type=int, help="of the model; default: as many as the real one has")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    synthetic(args.shape, args.quant, args.path, vocab=args.vocab, seed=args.seed)
+    shape = replace(SHAPES[args.shape], layers=args.layers) if args.layers else args.shape
+    synthetic(shape, args.quant, args.path, vocab=args.vocab, seed=args.seed)
     print(f"{args.path}: {args.path.stat().st_size / 1e6:.0f} MB")
 
 

@@ -8,8 +8,8 @@
   holds the command next to its figure.
 - A part that fails is reported with its error, and the other parts run. The exit code is then 1.
 - The result is written after each part, so an interrupted run keeps its results so far.
-- Synthetic models (random weights in the shape of real ones) need 0.5, 1.2 and 4.7 GB of disk in the folder of --work
-  and are deleted afterwards.
+- Synthetic models (random weights in the shape of real ones; the last is a mixture of experts) need 0.5, 1.2, 4.7 and
+  18 GB of disk in the folder of --work, one at a time, and are deleted afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-MODELS = (("0.5B", "Q8_0"), ("1.5B", "Q4_K"), ("7B", "Q4_K"))
+MODELS = (("0.5B", "Q8_0"), ("1.5B", "Q4_K"), ("7B", "Q4_K"), ("30B-A3B", "Q4_K"))
 CONTEXT = 8192  # tokens; `tune` measures at three context lengths that fit
 DEMO = ROOT / "models" / "demo.gguf"
 QUICK_EXACT = ("--prompts", "4", "--tokens", "50")

@@ -14,6 +14,7 @@ from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 
 SMALL = Shape(layers=2, width=256, heads=4, kv_heads=2, feed=512, vocab=512, tied=True)
+MIXTURE = Shape(2, 256, 4, 2, 256, 512, tied=False, experts=8, used=2, head_width=128)
 _Type = gguf.GGMLQuantizationType
 
 
@@ -27,7 +28,9 @@ def test_random_blocks_dequantize_to_the_requested_spread(kind: gguf.GGMLQuantiz
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-@pytest.mark.parametrize("shape", [SMALL, Shape(2, 64 * 6, 6, 2, 512, 512, tied=False)], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    "shape", [SMALL, Shape(2, 64 * 6, 6, 2, 512, 512, tied=False), MIXTURE], ids=["tied", "untied", "mixture"]
+)
 def test_a_synthetic_model_loads_and_its_logits_are_finite(tmp_path: Path, quant: str, shape: Shape) -> None:
     with (
         Model.open(synthetic(shape, quant, tmp_path / "m.gguf", n_ctx=128)) as model,
