@@ -141,13 +141,14 @@ def byte_vocabulary(size: int = 384) -> Vocabulary:
     return Vocabulary(len(tokens), keys, tuple(never))
 
 
-def copied_vocabulary(source: Path, size: int) -> Vocabulary:
-    """The vocabulary of another GGUF, possibly a vocabulary-only file, padded with unused tokens to `size`. Raises
-    ValueError if it is larger.
+def copied_vocabulary(source: Path, size: int | None = None) -> Vocabulary:
+    """The vocabulary of another GGUF, possibly a vocabulary-only file, padded with unused tokens to `size`, if given.
+    Raises ValueError if it is larger.
     """
     fields = gguf.GGUFReader(source).fields
     keys = {key: entry.contents() for key, entry in fields.items() if key.startswith("tokenizer.")}
     tokens: list[str] = keys["tokenizer.ggml.tokens"]
+    size = len(tokens) if size is None else size
     padding = [f"[PAD{i}]" for i in range(len(tokens), size)]
     if len(tokens) > size:
         raise ValueError(f"{source} has {len(tokens)} tokens, the model only {size}")
