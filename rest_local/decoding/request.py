@@ -49,6 +49,7 @@ class Request:
             them from text). They are only drafted from, so they change the speed and not the answer
         logprobs: None, or how many of the likeliest tokens to report for each token (0: only the token itself)
         origins: report where each drafted token comes from
+        progress: report how much of the prompt is evaluated, in pieces without text (`Piece.progress`)
         policy: name of a drafting policy, or a policy of your own; None for the engine's
         verify: "strict" or `Relaxed(k, ratio)`; None for the engine's
         exact: decode this request alone, in a context whose settings give the bits of plain decoding
@@ -76,6 +77,7 @@ class Request:
     prediction: Sequence[int] | NDArray[np.int32] = ()
     logprobs: int | None = None
     origins: bool = False
+    progress: bool = False
     policy: str | Policy | None = None
     verify: Relaxed | Strict | None = None
     exact: bool = False
@@ -124,6 +126,7 @@ class RequestOptions(TypedDict, total=False):
     prediction: str | Sequence[int] | NDArray[np.int32]
     logprobs: int | None
     origins: bool
+    progress: bool
     policy: str | Policy | None
     verify: Relaxed | Strict | None
     exact: bool

@@ -175,6 +175,8 @@ class Scheduler:
                 self._own(slot, sequence)
                 sequence.admit(slot)
                 self._begin_to_restore(sequence)
+                if sequence not in self._restoring:
+                    sequence.report_progress()
                 self._end_without_answer(sequence)
 
     def _end_without_answer(self, sequence: Sequence) -> None:
@@ -209,6 +211,7 @@ class Scheduler:
                 sequence.note_restored(time.perf_counter() - begun)
                 if complete:
                     del self._restoring[sequence]
+                    sequence.report_progress()
                     self._end_without_answer(sequence)
 
     def _has_turn(self) -> bool:
@@ -438,6 +441,7 @@ class Scheduler:
             self._finish(sequence, "error", outcome)
             return
         if outcome is None:  # a part of its prompt
+            sequence.report_progress()
             self._end_without_answer(sequence)
             return
         sequence.receive(outcome, begun)

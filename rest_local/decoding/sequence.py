@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from rest_local.decoding.counts import PassClock, Step, StepClock
 from rest_local.decoding.logprobs import entropy_of, logprobs_of
 from rest_local.decoding.request import Request
-from rest_local.decoding.stream import Answer, Piece, Result
+from rest_local.decoding.results import Timings
+from rest_local.decoding.stream import Answer, Piece, Progress, Result
 from rest_local.decoding.verify import Relaxed, TokenConstraint, Verdict, prune, verify
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
 from rest_local.drafting.growth import Draft
@@ -132,6 +133,8 @@ class Sequence:
         self._newest_row: NDArray[np.float32] | None = None  # a buffer: a fresh one takes longer to map than to fill
         self._n_given = 0  # tokens that the slot held when it was given to this sequence
         self._again = False  # it was given another slot after a pause
+        self._since = 0.0  # when it was given its first slot
+        self._reported = -1  # tokens of the prompt in the last report of progress
         self._taken: Taken | None = None  # the newest step, until it is delivered
         self._pieces: deque[Piece] = deque()
 
@@ -198,7 +201,7 @@ class Sequence:
             self._again = True
             self._n_given = self._follow_text()
             return
-        n_prompt = len(self.tokens)
+        n_prompt, self._since = len(self.tokens), begun
         if not n_prompt:
             raise PromptEmpty
         if n_prompt >= slot.backend.n_ctx:
@@ -498,11 +501,31 @@ class Sequence:
 
     # What its owner is told
 
+    def report_progress(self) -> None:
+        """Tell how much of the prompt is evaluated, before the first token, where the request wants that: what was
+        there before, each part, and the whole of it with the first token.
+        """
+        if not self.request.progress or self.answer.begun:
+            return
+        statistics, now = self.statistics, time.perf_counter()
+        total, cached = statistics.prompt_tokens, statistics.cached_tokens
+        first = self._reported < 0
+        processed = total if self._taken is not None else cached if first else self.slot.n_past
+        if processed <= self._reported or (processed == total - 1 and not first):  # the last one comes with the root
+            return
+        self._reported = processed
+        timings = Timings(cached, processed - cached, 0.0 if first else statistics.prompt_ms)
+        progress = Progress(total, processed, 0.0 if first else 1e3 * (now - self._since), timings)
+        self._pieces.append(Piece("", (), (), progress=progress))
+        if self.wake:
+            self.wake()
+
     def receive(self, taken: Taken, begun: float) -> None:
         """The tokens of a step that began at `begun`: only what decides whether the answer goes on. The rest is
         `deliver`, which the end does as well.
         """
         self._taken = taken
+        self.report_progress()
         self.answer.receive(taken.verdict.tokens, begun)
 
     def deliver(self) -> None:

@@ -21,9 +21,34 @@ from rest_local.llama.vocabulary import Detokenizer
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How much of a prompt is evaluated.
+
+    total       tokens of the prompt
+    processed   of them in the KV cache; the first report counts those that were there before, which `timings` has too
+    elapsed_ms  since the request got a slot
+    """
+
+    total: int
+    processed: int
+    elapsed_ms: float
+    timings: Timings
+
+    def to_dict(self) -> dict[str, float]:
+        """llama-server's `prompt_progress`."""
+        return {
+            "total": self.total,
+            "cache": self.timings.cached_tokens,
+            "processed": self.processed,
+            "time_ms": round(self.elapsed_ms, 3),
+        }
+
+
+@dataclass(frozen=True)
 class Piece:
     """Text that became certain in one step, and the tokens of the step with the source of each (`target`: it was not
-    drafted); log-probabilities and origins by token, where the request wants them.
+    drafted); log-probabilities and origins by token, where the request wants them. Before the first token, `progress`
+    without text or tokens, where it wants that.
     """
 
     text: str
@@ -31,6 +56,7 @@ class Piece:
     sources: tuple[str, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     origins: tuple[Origin | None, ...] = ()
+    progress: Progress | None = None
 
 
 @dataclass
@@ -215,8 +241,15 @@ class Answer:
         self.result.text += rest
         self.result.finish_reason = reason
         self.result.stopping_word = self._stops.found
+        self.result.timings = self.timings
+        self.result.draft = self.statistics.summary()
+        return Piece(rest, (), ())
+
+    @property
+    def timings(self) -> Timings:
+        """Tokens and times so far; any thread, once the prompt is evaluated."""
         s = self.statistics
-        self.result.timings = Timings(
+        return Timings(
             cached_tokens=s.cached_tokens,
             prompt_tokens=s.prompt_tokens - s.cached_tokens,
             prompt_ms=s.prompt_ms,
@@ -225,5 +258,3 @@ class Answer:
             drafted_tokens=s.drafted,
             accepted_tokens=s.accepted,
         )
-        self.result.draft = s.summary()
-        return Piece(rest, (), ())

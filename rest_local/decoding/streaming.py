@@ -15,6 +15,7 @@ from rest_local.chat.conversation import ChatTemplate, fixed_beginning
 from rest_local.chat.tools import AnswerFormat, AnswerParser, message_of, tools_of
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.counts import Statistics
+from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import ModelError, OptionError, RestLocalError
 from rest_local.llama.model import Model
@@ -115,6 +116,11 @@ class Stream:
     @property
     def statistics(self) -> Statistics:
         return self.sequence.statistics
+
+    @property
+    def timings(self) -> Timings:
+        """Tokens and times so far, once the prompt is evaluated; any thread."""
+        return self.sequence.answer.timings
 
     @property
     def done(self) -> bool:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
     from rest_local.decoding.service import Service
-    from rest_local.decoding.stream import Piece, Result
+    from rest_local.decoding.stream import Piece, Progress, Result
     from rest_local.decoding.streaming import Stream
 
 GROUP_TOKENS = 16  # where steps are hidden, ids and log-probabilities are sent in groups of this size
@@ -122,13 +122,17 @@ class Part:
     origins: list[dict[str, Any]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # how many of the tokens in `origins` each forward pass gave
 
+    progress: list[Progress] = field(default_factory=list)
+    timings: dict[str, float] | None = None  # so far, where the client wants them with every part
+
     @property
     def extension(self) -> dict[str, Any]:
-        """The field `rest_local` of an event, which the page reads; empty where origins are not sent."""
-        return {"rest_local": {"tokens": self.origins, "steps": self.steps}} if self.origins else {}
+        """Further fields of an event: `timings` and `rest_local`, where they are sent."""
+        fields: dict[str, Any] = {"rest_local": {"tokens": self.origins, "steps": self.steps}} if self.origins else {}
+        return fields | ({"timings": self.timings} if self.timings else {})
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.tokens or self.logprobs or self.origins)
+        return bool(self.text or self.tokens or self.logprobs or self.origins or self.progress)
 
 
 class Choice:
@@ -169,6 +173,7 @@ class Choice:
         """What can be sent of these pieces and of those before."""
         part = Part()
         for piece in pieces:
+            part.progress += (piece.progress,) if piece.progress else ()
             part.text += piece.text
             self._held.tokens += piece.tokens
             self._held.logprobs += piece.logprobs
@@ -234,6 +239,12 @@ class Answer(Generic[BodyT]):
         """Events for a part of answer `number`, which `Choice` has already added."""
         raise NotImplementedError
 
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        """Events before the first part of answer `number`: `prompt_progress`, and `timings` where the client wants
+        them.
+        """
+        return []
+
     def complete(self, number: int) -> list[bytes]:
         """Events when answer `number` is complete; `remaining` is 0 at the last one."""
         raise NotImplementedError
@@ -292,7 +303,7 @@ class Answer(Generic[BodyT]):
             events: list[bytes] = []
             for number, pieces in news:
                 if part := self._add(number, pieces, streams):
-                    events += self.advance(number, part)
+                    events += self._advanced(number, part, streams)
                 if pieces is None:
                     events += self.complete(number)
             if not self.remaining:
@@ -303,6 +314,22 @@ class Answer(Generic[BodyT]):
             if events:
                 yield b"".join(events)
                 sent = time.monotonic()
+
+    def _advanced(self, number: int, part: Part, streams: StreamGroup) -> list[bytes]:
+        """The events of a part. How fast a prompt is evaluated and what each step gave are told where steps are shown:
+        they tell what other clients sent, and what a datastore holds.
+        """
+        if not self.shows_steps:
+            part.progress = []
+        timed = self.shows_steps and self.body.timings_per_token
+        events: list[bytes] = []
+        for progress in part.progress:
+            more = {"timings": progress.timings.to_dict()} if timed else {}
+            events += self.progressed(number, {"prompt_progress": progress.to_dict()} | more)
+        if timed:
+            part.timings = streams.streams[number].timings.to_dict()
+        part.progress = []
+        return events + (self.advance(number, part) if part else [])
 
     def _add(self, number: int, pieces: Sequence[Piece] | None, streams: StreamGroup) -> Part:
         """Adds pieces to an answer, or ends it for None; what can be sent."""

@@ -170,6 +170,8 @@ class GenerationBody(Body):
     n_keep: int | None = None
     cache_prompt: bool | None = None
     t_max_predict_ms: Milliseconds | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
     prediction: Prediction | None = None
     datastore: str | Many[str] | None = None
     prompt_cache_key: str | None = None

@@ -134,13 +134,16 @@ class ChatAnswer(OpenAIAnswer[ChatBody]):
         self.parsers = parsers
 
     def begin(self) -> list[bytes]:
-        return [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(len(self.choices))]
+        return [self._chunk(i, {"role": "assistant", "content": None}) for i in range(len(self.choices))]
+
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        return [self._chunk(number, {}, **fields)]
 
     def advance(self, number: int, part: Part) -> list[bytes]:
         deltas = self.parsers[number].feed(part.text)
         fields = part.extension
-        if not part.logprobs and not fields:
-            return [self._chunk(number, _openai(delta)) for delta in deltas]
+        if not (deltas or part.logprobs or part.origins):
+            return []
         logprobs = chat_logprobs(self.engine.model.vocabulary, part.logprobs) if part.logprobs else None
         first = _openai(deltas[0]) if deltas else {}
         rest = [self._chunk(number, _openai(delta)) for delta in deltas[1:]]

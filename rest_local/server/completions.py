@@ -125,6 +125,9 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
             return []
         return [self._chunk(i, self._echo(i), logprobs=self._echo_logprobs(i)) for i in range(len(self.choices))]
 
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        return [self._chunk(number, "", **fields)]
+
     def advance(self, number: int, part: Part) -> list[bytes]:
         if not (part.text or part.origins or part.logprobs):
             return []

@@ -65,7 +65,13 @@ class NativeAnswer(Answer[NativeBody]):
         self._requests = requests
 
     def advance(self, number: int, part: Part) -> list[bytes]:
-        fields: dict[str, Any] = {
+        fields = self._partial(number, part)
+        if part.logprobs:
+            fields["completion_probabilities"] = native_logprobs(self.engine.model.vocabulary, part.logprobs)
+        return [event(fields | part.extension)]
+
+    def _partial(self, number: int, part: Part) -> dict[str, Any]:
+        return {
             "index": number,
             "content": part.text,
             "tokens": part.tokens,
@@ -73,9 +79,9 @@ class NativeAnswer(Answer[NativeBody]):
             "tokens_predicted": len(self.choices[number].tokens),
             "tokens_evaluated": len(self._requests[number].prompt),
         }
-        if part.logprobs:
-            fields["completion_probabilities"] = native_logprobs(self.engine.model.vocabulary, part.logprobs)
-        return [event(fields | part.extension)]
+
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        return [event(self._partial(number, Part()) | fields)]
 
     def complete(self, number: int) -> list[bytes]:
         return [event(self._selected(self._final(number) | {"content": "", "tokens": []}))]

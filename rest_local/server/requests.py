@@ -59,6 +59,7 @@ def request_of(
         prediction=_predicted(body.prediction),
         logprobs=logprobs,
         origins=bool(extension.origins),
+        progress=bool(body.stream and body.return_progress),
         policy=extension.policy,
         verify=_verify(extension.verify),
         exact=bool(extension.exact),

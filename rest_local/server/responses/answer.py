@@ -38,8 +38,15 @@ class ResponseAnswer(Answer[ChatBody]):
         kinds = ("response.created", "response.in_progress")
         return self._sent(self._writer.numbered(*({"type": kind, "response": response} for kind in kinds)))
 
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        response = self._turn.response(self.asked.model, "in_progress")
+        return self._sent(self._writer.numbered({"type": "response.in_progress", "response": response} | fields))
+
     def advance(self, number: int, part: Part) -> list[bytes]:
-        return self._sent(self._writer.add(self._parser.feed(part.text), self._logprobs(part)))
+        events = self._writer.add(self._parser.feed(part.text), self._logprobs(part))
+        if events:
+            events[-1] |= part.extension
+        return self._sent(events)
 
     def complete(self, number: int) -> list[bytes]:
         return self._sent(self._close())
