@@ -3,9 +3,11 @@
 - Each request has a connection of its own to the process, on the loopback. When the client disconnects, that connection
   is closed, which the process sees as its client's end. What the client does not read is not read from the process.
 - A client that disconnects while its model is loaded waits no more; the load goes on.
-- If the process ends before it has answered, the answer is 502. After an answer has begun, an error is its last event,
-  in the form of the protocol, if it is a stream of events; any other answer is cut off.
 - A request that did not reach a process, because that had just ended, is sent to the next one.
+- If the process ends before its answer has begun, the request is sent once more, to the next process: nothing of an
+  answer has reached the client. Requests that ended two processes may be the cause: the answer is 502 with the reason.
+- After an answer has begun, an error is its last event, in the form of the protocol, if it is a stream of events; any
+  other answer is cut off.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from rest_local.server.streaming import EVENT_STREAM, event, watched
 NDJSON = "application/x-ndjson"
 _READ = 1 << 16
 _TRIES = 3  # processes that a request is sent to, if it reaches none of them
+_MOST_ENDED = 2  # processes that may end before they have answered one request
+_END_SECONDS = 1.0  # for the pool to learn that a process has ended, once its connections are closed
 _OF_CONNECTION = frozenset(
     name.encode()
     for name in (
@@ -57,35 +61,56 @@ class Forwarded(Response):
                 await self._forward(scope, send)
 
     async def _forward(self, scope: Scope, send: Send) -> None:
-        for attempt in range(1, _TRIES + 1):
+        unreached, ended = 0, 0
+        while True:
             async with self._pool.using(self._entry, looks=self._looks) as process:
                 try:
                     exchange = await Exchange.begin(process, *_of_client(scope), self._body)
                 except OSError as error:
-                    if attempt == _TRIES:
+                    unreached += 1
+                    if unreached == _TRIES:
                         raise _unreachable(self._entry) from error
-                    with contextlib.suppress(asyncio.TimeoutError):  # else the pool does not know yet that it has ended
-                        await asyncio.wait_for(process.ended.wait(), 1.0)
+                    await _end_of(process)
                     continue
-                await self._pass_on(exchange, scope, send)
+                try:
+                    status, headers = await self._head(exchange, scope)
+                except ProcessEnded as error:
+                    exchange.abort()
+                    await _end_of(process)
+                    ended += 1
+                    if ended == _MOST_ENDED:
+                        raise self._ended(process) from error
+                    continue
+                await self._pass_on(process, exchange, status, headers, scope, send)
                 return
 
-    async def _pass_on(self, exchange: Exchange, scope: Scope, send: Send) -> None:
-        path = scope["path"]
+    @staticmethod
+    async def _head(exchange: Exchange, scope: Scope) -> tuple[int, Headers]:
+        """Status and headers of the answer. Raises ProcessEnded."""
         scope[FORWARDED] = True  # the process logs it
         try:
-            try:
-                status, headers = await exchange.head()
-            except ProcessEnded as error:
-                scope[FORWARDED] = False
-                raise self._ended() from error
+            return await exchange.head()
+        except ProcessEnded:
+            scope[FORWARDED] = False
+            raise
+        except BaseException:
+            exchange.abort()
+            raise
+
+    async def _pass_on(
+        self, process: ModelProcess, exchange: Exchange, status: int, headers: Headers, scope: Scope, send: Send
+    ) -> None:
+        try:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             try:
                 async for data in exchange.body():
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             except ProcessEnded:
                 scope[FORWARDED] = False
-                last = _last_event(path, dict(headers).get(b"content-type", b"").decode(), self._ended())
+                await _end_of(process)
+                last = _last_event(
+                    scope["path"], dict(headers).get(b"content-type", b"").decode(), self._ended(process)
+                )
                 if last is None:
                     raise
                 await send({"type": "http.response.body", "body": last, "more_body": True})
@@ -93,9 +118,16 @@ class Forwarded(Response):
         finally:
             exchange.abort()
 
-    def _ended(self) -> ApiError:
+    def _ended(self, process: ModelProcess) -> ApiError:
         name = self._entry.served.names[0]
-        return ApiError(502, f"the process of model {name} ended; it is started again", code="model_crashed")
+        how = f" with {process.how_it_ended()}" if process.ended.is_set() else ""
+        return ApiError(502, f"the process of model {name} ended{how}; it is started again", code="model_crashed")
+
+
+async def _end_of(process: ModelProcess) -> None:
+    """Wait until the pool knows that a process has ended whose connections are closed, else it is used again."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(process.ended.wait(), _END_SECONDS)
 
 
 async def ask(pool: Pool, entry: Entry, method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:

@@ -51,19 +51,35 @@ def test_a_killed_process_ends_its_streams_with_an_error(pair: Routed, path: str
     assert pair.process("two") is other
 
 
-def test_a_killed_process_answers_502_to_what_is_not_streamed(pair: Routed) -> None:
+def test_a_request_that_was_not_answered_is_sent_once_more(pair: Routed) -> None:
+    """To the process that is started again; where that ends, too, the answer is 502 with the reason."""
     found: list[httpx.Response] = []
     pair.ask("one")
     long = STREAMS["/completion"] | {"stream": False}
     asking = threading.Thread(target=lambda: found.append(pair.ask("one", **long)))
     asking.start()
-    killed = pair.process("one")
-    until(lambda: any(slot["is_processing"] for slot in pair.get("/slots?model=one").json()))
-    os.kill(killed.pid, signal.SIGKILL)
+    for _ in range(2):
+        until(lambda: any(slot["is_processing"] for slot in pair.get("/slots?model=one").json()))
+        os.kill(pair.process("one").pid, signal.SIGKILL)
+        until(lambda: not any(slot["is_processing"] for slot in pair.get("/slots?model=one").json()))
     asking.join(PATIENCE)
     assert found[0].status_code == 502
     assert found[0].json()["error"]["code"] == "model_crashed"
+    assert "signal 9 (SIGKILL)" in found[0].json()["error"]["message"]
     assert pair.ask("one").status_code == 200
+
+
+def test_requests_at_the_moment_of_a_kill_are_answered(pair: Routed) -> None:
+    """They reach the process that is ending, or none, or the next one."""
+    pair.ask("one")
+    os.kill(pair.process("one").pid, signal.SIGKILL)
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(pair.ask("one").status_code)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert found == [200] * 8
 
 
 def test_a_steady_process_is_started_again_without_a_request(
@@ -89,7 +105,7 @@ def test_a_request_sent_right_after_a_kill_is_answered(pair: Routed) -> None:
         pair.ask("one")
         process = pair.process("one")
         os.kill(process.pid, signal.SIGKILL)
-        until(partial(refuses, process.port))  # until then, a request would reach the process that is ending
+        until(partial(refuses, process.port))
         assert pair.ask("one").status_code == 200
 
 

@@ -456,6 +456,88 @@ def test_a_client_that_leaves_while_its_model_is_loaded_waits_no_more(
     run(work())
 
 
+class Scripted(Silent):
+    """A process that reads each request and does the next of `acts` with its connection."""
+
+    def __init__(self, port: int, acts: list[bytes | None]) -> None:
+        super().__init__(port, asyncio.Event())
+        self.acts, self.requests = acts, list[bytes]()
+        self.ended = asyncio.Event()
+        self.ended.set()
+
+    def how_it_ended(self) -> str:
+        return "signal 9 (SIGKILL)"
+
+
+@contextlib.asynccontextmanager
+async def answering(*acts: bytes | None) -> AsyncIterator[Scripted]:
+    """`acts`: for each request the bytes of an answer, after which the connection is reset; None: reset at once."""
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        process.requests.append(await reader.readuntil(b"\r\n\r\n") + await reader.readexactly(2))
+        if act := process.acts.pop(0):
+            writer.write(act)
+            await writer.drain()
+            writer.close()
+        else:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    process = Scripted(server.sockets[0].getsockname()[1], list(acts))
+    async with server:
+        yield process
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+@pytest.mark.parametrize(
+    ("acts", "status", "left"),
+    [((OK,), 200, 0), ((None, OK), 200, 0), ((b"HTTP/1.1 200", OK), 200, 0), ((None, None, OK), 502, 1)],
+)
+def test_a_request_whose_process_ends_before_it_answers_is_sent_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, acts: tuple[bytes | None, ...], status: int, left: int
+) -> None:
+    """Not a third time: it may be what ends the process."""
+
+    async def work() -> None:
+        async with answering(*acts) as process:
+            pool = Pool([served("one", tmp_path)])
+            monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+            app = create_router(RouterState(Settings(), pool, tmp_path))
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+                answer = await client.post("/tokenize", json={})
+            assert answer.status_code == status
+            assert len(process.acts) == left
+            assert len(set(process.requests)) == 1, "with its body"
+            assert process.requests[0].endswith(b"{}")
+            if status == 502:
+                error = answer.json()["error"]
+                assert error["code"] == "model_crashed"
+                assert "signal 9 (SIGKILL)" in error["message"]
+            assert pool.entries[0].users == 0
+
+    run(work())
+
+
+def test_an_answer_that_has_begun_is_not_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client has the first part of a stream: the error is the last event."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    async def work() -> None:
+        async with answering(head + b"9\r\ndata: 1\n\n\r\n", OK) as process:
+            pool = Pool([served("one", tmp_path)])
+            monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+            app = create_router(RouterState(Settings(), pool, tmp_path))
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+                answer = await client.post("/tokenize", json={})
+            assert answer.text.startswith("data: 1\n\ndata: ")
+            assert "model_crashed" in answer.text
+            assert process.acts == [OK]
+
+    run(work())
+
+
 def test_only_the_server_says_where_a_request_comes_from() -> None:
     """A client's own headers of these names do not reach the process, nor do those of its connection."""
     told = [
