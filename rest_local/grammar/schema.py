@@ -96,6 +96,8 @@ def cause(message: str) -> str:
         return f"the pattern cannot be kept: {message.removeprefix('regex parse error: ')}; write it in another way"
     if message.startswith("oneOf constraints"):
         return "oneOf cannot be kept where the types or a required const do not tell its schemas apart; use anyOf"
+    if message == "it allows nothing":
+        return "no value is valid; a $ref that leads to itself has no end"
     return message.replace("Unsatisfiable schema:", "no value is valid:")
 
 

@@ -39,6 +39,9 @@ _T = TypeVar("_T")
 _ESCAPES = re.compile(r"\\(?:u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _PARTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|[\w-]+', re.DOTALL)
 _TOKEN_NAMES = re.compile(r"<[^<>\s\"]{1,64}>")
+_STOPS = dict.fromkeys(("NoExtension", "NoExtensionBias"), "it allows nothing") | dict.fromkeys(
+    ("ParserTooComplex", "LexerTooComplex"), "it is too large"
+)  # llguidance's names for why a parser ends, which are all that some of its messages contain
 _TOKEN_NUMBERS = re.compile(r"<\[[\d,\s-]*\]>")
 
 
@@ -188,6 +191,7 @@ def readable(message: str) -> str:
         first += next((line.removeprefix("error:") for line in lines if line.startswith("error:")), "")
     if first.startswith("panic"):
         return "it is too large"
+    first = _STOPS.get(first, first)
     return first.removeprefix("at ").replace("failed to compile JSON schema: ", "")[:300]
 
 

@@ -1,7 +1,7 @@
 """The ASGI application: routes and middleware, the page, and the description of the calls.
 
-From the outside in: the log of requests; `Gate` (Host, Origin); CORS, if origins are allowed; `Guard` (key, type and
-size of the body); the routes.
+From the outside in: `Drained` (the end of a connection); the log of requests; `Gate` (size of the head, Host, Origin);
+CORS, if origins are allowed; `Guard` (key, type and size of the body); the routes.
 
 `GET /openapi.json` describes every route. It is made of the types that check the bodies, so it cannot differ.
 """
@@ -29,7 +29,7 @@ from rest_local.server.ollama import routes as ollama
 from rest_local.server.operations import Operation, Routes, delete, describe, get, post
 from rest_local.server.page import page
 from rest_local.server.responses import routes as responses
-from rest_local.server.security import AccessLog, Gate, Guard, Inner
+from rest_local.server.security import AccessLog, Drained, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
@@ -108,6 +108,7 @@ def assemble(
     app = Starlette(
         routes=named,
         middleware=[
+            Middleware(Drained),
             Middleware(AccessLog),
             *_admission(routes, settings, secret),
             Middleware(Guard, settings, uploads),

@@ -36,7 +36,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rest_local.errors import RestLocalError
 from rest_local.server.bodies import SLOW_BODY_SECONDS
 from rest_local.server.errors import RETRY_SECONDS, ApiError
-from rest_local.server.security import JsonLines
+from rest_local.server.security import DRAINED_BYTES, MAX_HEAD, SILENT_SECONDS, JsonLines
 from rest_local.server.settings import Settings
 
 HEAD_SECONDS = 20.0
@@ -72,6 +72,7 @@ class TimedProtocol(H11Protocol):
         self._awaited = ""  # from the client: head, body or nothing
         self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
+        self._ignored: int | None = None  # bytes that came after the connection was of no more use
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # One less than uvicorn's own limit, at which it answers 503 to connections that are already open.
@@ -97,12 +98,19 @@ class TimedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport is None:  # the connection was refused
             return
+        if self._ignored is not None:
+            self._ignored += len(data)
+            if self._ignored > DRAINED_BYTES:
+                self.transport.close()
+            return
         super().data_received(data)
         self._update_timer()
 
     def send_400_response(self, msg: str) -> None:
         """Bytes came that are no HTTP. A request that is still running ends, as if its client had left, because its
-        answer cannot be sent any more. Neither can uvicorn's text where the request is a HEAD.
+        answer cannot be sent any more. Neither can an error where the request is a HEAD.
+
+        The connection is closed when the client has closed it, or soon: closed with unread bytes, it would be reset.
         """
         begun = False
         if self.cycle is not None and not self.cycle.response_complete:
@@ -110,9 +118,14 @@ class TimedProtocol(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not begun:
+            cause = sys.exc_info()[1]  # uvicorn is handling it
+            large = isinstance(cause, h11.RemoteProtocolError) and cause.error_status_hint == 431
             with contextlib.suppress(h11.LocalProtocolError):
-                super().send_400_response(msg)
-        self.transport.close()
+                self._say(ApiError(431, "the head of the request is too large") if large else ApiError(400, msg))
+        self._ignored = 0
+        with contextlib.suppress(OSError):  # the client is gone
+            self.transport.write_eof()
+        self.loop.call_later(SILENT_SECONDS, self.transport.close)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -141,11 +154,15 @@ class TimedProtocol(H11Protocol):
 
     def _give_up(self) -> None:
         if self._awaited == "head" and self.conn.trailing_data[0] and not self.transport.is_closing():
-            late = ApiError(408, "the head of the request did not arrive in time").response()
-            head = h11.Response(status_code=late.status_code, headers=[*late.raw_headers, (b"connection", b"close")])
-            for event in (head, h11.Data(data=bytes(late.body)), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event))
+            self._say(ApiError(408, "the head of the request did not arrive in time"))
         self.transport.close()
+
+    def _say(self, error: ApiError) -> None:
+        """Send an error that is the last answer of the connection."""
+        answer = error.response()
+        head = h11.Response(status_code=answer.status_code, headers=[*answer.raw_headers, (b"connection", b"close")])
+        for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
 
 
 _logged_at = -LOG_SECONDS
@@ -167,7 +184,6 @@ def _refuse(transport: asyncio.Transport, most: int) -> None:
 
 DRAIN_SECONDS = 30
 IDLE_SECONDS = 75  # of a kept connection; editors send the next request within a minute
-MAX_HEAD = 1 << 16  # bytes of a request's line and headers
 BACKLOG = 128  # connections that wait to be accepted; asyncio also tries this often when descriptors run out
 
 

@@ -1,9 +1,11 @@
 """Checks on every request before its body is read: origin, key, type and size.
 
-Two layers of plain ASGI middleware:
+Three layers of plain ASGI middleware:
 
-- `Gate` checks where a request comes from: its Host (a page that rebinds a DNS name to this machine sends that name)
-  and its Origin (a page of another site).
+- `Drained` closes a connection only when the client has sent its body, or enough of it: a socket that is closed with
+  unread bytes resets the connection, and the client may not see the answer.
+- `Gate` checks the size of the head and where a request comes from: its Host (a page that rebinds a DNS name to this
+  machine sends that name) and its Origin (a page of another site).
 - `Guard` checks the key, and the type and size of the body.
 
 The CORS middleware is between them, because a preflight request has no key. Forwarded headers are ignored.
@@ -18,11 +20,13 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,10 +38,58 @@ from rest_local.server.settings import Settings
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/v1/health")
+MAX_HEAD = 1 << 16  # bytes of a request's line and headers that are waited for
+OWN_HEAD = 1 << 10  # of them, for the headers that one process of the server adds for another
+DRAINED_BYTES = 64 << 20
+DRAINED_SECONDS = 30.0
+SILENT_SECONDS = 2.0  # without a byte of the rest, after which it is not waited for
+
+
+class Drained:
+    """Sends an answer that ends the connection as soon as it is there, but reads on before it closes it: DRAINED_BYTES
+    and DRAINED_SECONDS at most."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        closes = "close" in headers.get("connection", "").lower()
+        unread = "expect" not in headers  # such a client sends no body where it gets an answer instead of 100
+
+        async def reading() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and bool(message.get("more_body", False))
+            return message
+
+        async def sending(message: Message) -> None:
+            nonlocal closes
+            if message["type"] == "http.response.start":
+                closes = closes or Headers(raw=message.get("headers", [])).get("connection") == "close"
+            elif closes and unread and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await drain()
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        async def drain() -> None:
+            left = DRAINED_BYTES
+            with anyio.move_on_after(DRAINED_SECONDS):
+                while unread and left > 0:
+                    with anyio.move_on_after(SILENT_SECONDS) as silent:
+                        left -= len((await reading()).get("body", b""))
+                    if silent.cancelled_caught:
+                        return
+
+        await self._app(scope, reading, sending)
 
 
 class Gate:
-    """Refuses hosts that are not allowed, and pages of other origins."""
+    """Refuses heads that are too large, hosts that are not allowed, and pages of other origins."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -50,7 +102,7 @@ class Gate:
                 await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        error = self._wrong(headers.get("host", ""), headers.get("origin"), scope)
+        error = _large_head(scope) or self._wrong(headers.get("host", ""), headers.get("origin"), scope)
         if error is None:
             await self._app(scope, receive, send)
         else:
@@ -64,6 +116,18 @@ class Gate:
         if origin is None or origin.lower() in self._origins or _same_origin(origin, host):
             return None
         return ApiError(403, "pages of this origin may not call; see --allow-origin", code="origin_not_allowed")
+
+
+def _large_head(scope: Scope) -> ApiError | None:
+    """The parser limits only heads that arrive in several parts."""
+    size = len(scope["raw_path"]) + len(scope["query_string"])
+    size += sum(len(name) + len(value) + len(b": \r\n") for name, value in scope["headers"])
+    most = MAX_HEAD - OWN_HEAD
+    return (
+        _closing_error(431, f"the head of the request is larger than {most} bytes", "head_too_large")
+        if size > most
+        else None
+    )
 
 
 SECRET, CLIENT = "x-rest-local-secret", "x-rest-local-client"
@@ -170,12 +234,14 @@ def _closing_error(status: int, message: str, code: str, headers: dict[str, str]
     return ApiError(status, message, code=code, headers={"connection": "close", **(headers or {})})
 
 
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]*))(?::[0-9]*)?")
+
+
 def host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets, in lower case."""
+    """The name in a Host header, without port and brackets, in lower case; what is no name with a port, as it is."""
     host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
+    found = _HOST.fullmatch(host)
+    return host if found is None else found[1] or found[2].rstrip(".")
 
 
 def _same_origin(origin: str, host: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks.json_schema_suite import Bytes
 from rest_local.errors import OptionError
-from rest_local.grammar import json_schema
+from rest_local.grammar import gbnf, json_schema, lark
 from rest_local.grammar.schema import widened
 
 
@@ -64,6 +65,26 @@ def test_what_is_not_kept_is_refused_by_name_with_the_way_out(said: str, place: 
         json_schema(schema)
     assert "\n" not in str(caught.value)
     assert "1(8)" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"allOf": [{"$ref": "#"}]},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    ],
+)
+def test_a_reference_that_leads_to_itself_is_refused_in_words(schema: dict[str, Any]) -> None:
+    with pytest.raises(OptionError) as caught:
+        json_schema(schema)
+    assert str(caught.value) == "JSON schema: no value is valid; a $ref that leads to itself has no end"
+
+
+@pytest.mark.parametrize("make", [lambda: gbnf("root ::= root"), lambda: lark("start: start")])
+def test_a_rule_that_is_only_itself_is_refused_in_words(make: Callable[[], object]) -> None:
+    with pytest.raises(OptionError, match=r"^grammar: it allows nothing$"):
+        make()
 
 
 def test_names_of_properties_and_values_are_no_keywords(vocabulary: Bytes) -> None:

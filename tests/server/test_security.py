@@ -25,8 +25,10 @@ from rest_local.errors import (
     RestLocalError,
     Unexpected,
 )
+from rest_local.server import security
 from rest_local.server.errors import from_error
-from rest_local.server.http import MAX_HEAD, listen
+from rest_local.server.http import listen
+from rest_local.server.security import MAX_HEAD
 from rest_local.server.settings import Settings, parse_keys
 
 Scripted = Callable[..., Live]
@@ -64,6 +66,15 @@ def post(host: str, *headers: str, path: str = "/completion") -> bytes:
         ("LOCALHOST:8012", 200),
         ("127.0.0.1:1", 200),
         ("[::1]:8012", 200),
+        ("localhost:", 200),
+        ("localhost.", 200),
+        ("[::1]", 200),
+        ("[::1]evil.example", 403),
+        ("[::1]:80@evil.example", 403),
+        ("[::1", 403),
+        ("::1", 200),
+        ("localhost:80evil.example", 403),
+        ("localhost]", 403),
         ("extra.example", 200),
         ("evil.example", 403),
         ("localhost.evil.example", 403),
@@ -150,6 +161,7 @@ def test_json_with_a_charset_is_accepted(scripted: Scripted) -> None:
     assert asked(scripted(), post("localhost", "Content-Type: Application/JSON; charset=utf-8"), BODY) == 200
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_body_over_the_cap_is_refused_before_it_is_read(scripted: Scripted) -> None:
     live = scripted(max_body=2000)
     assert asked(live, post("localhost", "Content-Length: 2001")) == 413, "not one byte of it was sent"
@@ -171,6 +183,59 @@ def test_a_large_head_is_refused(scripted: Scripted) -> None:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: " + b"a" * (MAX_HEAD + 1000))
         assert connection.recv(100).startswith(b"HTTP/1.1 4")
     assert live.get("/health").status_code == 200
+
+
+def test_a_head_is_limited_however_it_arrives(scripted: Scripted) -> None:
+    live = scripted()
+    for size, status in ((60_000, 200), (70_000, 431), (200_000, 431)):
+        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Large: " + b"a" * size
+        assert talk(live, head + b"\r\n\r\n").startswith(b"HTTP/1.1 %d " % status), size
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends no more is waited for only shortly."""
+    monkeypatch.setattr(security, "SILENT_SECONDS", 0.2)
+
+
+MUCH = 20 << 20
+CHUNK = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+REFUSED = {
+    "too long": (413, post("localhost", f"Content-Length: {MUCH}") + b"\r\n" + b" " * MUCH),
+    "in chunks": (413, post("localhost", "Transfer-Encoding: chunked") + b"\r\n" + CHUNK * 20 + b"0\r\n\r\n"),
+    "of another type": (415, post("localhost", "Content-Type: x/y", f"Content-Length: {MUCH}") + b"\r\n" + b" " * MUCH),
+    "no key": (401, post("localhost", f"Content-Length: {MUCH}") + b"\r\n" + b" " * MUCH),
+    "a wrong host": (403, post("x", "Connection: close", f"Content-Length: {MUCH}") + b"\r\n" + b" " * MUCH),
+    "no HTTP": (400, b"x\r\n\r\n" + b" " * MUCH),
+    "an endless head": (431, b"GET /health HTTP/1.1\r\nx: " + b"a" * MUCH),
+}
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("kind", list(REFUSED))
+def test_a_client_that_is_refused_while_it_sends_sees_the_answer_and_no_reset(scripted: Scripted, kind: str) -> None:
+    status, data = REFUSED[kind]
+    live = scripted(max_body=2000, keys=(b"k",) if kind == "no key" else ())
+    answer = talk(live, data)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b'"error"' in answer
+    assert live.get("/health").status_code == 200
+
+
+def test_not_more_than_a_bounded_part_of_a_refused_body_is_read(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(security, "DRAINED_BYTES", 1 << 20)
+    live = scripted(max_body=2000)
+    with pytest.raises(ConnectionError):
+        talk(live, post("localhost", f"Content-Length: {MUCH}") + b"\r\n" + b" " * MUCH)
+    assert live.get("/health").status_code == 200
+
+
+def test_a_client_that_waits_for_100_is_not_waited_for(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "SILENT_SECONDS", 3600.0)
+    answer = talk(scripted(max_body=2000), post("localhost", "Content-Length: 2001", "Expect: 100-continue") + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 413 ")
 
 
 KEYED = ("/", "/v1/models", "/slots", "/props", "/metrics", "/openapi.json", "/datastores", "/nothing")
@@ -201,6 +266,7 @@ def test_only_a_whole_key_opens(scripted: Scripted, wrong: str) -> None:
         assert live.get("/v1/models", headers=headers).status_code == 401, headers
 
 
+@pytest.mark.usefixtures("soon")
 def test_the_key_is_checked_before_the_body_is_read(scripted: Scripted) -> None:
     assert asked(scripted(keys=(b"k",)), post("localhost", "Content-Length: 5000000")) == 401
 
