@@ -3,6 +3,7 @@
     python tests/cli/terminal_chat.py [OPTIONS]
 
 markdown   a text with headings, a list, code and a table, a few characters at a time
+code       code without a fence
 long       300 lines
 endless    words until Ctrl-C
 think      reasoning, then an answer
@@ -41,6 +42,7 @@ def double(value):
 The end."""
 ANSWERS = {
     "markdown": MARKDOWN,
+    "code": "def __init__(self, *args):\n    x = a*b*c  # <your name>\n    return x",
     "long": "\n".join(f"line {number}" for number in range(1, 301)),
     "think": "<think>\nfirst a thought\n</think>\nthen an answer",
     "control": "before\x1b[2J\x1b]0;title\x07after",

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import pytest
-from fake_cli_engine import HELLO, FakeEngine
+from fake_cli_engine import HELLO, FakeEngine, FakePiece
 
 from rest_local.cli.chat import commands
 from rest_local.cli.chat.commands import COMMANDS, Leave, completions, perform
@@ -298,6 +298,18 @@ def test_datastores_are_added_removed_and_listed(
     talk._reopen = lambda config: seen.append(config) or engine  # type: ignore[assignment,func-returns-value]
     perform(talk, "/model next.gguf")
     assert (str(seen[0].model), seen[0].datastores) == ("next.gguf", (str(tmp_path / "stores" / "other"),))
+
+
+def test_raw_shows_the_newest_answer_as_it_is(
+    talk: Talk, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    perform(talk, "/raw")
+    assert "there is no answer yet" in capsys.readouterr().err
+    engine.scripts = [[FakePiece("**a**\x1b[2J\n", (1,), ("target",))]]
+    perform(talk, "one")
+    capsys.readouterr()
+    perform(talk, "/raw")
+    assert capsys.readouterr().out == "**a**\ufffd[2J\n"
 
 
 def test_stats_sum_over_the_chat(talk: Talk, said: Said) -> None:

@@ -1,251 +1,258 @@
-"""Markdown in parts: blocks that do not depend on where the text was cut, and lines that are changed in place."""
+"""Answers on a terminal: every character of the text in its place, styled as in the whole, however it was cut."""
 
 from __future__ import annotations
 
-import io
 import re
+import unicodedata
+from itertools import pairwise
 from typing import Any
 
+import pyte
 import pytest
 from fake_cli_engine import FakePiece
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rich.console import Console
 
-from rest_local.chat.tools import Content, Reasoning
+from rest_local.chat.tools import Content, Delta, Reasoning
 from rest_local.cli.chat import display
-from rest_local.cli.chat.blocks import Block, Blocks
 from rest_local.cli.chat.display import MarkdownDisplay, Plain
-from rest_local.cli.chat.region import Region
-from rest_local.cli.chat.rendering import ESCAPES, lines_of, visible
+from rest_local.cli.chat.markdown import CONTEXT, HELD, Markdown, visible
 
-TEXT = """Before:
-```py
-x = 1
-
-y = 2
-```
-After.
-
-1. one
-
-2. two
-
-   of two
-```
-open"""
-
-
-def blocks_of(*parts: str) -> list[Block]:
-    blocks = Blocks()
-    return [block for part in parts for block in blocks.feed(part)] + blocks.finish()
-
-
-def test_a_text_is_cut_into_blocks() -> None:
-    assert blocks_of(TEXT) == [
-        Block("Before:"),
-        Block("x = 1\n\ny = 2", "py"),
-        Block("After.\n"),
-        Block("1. one\n"),
-        Block("2. two\n\n   of two"),
-        Block("open", ""),
-    ]
-
-
-@given(
-    st.lists(st.sampled_from(["a", "\n", "\n\n", "```", "~~~~", " ", "```py", "- x", "    y"]), max_size=30), st.data()
-)
-def test_blocks_do_not_depend_on_where_the_text_was_cut(parts: list[str], data: st.DataObject) -> None:
-    text = "".join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert blocks_of(*pieces) == blocks_of(text)
-
-
-@pytest.mark.parametrize("text", ["~~~\n```\n~~~", "````\n```\n````", "```\n``` x\n```"])
-def test_only_its_own_fence_ends_a_code_block(text: str) -> None:
-    (block,) = blocks_of(text)
-    assert block.text == text.split("\n")[1]
-
-
-def test_what_may_become_a_fence_is_not_shown() -> None:
-    blocks = Blocks()
-    blocks.feed("text\n``")
-    assert blocks.open == Block("text")
+TEXTS = {
+    "code without a fence": "def __init__(self, *args):\n    x = a*b*c\n    return x",
+    "dunder names": "__name__ == '__main__', __a__b__, and __init__(self, __x) or __all__\n__slots__ = ()",
+    "tags": "Write <your name> in <b>bold</b>, <br/> and <!-- a comment --> & <T extends U<V>>.\n<div>\n  text\n</div>",
+    "operators": "x = a*b*c, y = 2 * 3 * 4, z = a **b, w = 2**3**4, f(*args, **kwargs), *p, &*q, a * *b*c",
+    "arguments": "def call(self, *args, **kwargs): return f(*args, **kwargs) ** 2 * (*rest, **more)",
+    "snake_case": "snake_case_names, _private_name, trailing_, _ = _(x), a_*b_*c, __double, _one and _two",
+    "poem": "The woods are lovely, dark and deep,\n  But I have promises to keep,\n\n    And miles to go.",
+    "address": "Jane Doe\n12 High Street\nLondon  W1A 1AA\nUnited Kingdom",
+    "table": "| name | value |\n|------|:-----:|\n| a\\|b | `x|y` |\n| *c*  | 1 * 2 |",
+    "nested list": "- one\n  - two\n    * three\n      + four\n\n        and its text\n1) five\n   1. six",
+    "numbered list": "7. seven\n8. eight\n10. ten\n\n3. three",
+    "long line": "word " * 60 + "end",
+    "long word": "x" * 300,
+    "long line of code": "```json\n" + '{"key": "value", ' * 30 + "}\n```",
+    "link": "[a link](https://example.org/a_b_c?d=*e*&f=_g_) and <https://example.org> [ref][1]\n\n[1]: http://x.y",
+    "backslashes": "C:\\new\\table \\* \\_ \\` \\\\ \\n \\[x\\] $\\alpha_1 * \\beta_2$",
+    "entities": "&lt;b&gt; &amp;amp; &nbsp; &#42; &copy;",
+    "indented code": "Text:\n\n    if x:\n        return *y*\n\n\tif tab:\n\t\treturn 2\n",
+    "JSON": '{"a": [1, 2, {"b_c": null}], "*": "__", "d": "<e>"}',
+    "shell": "# comment\necho $VAR ${A_B} `date` \"$(ls *.py)\" | grep -v '_test' # *note*\n## two\n#!/bin/sh",
+    "fenced code": "Look:\n```python\ndef f(*a, **k):\n    '''A\n    text'''\n    return a ** 2  # done\n```\nEnd.",
+    "fence in a list": "1. First:\n   ```sh\n   echo `x` *\n   ```\n2. Second",
+    "fence in a fence": "````md\n```py\nx = 1\n```\n````\n~~~\n```\n~~~",
+    "Makefile": "```make\nall: a.o\n\tcc -o $@ $<\n```",
+    "unknown language": "```no such language\na  b\n```",
+    "open fence": "```python\nfor x in y:\n    print(x",
+    "marks": "# Head *one*\n\nSome *text*, _text_, `code`, ``a ` b``, **bold**, ***both***.\n\n> quote\n\n---\n***\n",
+    "unclosed marks": "an *open mark, **another, `a third, _one more\n*and* the next line",
+    "long marks": f"**{'bold ' * 80}** and `{'code ' * 80}`",
+    "blank lines": "one\n\n\n\ntwo  \nthree\n   \nfour",
+    "line drawing": "┌─┬─┐\n│a│b│\n└─┴─┘\n  ↳ 1 → 2 … “x”",
+    "wide characters": "日本語 *強調* テスト `コード` " + "漢字" * 50,
+    "headings": "#no heading\n# one\n  ## two\n####### seven\n#\n# ",
+    "diff": "```diff\n-old\n+new\n @@ x\n```",
+    "regular expression": r"^\s*(\w+)\s*=\s*(.*?)\s*$ and [^*]*\*[^_]*_",
+    "pointers": "char *s, **argv; int *f(int *a, const char *b);  /* *comment* */",
+    "glob": "ls **/*.py src/*/*.c *.txt _build_/* a*b",
+    "empty fence": "```\n```",
+    "HTML document": "```html\n<!doctype html>\n<p class='a_b'>x &lt; y</p>\n<script>let a = `b`</script>\n```",
+}
+PIECE: Any = FakePiece("", (), ())
+ROWS = 24
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Screen:
-    """What a terminal of this size shows: as much of one as `Region` uses."""
+    """A terminal of 80 columns as pyte sees it, with room for every line of a test."""
 
-    def __init__(self, width: int, height: int) -> None:
-        self.width, self.height = width, height
-        self.scrolled: list[str] = []
-        self.rows = [""] * height
-        self.row = self.column = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch | None = None, columns: int = 80) -> None:
+        self.screen = pyte.Screen(columns, ROWS)
+        self.screen.set_mode(pyte.modes.LNM)  # a line feed begins the next line, as the driver of a terminal does it
+        self.stream = pyte.Stream(self.screen)
+        self.writes: list[str] = []
+        if monkeypatch is not None:
+            monkeypatch.setattr(display, "_write", self.write)
 
     def write(self, text: str) -> None:
-        for found in re.finditer(r"\x1b\[(\??[0-9]*)([A-Za-z])|\n|[^\x1b\n]", text):
-            if found[0] == "\n":
-                self._down()
-                self.column = 0
-            elif found[2] == "A":
-                self.row = max(self.row - int(found[1]), 0)
-            elif found[2] == "K":
-                self.rows[self.row] = self.rows[self.row][: self.column]
-            elif found[2] == "J":
-                self.rows[self.row :] = [self.rows[self.row][: self.column], *[""] * (self.height - self.row - 1)]
-            elif found[2] is None:
-                self._put(found[0])
-            else:
-                assert found[1] == "?2026", found[0]
-
-    def _put(self, character: str) -> None:
-        if self.column == self.width:
-            self._down()
-            self.column = 0
-        row = self.rows[self.row].ljust(self.column)
-        self.rows[self.row] = row[: self.column] + character + row[self.column + 1 :]
-        self.column += 1
-
-    def _down(self) -> None:
-        self.row += 1
-        if self.row == self.height:
-            self.scrolled.append(self.rows.pop(0))
-            self.rows.append("")
-            self.row -= 1
+        self.writes.append(text)
+        self.stream.feed(text)
 
     @property
     def lines(self) -> list[str]:
-        """All rows ever shown, without blank ones at the end."""
-        return "\n".join([*self.scrolled, *self.rows]).rstrip("\n").split("\n")
+        """All rows, without blanks at their ends and blank ones at the end."""
+        return "\n".join(row.rstrip() for row in self.screen.display).rstrip("\n").split("\n")
+
+    @property
+    def cells(self) -> list[Any]:
+        """Every cell: its character and how it looks."""
+        return [self.screen.buffer[row][column] for row in range(ROWS) for column in range(self.screen.columns)]
 
 
-def wrapped(line: str, width: int) -> list[str]:
-    return [line[begin : begin + width] for begin in range(0, max(len(line), 1), width)]
+def shown(screen: Screen, parts: list[str]) -> Screen:
+    """The screen with an answer that comes in these parts."""
+    answer = MarkdownDisplay(colours=True)
+    for part in parts:
+        answer.show(PIECE, [Content(part)])
+    answer.finish([])
+    return screen
 
 
-growing = st.lists(st.lists(st.text("ab", max_size=9), max_size=6), max_size=6)
+def rows(text: str, columns: int = 80) -> list[str]:
+    """The rows that a terminal makes of a text: its lines, cut where they are full."""
+    made = []
+    for line in text.rstrip("\n").expandtabs(8).split("\n"):
+        row, width = "", 0
+        for character in line:
+            wide = 2 if unicodedata.east_asian_width(character) in "WF" else 1
+            if width + wide > columns:
+                made.append(row)
+                row, width = "", 0
+            row, width = row + character, width + wide
+        made.append(row)
+    return [row.rstrip() for row in made]
 
 
-@given(growing, st.integers(3, 9))
-@example([["aaa", "b"], ["aaa"], ["aaab", "", "a"]], 3)
-@example([["aaaaaaa"], ["aaab"]], 3)
-def test_a_region_shows_its_newest_lines(updates: list[list[str]], width: int) -> None:
-    screen = Screen(width, 40)
-    region = Region(screen.write, lambda: (width, 40))
-    screen.write("before\n")
-    for lines in updates:
-        region.update(lines)
-        expected = [row for line in ["before", *lines] for row in wrapped(line, width)]
-        assert screen.lines == "\n".join(expected).rstrip("\n").split("\n")
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_character_of_a_text_is_on_the_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(Screen(monkeypatch), [TEXTS[name]]).lines == rows(TEXTS[name])
 
 
-@given(st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=30), st.integers(3, 6))
-def test_a_growing_text_higher_than_the_screen_is_complete(lines: list[str], height: int) -> None:
-    screen = Screen(10, height)
-    region = Region(screen.write, lambda: (10, height))
-    for end in range(1, len(lines) + 1):
-        region.update([*lines[: end - 1], lines[end - 1][:1]])
-        region.update(lines[:end])
-    assert screen.lines == lines
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_comes_in_parts_looks_as_one_that_comes_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TEXTS[name]
+    at_once = shown(Screen(monkeypatch), [text]).cells
+    for length in (1, 3, 7):
+        parts = [text[begin : begin + length] for begin in range(0, len(text), length)]
+        assert shown(Screen(monkeypatch), parts).cells == at_once, length
 
 
-def test_only_the_changed_line_is_written() -> None:
-    written: list[str] = []
-    region = Region(written.append, lambda: (80, 24))
-    region.update(["first", "sec"])
-    region.update(["first", "second"])
-    region.update(["first", "second"])
-    assert len(written) == 2
-    assert "first" not in written[1]
-    region.finish()
-    region.update(["next"])
-    assert "A" not in ESCAPES.sub("", written[2]).replace("next", ""), "a finished region is not touched again"
+def styled(*parts: str, colours: bool = True) -> list[tuple[str, str]]:
+    """Each character and the escape sequences that are in force for it."""
+    markdown = Markdown(colours)
+    text = "".join([*map(markdown.feed, parts), markdown.finish()])
+    style, made = "", []
+    for found in re.finditer(r"(\x1b\[[0-9;]*m)|(.)", text, re.DOTALL):
+        if found[1]:
+            style = "" if found[1] == "\x1b[0m" else style + found[1]
+        else:
+            made.append((found[2], style))
+    assert style == "", "nothing goes on in this style"
+    return made
 
 
-def console(width: int = 40) -> Console:
-    return Console(width=width, height=24, file=io.StringIO(), force_terminal=True, color_system="standard")
+marks = st.sampled_from(
+    ["a", " ", "\n", "*", "**", "_", "`", "```", "\n```py\n", "\n```\n", "# ", "\\", "'", "é", "x" * 60]
+)
 
 
-def plain(block: Block, width: int = 40) -> list[str]:
-    return [ESCAPES.sub("", line) for line in lines_of(block, console(width))]
-
-
-def test_code_keeps_its_lines_and_blanks() -> None:
-    code = Block("if x:\n\n\treturn " + "1 + " * 20 + "1", "py")
-    assert plain(code) == ["if x:", "", "    return " + "1 + " * 20 + "1"]
-
-
-def test_an_unknown_language_is_plain_text() -> None:
-    assert plain(Block("a  b", "no such language")) == ["a  b"]
-
-
-def test_headings_stand_on_the_left_without_a_frame() -> None:
-    assert plain(Block("# One\n\n## Two\ntext")) == ["One", "", "Two", "", "text"]
+@given(st.lists(marks, max_size=40), st.data())
+@example(["```py\n", "'''", "\n", "aaaa\n" * (CONTEXT // 4), "```", "\n"], None)
+def test_nothing_is_lost_and_the_parts_change_nothing(texts: list[str], data: st.DataObject | None) -> None:
+    text = "".join(texts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8))) if data else list(range(len(text)))
+    whole = styled(text)
+    assert "".join(character for character, _ in whole) == text
+    assert styled(*(text[begin:end] for begin, end in pairwise([0, *cuts, len(text)]))) == whole
 
 
 @given(st.text(max_size=60))
 def test_no_text_controls_the_terminal(text: str) -> None:
-    shown = visible(text)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
-    for block in blocks_of(shown):
-        for line in lines_of(block, console()):
-            assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", ESCAPES.sub("", line))
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", visible(text))
+    fenced = f"```python\n{visible(text)}\n```"
+    assert "".join(character for character, _ in styled(fenced)) == fenced
 
 
-class Clock:
-    """A clock that the test moves."""
+def looks(text: str) -> dict[str, str]:
+    """Each stretch of a text in one style, and that style; the last of equal ones."""
+    found: dict[str, str] = {}
+    run = ""
+    for (character, style), (_, after) in pairwise([*styled(text), ("", "end")]):
+        run += character
+        if style != after:
+            found[run] = style
+            run = ""
+    return found
 
-    now = 0.0
 
-    def __call__(self) -> float:
-        return self.now
+def test_marks_of_markdown_are_styled() -> None:
+    bold, dim, italic = "\x1b[1m", "\x1b[2m", "\x1b[3m"
+    found = looks("see *this*, **that** and `the *code*`.\n## Head\n")
+    assert found == {
+        "see ": "", "*": dim, "this": italic, ", ": "", "**": dim, "that": bold, " and ": "", "`": dim,
+        "the *code*": bold, ".\n": "", "## Head": bold, "\n": "",
+    }  # fmt: skip
 
 
-PIECE: Any = FakePiece("", (), ())
+@pytest.mark.parametrize("name", ["code without a fence", "dunder names", "operators", "arguments", "backslashes"])
+def test_what_is_no_mark_is_not_styled(name: str) -> None:
+    assert {style for _, style in styled(TEXTS[name])} == {""}
 
 
-def test_updates_are_rarer_than_pieces_and_the_end_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen, clock = Screen(40, 24), Clock()
-    writes: list[str] = []
-    monkeypatch.setattr(display, "_write", lambda text: (writes.append(text), screen.write(ESCAPES.sub("", text))))
-    shown = MarkdownDisplay(console(), clock)
-    for word in range(100):
-        shown.show(PIECE, [Content(f"{word} ")])
-        clock.now += 0.001
-    assert len(writes) <= 1 + 100 * 0.001 / display.SHORTEST_S + 1
-    shown.finish([])
-    assert " ".join(screen.lines).split() == [str(word) for word in range(100)]
+def test_code_is_coloured_and_a_text_of_several_lines_is_one() -> None:
+    found = looks("```python\ndef f():\n    '''one\n    two'''\n    return 1\n```\n")
+    assert found["def"] == found["return"] != ""
+    assert found["'''one"] == found["    two'''"] != ""
+    assert found["```"] == "\x1b[2m"
+    assert found["f"] != found["def"]
+
+
+def test_a_long_text_within_code_stays_one() -> None:
+    within = "    text of a docstring\n" * (2 * CONTEXT // 24)
+    found = looks(f"```python\ndef f():\n    '''one\n{within}    last'''\n    return 1\n```\n")
+    assert found["    last'''"] == found["'''one"]
+    assert found["return"] == found["def"] != ""
+
+
+def test_without_colours_code_has_none() -> None:
+    styles = {style for _, style in styled("# a\n```python\ndef f(): pass\n```\n", colours=False)}
+    assert styles == {"", "\x1b[1m", "\x1b[2m"}
+
+
+def test_text_is_shown_as_soon_as_its_style_is_certain() -> None:
+    markdown = Markdown(colours=True)
+    assert markdown.feed("one ") == "one "
+    assert markdown.feed("two *t") == "two "
+    assert ESCAPES.sub("", markdown.feed("hree*, ")) == "*three*, "
+    assert markdown.feed("a*b 2 * 3 _ ") == "a*b 2 * 3 _ "
+    assert markdown.feed("`open") == ""
+    assert markdown.feed("x" * HELD) == "`open" + "x" * HELD, "what is not closed is not waited for"
+    assert markdown.feed("\n```py\nx = 1").count("x") == 0
+    assert ESCAPES.sub("", markdown.feed("\n")) == "x = 1\n"
 
 
 def test_reasoning_comes_before_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Screen(40, 24)
-    monkeypatch.setattr(display, "_write", lambda text: screen.write(ESCAPES.sub("", text)))
-    shown = MarkdownDisplay(console())
-    shown.show(PIECE, [Reasoning("one\n\ntwo")])
-    shown.show(PIECE, [Reasoning(" more"), Content("**the** answer")])
-    shown.finish([])
-    assert screen.lines == ["one", "", "two more", "", "the answer"]
+    screen = Screen(monkeypatch)
+    answer = MarkdownDisplay(colours=True)
+    for deltas in (
+        [Reasoning("\none\n\ntw")],
+        [Reasoning("o *more*\n")],
+        [Reasoning("\n"), Content("\n\n  the answer")],
+    ):
+        answer.show(PIECE, deltas)
+    answer.finish([])
+    assert screen.lines == ["one", "", "two *more*", "", "  the answer"]
 
 
-@pytest.mark.parametrize("answer", ["answer", ""])
-def test_the_line_about_a_long_question_gives_way(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    screen = Screen(40, 24)
-    monkeypatch.setattr(display, "_write", lambda text: screen.write(ESCAPES.sub("", text)))
-    shown = MarkdownDisplay(console())
-    shown.wait(10)
+@pytest.mark.parametrize("deltas", [[Content("answer")], [], [Reasoning("answer")]])
+def test_the_line_about_a_long_question_gives_way(monkeypatch: pytest.MonkeyPatch, deltas: list[Delta]) -> None:
+    screen = Screen(monkeypatch)
+    answer = MarkdownDisplay(colours=True)
+    answer.wait(10)
     assert screen.lines == [""]
-    shown.wait(12345)
+    answer.wait(12345)
     assert screen.lines == ["reading 12,345 characters ..."]
-    shown.finish([Content(answer)] if answer else [])
-    assert screen.lines == [answer]
+    answer.finish(deltas)
+    assert screen.lines == ["answer" if deltas else ""]
+    assert screen.screen.cursor.x == 0, "what follows begins a line"
 
 
 @pytest.mark.parametrize(("text", "printed"), [("", ""), ("a", "a\n"), ("a\n", "a\n"), ("\x1b[2J", "\x1b[2J\n")])
 def test_a_pipe_gets_the_text_as_it_is_and_a_line_end(
     text: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = Plain()
-    shown.show(PIECE, [Content(text)])
-    shown.finish([])
+    answer = Plain()
+    answer.show(PIECE, [Content(text)])
+    answer.finish([])
     assert capsys.readouterr().out == printed

@@ -66,9 +66,11 @@ class Terminal:
     def resize(self, width: int, height: int) -> None:
         self._tmux("resize-window", "-x", str(width), "-y", str(height))
 
-    def screen(self, *, colours: bool = False, scrolled: bool = False) -> str:
-        """What is seen, without blank lines at the end; with all that has scrolled off where asked for."""
-        options = ["-e"] * colours + ["-S", "-"] * scrolled
+    def screen(self, *, colours: bool = False, scrolled: bool = False, copied: bool = False) -> str:
+        """What is seen, without blank lines at the end; with all that has scrolled off where asked for. `copied`: with
+        each line whole that the terminal has wrapped, as it is copied.
+        """
+        options = ["-e"] * colours + ["-S", "-"] * scrolled + ["-J"] * copied
         return self._tmux("capture-pane", "-p", *options).rstrip()
 
     def wait_until(self, holds: Callable[[str], bool], what: str, *, scrolled: bool = False) -> str:

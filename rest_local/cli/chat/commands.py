@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
@@ -17,8 +18,10 @@ from typing import Any
 import click
 
 from rest_local.cli import inputs, missing
-from rest_local.cli.chat.conversation import Attachment
-from rest_local.cli.chat.display import COLOURS, style_of
+from rest_local.cli.chat.conversation import Attachment, text_of
+from rest_local.cli.chat.display import COLOURS, of_source
+from rest_local.cli.chat.markdown import visible
+from rest_local.cli.chat.prompt import is_dumb
 from rest_local.cli.chat.sessions import NamedSession, session_names
 from rest_local.cli.chat.talk import Talk, note
 from rest_local.cli.messages import in_options
@@ -272,13 +275,16 @@ def _drafts(talk: Talk, argument: str) -> None:
     if not drafts:
         note("answers are shown as Markdown")
         return
-    from rich.console import Console
-    from rich.text import Text
+    colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and not is_dumb()
+    sources = " ".join(of_source(source, source, colours) for source in COLOURS)
+    click.echo(f"drafted tokens are underlined, by source: {sources}", err=True)
 
-    legend = Text("drafted tokens are underlined, by source: ")
-    for source in COLOURS:
-        legend.append(source, style_of(source)).append(" ")
-    Console(stderr=True, highlight=False).print(legend)
+
+def _raw(talk: Talk, argument: str) -> None:
+    answer = next((text_of(each) for each in reversed(talk.conversation.messages) if each["role"] == "assistant"), "")
+    if not answer:
+        raise OptionError("there is no answer yet")
+    click.echo(visible(answer).removesuffix("\n"))
 
 
 def _stats(talk: Talk, argument: str) -> None:
@@ -321,6 +327,7 @@ COMMANDS = {
     "image": Command(_image, "PATH", "send an image with the next message, where the model has a projector"),
     "datastore": Command(_datastore, "add|remove|list", "what drafts are looked up in"),
     "drafts": Command(_drafts, "[on|off]", "underline drafted tokens, in the colour of their source"),
+    "raw": Command(_raw, "", "the newest answer as the model wrote it, without colours"),
     "stats": Command(_stats, "", "what drafting did in this chat"),
     "model": Command(_model, "[MODEL]", "show the model, or go on with another one"),
     "bye": Command(_bye, "", "leave"),

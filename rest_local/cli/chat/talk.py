@@ -19,7 +19,7 @@ import click
 from rest_local.cli import interrupt
 from rest_local.cli.chat.conversation import Conversation, text_of
 from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain, Silent
-from rest_local.cli.chat.prompt import quiet_keyboard
+from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
 from rest_local.cli.chat.sessions import NamedSession
 from rest_local.cli.messages import fitted
 from rest_local.cli.statistics_line import line_of, statistics_line
@@ -193,16 +193,12 @@ class Talk:
             return Silent()
         if not sys.stdout.isatty():
             return Plain()
-        from rich.console import Console
-
-        # The terminal knows its size; COLUMNS in the environment does not follow a change.
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        console = Console(file=sys.stdout, highlight=False, _environ=environment)
-        if console.is_dumb_terminal or console.legacy_windows or not console.is_terminal:
+        if is_dumb():
             return Plain(at_terminal=True)
+        colours = not os.environ.get("NO_COLOR")
         if self.settings.drafts:
-            return DraftsDisplay(console, self.engine)
-        return MarkdownDisplay(console) if self.settings.markdown else Plain(at_terminal=True)
+            return DraftsDisplay(self.engine, colours)
+        return MarkdownDisplay(colours) if self.settings.markdown else Plain(at_terminal=True)
 
     def _keep(self, result: Result, message: dict[str, object]) -> None:
         self.conversation.answer(message)
