@@ -20,7 +20,7 @@ from pathlib import Path
 from rest_local.batch.jobs import EMBEDDING, LIMITS, Job
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.find import model_file
-from rest_local.catalog.metadata import read_metadata
+from rest_local.catalog.metadata import read_metadata, trained_context
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama import library
 from rest_local.llama.batch import MOST_IDS
@@ -45,7 +45,7 @@ def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = N
         return config
     path = model_file(config.model)
     header = header_of(read_metadata(path), path)
-    n_ctx = config.context_length(header.n_ctx_train)
+    n_ctx = config.context_length(trained_context(path, config.options))
     needs = sorted((cells_of(job, n_ctx, max_tokens) for job in generating), reverse=True)
     size = sum(file.stat().st_size for file in _files(path))
     memory = int(_SHARE * (free_memory(config) - size))

@@ -61,8 +61,9 @@ class Output:
     locked    have a lock for it; without, the caller sees to it that nothing else writes the file
 
     `done` is what a regular file contains of these jobs already. Nothing is changed before `start`, except that a
-    missing file is made. Raises OutputInvalid for a file of another input or model, and for one that another process
-    writes; OutputUnwritable; BrokenPipeError where the reader of a pipe is gone.
+    missing file is made; where the context ends with an exception and no line was written, it is removed. Raises
+    OutputInvalid for a file of another input or model, and for one that another process writes; OutputUnwritable;
+    BrokenPipeError where the reader of a pipe is gone.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class Output:
         self._pending, self._since, self._synced = b"", 0.0, time.monotonic()
         self._lock = _locked(path) if locked and path != STDOUT else None
         self._descriptor = -1
+        self._made = path != STDOUT and not path.exists()
+        self._discards = False
         try:
             self._descriptor = self._opened()
             self._regular = path != STDOUT and stat.S_ISREG(os.fstat(self._descriptor).st_mode)
@@ -192,13 +195,16 @@ class Output:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+            if self._discards and self._made and not self._at:
+                self._path.unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.release()
 
     def __enter__(self) -> Output:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._discards = kind is not None
         self.close()
 
 

@@ -22,9 +22,9 @@ from rest_local.catalog.quantization import FILE_TYPES, label_of, stem_of
 from rest_local.catalog.stores import StoredModel, stored_models
 from rest_local.errors import DatastoreError, ModelError
 from rest_local.llama.gguf_header import shards_of
+from rest_local.llama.options import LARGEST_DEFAULT
 from rest_local.paths import cache_dir, write_atomically
 
-DEFAULT_CONTEXT = 4096  # tokens: what an engine opens unless told otherwise (EngineConfig)
 CACHE, FORMAT = "models.json", 1
 _F16 = 2  # bytes of a cached key or value by default
 
@@ -72,7 +72,7 @@ class ModelFacts:
 
     name, path, store   as in StoredModel
     bytes               of all its files
-    memory_bytes        estimated: weights, and the KV cache for DEFAULT_CONTEXT tokens or what it was trained for
+    memory_bytes        estimated: weights, and the KV cache for LARGEST_DEFAULT tokens or what it was trained for
     header              see Header
     datastores          names of those that it can draft from
     perhaps             names of those that were built for a tokenizer of the same name; known after its first use
@@ -134,7 +134,7 @@ def _facts(
     except ModelError as error:
         return replace(facts, error=getattr(error, "cause", "") or str(error))
     used = known.get(key)
-    n_ctx = min(DEFAULT_CONTEXT, header.n_ctx_train or DEFAULT_CONTEXT)
+    n_ctx = min(LARGEST_DEFAULT, header.n_ctx_train or LARGEST_DEFAULT)
     sure = {store.datastore for store in stores if store.model == key[0] or (used and store.hash == used.vocabulary)}
     perhaps = {store.datastore for store in stores if not used and store.name == header.vocabulary} - sure
     return replace(

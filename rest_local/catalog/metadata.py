@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rest_local.errors import ModelInvalid, printable
 from rest_local.llama.gguf_header import check_header
+from rest_local.llama.options import ModelOptions
 
 Value = bool | int | float | str | list[bool | int | float]
 
@@ -78,6 +79,16 @@ def read_metadata(path: Path) -> Metadata:
         raise ModelInvalid(path, "is damaged or truncated in its header") from error
     except OSError as error:
         raise ModelInvalid(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def trained_context(path: Path, options: ModelOptions) -> int:
+    """Tokens of context that a model was trained for, by its file and `options.override_kv`, without loading it; 0
+    where neither says. Raises ModelNotFound, ModelInvalid.
+    """
+    metadata = read_metadata(path)
+    key = f"{metadata.text('general.architecture')}.context_length"
+    overridden = [override.value for override in options.override_kv if override.key == key]
+    return int(overridden[-1]) if overridden else metadata.number(key)
 
 
 class _Reader:

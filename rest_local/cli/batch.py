@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs, messages, opening, options
+from rest_local.cli import inputs, interrupt, messages, opening, options
 from rest_local.cli.sections import SectionedCommand
 from rest_local.cli.streams import without_messages_of_ray
 from rest_local.decoding.config import EngineConfig
@@ -150,13 +150,15 @@ def batch(
         in_terminal = output == STANDARD and sys.stdout.isatty()
         try:
             with (
+                interrupt.terminable(),
                 without_messages_of_ray() if cluster else nullcontext(),
                 shown(summary, in_terminal=in_terminal) as report,
                 _answering(config, left, tokens, cluster) as answers,
             ):
                 run(answers, out, summary, report)
-        except KeyboardInterrupt:
-            click.echo(f"rest-local: interrupted; {_way_on(summary, output)}", err=True)
+        except KeyboardInterrupt as error:
+            how = "terminated" if isinstance(error, interrupt.Terminated) else "interrupted"
+            click.echo(f"rest-local: {how}; {_way_on(summary, output)}", err=True)
             raise
     _finish(summary, output, as_json)
 

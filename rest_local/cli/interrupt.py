@@ -14,13 +14,32 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 
-EXIT_CODE = 130
+EXIT_CODE, TERMINATED = 130, 143
 _RESET = b"\0"  # no signal has number 0
 
 _wakeup: int | None = None
 at_end: list[Callable[[], None]] = []  # done before the process ends at once: what a terminal was set to is put back
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came inside of `terminable`."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """While the block runs in the main thread, SIGTERM raises Terminated, so that the block can say what it kept."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def watch() -> None:
@@ -54,8 +73,8 @@ def _count(reading: int) -> None:
     while byte := os.read(reading, 1):
         if byte == _RESET:
             interrupts = 0
-        elif byte[0] == signal.SIGINT:
-            interrupts += 1
+        elif byte[0] in (signal.SIGINT, signal.SIGTERM):
+            interrupts += byte[0] == signal.SIGINT
             if interrupts > 1:
                 _show_cursor()
                 for put_back in at_end:

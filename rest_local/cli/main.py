@@ -1,9 +1,9 @@
 """Entry point of `rest-local`: the lazy command group, and the one place where errors become exit codes.
 
 Exit codes: 0 ok, 1 refused at run time (a named file that is missing or wrong, too; also: the output was closed), 2
-wrong usage (what the command line alone shows), 130 interrupted. Every error is one line on stderr,
-`rest-local: error: ...`. Importing this module loads click and the standard library, nothing else; commands
-import numpy, llama.cpp and rich when they run.
+wrong usage (what the command line alone shows), 130 interrupted, 143 a batch that SIGTERM ended. Every error is one
+line on stderr, `rest-local: error: ...`. Importing this module loads click and the standard library, nothing else;
+commands import numpy, llama.cpp and rich when they run.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(message, error.exit_code)
     except RestLocalError as error:
         return _fail(in_options(str(error)), error.exit_code)
+    except interrupt.Terminated:
+        return interrupt.TERMINATED
     except (KeyboardInterrupt, click.Abort):
         return interrupt.EXIT_CODE
     except BrokenPipeError:

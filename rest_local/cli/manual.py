@@ -35,6 +35,7 @@ EXIT_TEXT = {
     "1": "Refused or failed at run time; also, without a message, when the output pipe is closed.",
     "2": "Wrong usage, as far as the command line alone shows it.",
     "130": "Interrupted.",
+    "143": "A batch that SIGTERM ended.",
 }
 
 

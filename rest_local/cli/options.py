@@ -18,8 +18,8 @@ from rest_local.cli import completion
 from rest_local.cli.inputs import read_grammar
 from rest_local.cli.load_options import LayerCount, load_options
 from rest_local.cli.sections import in_section
-from rest_local.decoding.config import AUTO_PROJECTOR, LARGEST_DEFAULT, POLICY_NAMES, TRAINED, EngineConfig
-from rest_local.llama.options import ModelOptions
+from rest_local.decoding.config import AUTO_PROJECTOR, POLICY_NAMES, TRAINED, EngineConfig
+from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
 from rest_local.llama.sampling import Sampling
 
 if TYPE_CHECKING:

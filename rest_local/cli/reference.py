@@ -26,7 +26,8 @@ environment (`--top-k` is `{ENVIRONMENT}_TOP_K`) and in the [configuration file]
 given on the command line wins. Options that delete without asking take no part, and neither do `--model` and
 `--history` of `bench replay`, which mean something else. `{ENVIRONMENT}_HISTORY=0` is `--no-history`.
 
-Exit codes: 0 ok, 1 refused at run time (a named file that is missing or wrong, too), 2 wrong usage, 130 interrupted.
+Exit codes: 0 ok, 1 refused at run time (a named file that is missing or wrong, too), 2 wrong usage, 130 interrupted,
+143 a batch that SIGTERM ended.
 """
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from rest_local.errors import OptionError
-from rest_local.llama.options import ModelOptions
+from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
 
 if TYPE_CHECKING:
     from rest_local.decoding.verify import Relaxed
@@ -22,7 +22,6 @@ POLICY_NAMES = ("auto", "off", "rest", "sam", "respec")  # of rest_local.plannin
 TRAINED: Final = "trained"
 NO_DRAFT_MODEL = Path("none")  # for `draft_model`
 AUTO_PROJECTOR, NO_PROJECTOR = Path("auto"), Path("none")  # for `mmproj`
-LARGEST_DEFAULT = 4096  # tokens: a longer context is opened only where it is asked for
 SMALLEST_CONTEXT = 8
 
 
@@ -37,8 +36,8 @@ class EngineConfig:
                       except that a command asks at a terminal
     follow            use new commits of the datastores while the engine runs, and those named that are built later
     policy            when and how much to draft: `auto`, `off`, `rest`, `sam` or `respec`
-    n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that or 4 096,
-                      whichever is less
+    n_ctx             tokens of context of one request; "trained": what the model was trained for; None: that, 4 096 or
+                      `cells`, whichever is least
     threads           CPU threads, a fixed number; None: the performance cores, fewer while other programs want them
     n_gpu_layers      layers on the GPU, -1: all of them; None: as many as fit, where there is a GPU
     exact             draft chains only, in settings in which drafting changes no bit of the output
@@ -106,10 +105,12 @@ class EngineConfig:
             _at_least(name, getattr(self, name), -1)
 
     def context_length(self, trained: int) -> int:
-        """Tokens of context for a model that was trained for `trained` tokens, 0 where its file does not say."""
+        """Tokens of context for a model that was trained for `trained` tokens, 0 where its file does not say. The one
+        place that decides it.
+        """
         if self.n_ctx == TRAINED:
             return trained or LARGEST_DEFAULT
-        return self.n_ctx or min(LARGEST_DEFAULT, trained or LARGEST_DEFAULT)
+        return self.n_ctx or min(filter(None, (LARGEST_DEFAULT, trained, self.cells)))
 
 
 class EngineOptions(TypedDict, total=False):

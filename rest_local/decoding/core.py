@@ -36,11 +36,11 @@ from typing import Any
 
 from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.catalog.find import model_file
+from rest_local.catalog.metadata import trained_context
 from rest_local.catalog.projectors import projector_of
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.config import (
     AUTO_PROJECTOR,
-    LARGEST_DEFAULT,
     NO_DRAFT_MODEL,
     NO_PROJECTOR,
     TRAINED,
@@ -71,7 +71,9 @@ from rest_local.errors import (
 )
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder
+from rest_local.llama.context import ContextSettings
 from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
 from rest_local.llama.placeholders import text_of
 from rest_local.llama.projector import Projector
 from rest_local.llama.sampler import Sampler
@@ -94,17 +96,14 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
     Raises ModelError, OptionError.
     """
     path = model_file(config.model)
-    asked = 0 if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
+
+    def contexts(tried: ModelOptions) -> list[ContextSettings]:
+        size = config.context_length(trained_context(path, tried))
+        return contexts_to_try(tried, size, config.threads or 0, config.slots, config.cells, config.exact)
+
+    n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
     try:
-        chosen = ladder.choose(
-            path,
-            config.n_gpu_layers,
-            config.options,
-            lambda tried: contexts_to_try(
-                tried, asked or LARGEST_DEFAULT, config.threads or 0, config.slots, config.cells, config.exact
-            ),
-            asked,
-        )
+        chosen = ladder.choose(path, config.n_gpu_layers, config.options, contexts, n_ctx)
     except ModelInvalid:
         check_is_model(path)
         raise

@@ -29,7 +29,7 @@ from rest_local.llama import library
 from rest_local.llama.batch import MOST_IDS, Batch
 from rest_local.llama.cores import default_threads
 from rest_local.llama.loaded import bindings, llama_cpp
-from rest_local.llama.options import CACHE_TYPES, ROPE_SCALINGS, Rope
+from rest_local.llama.options import CACHE_TYPES, LARGEST_DEFAULT, ROPE_SCALINGS, Rope
 
 if TYPE_CHECKING:
     from rest_local.llama.model import Model
@@ -122,7 +122,7 @@ class ContextSettings:
     `threads_batch`: for more than one token, 0 = `threads`.
     """
 
-    n_ctx: int = 4096
+    n_ctx: int = LARGEST_DEFAULT
     n_batch: int = 512
     n_ubatch: int = 0
     n_branches: int = 8

@@ -26,6 +26,7 @@ NUMA = ("distribute", "isolate", "numactl")
 ROPE_SCALINGS = ("none", "linear", "yarn")  # enum llama_rope_scaling_type
 OVERRIDE_TYPES = ("int", "float", "bool", "str")
 LONGEST_OVERRIDE = 127  # bytes of a key, and of a string, in llama_model_kv_override
+LARGEST_DEFAULT = 4096  # tokens of context: a longer one is opened only where it is asked for
 
 
 @dataclass(frozen=True)

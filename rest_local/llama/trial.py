@@ -58,8 +58,8 @@ def attempt(
 ) -> Failure | None:
     """Run the child. Returns None if all settings that llama.cpp accepts work. Raises OSError if it cannot be started.
 
-    `n_ctx`: tokens of context; 0 = the number that the model was trained for; None = the same, but at most the number
-    in `settings`. `settings`: only recurrent models use their `n_rs_seq`."""
+    `n_ctx`: tokens of context, also beyond what the model was trained for; None = the number in `settings`, but at most
+    what it was trained for. `settings`: only recurrent models use their `n_rs_seq`."""
     task = {
         "path": os.path.abspath(path),
         "n_gpu_layers": n_gpu_layers,
@@ -159,7 +159,7 @@ def _for_model(model: Model, settings: ContextSettings, n_ctx: int | None, on_cp
     """The settings of the context as it will be made, see `attempt`. On the CPU the context is short, because its
     length causes no crash there."""
     trained = model.n_ctx_train or settings.n_ctx
-    size = max(8, n_ctx or (trained if n_ctx == 0 else min(settings.n_ctx, trained)))
+    size = max(8, n_ctx or min(settings.n_ctx, trained))
     n_cells = size * settings.n_slots if settings.n_cells == settings.n_ctx * settings.n_slots else settings.n_cells
     settings = replace(settings, n_ctx=size, n_cells=max(size, n_cells))
     if on_cpu:

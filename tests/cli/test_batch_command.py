@@ -43,6 +43,14 @@ def test_answers_and_a_summary(call: Call, requests: Path, tmp_path: Path) -> No
     assert sorted(answers_of(output)) == [f"r{n}" for n in range(5)]
 
 
+def test_without_any_option(call: Call, tmp_path: Path) -> None:
+    """The context is that of the model, which was trained for less than 4096 tokens."""
+    requests, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    requests.write_text("".join(json.dumps({"prompt": f"def f{n}(", "max_tokens": 4}) + "\n" for n in range(6)))
+    done = call("batch", str(requests), "-o", str(output))
+    assert (done.code, len(answers_of(output))) == (0, 6), done.err
+
+
 def test_a_second_run_answers_nothing_and_loads_no_model(
     call: Call, requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +147,7 @@ def test_a_shard_without_requests_is_done(call: Call, requests: Path, tmp_path: 
         ('{"prompt": "x"}', ["--json"], 2, "give -o FILE"),
         ('{"prompt": "x"}', ["-o", "other.jsonl"], 1, "give another output, or --replace to write it anew"),
         ('{"prompt": "x"}', ["-o", "out.jsonl", "-m", "none.gguf"], 1, "none.gguf: no such file"),
+        ('{"prompt": "x"}', ["-o", "out.jsonl", "-d", "none"], 1, "none"),
     ],
 )
 def test_what_is_refused_is_one_line(
@@ -159,6 +168,7 @@ def test_what_is_refused_is_one_line(
     assert says in done.err
     assert done.err.count("\n") == 1
     assert Path("other.jsonl").read_text() == '{"custom_id": "other", "id": "other"}\n'
+    assert not Path("out.jsonl").exists()
 
 
 def test_replace_writes_it_anew(call: Call, requests: Path, tmp_path: Path) -> None:
@@ -184,18 +194,23 @@ def wait_for_lines(process: subprocess.Popen[bytes], output: Path, count: int) -
         time.sleep(0.01)
 
 
-def test_an_interrupt_keeps_the_answers_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "word", "code"), [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "terminated", 143)]
+)
+def test_an_interrupt_keeps_the_answers_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals, word: str, code: int
+) -> None:
     requests, output = write_requests(tmp_path / "in.jsonl", 400), tmp_path / "out.jsonl"
     command = [*COMMAND, str(requests), "-o", str(output), *SMALL]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT)
     wait_for_lines(process, output, 1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == code
     done = len(answers_of(output))
     assert 0 < done < 400
     said = re.fullmatch(
-        rf"rest-local: interrupted; (\d+) of 400 requests are answered in {re.escape(str(output))}; "
+        rf"rest-local: {word}; (\d+) of 400 requests are answered in {re.escape(str(output))}; "
         r"the same command goes on from there\n",
         errors.decode(),
     )

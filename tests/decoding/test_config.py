@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from rest_local import Engine
-from rest_local.decoding.config import LARGEST_DEFAULT, POLICY_NAMES, EngineConfig, EngineOptions
+from rest_local.decoding.config import POLICY_NAMES, EngineConfig, EngineOptions
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import ModelNotFound, OptionError
+from rest_local.llama.options import LARGEST_DEFAULT
 from rest_local.planning.policies import POLICIES
 
 
@@ -76,6 +77,12 @@ def test_it_is_frozen_and_can_be_replaced() -> None:
 )
 def test_the_length_of_the_context(n_ctx: Any, trained: int, expected: int) -> None:
     assert EngineConfig(n_ctx=n_ctx).context_length(trained) == expected
+
+
+def test_the_default_context_fits_the_cells() -> None:
+    assert EngineConfig(cells=2048).context_length(3072) == 2048
+    assert EngineConfig(cells=8192).context_length(3072) == 3072
+    assert EngineConfig(cells=2048, n_ctx=3000).context_length(3072) == 3000  # asked for: refused where it is opened
 
 
 def test_a_model_that_is_not_there_is_named() -> None:

@@ -295,7 +295,7 @@ def _plan_replay(plan: Plan, choice: Choice) -> None:
                 workloads["edits"] = _split(edits, choice.size.answers, model.n_vocab)
             except InputInvalid as error:
                 plan.leave_out("replay/edits", str(error))
-        most = min(model.n_ctx_train or 4096, choice.n_ctx or 4096)
+        most = EngineConfig(n_ctx=choice.n_ctx).context_length(model.n_ctx_train or 0)
     tasks, answers = tasks_of(workloads, choice.size.replayed)
     chosen = [task for task in tasks if wants(choice.workloads, task.workload)]
     fitting = _fitting(plan, chosen, most, replace(choice, git=None))
