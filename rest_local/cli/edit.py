@@ -23,9 +23,10 @@ from rest_local.cli.diff import coloured, count_changes, unified_diff
 from rest_local.cli.live import Live
 from rest_local.cli.messages import fail, say, warn
 from rest_local.cli.sections import SectionedCommand
-from rest_local.decoding.config import LARGEST_DEFAULT, EngineConfig
+from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile, write_whole
-from rest_local.errors import EditRefused, InputInvalid, ModelError, RestLocalError, printable
+from rest_local.errors import EditRefused, InputInvalid, ModelError, PromptTooLong, RestLocalError, printable
+from rest_local.llama.options import LARGEST_DEFAULT
 from rest_local.llama.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -177,8 +178,10 @@ def require_template(engine: Engine) -> None:
 
 def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: str) -> EngineConfig:
     """The config with a context for the largest file and its edit, where none is given: up to LARGEST_OWN tokens and
-    what the model was trained for. Reads the vocabulary only for files that may not fit the usual context.
+    what the model was trained for. A file that has more tokens itself is left to the engine, which refuses it. Reads
+    the vocabulary only for files that may not fit the usual context.
     """
+    from rest_local.catalog.metadata import trained_context
     from rest_local.llama.model import Model
 
     if config.n_ctx is not None:
@@ -186,15 +189,20 @@ def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: s
     largest = max(len(file.content) for file in files)
     if needed_tokens(largest, len(instruction)) <= LARGEST_DEFAULT:  # with a token for each byte
         return config
-    with Model.open(inputs.model_path(config.model), options=config.options, vocab_only=True) as model:
+    path = inputs.model_path(config.model)
+    most = min(LARGEST_OWN, trained_context(path, config.options) or LARGEST_OWN)
+    with Model.open(path, options=config.options, vocab_only=True) as model:
         *counts, n_instruction = (
-            len(model.vocabulary.tokenize(text, most=LARGEST_OWN)) for text in (*(f.text for f in files), instruction)
+            len(model.vocabulary.tokenize(text, most=most)) for text in (*(f.text for f in files), instruction)
         )
-        trained = model.metadata.get(f"{model.metadata.get('general.architecture')}.context_length", "")
-        most = min(LARGEST_OWN, int(trained) if trained.isdecimal() else LARGEST_OWN)  # `n_ctx_train` is not read
-    needed = needed_tokens(max(counts), n_instruction)
+    fitting = [(count, file.path) for count, file in zip(counts, files, strict=True) if count <= most]
+    count, file = max(fitting, default=(0, None))
+    needed = needed_tokens(count, n_instruction)
     if needed > most:
-        warn(f"a context of {most} tokens is opened, and a file with its edit may need {needed}; `n_ctx` sets another")
+        warn(
+            f"file {file}: has {count} tokens, and with its edit may need a context of {needed}; one of {most} is "
+            "opened, `n_ctx` sets another"
+        )
     return config if needed <= LARGEST_DEFAULT else replace(config, n_ctx=min(needed, most))
 
 
@@ -262,6 +270,10 @@ class Edits:
         self._changes.append(change)
         try:
             self._generate(change)
+        except PromptTooLong as error:
+            cause = str(error).partition(";")[0]
+            self._refuse(change, EditRefused(file.path, cause, "give a smaller file, or raise `n_ctx`"))
+            return
         except RestLocalError as error:
             self._refuse(change, error)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from rest_local.cli.edit import LARGEST_OWN, with_context
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile
 from rest_local.errors import PromptTooLong
+from rest_local.llama.model import Model
 from rest_local.llama.sampling import Sampling
 
 Install = Callable[..., FakeEngine]
@@ -197,7 +199,11 @@ def test_a_refused_file_leaves_the_others_their_turn(model: Install, edit: Call,
         (answer(""), [], "empty answer"),
         (answer(f"```py\n{NEW}"), [], "has no end"),
         (answer("```py\n```"), [], "is empty"),
-        ([PromptTooLong(900, 64)], [], "the context holds 64"),
+        (
+            [PromptTooLong(900, 64)],
+            [],
+            "the prompt has 900 tokens and the context holds 64; nothing was written; give a",
+        ),
         ([*answer("```py\nx"), PromptTooLong(900, 64)], [], "the context holds 64"),
     ],
 )
@@ -483,9 +489,28 @@ def test_context_is_as_large_as_the_files_need(tmp_path: Path, tiny_model: Calla
 def test_context_ends_where_the_training_of_the_model_did(
     tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "f").write_text("x = 1\n" * 2000)
+    (tmp_path / "f").write_text("x = 1\n" * 600)
     config = EngineConfig(model=tiny_model("llama", n_ctx=6000))
     assert with_context(config, [TextFile.read(tmp_path / "f")], "change it").n_ctx == 6000
     err = capsys.readouterr().err
-    assert err.startswith("rest-local: warning: a context of 6000 tokens is opened")
-    assert "--ctx sets another" in err
+    counted = re.fullmatch(
+        rf"rest-local: warning: file {tmp_path}/f: has (\d+) tokens, and with its edit may need a context of (\d+); "
+        r"one of 6000 is opened, --ctx sets another\n",
+        err,
+    )
+    assert counted, err
+    with Model.open(config.model or "", vocab_only=True) as model:
+        n_file, n_said = (len(model.vocabulary.tokenize(text)) for text in ((tmp_path / "f").read_text(), "change it"))
+    assert (int(counted[1]), int(counted[2])) == (n_file, edit_module.needed_tokens(n_file, n_said))
+
+
+def test_a_file_that_fits_no_context_is_left_to_the_engine(
+    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One message with one number: there is no warning of another one before it."""
+    (tmp_path / "huge").write_text("x = 1\n" * 20_000)
+    (tmp_path / "large").write_text("x = 1\n" * 600)
+    config = EngineConfig(model=tiny_model("llama", n_ctx=100_000))
+    files = [TextFile.read(tmp_path / name) for name in ("huge", "large")]
+    assert with_context(config, files, "change it") == with_context(config, files[1:], "change it")
+    assert capsys.readouterr().err == ""
