@@ -93,6 +93,11 @@ class Corrections:
         rows -= rows[0]
         return np.asarray(np.sqrt(np.maximum(((rows @ self._covariance) * rows).sum(axis=1), 0.0)))
 
+    def plain_sd(self, share: float) -> float:
+        """Standard deviation of log t(1), where attention takes `share` of it."""
+        row = _FEATURES[0] * (1.0 - share) + (_SPEED + _ATTENTION_FEATURES[0]) * share
+        return math.sqrt(max(float(row @ self._covariance @ row), 0.0))
+
     def learn(self, n: int, share: float, difference: float, count: int, busy: bool) -> None:
         """Update the state with the median time of `count` steps of n tokens. `difference`: log of that time over the
         expected time. `share`: expected share of attention. A time from a busy machine moves the means with a small

@@ -57,6 +57,7 @@ class CostCurve:
         self._queue: list[tuple[int, int, float, bool]] = []
         self._window: list[tuple[int, int, float]] = []  # steps that `busy_now` has not judged yet
         self._window_ms = 0.0
+        self.plain_steps = 0  # of one token that it has learned from since it was made
         self._refresh()
 
     @classmethod
@@ -122,6 +123,11 @@ class CostCurve:
         """Standard deviation of log t(n)/t(1) for n = 1..64, float64 [64]: 0.1 is about 10%."""
         self._make_current()
         return self._corrections.ratio_sd(self._attention_share(n_ctx))
+
+    def plain_sd(self, n_ctx: int) -> float:
+        """Standard deviation of log t(1): of the machine's speed, and of the price of attention at this length."""
+        self._make_current()
+        return self._corrections.plain_sd(float(self._attention_share(n_ctx)[0]))
 
     def per_cell(self, n: int) -> float:
         """Milliseconds that one more token in the KV cache adds to a decode of n tokens; 0 with one measured length."""
@@ -232,6 +238,7 @@ class CostCurve:
             groups.setdefault((n, n_ctx >> _BUCKET, busy), []).append((n_ctx, math.log(ms)))
         for (n, _, busy), seen in sorted(groups.items()):  # plain steps first: they set the speed
             n_ctx = seen[len(seen) // 2][0]
+            self.plain_steps += len(seen) if n == 1 else 0
             logs = sorted(value for _, value in seen)
             middle = logs[len(logs) // 2]
             base, attention = self._parts(n, n_ctx)

@@ -285,7 +285,6 @@ class Edits:
 
     def _generate(self, change: Change) -> None:
         """Raises RestLocalError."""
-        from rest_local.cli.statistics_line import speedup
         from rest_local.editing.edit import begin, changed
 
         file, limit = change.file, self.engine.n_ctx if self.tokens < 0 else self.tokens
@@ -294,7 +293,7 @@ class Edits:
             for piece in stream:
                 advance(piece)
         change.result = stream.result
-        change.speedup = speedup(stream.result, self.engine.plain_step_ms(stream.result))
+        change.speedup = stream.result.speedup
         change.content = changed(file, stream)
 
     def _refuse(self, change: Change, error: RestLocalError) -> None:

@@ -1,10 +1,8 @@
 """One line about the speed of an answer: `142 tokens/s, 2.3 x plain, 61% from mycode`.
 
 - tokens/s: tokens of the answer by the time from its first step to its last; evaluating the prompt is not in it.
-- x plain: what plain decoding of the same answer would have taken, by what the answer took. Plain decoding takes a
-  step for each token. The time of such a step is the mean of the steps of this answer in which nothing was drafted,
-  measured under the same load; where they are fewer than four it is that of the cost curve (`Engine.plain_step_ms`).
-  It is an estimate: `rest-local demo` runs both.
+- x plain: what plain decoding of the same answer would have taken, by what the answer took (`Result.speedup`). It is
+  an estimate, left out where the time of a plain step is not known yet; `rest-local demo` runs both.
 - the percentage: tokens of the answer that were drafted and accepted, by source where there are several.
 
 Pure functions of a `Result`; knows nothing about terminals.
@@ -21,9 +19,6 @@ if TYPE_CHECKING:
 
 PLAIN = "target"  # the source of a token that was not drafted
 RELAXED = "~"  # ends the name of a source where only relaxed verification let the token pass
-LEAST = (
-    4  # tokens to compare: the first step of an answer is the slowest, and one token of the demo model was 0.1 x plain
-)
 NAMES = {
     "model": "the draft model",
     "grammar": "the grammar",
@@ -35,26 +30,17 @@ NAMES = {
 
 def line_of(engine: Engine, result: Result) -> str:
     """The line about an answer of this engine."""
-    return statistics_line(result, engine.plain_step_ms(result), [store.path.name for store in engine.datastores])
+    return statistics_line(result, [store.path.name for store in engine.datastores])
 
 
-def statistics_line(result: Result, plain_ms: float | None, datastores: Sequence[str] = ()) -> str:
-    """The line about an answer. `plain_ms`: the time of a plain step; None leaves the comparison out. `datastores`:
-    names of those that were open; the name of a single one stands in the place of `datastore`.
+def statistics_line(result: Result, datastores: Sequence[str] = ()) -> str:
+    """The line about an answer. `datastores`: names of those that were open; the name of a single one stands in the
+    place of `datastore`.
     """
     parts = [f"{_number(result.timings.predicted_per_second)} tokens/s"]
-    times = speedup(result, plain_ms)
-    if times is not None:
-        parts.append(f"{times:.1f} x plain")
+    if result.speedup is not None:
+        parts.append(f"{result.speedup:.1f} x plain")
     return ", ".join([*parts, drafted_share(result, datastores)])
-
-
-def speedup(result: Result, plain_ms: float | None) -> float | None:
-    """How many times as fast as plain decoding the answer came; None where that is not known, or of a short answer."""
-    timings = result.timings
-    if not plain_ms or timings.predicted_tokens < LEAST or timings.predicted_ms <= 0:
-        return None
-    return plain_ms * timings.predicted_tokens / timings.predicted_ms
 
 
 def drafted_share(result: Result, datastores: Sequence[str] = ()) -> str:

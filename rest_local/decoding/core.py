@@ -338,7 +338,7 @@ class EngineCore:
             answer,
             partial(self._connect, lane, request.datastores),
             vocabulary.is_end,
-            self._count,
+            partial(self._count, lane),
             relaxed=relaxed,
             constraint=None if sampler.constraint.is_free else sampler.constraint,
             decode=self._decode if request.origins else None,
@@ -376,9 +376,13 @@ class EngineCore:
         sources.use(self._stores(names, still=True), self._persisted.history if self._persisted else None)
         return sources
 
-    def _count(self, sequence: decoding.Sequence) -> None:
-        """A sequence has ended."""
-        tokens = sequence.result.tokens
+    def _count(self, lane: Lane, sequence: decoding.Sequence) -> None:
+        """A sequence of that lane has ended."""
+        result = sequence.result
+        tokens = result.tokens
+        plain_ms = sequence.statistics.plain_step_ms(lane.tuning.curve, lane.tuning.final)
+        if plain_ms:
+            result.draft = replace(result.draft, plain_step_ms=plain_ms + lane.auto.driver.step)
         self.totals.add(sequence.statistics, len(tokens))
         if self._persisted:
             self._persisted.add(tokens)

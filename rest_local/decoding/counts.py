@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts
 from rest_local.decoding.verify import Verdict
@@ -19,6 +20,9 @@ from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.origins import Origin
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.policy import StepCost
+
+ENOUGH_STEPS = 30  # plain passes from which the time of one is known
+LARGEST_ERROR = 0.1  # standard deviation of the logarithm of that time by the cost curve
 
 
 @dataclass(slots=True)
@@ -126,6 +130,7 @@ class Statistics:
     lookups_skipped: int = 0  # steps in which the policy chose not to look anything up
     plain_steps: int = 0  # without a draft
     plain_ms: float = 0.0  # of decode_ms, those of plain steps
+    alone: bool = True  # whether every pass of the answer was of this request only
     decode_ms: float = 0.0
     step_ms: float = 0.0  # decode_ms and the driver's own time
     model_ms: float = 0.0  # of a draft model
@@ -144,6 +149,23 @@ class Statistics:
         for node in path:
             self.by_source[SOURCES[tree.source[node]]]["accepted"] += 1
 
+    def plain_step_ms(self, curve: CostCurve, measured: bool) -> float:
+        """What a plain forward pass takes in the middle of this answer, in milliseconds; 0 where that is not known.
+
+        It is the mean of the answer's own passes without a draft, where these are ENOUGH_STEPS. Otherwise it is the
+        time by the cost curve, but no more than the mean pass of the answer, where the curve is certain of this length
+        and was `measured` as a whole or has learned from ENOUGH_STEPS plain passes. An answer whose passes were shared
+        with other requests is compared with nothing.
+        """
+        if not self.alone or not self.steps:
+            return 0.0
+        if self.plain_steps >= ENOUGH_STEPS:
+            return self.plain_ms / self.plain_steps
+        middle = self.prompt_tokens + self.generated // 2
+        if not (measured or curve.plain_steps >= ENOUGH_STEPS) or curve.plain_sd(middle) > LARGEST_ERROR:
+            return 0.0
+        return min(float(curve.expected(middle)[0]), self.decode_ms / self.steps)
+
     def summary(self) -> DraftStatistics:
         """What the result of the request tells about drafting."""
         steps = max(self.steps, 1)
@@ -157,8 +179,6 @@ class Statistics:
             relaxed=self.relaxed,
             by_source={name: SourceCounts(**counts) for name, counts in self.by_source.items()},
             lookups=Lookups(len(self.lookup_us), self.lookups_skipped, median, p99),
-            plain_steps=self.plain_steps,
-            plain_ms_per_step=self.plain_ms / max(self.plain_steps, 1),
             driver_ms_per_step=(self.step_ms - self.decode_ms) / steps,
             decode_ms_per_step=self.decode_ms / steps,
             draft_model_ms_per_step=self.model_ms / steps,

@@ -132,18 +132,6 @@ class Engine:
     def cost_curve(self) -> CostCurve:
         return self._core.lane.tuning.curve
 
-    def plain_step_ms(self, result: Result) -> float:
-        """What a plain step took, or would have taken, in the middle of an answer, in milliseconds: the mean forward
-        pass of the steps of the answer in which nothing was drafted, or, where these are fewer than four, the pass by
-        the cost curve, which a batch of this answer bounds; and the driver's own time.
-        """
-        lane, draft, timings = self._core.lane, result.draft, result.timings
-        if draft.plain_steps >= 4:
-            return draft.plain_ms_per_step + lane.auto.driver.step
-        middle = timings.cached_tokens + timings.prompt_tokens + timings.predicted_tokens // 2
-        expected = float(lane.tuning.curve.expected(middle)[0])
-        return (min(expected, draft.decode_ms_per_step) if draft.steps else expected) + lane.auto.driver.step
-
     @property
     def calibration(self) -> dict[str, Any]:
         """The state of the cost curve: final or provisional, its age, noise and uncertainty by batch size."""

@@ -93,7 +93,7 @@ class DraftStatistics:
     drafted       draft tokens that were verified; `accepted` of them were right
     relaxed       of the accepted ones, those that pass only because verification is relaxed
     by_source     the same counts by source: datastore, history, context, prediction, model, grammar, logits
-    plain_steps   steps without a draft, whose forward pass took `plain_ms_per_step` (0 where there was none)
+    plain_step_ms what a step of plain decoding takes here, 0 where that is not known (`Statistics.plain_step_ms`)
     """
 
     steps: int = 0
@@ -103,8 +103,7 @@ class DraftStatistics:
     relaxed: int = 0
     by_source: Mapping[str, SourceCounts] = field(default_factory=dict)
     lookups: Lookups = field(default_factory=Lookups)
-    plain_steps: int = 0
-    plain_ms_per_step: float = 0.0
+    plain_step_ms: float = 0.0
     driver_ms_per_step: float = 0.0
     decode_ms_per_step: float = 0.0
     draft_model_ms_per_step: float = 0.0
@@ -135,5 +134,6 @@ class DraftStatistics:
             "lookup_us": {"p50": round(self.lookups.median_us, 1), "p99": round(self.lookups.p99_us, 1)},
             "driver_ms_per_step": round(self.driver_ms_per_step, 4),
             "decode_ms_per_step": round(self.decode_ms_per_step, 4),
+            "plain_step_ms": round(self.plain_step_ms, 4) or None,
             **({"draft_model_ms_per_step": round(of_model, 4)} if of_model else {}),
         }

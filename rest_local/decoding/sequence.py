@@ -414,6 +414,7 @@ class Sequence:
         if not len(self.tree):
             self.statistics.plain_steps += 1
             self.statistics.plain_ms += done.decode_ms
+        self.statistics.alone &= done.n_sequences == 1 and not done.prompted
         self.statistics.step_ms += done.decode_ms + done.batch_ms + clock.own
 
     def finish_step(self, taken: Taken) -> Step:

@@ -19,6 +19,8 @@ from rest_local.decoding.results import DraftStatistics, Timings
 from rest_local.drafting.origins import Origin
 from rest_local.llama.vocabulary import Detokenizer
 
+LEAST_TOKENS = 4  # of an answer that is compared: the first step is the slowest
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -74,6 +76,21 @@ class Result:
     timings: Timings = field(default_factory=Timings)
     draft: DraftStatistics = field(default_factory=DraftStatistics)
     truncated: bool = False  # a context shift dropped some of the text before
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as plain decoding the answer came; None where that is not known
+        (`Statistics.plain_step_ms`), of a short answer, and where nothing was drafted.
+        """
+        plain_ms, timings = self.draft.plain_step_ms, self.timings
+        if (
+            not plain_ms
+            or not self.draft.drafted
+            or timings.predicted_tokens < LEAST_TOKENS
+            or timings.predicted_ms <= 0
+        ):
+            return None
+        return plain_ms * timings.predicted_tokens / timings.predicted_ms
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints."""

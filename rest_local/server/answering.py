@@ -381,9 +381,7 @@ class OpenAIAnswer(Answer[BodyT]):
         """Further fields of the last event of an answer."""
         fields = self._counts() if not self._includes_usage and not self.remaining else {}
         if self.sends_origins:
-            draft = self.results[number].draft
-            plain = {"plain_steps": draft.plain_steps, "plain_ms_per_step": round(draft.plain_ms_per_step, 4)}
-            fields["rest_local"] = {"draft": draft.to_dict() | plain}
+            fields["rest_local"] = {"draft": self.results[number].draft.to_dict()}
         return fields
 
     def _head(self, kind: str) -> dict[str, Any]:

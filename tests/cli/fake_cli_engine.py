@@ -70,6 +70,7 @@ class FakeStream:
             draft=DraftStatistics(
                 steps=steps,
                 generated=len(tokens),
+                plain_step_ms=4.0,  # the streams take 2 ms a token
                 drafted=2 * len(sources),
                 accepted=len(sources),
                 by_source={s: SourceCounts(2, sources.count(s)) for s in dict.fromkeys(sources)},
@@ -151,9 +152,6 @@ class FakeEngine:
     def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeStream:
         self.messages.append([dict(message) for message in messages])
         return self.generate(self.chat_prompt(messages), **arguments)
-
-    def plain_step_ms(self, result: Result) -> float:
-        return 4.0  # the streams take 2 ms a token
 
     def save_cells(self, path: Any) -> bool:
         path.write_text("cells")

@@ -58,7 +58,7 @@ def test_a_patch_for_a_pipe_and_then_the_edit(command: list[str], folder: Path) 
     assert (folder / "a.py").read_bytes() == NEW.encode()
     assert (folder / "a.py").stat().st_mode & 0o777 == 0o750
     assert b"a.py: +2 -2, " in done.stderr
-    assert b" x plain, " in done.stderr
+    assert b"% from " in done.stderr
 
 
 def test_a_limit_of_tokens_writes_nothing(command: list[str], folder: Path) -> None:

@@ -27,6 +27,7 @@ TIMINGS = {"cache_n", "draft_n", "draft_n_accepted"} | {
 DRAFT = {"steps", "drafted", "accepted", "relaxed", "mat", "by_source", "lookup_us", "lookups"} | {
     "driver_ms_per_step",
     "decode_ms_per_step",
+    "plain_step_ms",
 }
 
 

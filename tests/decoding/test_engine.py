@@ -401,8 +401,16 @@ def test_the_result_is_the_documented_object(tiny_model: TinyModel) -> None:
     }  # fmt: skip
     assert set(data["draft"]) == {
         "steps", "drafted", "accepted", "relaxed", "mat", "by_source", "lookup_us", "driver_ms_per_step",
-        "decode_ms_per_step", "lookups",
+        "decode_ms_per_step", "plain_step_ms", "lookups",
     }  # fmt: skip
+
+
+def test_an_answer_tells_a_plain_step_once_enough_of_them_were_measured(tiny_model: TinyModel) -> None:
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256) as engine:
+        few, enough = (finish(engine, PROMPT, n, policy="off") for n in (20, 40))
+    assert few.to_dict()["draft"]["plain_step_ms"] is None
+    assert enough.draft.plain_step_ms > enough.draft.decode_ms_per_step > 0
+    assert enough.speedup is None, "nothing was drafted"
 
 
 def test_a_model_without_a_template_says_so(tiny_model: TinyModel) -> None:

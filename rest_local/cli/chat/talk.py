@@ -52,11 +52,6 @@ class Totals:
     """Sums over the answers of a chat."""
 
     results: list[Result] = field(default_factory=list)
-    plain_ms: float = 0.0  # what plain decoding of all of them would have taken
-
-    def add(self, result: Result, plain_step_ms: float) -> None:
-        self.results.append(result)
-        self.plain_ms += plain_step_ms * result.timings.predicted_tokens
 
     def lines(self) -> list[str]:
         """What `/stats` shows."""
@@ -68,14 +63,15 @@ class Totals:
         steps, generated, drafted, accepted = (
             sum(getattr(draft, name) for draft in drafts) for name in ("steps", "generated", "drafted", "accepted")
         )
+        each = [result.draft.plain_step_ms * result.timings.predicted_tokens for result in self.results]
+        plain_ms = sum(each) if all(each) else 0.0  # compared where each of them is
         whole = Result(
             sources=[source for result in self.results for source in result.sources],
             timings=timings,
-            draft=DraftStatistics(drafted=drafted),
+            draft=DraftStatistics(drafted=drafted, plain_step_ms=plain_ms / max(timings.predicted_tokens, 1)),
         )
-        plain_ms = self.plain_ms / timings.predicted_tokens if timings.predicted_tokens else None
         return [
-            f"{len(self.results)} answers, {timings.predicted_tokens} tokens: {statistics_line(whole, plain_ms)}",
+            f"{len(self.results)} answers, {timings.predicted_tokens} tokens: {statistics_line(whole)}",
             f"{generated / max(steps, 1):.2f} tokens a forward pass, {accepted} of {drafted} draft tokens accepted",
             f"prompts: {timings.prompt_tokens} tokens evaluated, {timings.cached_tokens} were in the KV cache",
         ]
@@ -202,7 +198,7 @@ class Talk:
 
     def _keep(self, result: Result, message: dict[str, object]) -> None:
         self.conversation.answer(message)
-        self.totals.add(result, self.engine.plain_step_ms(result))
+        self.totals.results.append(result)
         self._cells_are_new, self._n_read = True, self._n_characters()
         self.write()
         if self._as_json:

@@ -44,28 +44,20 @@ function paint() {
 
 // ---- Against plain decoding --------------------------------------------------------------------------------------
 
-// What a plain step takes, in milliseconds, by model: measured in the plain steps of an answer, or by running it again
-// without drafting. Kept, so that the next answer can be compared while it is written.
-let plainSteps = {};
-try {
-  plainSteps = JSON.parse(stored("localStorage", "rest-local-plain-steps")) || {};
-} catch { /* not ours: begin anew */ }
+// What a plain step takes, in milliseconds, by model, as the server said last: the next answer is compared with it while
+// it is written. The server knows when it has measured that.
+const plainSteps = new Map();
 
-const FEW = 4; // plain steps that tell nothing yet
-
-function learnPlain(answer) {
-  const { draft, request, timings } = answer;
-  let ms = draft && draft.plain_steps >= FEW ? draft.plain_ms_per_step + (draft.driver_ms_per_step || 0) : 0;
-  if (!answer.drafts && timings && timings.predicted_n > FEW) ms = 1000 / timings.predicted_per_second;
-  if (!(ms > 0)) return;
-  plainSteps[request.model] = ms;
-  stored("localStorage", "rest-local-plain-steps", JSON.stringify(plainSteps));
+function learnPlain({ draft, request }) {
+  if (draft && draft.plain_step_ms) plainSteps.set(request.model, draft.plain_step_ms);
 }
 
 /** How many times as fast as plain decoding; 0 where that is not known. */
 function againstPlain(answer) {
+  const { draft, plainMs, request, timings } = answer;
   if (!answer.drafts) return 1;
-  const ms = answer.plainMs || plainSteps[answer.request.model];
+  if (timings && !timings.draft_n && !plainMs) return 0; // lookups cost less than can be told from one answer
+  const ms = plainMs || (draft ? draft.plain_step_ms : plainSteps.get(request.model));
   return ms ? answer.speed * ms / 1000 : 0;
 }
 
