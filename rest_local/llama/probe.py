@@ -7,9 +7,8 @@ graph, and prints one line of JSON: `{"error": null}` or `{"error": "message of 
 It takes about half a second for each new (path, size, mtime, options, llama.cpp). Success is remembered in the cache
 directory. Each LoRA adapter has a probe of its own, which also evaluates a token, so that errors name the right file.
 
-Runs one module of this package in a child process, which may crash or hang, and reports how it ended.
-
-Knows nothing about the task of the child: its input is JSON on the command line, its output lines of JSON. The parent
+`run` runs any module of this package in a child process, which may crash or hang, and reports how it ended. It knows
+nothing about the task of the child: its input is JSON on the command line, its output lines of JSON. The parent
 survives any behaviour of the child, and waits at most `timeout` and a few seconds.
 """
 

@@ -8,21 +8,15 @@
   whatever the text and however wrong the estimates are, drafts have lost at most `ALLOWANCE` of its plain time and
   `SURE_FLOOR` plain steps, and drafts of which that was not likely at most `FLOOR`.
 - `Plan` maximises (guaranteed + expected accepted tokens) / t(n) over the number of nodes; 0 nodes is plain decoding.
-
-- `Trigger` decides about lookups: a step makes one if it is expected to save more time than it takes.
+- `Trigger` decides about lookups: a step makes one if it is expected to save more time than it takes. The saving is
+  learned for each combination of what is known without a lookup: the entropy of the distribution that gave the newest
+  token, as far as it is known; how many of the newest tokens occur earlier in the request's own text, or whether the
+  answer follows the prediction; whether the last lookup paid. So the threshold is not a number of nats: it is where the
+  expected saving falls below the measured price. Below it, one lookup in `LONGEST_WAIT` steps is made nevertheless, and
+  the first one that pays counts as a success again. That is how text that becomes predictable is noticed within that
+  many steps.
 
 The module knows nothing about text, sources or evidence.
-
-`Trigger.fires` says before a step whether to make a lookup; `learn` takes its outcome. The saving is learned for each
-combination of what is known without a lookup:
-
-- the entropy of the distribution that gave the newest token, as far as it is known,
-- how many of the newest tokens occur earlier in the request's own text, or whether the answer follows the prediction,
-- whether the last lookup paid.
-
-So the threshold is not a number of nats: it is where the expected saving falls below the measured price. Below it, one
-lookup in `LONGEST_WAIT` steps is made nevertheless, and the first one that pays counts as a success again. That is how
-text that becomes predictable is noticed within that many steps.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from rest_local.server.security import DRAINED_BYTES, MAX_HEAD, SILENT_SECONDS, 
 from rest_local.server.settings import Settings
 
 HEAD_SECONDS = 20.0
-BODY_SECONDS = SLOW_BODY_SECONDS + 15.0  # later than the 408 of `parsing`
+BODY_SECONDS = SLOW_BODY_SECONDS + 15.0  # later than the 408 of `bodies`
 STALL_SECONDS = 30.0
 LOG_SECONDS = 60.0  # between two log lines about refused connections
 MAX_CONNECTIONS = 1024

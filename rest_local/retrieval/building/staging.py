@@ -2,7 +2,7 @@
 
     made = plan(recipe, memory, vocabulary)             # which files, in which shards; JSON-able
     build_shard(made, number, directory, tokenizer)     # for each number: in a process, or on another machine
-    publish(directory, index, entries, ...)             # the files move into the index, one commit names them
+    with moved(directory, index, entries, files):       # the files move into the index, one commit names them
 
 A shard is a list of files. The files of its segments have the same names and bytes wherever and whenever they are
 built, as long as the files of the shard do not change. A shard that is done leaves a record in the staging directory,
