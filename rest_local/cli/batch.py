@@ -135,6 +135,8 @@ def batch(
     with a "prompt" or with "messages". Lines of answers are written as the answers come; custom_id tells which is
     which. The same command again goes on where a run was stopped.
 
+    As for `serve`, a request that names no temperature is sampled at 0.8.
+
     With --ray the requests are answered on a Ray cluster, by as many replicas of the model as it has room for.
     """
     from rest_local.batch.jobs import in_order

@@ -41,7 +41,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 
 @click.command(cls=SectionedCommand)
 @click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"', shell_complete=completion.paths)
-@options.engine_options
+@options.engine_options_of_chat
 @options.history_option
 @live_options.code_options
 @click.option(
@@ -97,8 +97,8 @@ def edit(
     target = read_output(output, files, may_replace=yes or _at_terminal())
     is_new = target == "-" or (isinstance(target, Path) and not target.exists())
     do = CHECK if check else WRITE if yes or is_new else ASK if _at_terminal() and not as_json else SHOW
-    config = opening.conversing(config)
-    with opening.open_engine(with_context(config, files, instruction), live.chosen()) as engine:
+    config = with_context(opening.conversing(config), files, instruction)
+    with opening.open_engine(config, live.chosen()) as engine:
         require_template(engine)
         edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, quiet, as_json)
         try:

@@ -50,7 +50,8 @@ def choose() -> str:
     """
     found = _that_converse()
     if not found:
-        _say(["No model was named, and none that can converse is on this machine.", *_download()[1:]])
+        pull = f"    rest-local pull {suggestion()}"
+        _say(["No model was named, and none that can converse is on this machine. This one fits its memory:", pull])
         raise OptionError("no model was named; download one, then give its name with -m")
     if not sys.stdin.isatty() or not sys.stderr.isatty():
         _say(["No model was named. On this machine:", *(f"    -m {model.name}" for model in found[: OFFERED - 2])])

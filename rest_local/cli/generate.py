@@ -10,7 +10,7 @@ import click
 
 from rest_local.cli import inputs, opening, options
 from rest_local.cli.messages import say
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.sections import SectionedCommand, rare_option
 from rest_local.cli.statistics_line import line_of
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.sampling import Sampling
@@ -29,7 +29,8 @@ UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context
 @click.option(
     "--instruct",
     is_flag=True,
-    help="PROMPT is a request: give it to the model in its chat template, as a message of the user.",
+    help="PROMPT is a request: give it to the model in its chat template, as a message of the user. As for `chat`, the "
+    "model is then not the demo model.",
 )
 @click.option(
     "--prediction",
@@ -37,7 +38,7 @@ UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context
     metavar="FILE",
     help="Text that the answer may repeat, such as the old file of an edit; - reads the standard input.",
 )
-@click.option(
+@rare_option(
     "--keep",
     type=click.IntRange(min=0),
     default=0,

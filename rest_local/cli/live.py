@@ -61,5 +61,7 @@ def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
         shell_complete=completion.paths,
         help="Draft from this folder, or the git checkout around it; indexed in the background, kept up to date.",
     )
-    without = _engine("--no-code", is_flag=True, help="Do not ask whether to draft from the checkout, and do not.")
+    without = _engine(
+        "--no-code", rare=True, is_flag=True, help="Do not ask whether to draft from the checkout, and do not."
+    )
     return with_code(without(gathered))

@@ -33,7 +33,7 @@ from rest_local.llama.options import (
 Command = Callable[..., Any]
 
 SECTIONS = ("Loading", "Devices", "Computing")
-_loading, _devices, _computing = (in_section(title) for title in SECTIONS)
+_loading, _devices, _computing = (in_section(title, rare=True) for title in SECTIONS)
 _positive = click.IntRange(min=1)
 _DEFAULT = ModelOptions()
 

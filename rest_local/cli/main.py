@@ -9,6 +9,7 @@ commands import numpy, llama.cpp and rich when they run.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -25,6 +26,10 @@ COMMANDS = (  # in the order of --help
     "generate", "chat", "edit", "batch", "serve", "models", "pull", "rm", "index", "history", "demo", "doctor", "tune",
     "bench", "config", "completion",
 )  # fmt: skip
+ALSO = {  # what people try who know other programs
+    "run": "chat", "ask": "chat", "complete": "generate", "ls": "models", "list": "models", "download": "pull",
+    "search": "index search", "update": "index update", "build": "index build",
+}  # fmt: skip
 UNCONFIGURED = ("config", "completion")  # they work whatever is wrong with the file
 
 
@@ -42,7 +47,12 @@ class LazyGroup(SummaryGroup):
         return command
 
 
-@click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    also=ALSO,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="rest-local", help="Show the version and exit.")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -91,6 +101,7 @@ def _usage_line(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or "\n" in message:
         return message
+    message = re.sub(r"\.? \(?Did you mean (.*?)\?\)?$", r" (did you mean \1?)", message)  # click's, of every version
     return f"{message.rstrip('.')}; see `{context.command_path} --help`"
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HEADINGS = ("NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING")
 TO_THE_RIGHT = (0, 2, 4)  # of the columns after the name
 GAP = "  "
+SHORT, LAST = 16, 12  # columns of a narrow terminal: for names in the same line, for DRAFTING at least
 PATIENCE_S = 1.0
 DRAFTING = {"tree": "trees", "chain": "chains", "none": "no"}
 
@@ -64,6 +65,7 @@ def _fields(facts: ModelFacts) -> dict[str, object]:
 def row_of(facts: ModelFacts) -> tuple[str, ...]:
     """The columns of one model. A damaged one has its error in the place of all but the name."""
     from rest_local.catalog.quantization import in_bytes
+    from rest_local.catalog.stores import DEMO
 
     if facts.error:
         return (printable(facts.name), f"cannot be used: {printable(facts.error)}")
@@ -77,36 +79,37 @@ def row_of(facts: ModelFacts) -> tuple[str, ...]:
         in_bytes(facts.bytes),
         header.quantization,
         f"{header.n_ctx_train:,}" if header.n_ctx_train else "",
-        "yes" if header.chat_template else "no",
+        "yes" if header.chat_template and facts.store != DEMO else "no",
         in_bytes(facts.memory_bytes),
         printable(", ".join(drafting)),
     )
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
-    """Yield a heading and a line for each row. Where the longest is wider than `width`, the name has a line of its own,
-    and the rest is indented below it.
+    """Yield a heading and a line for each row. Where the longest is wider than `width`, the last column is broken into
+    lines, and a long name has a line of its own.
     """
-    names = max(map(len, (row[0] for row in [HEADINGS, *rows])))
-    details = list(_aligned([HEADINGS[1:], *(row[1:] for row in rows)]))
-    if width is None or names + len(GAP) + max(map(len, details)) <= width:
-        for row, rest in zip([HEADINGS, *rows], details, strict=True):
-            yield f"{row[0]:<{names}}{GAP}{rest}"
-        return
-    for row, rest in zip([HEADINGS, *rows], details, strict=True):
-        yield row[0]
-        yield from textwrap.wrap(rest, width, initial_indent=GAP, subsequent_indent=2 * GAP)
+    every = [HEADINGS, *rows]
+    names = max(len(row[0]) for row in every)
+    details = _aligned([row[1:] for row in every])
+    if width is not None:
+        begin, end = (max(len(row[at]) for row in details if row[0]) for at in (0, 1))
+        room = width - len(GAP) - begin
+        names = min(names, max(room - end, min(SHORT, room - LAST), 0))
+    for row, (begins, ends) in zip(every, details, strict=True):
+        indent = names + len(GAP) + len(begins)
+        lines = [ends] if width is None else textwrap.wrap(ends, max(width - indent, LAST))
+        if len(row[0]) > names:
+            yield row[0]
+        yield f"{row[0] if len(row[0]) <= names else '':<{names}}{GAP}{begins}{lines[0]}"
+        yield from (" " * indent + line for line in lines[1:])
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The columns after the name in one line each, aligned; a row of a single column is left as it is."""
+def _aligned(rows: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """The columns after the name: all but the last in one text, aligned, and the last. A row of one has no others."""
     whole = [row for row in rows if len(row) > 1]
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
-    lines = []
-    for row in rows:
-        cells = row if len(row) == 1 else map(_cell, range(len(row)), row, widths)
-        lines.append(GAP.join(cells).rstrip())
-    return lines
+    return [("".join(_cell(at, row[at], widths[at]) + GAP for at in range(len(row) - 1)), row[-1]) for row in rows]
 
 
 def _cell(at: int, text: str, width: int) -> str:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +15,7 @@ from rest_local.cli.live import ASLEEP, Live
 from rest_local.cli.messages import say, warn
 from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
 from rest_local.errors import ModelError
+from rest_local.paths import is_demo_model
 
 if TYPE_CHECKING:
     from rest_local.cli.indexer import Indexer
@@ -94,13 +94,13 @@ def conversing(config: EngineConfig) -> EngineConfig:
 
     Raises ModelError for the demo model, which can do neither, and OptionError where none was named or chosen.
     """
-    config = replace(config, model=inputs.model_path(config.model or first_run.choose()))
-    if config.model is not None and Path(config.model).resolve() == inputs.model_path(None).resolve():
+    model = inputs.model_path(config.model or first_run.choose())
+    if is_demo_model(model):
         raise ModelError(
             "the demo model writes Python and cannot chat; give a model that can with -m (`rest-local models` lists "
             "those that are here), or complete code with `rest-local generate`"
         )
-    return config
+    return replace(config, model=model)
 
 
 def _with_files(config: EngineConfig) -> EngineConfig:

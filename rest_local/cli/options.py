@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 
 STRICT = "strict"
-MODEL_HELP = "GGUF file, name (`rest-local models`) or user/repo:QUANT. Default: the demo model."
+_NAMED = "GGUF file, name (`rest-local models`) or user/repo:QUANT."
+MODEL_HELP = f"{_NAMED} Default: the demo model."
+CHAT_MODEL_HELP = f"{_NAMED} Default: a terminal asks which of those here. The demo model cannot chat."
 _CONFIG, _DEFAULT = EngineConfig(), Sampling()
 
 
@@ -99,12 +101,9 @@ def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorat
     )
 
 
-_MODEL_OPTION = _engine(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    shell_complete=completion.models,
-    help=MODEL_HELP,
+_MODEL_OPTION, _CHAT_MODEL_OPTION = (
+    _engine("-m", "--model", metavar="MODEL", shell_complete=completion.models, help=text)
+    for text in (MODEL_HELP, CHAT_MODEL_HELP)
 )
 _MODELS_OPTION = _engine(
     "-m",
@@ -128,6 +127,7 @@ _ENGINE_OPTIONS = (
     ),
     _engine(
         "--build-missing/--no-build-missing",
+        rare=True,
         default=None,
         help="Build what a datastore lacks for this model's tokenizer. Default: ask at a terminal.",
     ),
@@ -145,6 +145,7 @@ _ENGINE_OPTIONS = (
     *device_options(_engine),
     _engine(
         "--policy",
+        rare=True,
         type=click.Choice(POLICY_NAMES),
         default=_CONFIG.policy,
         show_default=True,
@@ -161,12 +162,14 @@ _ENGINE_OPTIONS = (
     _engine(
         "-ngld",
         "--draft-gpu-layers",
+        rare=True,
         type=LayerCount(),
         metavar="N|all|auto",
         help="Its layers on the GPU. Default: auto, as with -ngl.",
     ),
     _engine(
         "--verify",
+        rare=True,
         default=STRICT,
         callback=_read_verify,
         show_default=True,
@@ -176,6 +179,7 @@ _ENGINE_OPTIONS = (
     ),
     _engine(
         "--context-shift",
+        rare=True,
         is_flag=True,
         help="When the context is full, go on without the oldest text after the system prompt; else the answer ends.",
     ),
@@ -183,25 +187,33 @@ _ENGINE_OPTIONS = (
 )
 
 
-def _number(flag: str, metavar: str, help: str, field: str = "") -> Decorator:
+def _number(flag: str, metavar: str, help: str, field: str = "", rare: bool = False) -> Decorator:
     """An option that is a number of `Sampling`, with its type and default: the field named as the flag, or `field`."""
     name = field or flag.lstrip("-").replace("-", "_")
     default = getattr(_DEFAULT, name)
-    return _sampling(flag, name, type=type(default), default=default, show_default=True, metavar=metavar, help=help)
+    return _sampling(
+        flag, name, rare=rare, type=type(default), default=default, show_default=True, metavar=metavar, help=help
+    )
 
 
 _SAMPLING_OPTIONS = (
-    _number("--temp", "T", "Temperature; 0 is greedy.", "temperature"),
+    _number(
+        "--temp",
+        "T",
+        "Temperature; 0 is greedy, and more drafts are right. `serve` and `batch`: 0.8, as clients expect.",
+        "temperature",
+    ),
     _number("--top-k", "K", "Sample among the K likeliest."),
     _number("--top-p", "P", "Nucleus sampling."),
-    _number("--min-p", "P", "Least share of the top probability."),
+    _number("--min-p", "P", "Least share of the top probability.", rare=True),
     _sampling("--seed", type=int, metavar="N", help="Seed of the draws. Default: another one every time."),
-    _number("--repeat-penalty", "X", "1 is none."),
-    _number("--repeat-last-n", "N", "Tokens that the penalties look back at."),
-    _number("--presence-penalty", "X", "0 is none."),
-    _number("--frequency-penalty", "X", "0 is none."),
+    _number("--repeat-penalty", "X", "1 is none.", rare=True),
+    _number("--repeat-last-n", "N", "Tokens that the penalties look back at.", rare=True),
+    _number("--presence-penalty", "X", "0 is none.", rare=True),
+    _number("--frequency-penalty", "X", "0 is none.", rare=True),
     _sampling(
         "--logit-bias",
+        rare=True,
         multiple=True,
         callback=_parse_biases,
         metavar="TOKEN=BIAS",
@@ -209,6 +221,7 @@ _SAMPLING_OPTIONS = (
     ),
     _sampling(
         "--grammar-file",
+        rare=True,
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="Grammar that the answer must follow: Lark in a FILE.lark, else GBNF.",
@@ -229,6 +242,7 @@ history_option = _engine(
 )
 projector_option = _engine(
     "--mmproj",
+    rare=True,
     type=click.Path(path_type=Path),
     default=AUTO_PROJECTOR,
     show_default=True,
@@ -263,12 +277,21 @@ def engine_options(command: Command) -> Command:
     `cls=SectionedCommand`, so that its help stays readable.
     """
 
+    return _engine_options(command, _MODEL_OPTION)
+
+
+def engine_options_of_chat(command: Command) -> Command:
+    """As `engine_options`, for a command that needs a model that can chat (`opening.conversing`)."""
+    return _engine_options(command, _CHAT_MODEL_OPTION)
+
+
+def _engine_options(command: Command, model_option: Decorator) -> Command:
     @functools.wraps(command)
     def gathered(*, load: ModelOptions, **values: Any) -> Any:
         given = {field.name: values.pop(field.name) for field in fields(EngineConfig) if field.name in values}
         return command(config=EngineConfig(**given, options=load), **values)
 
-    return _with_options((_MODEL_OPTION, *_ENGINE_OPTIONS), load_options(gathered))
+    return _with_options((model_option, *_ENGINE_OPTIONS), load_options(gathered))
 
 
 def engine_options_of_models(command: Command) -> Command:

@@ -21,10 +21,11 @@ from rest_local.cli.settings import ENVIRONMENT
 
 HEAD = f"""# Command line
 
-Written by `make docs` from the commands themselves; a test compares. For every command, each option can be set in the
-environment (`--top-k` is `{ENVIRONMENT}_TOP_K`) and in the [configuration file](howto/configure.md) (`top-k`); what is
-given on the command line wins. Options that delete without asking take no part, and neither do `--model` and
-`--history` of `bench replay`, which mean something else. `{ENVIRONMENT}_HISTORY=0` is `--no-history`.
+Written by `make docs` from the commands themselves; a test compares. Where a command has many options, `--help` shows
+those that people use most, and `--help-all` all of them. Each option can be set in the environment (`--top-k` is
+`{ENVIRONMENT}_TOP_K`) and in the [configuration file](howto/configure.md) (`top-k`); what is given on the command line
+wins. Options that delete without asking take no part, and neither do `--model` and `--history` of `bench replay`, which
+mean something else. `{ENVIRONMENT}_HISTORY=0` is `--no-history`.
 
 Exit codes: 0 ok, 1 refused at run time (a named file that is missing or wrong, too), 2 wrong usage, 130 interrupted,
 143 a batch that SIGTERM ended.

@@ -1,17 +1,21 @@
-"""Help in sections: an option may name the one it belongs to, and the command's help lists them in that order.
+"""Help in sections: an option may name the one it belongs to, and the command's help lists them in that order. Those
+that few people need are left out of `--help`, and are in `--help-all`.
 
-`Help` lays it out for narrow and wide terminals, and a `SummaryGroup` shows whole summaries of its commands.
+`Help` lays it out for narrow and wide terminals. A `SummaryGroup` shows whole summaries of its commands, and names the
+nearest one to a name that is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
 WIDEST = 100  # columns of help: longer lines are hard to read
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"  # while lines are broken
+OPTIONS = "Options"  # the section of options that name none
+_ALL = "rest_local.help_all"
 _COLUMN = 30  # columns for names at most, a third of a narrow terminal
 
 
@@ -46,17 +50,42 @@ class HelpContext(click.Context):
 
 
 class SummaryGroup(click.Group):
-    """A group that shows the first sentence of each command whole; click cuts it to the width of the terminal."""
+    """A group that shows the first sentence of each command whole; click cuts it to the width of the terminal.
+
+    first   the commands that people use most: the others have a heading of their own
+    also    names that people may try, and what they mean here
+    """
 
     context_class = HelpContext
 
+    def __init__(
+        self, *arguments: Any, first: Sequence[str] = (), also: Mapping[str, str] | None = None, **attributes: Any
+    ) -> None:
+        super().__init__(*arguments, **attributes)
+        self._first, self._also = first, also or {}
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands into the formatter."""
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        shown = [(name, summary(command)) for name, command in commands if command and not command.hidden]
-        if shown:
-            with formatter.section("Commands"):
-                formatter.write_dl(shown)
+        names = self.list_commands(ctx)
+        others = [name for name in names if name not in self._first] if self._first else []
+        for title, shown in (("Commands", self._first or names), ("More commands", others)):
+            commands = [(name, self.get_command(ctx, name)) for name in shown]
+            rows = [(name, summary(command)) for name, command in commands if command and not command.hidden]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's method. Raises click.UsageError with the nearest command in place of one that does not exist."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            near = [self._also[name]] if name in self._also else get_close_matches(name, self.list_commands(ctx), 1)
+            raise click.UsageError(f"No such command {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""), ctx)
+        return super().resolve_command(ctx, args)
 
 
 def summary(command: click.Command) -> str:
@@ -65,22 +94,43 @@ def summary(command: click.Command) -> str:
 
 
 class SectionOption(click.Option):
-    """An option that is listed under `section`."""
+    """An option that is listed under `section`. `rare`: not in `--help`."""
 
-    def __init__(self, *arguments: Any, section: str, **attributes: Any) -> None:
+    def __init__(self, *arguments: Any, section: str, rare: bool = False, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
-        self.section = section
+        self.section, self.rare = section, rare
 
 
 class SectionedCommand(click.Command):
-    """A command whose help lists its own options first, then those of each section."""
+    """A command whose help lists its own options first, then those of each section. `--help-all` lists rare ones too,
+    if it has any.
+    """
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """All parameters, those for help at the end."""
+        found = super().get_params(ctx)
+        n_rare = sum(map(is_rare, found))
+        if not n_rare:
+            return found
+        if self._help_all is None:
+            self._help_all = click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_all,
+                help=f"Show this message with {n_rare} more options.",
+            )
+        return [*found, self._help_all]
+
+    _help_all: click.Option | None = None  # one object: click compares them
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options into the formatter, a heading for each section."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        sections: dict[str, list[tuple[str, str]]] = {OPTIONS: []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record is not None:
+            if record is not None and (_ALL in ctx.meta or not is_rare(parameter)):
                 sections.setdefault(section_of(parameter), []).append(record)
         for title, records in sections.items():
             if records:
@@ -88,15 +138,30 @@ class SectionedCommand(click.Command):
                     formatter.write_dl(records)
 
 
+def _show_all(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def is_rare(parameter: click.Parameter) -> bool:
+    """Whether only `--help-all` shows it."""
+    return isinstance(parameter, SectionOption) and parameter.rare
+
+
 def section_of(parameter: click.Parameter) -> str:
     """Return the section of a parameter; "Options" for those that name none."""
-    return parameter.section if isinstance(parameter, SectionOption) else "Options"
+    return parameter.section if isinstance(parameter, SectionOption) else OPTIONS
 
 
-def in_section(section: str) -> Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Return `click.option` for options of one section."""
+def in_section(section: str, rare: bool = False) -> Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Return `click.option` for options of one section. `rare`: for those that do not say it themselves."""
 
     def option(*names: str, **attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return click.option(*names, cls=SectionOption, section=section, **attributes)
+        return click.option(*names, cls=SectionOption, section=section, **{"rare": rare, **attributes})
 
     return option
+
+
+rare_option = in_section(OPTIONS, rare=True)

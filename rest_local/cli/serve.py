@@ -12,7 +12,7 @@ import click
 from rest_local.cli import live as live_options
 from rest_local.cli import options, served, sizes
 from rest_local.cli.live import Live
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.sections import SectionedCommand, rare_option
 from rest_local.decoding.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -83,18 +83,18 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
     help="Disk for conversations of all models together, so that none is evaluated again after a restart, an unload or "
     "an eviction; the least recently used go first. 0: none.",
 )
-@click.option(
+@rare_option(
     "--queue", type=click.IntRange(min=1), default=64, show_default=True, metavar="N", help="Requests that may wait."
 )
 @click.option("--metrics", is_flag=True, help="Serve /metrics for Prometheus.")
-@click.option("--allow-host", multiple=True, metavar="NAME", help="Accept this name in Host headers; repeatable.")
-@click.option("--allow-origin", multiple=True, metavar="ORIGIN", help="Let web pages of this origin call; repeatable.")
-@click.option(
+@rare_option("--allow-host", multiple=True, metavar="NAME", help="Accept this name in Host headers; repeatable.")
+@rare_option("--allow-origin", multiple=True, metavar="ORIGIN", help="Let web pages of this origin call; repeatable.")
+@rare_option(
     "--daemon",
     is_flag=True,
     help="Go on after the terminal closes; SIGHUP then opens the datastores' newest commits. A service needs none.",
 )
-@click.option(
+@rare_option(
     "--max-body",
     type=click.IntRange(min=1024),
     default=MAX_BODY,
@@ -102,7 +102,7 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
     metavar="BYTES",
     help="Refuse larger requests.",
 )
-@click.option(
+@rare_option(
     "--share-statistics",
     is_flag=True,
     help="Show draft statistics and each step's text to other machines too; that tells what the datastore holds.",
@@ -126,6 +126,9 @@ def serve(
     share_statistics: bool,
 ) -> None:
     """Answer HTTP requests in the ways of OpenAI and llama-server, with a page to try it at /.
+
+    A request that names no temperature is sampled at 0.8, as llama-server does, because clients expect answers that
+    vary; other commands are greedy (0).
 
     Each model has a process of its own and is loaded when a request names it; the first -m is loaded at once. Ctrl-C,
     SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from rest_local import __version__
 from rest_local.chat.tools import tools_of
 from rest_local.llama.sampling import Sampling
+from rest_local.paths import is_demo_model
 from rest_local.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody, parse
 from rest_local.server.errors import ApiError, loading, no_such_model
 from rest_local.server.prompts import chat_text, checked_ids, prompt_text, special_text, template_of
@@ -133,6 +134,7 @@ async def props(request: HttpRequest) -> Response:
             "model_path": of_model.path.name,
             "chat_template": of_model.chat_template or "",
             "chat_template_caps": caps,
+            "is_demo": is_demo_model(of_model.path),  # no model to converse with, in spite of its template
             "modalities": {"vision": engine.projector is not None, "audio": False},
             "bos_token": special_text(vocabulary, vocabulary.bos) or "",
             "eos_token": special_text(vocabulary, vocabulary.eos) or "",

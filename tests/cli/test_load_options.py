@@ -168,7 +168,7 @@ def test_commands_that_load_a_model_take_them_in_sections() -> None:
 
 
 def test_help_has_a_heading_for_each_section(call: Call) -> None:
-    out = call("generate", "--help").out
+    out = call("generate", "--help-all").out
     headings = [line[:-1] for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["Options", "Engine", "Loading", "Devices", "Computing", "Sampling"]
     assert "--history" in out.split("Loading:")[0]

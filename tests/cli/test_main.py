@@ -74,6 +74,29 @@ def test_wrong_usage_is_one_line(call: Call, arguments: tuple[str, ...]) -> None
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("chatt", "chat"),
+        ("run", "chat"),
+        ("search", "index search"),
+        ("index ls", "list"),
+        ("index buidl", "build"),
+        ("config sett", "set"),
+        ("generate --tokns 5", "--tokens"),
+    ],
+)
+def test_a_mistyped_command_gets_a_suggestion(call: Call, line: str, meant: str) -> None:
+    done = call(*line.split())
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert re.search(rf" \(did you mean .*'{meant}'.*\?\); see `rest-local.* --help`$", done.err.strip())
+
+
+def test_a_command_that_is_like_none_gets_no_suggestion(call: Call) -> None:
+    done = call("qqqqqq")
+    assert done.err == "rest-local: error: No such command 'qqqqqq'; see `rest-local --help`\n"
+
+
 @pytest.mark.parametrize("group", ["index", "history", "bench", "config"])
 def test_a_group_without_a_command_shows_its_help(call: Call, group: str) -> None:
     done = call(group)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from support.hub_server import HubServer, serving
 
 from rest_local.catalog.describe import Header, ModelFacts
 from rest_local.cli import first_run, inputs
+from rest_local.cli.live import Live
 from rest_local.cli.models import row_of, table
 from rest_local.paths import demo_model
 
@@ -269,13 +271,20 @@ def test_the_table_in_one_line_each_where_there_is_room() -> None:
     assert lines == list(table(rows, None))
 
 
-@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("width", [60, 80, 100])
 def test_the_table_is_no_wider_than_the_terminal(width: int) -> None:
     lines = list(table([row_of(facts) for facts in FACTS], width))
-    assert lines[0] == "NAME"
-    assert lines[2] == FACTS[0].name
-    assert all(len(line) <= width for line in lines if line != FACTS[0].name)
-    assert any("costs measured" in line for line in lines)
+    assert all(len(line) <= width or line == FACTS[0].name for line in lines)
+    assert FACTS[0].name in lines, "a long name is whole, in a line of its own"
+    assert "costs measured" in " ".join(" ".join(lines).split())
+
+
+def test_short_names_stand_in_their_row() -> None:
+    facts = [FACTS[0], replace(FACTS[0], name="llama3.2:3b", datastores=(), perhaps=())]
+    heading, _, _, _, last = table([row_of(each) for each in facts], 80)
+    assert heading.split()[:2] == ["NAME", "SIZE"]
+    assert last.startswith("llama3.2:3b  ")
+    assert last.endswith(" trees, costs measured")
 
 
 def test_rest_local_alone_says_what_to_do_next(call: Call, home: Path, tiny_model: TinyModel) -> None:
@@ -315,10 +324,29 @@ def test_what_converses_never_opens_the_demo_model(call: Call, conversing: list[
     *lines, last = done.err.splitlines()
     assert len(lines) < 5
     assert any("rest-local pull " in line for line in lines)
+    assert not any("rest-local chat" in line for line in lines)
     assert last.startswith("rest-local: error: no model was named")
     named = call(conversing[0], "-m", "demo", *conversing[1:])
     assert (named.code, named.err.count("\n")) == (1, 1)
     assert "the demo model writes Python and cannot chat; give a model that can with -m" in named.err
+
+
+def test_nothing_is_asked_before_the_demo_model_is_refused(
+    call: Call, conversing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Live, "chosen", lambda live: pytest.fail("asks whether to draft from the checkout"))
+    for named, code in (((), 2), (("-m", "demo"), 1)):
+        assert call(conversing[0], *named, *conversing[1:]).code == code
+
+
+def test_the_list_and_the_help_say_that_the_demo_model_cannot_chat(call: Call, home: Path) -> None:
+    shutil.copy(demo_model(), home / "models" / "mine.gguf")
+    chat = {line.split()[0]: line.split()[5] for line in call("models").out.splitlines()[1:]}
+    assert chat == {"mine": "yes", "demo": "no"}
+    for command in ("chat", "edit"):
+        shown = " ".join(call(command, "--help").out.split())
+        assert "The demo model cannot chat." in shown
+        assert "Default: the demo model" not in shown
 
 
 def test_without_a_model_those_that_converse_are_listed(call: Call, conversing: list[str], home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 import pytest
 
 from rest_local.cli.main import cli
-from rest_local.cli.sections import WIDEST, summary
+from rest_local.cli.sections import WIDEST, is_rare, summary
 
 Call = Callable[..., Any]
 
@@ -38,19 +39,40 @@ def test_help_fits_and_is_whole(
     call: Call, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...], command: click.Command, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    done = call(*path, "--help")
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    done = call(*path, "--help-all" if any(map(is_rare, options)) else "--help")
     assert done.code == 0
     lines = done.out.splitlines()
     assert max(map(len, lines)) <= min(columns, WIDEST)
     shown = one_line(done.out)
-    for parameter in command.params:
-        if isinstance(parameter, click.Option) and not parameter.hidden:
-            assert one_line(parameter.help or "") in shown
+    for option in options:
+        assert option.hidden or one_line(option.help or "") in shown
     if isinstance(command, click.Group):
         for name in command.list_commands(click.Context(command)):
             child = command.get_command(click.Context(command), name)
             assert child is not None
             assert summary(child) in shown
+
+
+@pytest.mark.parametrize("name", ["generate", "chat", "edit", "serve"])
+def test_help_shows_the_options_that_people_use(call: Call, name: str) -> None:
+    shown, whole = (re.findall(r"(?m)^  (-.*?)(?:  |$)", call(name, option).out) for option in ("--help", "--help-all"))
+    assert 18 <= len(shown) <= 24
+    assert set(shown) < set(whole)
+    assert len(whole) > 60
+    assert any(each.startswith("-m, --model") for each in shown)
+    assert not any("yarn" in each for each in shown)
+
+
+def test_a_command_without_rare_options_has_one_help(call: Call) -> None:
+    assert "--help-all" not in call("models", "--help").out
+    assert call("models", "--help-all").code == 2
+
+
+def test_the_help_of_index_begins_with_six_commands(call: Call) -> None:
+    _, first, more = re.split(r"(?m)^(?:More c|C)ommands:$", call("index", "--help").out)
+    assert re.findall(r"(?m)^  (\w+)", first) == ["build", "update", "search", "list", "forget", "remove"]
+    assert {"add", "check", "export", "import", "merge", "watch"} < set(re.findall(r"(?m)^  (\w+)", more))
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -30,6 +30,14 @@ def _stops_at_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _the_page_talks_to_the_demo_model() -> Iterator[None]:
+    """Else it offers no conversation with it, as `chat` does not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rest_local.server.model_info.is_demo_model", lambda path: False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Live]:
     """The demo model, four slots, everything on."""

@@ -11,6 +11,7 @@ from browsing import Open, answered, ask, chunk, token
 from live import Live, served
 
 from rest_local.decoding.engine import Engine
+from rest_local.paths import is_demo_model
 from rest_local.server.page import document
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
@@ -107,6 +108,17 @@ def test_a_server_that_withholds_statistics_still_answers(scripted: Callable[...
     expect(page.locator("#chat article .text")).to_have_text("Hello world")
     expect(page.locator("#withheld")).to_contain_text("--share-statistics")
     expect(page.locator("#chart")).to_be_hidden()
+
+
+def test_the_demo_model_completes_as_the_command_line_says(
+    quiet: Live, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rest_local.server.model_info.is_demo_model", is_demo_model)
+    page = opened(quiet)
+    expect(page.get_by_role("tab", selected=True)).to_have_text("Complete")
+    page.locator("#tab-chat").click()
+    expect(page.locator("#no-template")).to_contain_text("The demo model cannot hold a conversation")
+    expect(page.locator("#message")).to_be_hidden()
 
 
 def test_a_model_without_a_template_completes(quiet: Live, opened: Open) -> None:

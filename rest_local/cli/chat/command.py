@@ -20,7 +20,7 @@ import click
 from rest_local.cli import indexer, inputs, interrupt, opening, options
 from rest_local.cli import live as live_options
 from rest_local.cli.live import Live
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.sections import SectionedCommand, rare_option
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.sampling import Sampling
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=SectionedCommand)
 @click.argument("question", required=False, metavar="[QUESTION | -]")
-@options.engine_options
+@options.engine_options_of_chat
 @options.projector_option
 @options.history_option
 @live_options.code_options
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option(
     "--session", metavar="NAME", help="Keep the conversation under this name, and go on with it where it exists."
 )
-@click.option(
+@rare_option(
     "--chat-template-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -83,6 +83,7 @@ def chat(
     asked = _question(question)
     pictures = [inputs.read_image(path) for path in images]
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
+    config = _conversing(config, template)  # before anything is asked about code to draft from
     open_ = partial(_open, template=template, live=live.chosen())
     with ExitStack() as stack:
         named = None if session is None else stack.enter_context(NamedSession(session))
@@ -121,11 +122,16 @@ def _question(argument: str | None) -> str | None:
     return with_attachments(asked, [Attachment("", piped)] if piped.strip() else [])
 
 
+def _conversing(config: EngineConfig, template: str | None) -> EngineConfig:
+    """As `opening.conversing`; with a template of the user's, any model will do."""
+    return config if template is not None else opening.conversing(config)
+
+
 def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
     """An engine of a model that can chat, with this template where it is given. Raises ModelError."""
     from rest_local.cli.chat.talk import require_template
 
-    engine = opening.open_engine(config if template is not None else opening.conversing(config), live)
+    engine = opening.open_engine(_conversing(config, template), live)
     try:
         if template is not None:
             engine.model.chat_template = template

@@ -37,7 +37,11 @@ vocabulary_option = click.option(
 )
 
 
-@click.group(cls=SummaryGroup)
+@click.group(
+    cls=SummaryGroup,
+    first=("build", "update", "search", "list", "forget", "remove"),
+    also={"ls": "list", "rm": "remove", "delete": "remove", "create": "build"},
+)
 def index() -> None:
     """Build, search and remove datastores of your own code and text.
 
