@@ -44,15 +44,42 @@
         ├── CorpusEmpty
         └── CorpusTooLarge
 
-Messages name parameters of the Python API in backticks (`n_ctx`). The command line writes its option in their place
-(`rest_local.cli.messages`), prints the message as one line and exits with `exit_code`: 2 for what is wrong by the
-command line alone, 1 for what a look at the files, the model or the machine finds.
+Messages name parameters of the Python API in backticks (`n_ctx`). The command line and the server write the option in
+their place (`in_options`). The command line prints the message as one line and exits with `exit_code`: 2 for what is
+wrong by the command line alone, 1 for what a look at the files, the model or the machine finds.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from os import PathLike
+
+OPTIONS = {
+    "again": "--again",
+    "cells": "--cells",
+    "data": "--data",
+    "exact": "--exact",
+    "exclude": "--exclude",
+    "flash_attention": "--flash-attn",
+    "include": "--include",
+    "jobs": "--jobs",
+    "max_tokens": "--tokens",
+    "memory": "--memory",
+    "missing=True": "--missing",
+    "mmproj": "--mmproj",
+    "n_ctx": "--ctx",
+    "n_gpu_layers": "--gpu-layers",
+    "repack=False": "--no-repack",
+    "replace": "--replace",
+    "rope": "--rope-scaling",
+    "slots": "--slots",
+}
+
+
+def in_options(message: str) -> str:
+    """A message of the library with options of the command line in the place of the parameters that it names."""
+    return re.sub(r"`([\w=]+)`", lambda found: OPTIONS.get(found[1], found[0]), message)
 
 
 def printable(text: str) -> str:

@@ -18,9 +18,8 @@ import click
 
 from rest_local import __version__
 from rest_local.cli import completion, interrupt, settings
-from rest_local.cli.messages import in_options
 from rest_local.cli.sections import SummaryGroup
-from rest_local.errors import RestLocalError
+from rest_local.errors import RestLocalError, in_options
 
 COMMANDS = (  # in the order of --help
     "generate", "chat", "edit", "batch", "serve", "models", "pull", "rm", "index", "history", "demo", "doctor", "tune",

@@ -1,11 +1,11 @@
 """Lines on stderr that are not the answer, in the words of the command line.
 
-Messages of the library name parameters of the Python API in backticks; `in_options` writes the option in their place.
+Messages of the library name parameters of the Python API in backticks; `errors.in_options` writes the option in their
+place.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import textwrap
@@ -13,33 +13,7 @@ from typing import TextIO
 
 import click
 
-from rest_local.errors import RestLocalError, printable
-
-OPTIONS = {
-    "again": "--again",
-    "cells": "--cells",
-    "data": "--data",
-    "exact": "--exact",
-    "exclude": "--exclude",
-    "flash_attention": "--flash-attn",
-    "include": "--include",
-    "jobs": "--jobs",
-    "max_tokens": "--tokens",
-    "memory": "--memory",
-    "missing=True": "--missing",
-    "mmproj": "--mmproj",
-    "n_ctx": "--ctx",
-    "n_gpu_layers": "--gpu-layers",
-    "repack=False": "--no-repack",
-    "replace": "--replace",
-    "rope": "--rope-scaling",
-    "slots": "--slots",
-}
-
-
-def in_options(message: str) -> str:
-    """A message of the library with options of the command line in the place of the parameters that it names."""
-    return re.sub(r"`([\w=]+)`", lambda found: OPTIONS.get(found[1], found[0]), message)
+from rest_local.errors import RestLocalError, in_options, printable
 
 
 def warn(message: str) -> None:

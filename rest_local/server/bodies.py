@@ -1,7 +1,8 @@
 """Types of the request bodies: OpenAI's, with llama-server's additions.
 
 - Types are strict: a string is not a number.
-- Unknown fields are ignored, because clients send many (`user`, `store`, `cache_control`, `id_slot`).
+- Unknown fields are ignored, because clients send many (`user`, `store`, `cache_control`, `id_slot`); the log names
+  those that no API has (`unknown_fields`). Below `rest_local` they are refused.
 - null means absent.
 - Checking a list stops at its first wrong element: the errors of a list of 350 000 took a minute and a gigabyte.
 - Content parts and tools are plain JSON here; `rest_local.chat` checks them.
@@ -24,6 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError, from_json
 from starlette.requests import ClientDisconnect, Request
 
+from rest_local.server import unknown_fields
 from rest_local.server.errors import ApiError
 
 MAX_CHOICES = 16
@@ -140,6 +142,16 @@ class Extension(Body):
     exact: bool | None = None
     context_shift: bool | None = None
     t_max_prompt_ms: Milliseconds | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, value: Any) -> Any:
+        given = [name for name, field in value.items() if field is not None] if isinstance(value, dict) else []
+        unknown = next((name for name in given if name not in cls.model_fields), None)
+        if unknown is not None:
+            told = {"name": repr(unknown[:40]), "known": ", ".join(cls.model_fields)}
+            raise PydanticCustomError("unknown_field", "unknown field {name}; there are {known}", told)
+        return value
 
 
 class GenerationBody(Body):
@@ -358,7 +370,11 @@ def check(data: bytes, kind: type[Checked]) -> Checked:
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     try:
-        return kind.model_validate(value)
+        checked = kind.model_validate(value)
+        if issubclass(kind, Body):
+            known = {*kind.model_fields, *(field.alias or "" for field in kind.model_fields.values())}
+            unknown_fields.tell(value, known, Extension.model_fields if "rest_local" in known else ())
+        return checked
     except ValidationError as error:
         raise _explain(error) from error
     except RecursionError as error:

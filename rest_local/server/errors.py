@@ -39,6 +39,7 @@ from rest_local.errors import (
     SlotBusy,
     TemplateFailed,
     Unexpected,
+    in_options,
 )
 
 log = logging.getLogger("rest_local.server")
@@ -171,7 +172,7 @@ def from_error(error: RestLocalError, *, is_local: bool) -> ApiError:
 
 
 def _answer(error: RestLocalError) -> ApiError:
-    text = str(error)
+    text = in_options(str(error))  # of `serve`: only there they can be changed
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
         return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)

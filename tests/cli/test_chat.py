@@ -12,8 +12,7 @@ import pytest
 from fake_cli_engine import HELLO, FakeEngine, FakePiece, FakeStream
 
 from rest_local import paths
-from rest_local.cli.messages import in_options
-from rest_local.errors import PromptTooLong
+from rest_local.errors import PromptTooLong, in_options
 from rest_local.paths import demo_model
 
 Install = Callable[..., FakeEngine]

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from fake_cli_engine import HELLO, FakeEngine, FakePiece
 
-from rest_local.cli.messages import in_options
-from rest_local.errors import DecodeFailed, PromptTooLong
+from rest_local.errors import DecodeFailed, PromptTooLong, in_options
 from rest_local.grammar import gbnf, json_schema, lark
 from rest_local.llama.sampling import Sampling
 

@@ -17,10 +17,10 @@ import rest_local
 from rest_local.bench.experiments.inputs import Inputs
 from rest_local.bench.suite.running import check as check_suite
 from rest_local.cli.main import cli
-from rest_local.cli.messages import OPTIONS, fitted, in_options
+from rest_local.cli.messages import fitted
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.request import Request
-from rest_local.errors import PromptTooLong
+from rest_local.errors import OPTIONS, PromptTooLong, in_options
 from rest_local.llama.options import ModelOptions
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.changing.updating import update

@@ -24,8 +24,7 @@ from rest_local.cli.chat.markdown import visible
 from rest_local.cli.chat.prompt import is_dumb
 from rest_local.cli.chat.sessions import NamedSession, session_names
 from rest_local.cli.chat.talk import Talk, note
-from rest_local.cli.messages import in_options
-from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError
+from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError, in_options
 from rest_local.llama.sampling import Sampling
 
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)

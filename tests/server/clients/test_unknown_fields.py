@@ -1,0 +1,114 @@
+"""Fields that no API has: refused below `rest_local`, named in the log elsewhere, and no client's field is one."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import recorded
+import recorded_messages
+import recorded_ollama
+from live import Live
+from pydantic import BaseModel
+
+from rest_local.server import unknown_fields
+from rest_local.server.bodies import ChatBody, CompletionBody, EmbeddingBody, InfillBody, NativeBody, check
+from rest_local.server.errors import ApiError
+from rest_local.server.messages.bodies import CountBody, MessagesBody
+from rest_local.server.ollama.bodies import EmbedBody, GenerateBody, OllamaChatBody
+from rest_local.server.responses.bodies import ResponseBody
+
+KINDS: dict[str, type[BaseModel]] = {
+    "/infill": InfillBody,
+    "/completion": NativeBody,
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/responses": ResponseBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountBody,
+    "/api/chat": OllamaChatBody,
+    "/api/generate": GenerateBody,
+    "/api/embed": EmbedBody,
+}
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+REQUESTS = [
+    request
+    for module in (recorded, recorded_messages, recorded_ollama)
+    for request in vars(module).values()
+    if isinstance(request, recorded.Recorded)
+]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What the log was told since the last call."""
+    monkeypatch.setattr(unknown_fields, "_told", set())
+    monkeypatch.setattr(unknown_fields.log, "propagate", True)
+    caplog.set_level(logging.WARNING, "rest_local.server")
+
+    def lines() -> list[str]:
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    return lines
+
+
+def body(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (ChatBody, CHAT),
+        (CompletionBody, {"prompt": "x"}),
+        (ResponseBody, {"input": "x"}),
+        (MessagesBody, {**CHAT, "max_tokens": 5}),
+        (OllamaChatBody, CHAT),
+    ],
+)
+def test_a_misspelt_field_below_rest_local_is_refused_by_name(kind: type[BaseModel], fields: dict[str, Any]) -> None:
+    check(body({**fields, "rest_local": {"policy": "off", "other": None}}), kind)
+    with pytest.raises(ApiError) as refused:
+        check(body({**fields, "rest_local": {"polcy": "off"}}), kind)
+    assert (refused.value.status, refused.value.param) == (400, "rest_local")
+    assert str(refused.value).startswith("rest_local: unknown field 'polcy'; there are origins, policy, ")
+
+
+def test_other_unknown_fields_are_named_in_the_log_once(told: Callable[[], list[str]]) -> None:
+    for _ in range(2):
+        check(body({**CHAT, "policy": "off", "temprature": 0, "zzz": 1, "user": "me", "bad name\x1b": 1}), ChatBody)
+    assert told() == [
+        "field policy of a request is unknown and does nothing; did you mean rest_local.policy?",
+        "field temprature of a request is unknown and does nothing; did you mean temperature?",
+        "field zzz of a request is unknown and does nothing",
+    ]
+    check(body({"input": "x", "policy": "off", "zzzz": 1}), EmbeddingBody)
+    assert told() == ["field zzzz of a request is unknown and does nothing"]
+
+
+def test_a_client_cannot_fill_the_log(told: Callable[[], list[str]]) -> None:
+    check(body({**CHAT, **{f"field_{n}": n for n in range(1000)}}), ChatBody)
+    assert len(told()) == unknown_fields.MOST
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.client} {request.path}")
+def test_no_field_of_a_recorded_client_is_unknown(request_: recorded.Recorded, told: Callable[[], list[str]]) -> None:
+    check(body(request_.body), KINDS[request_.path.partition("?")[0]])
+    assert told() == []
+
+
+def test_a_field_of_one_call_is_unknown_to_none_of_the_others(told: Callable[[], list[str]]) -> None:
+    every = {name: None for kind in KINDS.values() for name in kind.model_fields}
+    check(body({**every, **CHAT}), ChatBody)
+    assert [line for line in told() if "rest_local" not in line] == []
+
+
+def test_errors_name_the_option_of_serve(scripted: Callable[..., Live]) -> None:
+    answer = scripted(n_ctx=64).post("/v1/completions", {"prompt": "x " * 500})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("the context holds 64; shorten it or raise --ctx")
