@@ -70,7 +70,7 @@ def run(module: str, task: str, timeout: float) -> ChildResult:
     with subprocess.Popen(
         command(module, task),
         cwd=root,
-        env={"GOMP_SPINCOUNT": "0", **os.environ},  # waiting threads must not spin, as other programs may be running
+        env={**os.environ, "GOMP_SPINCOUNT": "0"},  # waiting threads must not spin, as other programs may be running
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -90,6 +90,15 @@ def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: Cal
 
 
 @pytest.mark.usefixtures("real_children")
+def test_threads_of_the_child_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this process do, which has set the variable for itself."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", "30000")
+    program = "import json, os; print(json.dumps({'spins': os.environ['GOMP_SPINCOUNT']}))"
+    monkeypatch.setattr(probe, "command", lambda *_: [sys.executable, "-c", program])
+    assert probe.run(trial.__name__, "", 60).lines == [{"spins": "0"}]
+
+
+@pytest.mark.usefixtures("real_children")
 def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
     task = {
         "path": str(model), "n_gpu_layers": 0, "n_ctx": None, "options": ladder.asdict(ModelOptions()),
