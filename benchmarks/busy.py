@@ -1,18 +1,20 @@
 """Plain decoding on a quiet and on a busy machine: the cost of waiting threads, and the remaining speed.
 
-    python -m benchmarks.busy [--model GGUF] [--rounds N] [--seconds S] [--spin N]... [--json]
+    python -m benchmarks.busy [--model GGUF]... [--rounds N] [--seconds S] [--spin N]... [--json]
 
-Two engines in separate processes decode in turns: rest-local, and llama.cpp's default (all cores, and waiting threads
-spin as long as the OpenMP runtime decides). First nothing else runs, then one endless process per processor, which this
-benchmark starts and ends. `quiet` is rest-local over llama.cpp's default, the median over the pairs of a round. `busy`
-is rest-local under load over llama.cpp's default on the quiet machine. Rounds in which other programs took processor
-time are left out, if the system reports it. `--spin` also measures a fixed number of threads with this GOMP_SPINCOUNT.
+Three engines in separate processes decode in turns: rest-local, rest-local in exact settings, and llama.cpp's default
+(all cores, and waiting threads spin as long as the OpenMP runtime decides). First nothing else runs, then one endless
+process per processor, which this benchmark starts and ends. For each model: `quiet` is the speed over that of
+llama.cpp's default, the median over the pairs of a round; `busy` is the speed under load over the own one on the quiet
+machine. Rounds in which other programs took processor time are left out, if the system reports it. `--spin` also
+measures a fixed number of threads with this GOMP_SPINCOUNT.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from typing import Any
 
 from rest_local.llama.cores import default_threads
 
-OURS, SPINNING = "rest-local", "llama.cpp"
+OURS, EXACT, SPINNING = "rest-local", "exact", "llama.cpp"
 DEFAULT_SPIN = 300_000  # GOMP_SPINCOUNT if nothing is set
 FOREIGN = 0.1  # share of all processors that other programs may take in a round that counts
 PROMPT = "def main():"
@@ -57,6 +59,7 @@ class Variant:
     @classmethod
     def start(cls, name: str, model: str | None, threads: int, environment: dict[str, str]) -> Variant:
         command = [sys.executable, "-m", "benchmarks.busy", "--child", str(threads)]
+        command += ["--exact"] if name == EXACT else []
         process = subprocess.Popen(
             [*command, *(["--model", model] if model else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment},
@@ -84,10 +87,12 @@ class Variant:
 
 
 def measure(model: str | None, rounds: int, seconds: float, spins: Sequence[int]) -> dict[str, Any]:
-    """Speeds of every variant, and the two ratios."""
+    """Speeds of every variant for one model."""
     fixed = {SPINNING: DEFAULT_SPIN, **{f"spin {spin}": spin for spin in spins}}
-    variants = [Variant.start(OURS, model, 0, {})]
+    variants: list[Variant] = []
     try:
+        for name in (OURS, EXACT):
+            variants.append(Variant.start(name, model, 0, {}))
         for name, spin in fixed.items():
             variants.append(Variant.start(name, model, default_threads(), {"GOMP_SPINCOUNT": str(spin)}))
         for number in range(rounds):
@@ -113,7 +118,6 @@ def _rotated(variants: list[Variant], number: int) -> list[Variant]:
 def _result(variants: Sequence[Variant]) -> dict[str, Any]:
     by_name = {variant.name: variant for variant in variants}
     base = by_name[SPINNING].quiet
-    quiet_base = _median_speed(base)
     rows = {}
     for name, variant in by_name.items():
         pairs = [(mine, other) for mine, other in zip(variant.quiet, base, strict=True) if mine.counts and other.counts]
@@ -122,11 +126,11 @@ def _result(variants: Sequence[Variant]) -> dict[str, Any]:
             "quiet_tokens_s": round(_median_speed(variant.quiet), 1),
             "busy_tokens_s": round(_median_speed(variant.busy), 1),
             "quiet": round(median(ratios), 3) if ratios else None,
-            "busy": round(_median_speed(variant.busy) / quiet_base, 3),
+            "busy": round(_median_speed(variant.busy) / _median_speed(variant.quiet), 3),
             "busy_threads": [sample.threads for sample in variant.busy],
             "pairs": len(pairs),
         }
-    return {"quiet": rows[OURS]["quiet"], "busy": rows[OURS]["busy"], "processors": os.cpu_count(), "variants": rows}
+    return {"processors": os.cpu_count(), "variants": rows}
 
 
 def _median_speed(samples: Sequence[Sample]) -> float:
@@ -167,11 +171,13 @@ def _time_of(processes: Sequence[int]) -> int:
     return total
 
 
-def _child(model: str | None, threads: int) -> None:
+def _child(model: str | None, threads: int, exact: bool) -> None:
     """Decode for the seconds on each line of standard input, and print a line of JSON after each."""
     from rest_local.decoding.engine import Engine
 
-    with Engine.load(model, threads=threads or None, n_ctx=1024) as engine:
+    with Engine.load(model, threads=threads or None, n_ctx=1024, exact=exact) as engine:
+        if exact:
+            engine.compare(math.inf)  # the rest of the self-test, which decides about the number of threads
         prompt = engine.tokenize(PROMPT)
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
@@ -188,7 +194,7 @@ def _child(model: str | None, threads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a GGUF; default: the demo model")
+    parser.add_argument("--model", action="append", help="a GGUF, repeatable; default: the demo model")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument(
         "--seconds", type=float, default=0.4, help="of a turn on the quiet machine; four times as long on the busy one"
@@ -196,15 +202,17 @@ def main() -> None:
     parser.add_argument("--spin", type=int, action="append", default=[], help="repeatable")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--exact", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
-        _child(args.model, args.child)
+        _child(args.model[0] if args.model else None, args.child, args.exact)
         return
-    result = measure(args.model, args.rounds, args.seconds, args.spin)
-    if not args.json:
-        for name, row in result["variants"].items():
-            print(f"{name:>14}: {json.dumps(row)}")
-    print(json.dumps(result))
+    for model in args.model or [None]:
+        result = {"model": model and Path(model).name, **measure(model, args.rounds, args.seconds, args.spin)}
+        if not args.json:
+            for name, row in result["variants"].items():
+                print(f"{name:>14}: {json.dumps(row)}")
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
