@@ -35,7 +35,7 @@ from rest_local.calibration.measuring import (
     measure,
     quick,
 )
-from rest_local.calibration.self_test import LEAST_ROWS, N_CTX, TEXT_TOKENS, SelfTest
+from rest_local.calibration.self_test import LEAST_ROWS, N_CTX, TEXT_TOKENS, SelfTest, ThreadedBackend
 from rest_local.calibration.settings import (
     candidates,
     capability_of,
@@ -47,7 +47,7 @@ from rest_local.calibration.settings import (
 )
 from rest_local.calibration.threads import ThreadGovernor
 from rest_local.errors import ModelError, OptionError
-from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.backend import Capability
 from rest_local.llama import library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import default_threads
@@ -109,6 +109,11 @@ class Tuning:
             "estimated_from": self.estimate or None,
             "seconds": round(self.seconds, 3),
         }
+
+    @property
+    def any_threads(self) -> bool:
+        """Whether the self-test of `--exact` found the same bits with any number of threads."""
+        return self.exact and self.self_test.get("any_threads") is True
 
     @property
     def rows_compared(self) -> int:
@@ -232,11 +237,11 @@ def _tune_anew(
 
 
 def load_meter(model: Model, context: Context, governor: ThreadGovernor | None = None) -> LoadMeter:
-    """A meter that detects other processes if the CPU computes. The machine also counts as busy while `governor` uses
-    fewer threads than the context has.
+    """A meter that detects other processes if the CPU computes. The machine also counts as busy while `governor` yields
+    to them.
     """
-    fewer = (lambda: governor.threads < context.threads) if governor else None
-    return LoadMeter(lambda: context.threads if on_cpu(model) else 0, fewer)
+    yields = (lambda: governor.yields) if governor else None
+    return LoadMeter(lambda: context.threads if on_cpu(model) else 0, yields)
 
 
 def _estimate(model: Model, context: Context) -> tuple[CostCurve, str]:
@@ -337,7 +342,7 @@ def _first_that_works(model: Model, settings: Sequence[ContextSettings]) -> Cont
 
 
 def exact_self_test(
-    model: Model, context: Backend, capability: Capability, known: Mapping[str, Any] | None = None
+    model: Model, context: ThreadedBackend, capability: Capability, known: Mapping[str, Any] | None = None
 ) -> SelfTest:
     """The self-test of `--exact` in this context, which it clears. `known`: an earlier result to continue from."""
     return SelfTest(context, real_text(model, TEXT_TOKENS), capability.longest, known)
@@ -378,7 +383,8 @@ def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
     n_ctx = min(wanted.n_ctx, N_CTX) if exact else N_CTX
     relevant = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
     parts = [
-        FORMAT, model.cache_key, model.n_gpu_layers, asdict(model.options), model.adapters.identity, exact,
+        FORMAT, model.cache_key, model.n_gpu_layers, asdict(model.options), model.adapters.identity,
+        exact and "any threads",
         relevant.to_dict(), library.fingerprint(), platform.machine(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]

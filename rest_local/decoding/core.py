@@ -398,7 +398,7 @@ class EngineCore:
         busy = [lane for lane in self.lanes if lane.scheduler.busy]
         passes = 0
         for lane in busy:
-            lane.context.number_decodes(number)
+            lane.begin_pass(number)
             begun = time.perf_counter()
             if lane.scheduler.step():
                 passes += 1

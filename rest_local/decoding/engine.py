@@ -173,7 +173,8 @@ class Engine:
     @property
     def self_test(self) -> dict[str, Any]:
         """Rows compared with plain decoding in these settings, differences, flips per 10 000 and the largest gap; empty
-        where nothing was compared yet (`compare`).
+        where nothing was compared yet (`compare`). In exact settings also `any_threads`: whether rows that were
+        computed with different numbers of threads were compared, without a difference.
         """
         return self._core.lane.tuning.self_test
 

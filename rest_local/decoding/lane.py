@@ -16,9 +16,9 @@ from pathlib import Path
 
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.measuring import Measured, Progress
-from rest_local.calibration.self_test import N_BATCH, N_CTX, Background, SelfTest
+from rest_local.calibration.self_test import N_BATCH, N_CTX, Background, SelfTest, ThreadedBackend
 from rest_local.calibration.settings import capability_of, contexts_to_try, settings_for
-from rest_local.calibration.threads import ThreadGovernor
+from rest_local.calibration.threads import Level, ThreadGovernor, levels
 from rest_local.calibration.tuning import (
     Tuning,
     exact_self_test,
@@ -37,12 +37,13 @@ from rest_local.drafting.recycled import SuccessorTable
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError, OptionError
 from rest_local.kv_cache import saved
-from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.session_files import PART, SessionFiles
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder, library
 from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.cores import can_wait_briefly, others_run, wait_briefly
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
 from rest_local.paths import cache_dir
@@ -70,7 +71,9 @@ class Lane:
         exact: bool,
         failed_stores: list[Searchable] | None = None,
         drafter: Drafter | None = None,
+        busy: bool = False,
     ) -> None:
+        """`busy`: other programs run now."""
         self.model, self.context, self.tuning, self.exact = model, context, tuning, exact
         capability, warning = _capability(model, context, tuning, exact)
         self.warnings = [told for told in (warning, _beyond_training(model, context)) if told]
@@ -88,8 +91,7 @@ class Lane:
         self.sessions: Sessions | None = None
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
         self._self_test = self._background() if exact and tuning.testing else None
-        adapts = not exact and not context.settings.threads and context.threads > 1
-        self._governor = ThreadGovernor(context.threads) if adapts else None
+        self._governor = ThreadGovernor(self._levels(), busy) if context.threads > 1 else None
         meter = load_meter(model, context, self._governor)
         tuning.curve.busy_now = meter.busy
         self._calibration = Calibration(
@@ -110,10 +112,12 @@ class Lane:
         """
         if exact:
             settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
+        busy = others_run()
+        wait_briefly(busy)  # else measuring on a busy machine can take a hundred times as long
         context, tuning = tune(model, settings, exact)
         try:
             drafter, refusal = _opened(opener, context)
-            lane = cls(model, context, tuning, exact, failed_stores, drafter)
+            lane = cls(model, context, tuning, exact, failed_stores, drafter, busy)
             lane.opener = opener
             lane.warnings += [refusal] if refusal else []
             return lane
@@ -152,7 +156,21 @@ class Lane:
     @property
     def threads(self) -> int:
         """Threads of the next forward pass."""
-        return self._governor.threads if self._governor else self.context.threads
+        return self._governor.level.threads if self._governor else self.context.threads
+
+    def _levels(self) -> list[Level]:
+        """Those of the governor. The number of threads stays where the user gave it. In exact mode it also stays unless
+        the complete self-test found the same bits with any number.
+        """
+        given = self.context.settings.threads > 0
+        fewer = not given and (not self.exact or self.tuning.any_threads)
+        return levels(self.context.threads, fewer, can_wait_briefly())
+
+    def begin_pass(self, number: int) -> None:
+        """Prepare a forward pass. `number`: a name for `abort`."""
+        self.context.number_decodes(number)
+        if self._governor is not None:  # the pass before may have been that of another lane
+            wait_briefly(self._governor.level.brief)
 
     def keep_sessions(self, limit: int) -> None:
         """Keep the cells of texts on disk, in the user's cache, up to `limit` bytes for all models together. Where that
@@ -199,9 +217,9 @@ class Lane:
             if n_tokens > LARGEST:
                 governor.restart()
             elif governor.after_pass(n_tokens, seconds, self._plain_steps):
-                self.context.use_threads(governor.threads)
+                self.context.use_threads(governor.level.threads)
                 if self.drafter is not None:
-                    self.drafter.use_threads(governor.threads)
+                    self.drafter.use_threads(governor.level.threads)
         if (background := self._self_test) is not None:
             self._continue(lambda: background.after_pass(seconds))
         elif self._drafts:
@@ -271,6 +289,7 @@ class Lane:
             if self.drafter is not None:  # it may read the context of the target
                 self.drafter.close()
             self.context.close()
+            wait_briefly(False)
 
     def _plain_steps(self, passes: Mapping[int, int]) -> float:
         """What passes cost by the curve, in plain steps. `passes`: how many there were, by their number of tokens."""
@@ -287,7 +306,7 @@ class Lane:
         )
         drafts = capability_of(self.model, self.context, exact=True)
 
-        def make(context: Backend) -> SelfTest:
+        def make(context: ThreadedBackend) -> SelfTest:
             return exact_self_test(self.model, context, drafts, self.tuning.self_test)
 
         return Background(lambda: Context(self.model, own), make)
@@ -299,7 +318,10 @@ class Lane:
         except (DecodeFailed, ModelError) as error:
             self._end_self_test(f"`exact`: the self-test cannot be run ({error}); decoding plainly")
             return
-        if test is None or not (test.complete or test.comparison.rows > self.tuning.rows_compared):
+        if test is None:
+            return
+        known = self.tuning.self_test.get("any_threads") == test.any_threads
+        if known and not test.complete and test.comparison.rows <= self.tuning.rows_compared:
             return
         self.tuning.note_self_test(test.to_dict())
         self.tuning.store()
@@ -312,6 +334,8 @@ class Lane:
         background.close()
         capability, warning = _capability(self.model, self.context, self.tuning, self.exact)
         self.scheduler.forward.capability = capability
+        if self._governor is not None:
+            self._governor.levels = self._levels()
         if told := failure or warning:
             self.warnings.append(told)
             log.warning("%s", told)
@@ -360,7 +384,7 @@ class Lanes:
                 if shared.model.closed:
                     raise ModelError(f"model {shared.model.path}: is closed")
                 self._try_exact(shared.model, shared.context.threads)
-                settings = settings_for(shared.model.options, shared.context.n_ctx, shared.context.threads)
+                settings = settings_for(shared.model.options, shared.context.n_ctx, shared.context.settings.threads)
                 lane = Lane.open(shared.model, settings, True, shared.failed_stores, shared.opener)
                 if shared.sessions is not None:
                     lane.keep_sessions(shared.sessions.files.limit)

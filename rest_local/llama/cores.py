@@ -9,14 +9,18 @@ Contract:
 - `set_spin_defaults` lets waiting threads spin for a moment before they sleep. Between the operations of a forward
   pass every thread waits for the slowest, some hundred times. A thread that sleeps at once loses the time to wake up
   each time. A thread that spins for long takes the CPU from the thread that it waits for, if other programs run too.
+- `wait_briefly` lets them sleep almost at once while other programs run. The bits of the logits stay the same.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
-from collections.abc import MutableMapping
+import threading
+import time
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 ROOT = Path("/")
@@ -32,6 +36,7 @@ cost a tenth of the speed, sleeping at once two thirds). On a busy one 300 000 s
 LLVM's runtime, in a llama.cpp that clang built, yields the CPU while it spins; no value of its KMP_BLOCKTIME was
 better than its default."""
 
+LOOKS = 3
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
@@ -148,3 +153,74 @@ def spin_settings(environment: MutableMapping[str, str] = os.environ) -> str:
     """The variables in effect, for `doctor`."""
     found = " ".join(f"{name}={environment[name]}" for name in _WAIT_VARIABLES if name in environment)
     return found or "the runtime's own"
+
+
+def others_run(root: Path = ROOT) -> bool:
+    """Whether other threads of the machine keep at least half of the usable processors busy, in each of LOOKS looks
+    1 ms apart. False if the system does not tell. Linux: `/proc/loadavg`.
+
+    Threads of this process count as well, for example those that still spin after a forward pass.
+    """
+    for look in range(LOOKS):
+        time.sleep(1e-3 * (look > 0))
+        running, _, _ = " ".join(_text(root / "proc/loadavg").split()[3:4]).partition("/")
+        if not running.isdecimal() or 2 * (int(running) - 1) < len(usable_cpus()):
+            return False
+    return True
+
+
+def can_wait_briefly(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether `wait_briefly` has an effect: llama.cpp computes with GNU's OpenMP runtime, and the user has set no
+    variable about waiting. Loads llama.cpp.
+    """
+    if environment.get("GOMP_SPINCOUNT") != str(SPIN) or "OMP_WAIT_POLICY" in environment:
+        return False
+    from rest_local.llama.loaded import bindings
+
+    # LLVM's runtime offers this function too, but spins as long as before
+    return hasattr(bindings._lib, "GOMP_parallel") and not hasattr(bindings._lib, "kmp_set_blocktime")
+
+
+def wait_briefly(brief: bool) -> None:
+    """Let the waiting threads of this process sleep after 100 turns (some us) from now on, or after SPIN turns again.
+
+    The runtime spins so briefly while it has more threads than processors (see GOMP_SPINCOUNT in its manual). So this
+    starts as many sleeping ones, or ends them. Takes 0.1 ms, or nothing if nothing changes. Any thread may call it.
+    """
+    global _idle_team
+    with _waiting:
+        if brief == (_idle_team is not None) or not can_wait_briefly():
+            return
+        if _idle_team is None:
+            _idle_team = _IdleTeam()
+        else:
+            _idle_team.end()
+            _idle_team = None
+
+
+class _IdleTeam:
+    """One more sleeping OpenMP thread than there are processors. A thread of Python is the first; they end with it."""
+
+    def __init__(self) -> None:
+        self._started, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="brief waits", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def _run(self) -> None:
+        from rest_local.llama.loaded import bindings
+
+        parallel = bindings._lib.GOMP_parallel
+        parallel.restype, parallel.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        nothing = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)  # called in each thread; needs no Python
+        parallel(nothing, None, len(usable_cpus()) + 1, 0)
+        self._started.set()
+        self._over.wait()
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+_waiting = threading.Lock()
+_idle_team: _IdleTeam | None = None

@@ -1,15 +1,20 @@
-"""The number of threads follows the load of the machine. Step times are scripted; no clock is used."""
+"""The number of threads, and how they wait, follow the load of the machine.
+
+Step times are scripted; no clock is used.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rest_local import Engine
-from rest_local.calibration.threads import LONG_PAUSE_S, ThreadGovernor, run_delay_seconds
+from rest_local.calibration.threads import LONG_PAUSE_S, Level, ThreadGovernor, levels, run_delay_seconds
 from rest_local.llama import cores
 from rest_local.llama.context import Context
 
@@ -20,14 +25,19 @@ def plain_steps(passes: Mapping[int, int]) -> float:
 
 
 class Machine:
-    """`step_ms(threads)`: of a plain step; `delay_share(threads)`: share of the time in which the thread waits."""
+    """`step_ms(threads)`: of a plain step; `brief_ms`: of threads that wait briefly; `delay_share(threads)`: share of
+    the time in which the thread waits.
+    """
 
-    def __init__(self, most: int = 2, reports: bool = True) -> None:
+    def __init__(self, most: int = 2, reports: bool = True, brief: bool = False, fewer: bool = True) -> None:
         self.step_ms: Callable[[int], float] = self.quiet
         self.delay_share: Callable[[int], float] = lambda threads: 0.0
-        self.delay = self.clock = 0.0
+        self.delay = self.clock = self.spun = 0.0
         self.reports = reports
-        self.governor = ThreadGovernor(most, lambda: self.delay if self.reports else None)
+        self.brief_ms: Callable[[int], float] = self.quiet
+        self.governor = ThreadGovernor(
+            levels(most, fewer, brief), run_delay=lambda: self.delay if self.reports else None
+        )
         self.history: list[tuple[float, int]] = []  # (time of a pass, its threads)
 
     @staticmethod
@@ -48,12 +58,13 @@ class Machine:
     def run(self, seconds: float, n_tokens: int = 1) -> None:
         end = self.clock + seconds
         while self.clock < end:
-            threads = self.governor.threads
-            took = 1e-3 * self.step_ms(threads) * plain_steps({n_tokens: 1})
+            threads, brief = self.governor.level
+            took = 1e-3 * (self.brief_ms if brief else self.step_ms)(threads) * plain_steps({n_tokens: 1})
             self.clock += took
             self.delay += took * self.delay_share(threads)
             self.governor.after_pass(n_tokens, took, plain_steps)
             self.history.append((took, threads))
+            self.spun += 0.0 if brief else took
 
     def share(self, threads: int, last: float) -> float:
         """The share of the `last` seconds that was decoded with `threads` threads."""
@@ -182,25 +193,113 @@ def test_the_run_delay_is_a_number_or_none() -> None:
     assert delay is None if not Path("/proc/thread-self/schedstat").exists() else delay is not None and delay >= 0
 
 
-@pytest.mark.parametrize(("exact", "threads", "adapts"), [(False, None, True), (True, None, False), (False, 2, False)])
-def test_exact_mode_and_a_given_thread_count_keep_all_threads(
+def test_the_levels_are_those_that_are_allowed() -> None:
+    spin, brief = Level(4, False), Level(4, True)
+    assert levels(4, fewer=True, brief=True) == [spin, brief, Level(2, True), Level(1, True)]
+    assert levels(4, fewer=True, brief=False) == [spin, Level(2, False), Level(1, False)]
+    assert levels(4, fewer=False, brief=True) == [spin, brief]
+    assert levels(4, fewer=False, brief=False) == [spin]
+    assert levels(1, fewer=True, brief=True) == [Level(1, False)]
+
+
+def under_load(machine: Machine) -> None:
+    """Threads that spin take the processor from each other; those that sleep get their share."""
+    machine.step_ms = lambda threads: 500.0 if threads == 2 else 60.0
+    machine.brief_ms = lambda threads: 30.0 if threads == 2 else 60.0
+    machine.delay_share = lambda threads: 0.5
+
+
+@pytest.mark.parametrize("fewer", [True, False])
+def test_all_threads_that_wait_briefly_are_the_fastest_on_a_busy_machine(fewer: bool) -> None:
+    machine = Machine(brief=True, fewer=fewer)
+    machine.run(3.0)
+    assert machine.spun > 2.9
+    under_load(machine)
+    machine.run(2.5)
+    machine.spun = 0.0
+    machine.run(100.0)
+    assert machine.spun == 0.0, "no trial of threads that spin while the machine is busy"
+    assert machine.share(2, last=100.0) > 0.95
+    machine.calm()
+    machine.run(LONG_PAUSE_S + 2.0)
+    machine.spun = 0.0
+    machine.run(10.0)
+    assert machine.spun > 9.5
+    assert machine.share(2, last=10.0) == 1.0
+
+
+def test_two_passes_are_enough_to_leave_threads_that_spin() -> None:
+    machine = Machine(brief=True)
+    under_load(machine)
+    machine.run(1.01)
+    assert len(machine.history) == 3
+    assert machine.governor.level == (2, True)
+
+
+def test_an_engine_that_opens_on_a_busy_machine_begins_with_brief_waits() -> None:
+    quiet = Machine(brief=True)
+    quiet.brief_ms = lambda threads: 60.0
+    quiet.governor = ThreadGovernor(quiet.governor.levels, busy=True, run_delay=lambda: 0.0)
+    assert quiet.governor.level == (2, True)
+    quiet.run(1.0)
+    assert quiet.governor.level == (2, False), "one look at the machine was wrong"
+    assert ThreadGovernor([Level(2, False), Level(1, False)], busy=True).level == (2, False)
+    assert ThreadGovernor([Level(2, False)], busy=True).level == (2, False)
+
+
+@pytest.mark.parametrize(("exact", "threads", "adapts"), [(False, None, True), (True, None, True), (False, 2, False)])
+def test_a_given_thread_count_stays(
     exact: bool,
     threads: int | None,
     adapts: bool,
     tiny_model: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Every window is busy here, and fewer threads are always faster."""
+    """Every window is busy here, and fewer threads are always faster. In these exact settings the bits are the same."""
     set_to: list[int] = []
-    monkeypatch.setattr(cores, "usable_cpus", lambda: {0, 1})
-    monkeypatch.setattr(cores, "cores", lambda *_: 2)
-    monkeypatch.setattr("rest_local.calibration.threads.WINDOW_S", 0.0)
-    monkeypatch.setattr(ThreadGovernor, "_is_delayed", lambda *_: True)
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    two_threads(monkeypatch)
     use = Context.use_threads
-    monkeypatch.setattr(Context, "use_threads", lambda context, n: (set_to.append(n), use(context, n))[1])
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, exact=exact, threads=threads) as engine:
+        if exact:
+            engine.compare(math.inf)
+            assert engine.self_test["any_threads"]
+        monkeypatch.setattr(Context, "use_threads", lambda context, n: (set_to.append(n), use(context, n))[1])
         assert engine.threads_in_use == 2
         text = engine.generate([1, 2, 3], max_tokens=60, policy="off")
         assert list(text)
         assert (1 in set_to) == adapts
         assert (engine.threads_in_use in (1, 2)) if adapts else engine.threads_in_use == 2
+
+
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processors, and every window is busy and short."""
+    monkeypatch.setattr(cores, "usable_cpus", lambda: {0, 1})
+    monkeypatch.setattr(cores, "cores", lambda *_: 2)
+    monkeypatch.setattr("rest_local.calibration.threads.WINDOW_S", 0.0)
+    monkeypatch.setattr(ThreadGovernor, "_is_delayed", lambda *_: True)
+
+
+def test_exact_settings_whose_bits_depend_on_the_number_of_threads_keep_all_of_them(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Logits are changed here if one thread computes them, so only all threads are exact."""
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    two_threads(monkeypatch)
+    used: dict[int, int] = {}
+    use, logits = Context.use_threads, Context.logits
+    monkeypatch.setattr(Context, "use_threads", lambda context, n: (used.update({id(context): n}), use(context, n))[1])
+
+    def changed(context: Context, n: int) -> np.ndarray:
+        return logits(context, n) + np.float32(used.get(id(context), 2) == 1)
+
+    monkeypatch.setattr(Context, "logits", changed)
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, exact=True) as engine:
+        engine.compare(math.inf)
+        assert engine.self_test["exact"]
+        assert not engine.self_test["any_threads"]
+        used.clear()
+        assert list(engine.generate([1, 2, 3], max_tokens=60, policy="off"))
+        assert 1 not in used.values()
+        assert engine.threads_in_use == 2

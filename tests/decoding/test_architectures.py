@@ -13,13 +13,16 @@ import pytest
 
 from benchmarks.tiny import ARCHITECTURES, SLIDING_WINDOW
 from rest_local import Engine, Sampling
+from rest_local.calibration.threads import ThreadGovernor
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.decoding.stream import Result
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.llama import cores
 from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.options import ModelOptions
 from rest_local.planning.policy import Stateless, StepContext
 
 TinyModel = Callable[..., Path]
@@ -124,6 +127,38 @@ def test_exact_drafts_change_nothing(arch: str, sampling: Sampling, tiny_model: 
         assert drafted.tokens == plain.tokens
         if arch != "mamba":
             assert 60 < drafted.draft.accepted < drafted.draft.drafted - 60
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_threads_that_change_at_every_pass_change_no_bit_of_exact_answers(
+    arch: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between parts of the prompt, too, and with drafts. Where nothing can be verified, the number stays."""
+    used = set[int]()
+    rng = np.random.default_rng(5)
+
+    def any_level(governor: ThreadGovernor, *_: object) -> bool:
+        governor.level = governor.levels[int(rng.integers(0, len(governor.levels)))]
+        used.add(governor.level.threads)
+        return True
+
+    monkeypatch.setattr(cores, "cores", lambda *_: 4)  # whatever this machine has
+    options = ModelOptions(n_batch=64)  # parts of the prompt are no longer than drafts
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=1024, options=options, exact=True) as engine:
+        assert engine.threads_in_use == 4
+        prompt = engine.tokenize(TEXT * 20)
+        assert len(prompt) > 512
+        for sampling in (Sampling(), Sampling(temperature=0.8, seed=11)):
+            with monkeypatch.context() as patch:
+                patch.setattr(ThreadGovernor, "after_pass", lambda *_: False)
+                plain = finish(engine, prompt, 60, policy="off", sampling=sampling, logprobs=3)
+            monkeypatch.setattr(ThreadGovernor, "after_pass", any_level)
+            for policy in ("off", half_right(engine, prompt, plain.tokens)):
+                engine.forget()
+                changing = finish(engine, prompt, 60, policy=policy, sampling=sampling, logprobs=3)
+                assert changing.tokens == plain.tokens
+                assert changing.logprobs == plain.logprobs
+    assert used == ({4} if KINDS[arch] == "none" else {1, 2, 4})
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -441,7 +441,7 @@ def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
     shared, exact = (
         SimpleNamespace(
             scheduler=scheduler,
-            context=SimpleNamespace(number_decodes=lambda number: None),
+            begin_pass=lambda number: None,
             exact=exact,
             after_pass=lambda seconds: None,
         )

@@ -6,12 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rest_local.llama import cores as module
-from rest_local.llama.cores import SPIN, cores, default_threads, set_spin_defaults, spin_settings
+from rest_local.llama.cores import (
+    SPIN,
+    can_wait_briefly,
+    cores,
+    default_threads,
+    others_run,
+    set_spin_defaults,
+    spin_settings,
+)
 
 
 def machine(
@@ -158,3 +167,78 @@ import rest_local.llama.batch
     clean = {name: text for name, text in os.environ.items() if name not in set_by_a_parent}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean, check=True)
     assert json.loads(done.stdout) == str(SPIN)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.50 0.40 0.30 1/300 4000", False),  # this thread
+        ("0.50 0.40 0.30 2/300 4000", False),
+        ("0.00 0.00 0.00 3/300 4000", True),
+        ("9.00 9.00 9.00 40/300 4000", True),
+        ("", False),
+        ("0.50 0.40", False),
+        ("0.50 0.40 0.30 none 4000", False),
+    ],
+)
+def test_others_run_where_half_of_four_processors_are_wanted(
+    text: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "usable_cpus", lambda: {0, 1, 2, 3})
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/loadavg").write_text(text)
+    assert others_run(tmp_path) is expected
+    assert not others_run(tmp_path / "nowhere")
+
+
+BRIEF = """
+import json, os, sys, threading, time
+import numpy as np
+from rest_local.llama import cores
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.model import Model
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+if not cores.can_wait_briefly():
+    print(json.dumps(None))
+    sys.exit()
+with Model.open(sys.argv[1]) as model, Context(model, ContextSettings(n_ctx=64, threads=2)) as context:
+    counts, rows = [], []
+    for brief in (False, True, True, False, True, False):
+        cores.wait_briefly(brief)
+        context.clear()
+        context.batch.fill(range(1, 9), np.arange(8), 0, 1, 1)
+        assert context.decode() == 0
+        rows.append(context.logits(8).tobytes())
+        over = time.monotonic() + 60  # a thread that ends is counted a moment longer
+        while not brief and threads() != (counts or [threads()])[0] and time.monotonic() < over:
+            time.sleep(0.001)
+        counts.append(threads())
+    print(json.dumps([counts, len(set(rows)), len(cores.usable_cpus())]))
+"""
+
+
+def test_threads_wait_briefly_while_there_are_more_than_processors_and_compute_the_same(
+    tiny_model: Callable[..., Path],
+) -> None:
+    """GNU's OpenMP runtime goes by the number of its threads."""
+    clean = {name: text for name, text in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", BRIEF, str(tiny_model("llama", quant="Q8_0"))]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean, check=True)
+    found = json.loads(done.stdout)
+    if found is None:
+        pytest.skip("this llama.cpp does not use GNU's OpenMP runtime")
+    counts, different, processors = found
+    first = counts[0]
+    more = first + processors + 1
+    assert counts == [first, more, more, first, more, first]
+    assert different == 1
+
+
+@pytest.mark.parametrize(
+    "variables", [{"GOMP_SPINCOUNT": "0"}, {"GOMP_SPINCOUNT": str(SPIN), "OMP_WAIT_POLICY": "ACTIVE"}, {}]
+)
+def test_waits_that_the_user_has_set_are_not_changed(variables: dict[str, str]) -> None:
+    assert not can_wait_briefly(variables)

@@ -60,6 +60,7 @@ class FakeBackend:
         self.n_ctx, self.n_branches, self.n_batch, self.n_vocab = n_ctx, n_branches, n_batch, N_VOCAB
         self.max_outputs = min(64, n_batch)
         self.n_swa = 0
+        self.threads = self.threads_used = 1
         self.batch = Batch(n_batch, n_branches)
         self.cells: list[Cell] = []
         self.failures: dict[int, int | BaseException] = {}
@@ -108,6 +109,10 @@ class FakeBackend:
         visible = seen[seq][: bisect_left(seen[seq], (pos + 1,))]
         assert [p for p, _ in visible] == list(range(pos + 1)), f"sequence {seq} sees {visible}"
         return self.compute([t for _, t in visible], n)
+
+    def use_threads(self, n: int) -> None:
+        assert 1 <= n <= self.threads
+        self.threads_used = n
 
     def synchronize(self) -> None:
         pass
