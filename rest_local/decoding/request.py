@@ -61,7 +61,8 @@ class Request:
             limits waiting for a slot and evaluating the prompt
         seconds: the answer ends (`length`) so long after its first step began, including waiting for cells
         session: a name of the conversation, which is then kept on disk however short it is (`EngineConfig.sessions`)
-        owner: only requests of the same owner have what was kept of this one restored from disk
+        owner: only requests of the same owner share what the KV cache holds of this one, or have it restored from disk
+        client: whose request it is: clients get equal shares of the slots, however many requests they have
         background: give way to every request that does not run in the background, at every forward pass
 
     Raises OptionError for a number out of range.
@@ -89,6 +90,7 @@ class Request:
     seconds: float | None = None
     session: str = ""
     owner: str = ""
+    client: str = ""
     background: bool = False
 
     def __post_init__(self) -> None:
@@ -138,6 +140,7 @@ class RequestOptions(TypedDict, total=False):
     seconds: float | None
     session: str
     owner: str
+    client: str
     background: bool
 
 

@@ -2,7 +2,9 @@
 
 Contract: sequences over one backend, on one thread; `step` does one forward pass for all that are admitted.
 
-- First come, first served: a free slot goes to the sequence that has waited longest.
+- A free slot goes to the client that has the fewest. Of several they take turns, and of one client the sequence that
+  has waited longest is first. Where a client has no slot and another one at least two, the youngest sequence of the
+  client that has the most gives up its slot, once the other one has waited as long as evaluating its text again takes.
 - Where the cells run out, these go, in this order: idle slots, drafts, parts of prompts, the youngest sequence (back to
   the queue). So the oldest always makes progress, and a request that fits the context alone is served in the end.
 - Requests in the background have no part in a pass while others are admitted, and give up their slots and cells to
@@ -16,11 +18,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import abc, deque
+from collections import Counter, abc, deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Part, SequenceFailed
@@ -92,6 +95,8 @@ class Scheduler:
         self._uncharged_ms = 0.0  # of the steps before
         self._charged_to = 0.0  # in this step
         self._turn = 0  # which of the prompts is first
+        self._round = 0  # of the sequence that was admitted last
+        self._rounds: dict[str, int] = {}  # of the last sequence of each client, where that is to come
         self.sessions: Sessions | None = None
         self._restoring: dict[Sequence, Restoring] = {}  # admitted, and their prompts are read from disk
         self.was_image = False  # the newest pass evaluated an image
@@ -101,6 +106,8 @@ class Scheduler:
         return bool(self.waiting or self.admitted)
 
     def submit(self, sequence: Sequence) -> None:
+        client = sequence.request.client
+        sequence.round = self._rounds[client] = max(self._round, self._rounds.get(client, 0)) + 1
         if sequence.request.background:
             self.waiting.append(sequence)
         else:
@@ -156,19 +163,20 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        while self._has_turn():
-            sequence = self.waiting[0]
-            text, keep = sequence.tokens[:-1], sequence.request.keep_prefix
-            match = self.slots.match(text, keep)
+        while (sequence := self._next()) is not None:
+            text, keep, user = sequence.tokens[:-1], sequence.request.keep_prefix, sequence.request.owner
+            match = self.slots.match(text, keep, user)
             if not self.admitted and self.slots.starts_anew(match.kept):
                 self.slots.forget()
-                match = self.slots.match(text, keep)
+                match = self.slots.match(text, keep, user)
             if self.admitted and self._has_to_wait(sequence, match):
                 if self._give_way(sequence):
                     continue
                 self._held = sequence
                 return
-            self.waiting.popleft()
+            self.waiting.remove(sequence)
+            self._round = max(self._round, sequence.round)
+            self._rounds = {client: last for client, last in self._rounds.items() if last > self._round}
             slot = self.slots.take(match)
             self.admitted.append(sequence)
             with self._errors_of(sequence):
@@ -191,7 +199,7 @@ class Scheduler:
         owner = Owner(request.owner, bool(request.session)) if request.keep_prefix else None
         if slot.owner is None or owner is None or slot.owner.id != owner.id:
             slot.n_saved = 0
-        slot.owner = owner
+        slot.owner, slot.user = owner, request.owner
 
     def _begin_to_restore(self, sequence: Sequence) -> None:
         if self.sessions is not None:
@@ -214,16 +222,35 @@ class Scheduler:
                     sequence.report_progress()
                     self._end_without_answer(sequence)
 
-    def _has_turn(self) -> bool:
-        """Whether the first in the queue may be admitted now."""
-        if not self.waiting or self.waiting[0] is self._held:
-            return False
-        first, others = self.waiting[0], [each for each in self.admitted if not each.request.background]
-        if first.request.background and others:
-            return False
+    def _next(self) -> Sequence | None:
+        """The sequence that is to be admitted now, if one may be."""
+        clients = Counter(each.request.client for each in self.admitted)
+        others = [each for each in self.admitted if not each.request.background]
+        if not self._has_place and len(clients) == len(others) == len(self.admitted):
+            return None  # the usual case where requests wait: none has to give way
+        ready = islice(self.waiting, self._n_before_background or None)
+        first = min(ready, key=lambda each: (clients[each.request.client], each.round), default=None)
+        if first is None or first is self._held or (first.request.background and others):
+            return None
         if self._full and (self.admitted if first.request.background else others):
-            return False
-        return self._has_place or (self._give_way(first) and self._has_place)
+            return None
+        if not self._has_place and not self._give_way(first):
+            self._give_share(first, clients)
+        return first if self._has_place else None
+
+    def _give_share(self, first: Sequence, clients: Counter[str]) -> None:
+        """Send the youngest sequence of the client with the most slots back to the queue for one whose client has none,
+        if that has waited long enough and would have the cells.
+        """
+        most = max(clients.values(), default=0)
+        if clients[first.request.client] or most < 2:
+            return
+        youngest = next(each for each in reversed(self.admitted) if clients[each.request.client] == most)
+        per_token = self._part_ms or self._curve.per_token(self._in_use())
+        waited = 1e3 * (time.perf_counter() - first.submitted)
+        stay = [(each.slot, len(each.tokens)) for each in self.admitted if each is not youngest and each.is_admitted]
+        if waited >= per_token * len(youngest.tokens) and count_cells(stay) + len(first.tokens) <= self.backend.n_cells:
+            self._leave(youngest)
 
     def _give_way(self, sequence: Sequence) -> bool:
         """Send the youngest in the background back to the queue for a sequence that is not; whether there was one."""
@@ -254,7 +281,8 @@ class Scheduler:
         """Whether another sequence is about to evaluate more of this prompt than the cells hold now. So eight requests
         with one system prompt that come together evaluate it once, and none of them later than it would be on its own.
         """
-        together = [other for other in self.admitted if other.request.background == sequence.request.background]
+        kind = (sequence.request.owner, sequence.request.background)
+        together = [other for other in self.admitted if (other.request.owner, other.request.background) == kind]
         prefilling = (other.tokens[:-1] for other in together if other.is_prefilling)
         longest = max((common_prefix(text, sequence.tokens) for text in prefilling), default=0)
         return longest >= kept + LEAST_SHARED

@@ -111,6 +111,7 @@ class Sequence:
         self.tokens = [int(token) for token in request.prompt]
         self.wake: Callable[[], None] | None = None
         self.submitted = time.perf_counter()
+        self.round = 0  # in which the client has its turn
         self.done = False
         self.left = False  # its owner does not wait for it any more
         self.error: RestLocalError | None = None

@@ -8,7 +8,8 @@
 Contract:
 
 - The thread steps while there is work and sleeps while there is none.
-- The queue is bounded: a request that finds it full is refused at once.
+- The queue is bounded: a request that finds it full is refused at once, unless its client has fewer requests in it than
+  its share. Requests that belong together are queued or refused together.
 - Cancelling takes effect before the next forward pass. It also breaks off the current pass, if no other request is in
   it.
 - An error of one request (its sampler or its `wake` fails) ends that request, or its notifications. An unexpected error
@@ -21,7 +22,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.decoding.sequence import Sequence
 from rest_local.decoding.streaming import Stream
-from rest_local.errors import QueueFull, RestLocalError, ServiceClosed
+from rest_local.errors import QueueFull, ServiceClosed
 
 log = logging.getLogger("rest_local.service")
 
@@ -66,7 +67,9 @@ class _News:
 
 
 class Service:
-    """Owns the thread, not the engine: close the engine after the service. `queue`: requests that may wait."""
+    """Owns the thread, not the engine: close the engine after the service. `queue`: requests that may wait before
+    another one is refused.
+    """
 
     def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
         self.engine = engine
@@ -90,19 +93,29 @@ class Service:
         Raises what `EngineCore.prepare` raises (which may take seconds for the first exact request), QueueFull,
         ServiceClosed.
         """
-        sequence = self._core.prepare(request)
-        with self._lock:
-            try:
-                self._check_room()
-            except RestLocalError:
+        return self.submit_all([request], wake)[0]
+
+    def submit_all(self, requests: Iterable[Request], wake: Wake | None = None) -> list[Stream]:
+        """Queue all of these requests of one client, or none. Otherwise as `submit`."""
+        sequences: list[Sequence] = []
+        try:
+            for request in requests:
+                sequences.append(self._core.prepare(request))
+            with self._lock:
+                self._check_room(sequences[0].request.client if sequences else "")
+                return [self._queue(sequence, wake) for sequence in sequences]
+        except BaseException:
+            for sequence in sequences:
                 sequence.chooser.close()
-                raise
-            self._number += 1
-            news = _News(self._number, wake)
-            sequence.wake = lambda: news.tell(sequence.done)
-            self._alive[self._number] = sequence
-            self._commands.append(lambda: None if sequence.done else self._core.submit(sequence))
-            self._lock.notify()
+            raise
+
+    def _queue(self, sequence: Sequence, wake: Wake | None) -> Stream:
+        self._number += 1
+        news = _News(self._number, wake)
+        sequence.wake = lambda: news.tell(sequence.done)
+        self._alive[self._number] = sequence
+        self._commands.append(lambda: None if sequence.done else self._core.submit(sequence))
+        self._lock.notify()
         return Stream(sequence, news.wait_for, self._cancel)
 
     def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
@@ -127,7 +140,7 @@ class Service:
     def waiting(self) -> int:
         """Requests that have no slot yet."""
         with self._lock:
-            return self._count_waiting()
+            return len(self._waiting())
 
     @property
     def running(self) -> int:
@@ -176,14 +189,16 @@ class Service:
     ) -> None:
         self.close()
 
-    def _check_room(self) -> None:
+    def _check_room(self, client: str) -> None:
+        """Where the queue is full, a client that has less than its share of it has room all the same."""
         if self._closing or self._failure:
             raise ServiceClosed
-        if self._count_waiting() >= self._most_waiting:
+        clients = [sequence.request.client for sequence in self._waiting()]
+        if len(clients) >= self._most_waiting <= clients.count(client) * len({client, *clients}):
             raise QueueFull(self._most_waiting)
 
-    def _count_waiting(self) -> int:
-        return sum(not sequence.is_admitted and not sequence.done for sequence in self._alive.values())
+    def _waiting(self) -> list[Sequence]:
+        return [sequence for sequence in self._alive.values() if not sequence.is_admitted and not sequence.done]
 
     def _cancel(self, sequence: Sequence) -> None:
         sequence.leave()

@@ -48,11 +48,13 @@ class Moved:
 
 
 class SlotFiles:
-    """Those of one lane. `run`: see above. Raises OSError, SlotBusy, SlotFileUnusable, OptionError."""
+    """Those of one lane, for one `user`, as in `Slot`: the files and texts of others are not there. `run`: see above.
+    Raises OSError, SlotBusy, SlotFileUnusable, OptionError.
+    """
 
-    def __init__(self, lane: Lane, run: Run) -> None:
+    def __init__(self, lane: Lane, run: Run, user: str = "") -> None:
         assert lane.sessions is not None
-        self._lane, self._run = lane, run
+        self._lane, self._run, self._user = lane, run, user
         self._files: SessionFiles = lane.sessions.files
         self._slots = lane.scheduler.slots
         self._made = saved.made_with(lane.model, lane.context.settings, lane.exact)
@@ -69,7 +71,7 @@ class SlotFiles:
     def _begin(self, slot: Slot, number: int) -> tuple[slot_file.Head, list[bytes], int]:
         """In the thread that decodes: what is to be saved; states, if it is not parts; and how large it is."""
         tokens, part = slot.tokens[: slot.n_past], self._files.part
-        if not tokens:
+        if not tokens or slot.user != self._user:
             raise OptionError(f"id_slot: slot {number} holds nothing")
         if min(tokens) < 0:
             raise OptionError(f"id_slot: slot {number} holds images, which are not saved")
@@ -113,7 +115,8 @@ class SlotFiles:
     def _clear(self, slot: Slot, tokens: list[int]) -> None:
         self._slots.before_loss(slot)
         slot.clear()
-        slot.tokens, slot.saved, slot.owner, slot.n_saved = tokens, (), Owner(), 0
+        slot.tokens, slot.saved, slot.owner, slot.n_saved = tokens, (), Owner(self._user), 0
+        slot.user = self._user
 
     def _fills(self, slot: Slot, reader: slot_file.Reader) -> Iterator[Callable[[], bool]]:
         """What has the content of a file in a slot, call by call."""
@@ -128,8 +131,9 @@ class SlotFiles:
     def erase(self, number: int) -> int:
         """Forget what a slot holds; how many tokens."""
         with self._held(number) as slot:
-            n = slot.n_past
-            self._run(slot.clear)
+            n = slot.n_past if slot.user == self._user else 0
+            if n:
+                self._run(slot.clear)
             return n
 
     @contextlib.contextmanager
@@ -147,7 +151,7 @@ class SlotFiles:
                 self._run(partial(self._slots.release, slot))
 
     def _path(self, name: str) -> Path:
-        path = slot_file.path_of(self._files.home, name)
+        path = slot_file.path_of(self._files.home, name, self._user)
         if path is None:
             raise OptionError(f"filename: {name!r} is no plain name of letters, digits, spaces and . _ -")
         return path

@@ -15,8 +15,8 @@ checkpoints before it. It is found where the prompt begins with the whole text, 
 
 Of a text with images, what comes before the first one is kept.
 
-An owner is who may have a text restored: on a server that other machines reach, the client's key. Without an owner, a
-text is not written.
+An owner is who may have a text restored: on a server with keys, the client's key. Without an owner, a text is not
+written.
 """
 
 from __future__ import annotations

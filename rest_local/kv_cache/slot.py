@@ -82,6 +82,7 @@ class Slot:
         self.n_past = 0
         self.runs = [(0, next(_runs))]
         self.draft_text: DraftText | None = None  # what a drafting model knows of these cells
+        self.user = ""  # whose text it is: only requests of this user may share it
         self.owner: Owner | None = None  # for whom the text is kept on disk; None: it is not
         self.n_saved = 0  # of `n_past`, tokens that were written to disk or need not be
         self.is_idle = True  # no request uses it

@@ -27,6 +27,7 @@ from rest_local.kv_cache.session_files import SUFFIX, Unusable, write_all
 
 MAGIC = b"RLSLOT01"
 FOLDER = "slots"  # in that of all sessions
+USER_DIGITS = 32  # of the digest of a key, in the names of its files
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9 ._-]{0,126}[A-Za-z0-9_-])?")
 _LENGTH = 8
 _DIGEST = hashlib.sha256().digest_size
@@ -47,13 +48,16 @@ class Head:
         return len(self.marks)
 
 
-def path_of(home: Path, name: str) -> Path | None:
-    """Where the file of that name is; None for what is no plain name. The folder is made. Raises OSError."""
+def path_of(home: Path, name: str, user: str = "") -> Path | None:
+    """Where the file of that name is, of a user (a digest, or empty); None for no plain name. The folder is made.
+    Raises OSError.
+    """
     if not NAME.fullmatch(name):
         return None
     folder = home / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / f"slot-{name}{SUFFIX}"  # a prefix, because Windows has names like CON
+    of_user = f"+{user[:USER_DIGITS]}" if user else ""  # no name has a +
+    return folder / f"slot{of_user}-{name}{SUFFIX}"  # a prefix, because Windows has names like CON
 
 
 def write(path: Path, head: Head, records: Iterable[bytes]) -> int:

@@ -9,6 +9,7 @@ Contract:
 - The same holds for tokens above the holes that freed cells leave.
 - Where the prefix of a prompt is in a slot that has to stay (it is in use, or holds a longer conversation), the cells
   themselves are shared, and nothing is evaluated.
+- Users share nothing: neither answers nor their times tell one what another has sent.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ class Slots:
     def has_idle(self) -> bool:
         return bool(self._idle)
 
-    def match(self, prompt: Sequence[int], keep: bool) -> Match:
-        """Where a prompt would go. There has to be an idle slot."""
+    def match(self, prompt: Sequence[int], keep: bool, user: str = "") -> Match:
+        """Where a prompt of a user would go. There has to be an idle slot."""
         if not keep:
             return Match(self._spare(), 0, None)
-        same = {id(slot): slot.common_prefix(prompt) for slot in self.slots}
+        same = {id(slot): slot.common_prefix(prompt) if slot.user == user else 0 for slot in self.slots}
         own = max(self._idle, key=lambda slot: (same[id(slot)], -slot.n_past))
         longest = max(self.slots, key=lambda slot: same[id(slot)])
         kept = same[id(own)]

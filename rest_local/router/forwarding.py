@@ -135,7 +135,7 @@ async def ask(pool: Pool, entry: Entry, method: str, target: str, body: bytes, k
 
     Raises ProcessEnded, OSError, and what `Pool.using` raises.
     """
-    headers = [(b"host", b"localhost"), (CLIENT.encode(), b"batch")]
+    headers = [(b"host", b"localhost"), (CLIENT.encode(), b"batch:0")]
     headers += [(b"content-type", b"application/json")] if body else []
     headers += [(b"authorization", b"Bearer " + key)] if key is not None else []
     async with pool.using(entry, looks=method == "GET") as process:
@@ -168,11 +168,11 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
     """Method, target and headers of a client's request, with the client's address."""
     query = scope["query_string"]
     target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
-    address = (scope.get("client") or ("?",))[0]
+    address, port = scope.get("client") or ("?", 0)
     named = b",".join(value.lower() for name, value in scope["headers"] if name == b"connection")
     left_out = _OF_CONNECTION | {name.strip() for name in named.split(b",")} - {b"host"}
     headers = [(name, value) for name, value in scope["headers"] if name not in left_out]
-    return scope["method"].encode(), target, [*headers, (CLIENT.encode(), str(address).encode())]
+    return scope["method"].encode(), target, [*headers, (CLIENT.encode(), f"{address}:{port}".encode())]
 
 
 class Exchange:

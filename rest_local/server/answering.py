@@ -90,23 +90,17 @@ class Generating(Asked[BodyT]):
         """Makes the engine's requests and submits all of them or none.
 
         `prepare` runs in a worker thread, because templates, tokenizing and grammars take time in which other requests
-        go on. Raises what `prepare` and `Service.submit` raise, and ServiceClosed if the client disconnects or the
+        go on. Raises what `prepare` and `Service.submit_all` raise, and ServiceClosed if the client disconnects or the
         server stops.
         """
         pulse, entries, owner = Pulse(), 1, owner_of(request.headers, self.state.settings)
+        client = owner or str(request.client)
 
         def submit() -> list[Stream]:
             nonlocal entries
-            streams: list[Stream] = []
-            try:
-                for made in prepare():
-                    entries = max(entries, 1 + (made.logprobs or 0))
-                    streams.append(self.service.submit(replace(made, owner=owner) if owner else made, pulse))
-            except BaseException:
-                for stream in streams:
-                    stream.cancel()
-                raise
-            return streams
+            made = [replace(each, owner=owner, client=client) for each in prepare()]
+            entries = max((1 + (each.logprobs or 0) for each in made), default=1)
+            return self.service.submit_all(made, pulse)
 
         streams = await self.state.workers.run(request, submit)
         return StreamGroup(streams, pulse, entries)

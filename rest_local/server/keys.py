@@ -34,10 +34,10 @@ def opens(keys: Iterable[bytes], given: Iterable[bytes]) -> bool:
 
 
 def owner_of(headers: Headers, settings: Settings) -> str:
-    """Whose texts a request may have restored from disk: a digest of its key where other machines reach the server, the
-    same for all requests where they do not.
+    """Whose texts a request may find in memory or have restored from disk: a digest of its key; empty, the same for all
+    requests, where the server has no keys.
     """
-    if settings.shows_steps:
+    if not settings.keys:
         return ""
     offered = given_keys(headers)
     found = [key for key in settings.keys if opens((key,), offered)]

@@ -136,7 +136,7 @@ FORWARDED = "rest_local.forwarded"  # in the scope: another process answers the 
 
 class Inner:
     """In the process of one model: admits only the process that clients reach, which knows `secret`, has checked where
-    a request comes from, and names the client's address.
+    a request comes from, and names the client's address and port.
     """
 
     def __init__(self, app: ASGIApp, secret: bytes) -> None:
@@ -147,7 +147,8 @@ class Inner:
             return
         headers = Headers(scope=scope)
         if hmac.compare_digest(headers.get(SECRET, "").encode("latin-1"), self._secret):
-            scope["client"] = (headers.get(CLIENT, "?"), 0)
+            address, _, port = headers.get(CLIENT, "?:0").rpartition(":")
+            scope["client"] = (address, int(port))
             await self._app(scope, receive, send)
         else:
             await _closing_error(403, "this port is the server's own", "internal").response()(scope, receive, send)

@@ -28,7 +28,7 @@ class Settings:
     allowed_origins   origins of other web pages that may call, such as `http://localhost:3000`
     metrics           whether /metrics is available
     max_body          limit of a request's body in bytes
-    statistics        send draft statistics, and text as the steps give it, to other machines too
+    statistics        send draft statistics, and text as the steps give it, to other users too
 
     Raises OptionError for a wrong value, and for a server that other machines reach without a key.
     """
@@ -52,23 +52,30 @@ class Settings:
         if any(not alias or len(alias) > 256 or not alias.isprintable() for alias in self.aliases):
             raise OptionError("alias: give a name of 1 to 256 printable characters")
 
-    def _check_local_only(self) -> None:
-        if not is_loopback(self.host):
+    def check_address(self, address: str) -> None:
+        """Raises OptionError for an address that other machines reach, where there is no key."""
+        if not self.keys and not is_loopback(address):
             raise OptionError(f"host {self.host}: other machines can reach it; give --api-key-file, or bind 127.0.0.1")
+
+    def _check_local_only(self) -> None:
+        self.check_address(self.host)
         for name in self.allowed_hosts:
             if not is_loopback(name):
                 raise OptionError(f"allowed host {name}: other machines reach it by that name; give --api-key-file")
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server, as far as its settings tell."""
-        return all(map(is_loopback, (self.host, *self.allowed_hosts)))
+        """Whether the server has one user, who is at this machine, as far as its settings tell.
+
+        Several keys are several users, wherever they call from: a proxy on this machine sends what others send to it.
+        """
+        return len(self.keys) < 2 and all(map(is_loopback, (self.host, *self.allowed_hosts)))
 
     @property
     def shows_steps(self) -> bool:
         """Whether clients may see the tokens of each step and the counts of accepted draft tokens.
 
-        Both reveal what the datastore contains (arXiv 2411.01076), so other machines see neither by default.
+        Both reveal what datastores and history contain (arXiv 2411.01076), so other users see neither by default.
         """
         return self.is_local or self.statistics
 

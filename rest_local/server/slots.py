@@ -18,6 +18,7 @@ from rest_local.decoding.slot_files import SlotFiles
 from rest_local.errors import RestLocalError
 from rest_local.server.bodies import SlotBody, parse
 from rest_local.server.errors import ApiError
+from rest_local.server.keys import owner_of
 from rest_local.server.operations import Routes, post
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
@@ -41,7 +42,7 @@ async def act(request: HttpRequest) -> Response:
     body = await parse(request, SlotBody)
     if action != "erase" and body.filename is None:
         raise ApiError(400, "filename: Field required", code="missing", param="filename")
-    files = _files(state)
+    files = _files(state, owner_of(request.headers, state.settings))
 
     def work() -> dict[str, Any]:
         begun = time.perf_counter()
@@ -61,7 +62,7 @@ async def act(request: HttpRequest) -> Response:
         raise ApiError(status, f"the slot could not be {action}d: {cause}", code=code) from error
 
 
-def _files(state: State) -> SlotFiles:
+def _files(state: State, user: str) -> SlotFiles:
     service, engine = state.loaded()
     lane = engine.sessions_lane
     if lane is None:
@@ -70,7 +71,7 @@ def _files(state: State) -> SlotFiles:
     def run(call: Callable[[], T], /) -> T:
         return service.run(lambda engine: call())
 
-    return SlotFiles(lane, run)
+    return SlotFiles(lane, run, user)
 
 
 def _save(files: SlotFiles, number: int, name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -448,14 +449,35 @@ class Life(RuleBasedStateMachine):
         keep=st.booleans(),
         drafts=st.booleans(),
         background=st.booleans(),
+        client=st.sampled_from("aab"),
+        owner=st.sampled_from(["", "", "other"]),
     )
-    def submit(self, common: int, prompt: list[int], n: int, keep: bool, drafts: bool, background: bool) -> None:
+    def submit(
+        self,
+        common: int,
+        prompt: list[int],
+        n: int,
+        keep: bool,
+        drafts: bool,
+        background: bool,
+        client: str,
+        owner: str,
+    ) -> None:
         prompt = [*range(20), *range(20)][:common] + prompt  # so that cells are shared
         sources = fortune("bush") if drafts else None
         policy = Keen(FLAT) if drafts else Off()
         sequence = sequence_of(
-            self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep, background=background
+            self.backend,
+            prompt,
+            n,
+            sources=sources,
+            policy=policy,
+            keep_prefix=keep,
+            background=background,
+            client=client,
+            owner=owner,
         )
+        sequence.submitted = -math.inf  # so that no measured time decides which sequence gives up its slot
         self.sequences.append((prompt, n, sequence))
         self.scheduler.submit(sequence)
 

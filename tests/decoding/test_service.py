@@ -123,6 +123,51 @@ def test_a_full_queue_refuses_until_a_request_leaves(engine: Engine) -> None:
         blocker.join()
 
 
+def test_requests_that_belong_together_are_queued_or_refused_together(engine: Engine) -> None:
+    """More of them than may wait, where there is room for one."""
+    held, release = threading.Event(), threading.Event()
+    with Service(engine, queue=3) as service:
+        blocker = threading.Thread(target=lambda: service.run(lambda e: (held.set(), release.wait(30))))
+        blocker.start()
+        assert held.wait(30)
+        several = [asked(engine, "a", 2) for _ in range(20)]
+        streams = service.submit_all(several)
+        with pytest.raises(QueueFull):
+            service.submit_all(several)
+        with pytest.raises(PromptEmpty):
+            service.submit_all([several[0], Request([])])
+        assert service.waiting == 20
+        release.set()
+        assert [len(stream.wait(30).tokens) for stream in streams] == [2] * 20
+        blocker.join()
+
+
+def test_a_full_queue_has_room_for_a_client_with_less_than_its_share(engine: Engine) -> None:
+    held, release = threading.Event(), threading.Event()
+    with Service(engine, queue=6) as service:
+        blocker = threading.Thread(target=lambda: service.run(lambda e: (held.set(), release.wait(30))))
+        blocker.start()
+        assert held.wait(30)
+
+        def queued(client: str, n: int) -> list[Stream]:
+            return [service.submit(asked(engine, "a", 2, client=client)) for _ in range(n)]
+
+        streams = queued("one", 6)
+        with pytest.raises(QueueFull):
+            queued("one", 1)
+        streams += queued("two", 3)
+        for client in ("one", "two"):
+            with pytest.raises(QueueFull):
+                queued(client, 1)
+        streams += queued("three", 2)
+        for client in ("one", "two", "three"):
+            with pytest.raises(QueueFull):
+                queued(client, 1)
+        release.set()
+        assert all(len(stream.wait(30).tokens) == 2 for stream in streams)
+        blocker.join()
+
+
 def test_a_cancelled_request_stops_and_its_slot_is_free(engine: Engine, service: Service) -> None:
     streams = [service.submit(asked(engine, prompt, 900)) for prompt in PROMPTS]
     for stream in streams[:4]:

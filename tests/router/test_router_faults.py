@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from rest_local.decoding.engine import Engine
+from rest_local.errors import QueueFull
 from rest_local.router import forwarding, memory, worker
 from rest_local.router import pool as pools
 from rest_local.router import process as processes
@@ -91,7 +92,7 @@ class FakeProcess:
         self.end()
 
     def kill(self) -> None:
-        self.killed = True
+        self.killed = self.stopping = True
 
     def end(self) -> None:
         """It ends, by itself unless it is stopping."""
@@ -284,6 +285,62 @@ def test_a_process_that_ends_with_success_is_not_started_again_at_once(
         assert len(fakes) == n_processes
         await use(pool, pool.entries[0])
         assert pool.entries[0].status == "loaded"
+        await pool.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_process_that_ends_while_the_server_stops_is_not_started_again(
+    fakes: list[FakeProcess], tmp_path: Path, forced: bool
+) -> None:
+    async def work() -> None:
+        pool = Pool([served("one", tmp_path)])
+        await use(pool, pool.entries[0])
+        if forced:
+            pool.kill()
+        else:
+            pool.begin_stop()
+        fakes[0].end()
+        await turns()
+        assert len(fakes) == 1
+        await pool.close()
+
+    run(work())
+
+
+def test_as_many_requests_wait_for_a_load_as_the_queue_holds(fakes: list[FakeProcess], tmp_path: Path) -> None:
+    FakeProcess.gate.clear()
+
+    async def work() -> None:
+        pool = Pool([served("one", tmp_path)], queue=3)
+        waiting = [asyncio.create_task(use(pool, pool.entries[0])) for _ in range(3)]
+        await turns()
+        with pytest.raises(QueueFull):
+            await use(pool, pool.entries[0])
+        FakeProcess.gate.set()
+        await asyncio.gather(*waiting)
+        await use(pool, pool.entries[0])
+        await pool.close()
+
+    run(work())
+
+
+def test_a_model_in_use_is_not_idle_however_long_that_takes(fakes: list[FakeProcess], tmp_path: Path) -> None:
+    """Its new requests would wait for its running answers, and for another load."""
+
+    async def work() -> None:
+        pool = Pool([served("one", tmp_path)], idle=0.001)
+        pool.start()
+        entry = pool.entries[0]
+        async with pool.using(entry):
+            for _ in range(20):  # each longer than the time between two looks, and than `idle`
+                await asyncio.sleep(0.002)
+                assert entry.status == "loaded"
+            await use(pool, entry)
+        while entry.status != "unloaded":
+            await asyncio.sleep(0.001)
+        assert len(fakes) == 1
         await pool.close()
 
     run(work())
@@ -549,7 +606,7 @@ def test_only_the_server_says_where_a_request_comes_from() -> None:
     _, _, found = forwarding._of_client(scope)
     assert found == [
         (b"host", b"h"), (b"authorization", b"Bearer k"), (b"x_rest_local_client", b"y"),
-        (CLIENT.encode(), b"127.0.0.1"),
+        (CLIENT.encode(), b"127.0.0.1:5"),
     ]  # fmt: skip
 
 

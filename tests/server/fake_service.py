@@ -108,10 +108,14 @@ class FakeService:
         self.closed = False
         self._news = threading.Condition()
 
-    def submit(self, request: Request, wake: Callable[[bool], None] | None = None) -> FakeStream:
+    def submit_all(self, requests: Iterable[Request], wake: Callable[[bool], None] | None = None) -> list[FakeStream]:
         with self._news:
             if sum(not stream.done for stream in self.streams) >= self.room:
                 raise QueueFull(self.room)
+        return [self.submit(request, wake) for request in requests]
+
+    def submit(self, request: Request, wake: Callable[[bool], None] | None = None) -> FakeStream:
+        with self._news:
             stream = FakeStream(len(self.streams), request, self.engine.model.vocabulary, wake)
             self.streams.append(stream)
             self._news.notify_all()

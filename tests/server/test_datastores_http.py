@@ -204,13 +204,20 @@ def damaged(name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("reached", [{"host": "0.0.0.0"}, {"allowed_hosts": ("llm.example.org",)}])
-def test_other_machines_see_neither_what_datastores_hold_nor_where_they_lie(
+@pytest.mark.parametrize(
+    "reached",
+    [
+        {"host": "0.0.0.0", "keys": (b"k",)},
+        {"allowed_hosts": ("llm.example.org",), "keys": (b"k",)},
+        {"keys": (b"k", b"other")},
+    ],
+)
+def test_other_users_see_neither_what_datastores_hold_nor_where_they_lie(
     scripted: Scripted, reached: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
     damaged("broken")
-    live = scripted(keys=(b"k",), **reached)
+    live = scripted(**reached)
     search = live.post("/datastores/broken/search", {"text": "x"}, headers=KEY)
     assert search.status_code == 403
     assert "--share-statistics" in search.text
@@ -220,7 +227,7 @@ def test_other_machines_see_neither_what_datastores_hold_nor_where_they_lie(
     for said in (row["error"], added.text):
         assert str(tmp_path) not in said
         assert "log" in said
-    sharing = scripted(keys=(b"k",), statistics=True, **reached)
+    sharing = scripted(statistics=True, **reached)
     shown = sharing.post("/datastores/broken/search", {"text": "x"}, headers=KEY)
     assert shown.status_code == 500, "searched, and found damaged"
     assert str(tmp_path) not in shown.text

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from typing import Any
 
-from live import Live, becomes_idle
+import httpx
+import pytest
+from live import ASKED_MOST, Live, becomes_idle
+
+from rest_local.server.bodies import MAX_PROMPTS
 
 ROUNDS = 4
 
@@ -40,6 +45,60 @@ def test_eight_clients_are_all_served(demo: Live) -> None:
     last_first = max(next(i for i, (number, _) in enumerate(finished) if number == client) for client in range(8))
     assert last_first < 8 * (ROUNDS - 1), "the first answer of each client comes before the last round is over"
     becomes_idle(demo)
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_as_many_prompts_as_the_limit_says_are_answered(demo: Live, path: str) -> None:
+    """Four have slots, and more than the queue holds wait."""
+    prompts = [f"value_{number} =" for number in range(MAX_PROMPTS)]
+    answer = demo.post(path, {"prompt": prompts, "max_tokens": 1, "temperature": 0})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert len(found if path == "/completion" else found["choices"]) == MAX_PROMPTS
+    refused = demo.post(path, {"prompt": [*prompts, "x"], "max_tokens": 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert str(MAX_PROMPTS) in refused.json()["error"]["message"]
+
+
+def test_a_client_with_many_requests_leaves_another_its_share(demo: Live) -> None:
+    """Connections of one client each ask for eight answers; that of another one comes before the last of theirs."""
+    ended: list[str] = []
+    asked = threading.Barrier(5)
+
+    def ask(name: str, **body: Any) -> None:
+        with httpx.Client(base_url=demo.url, timeout=300) as client:
+            client.get("/health")
+            asked.wait(60)
+            answer = client.post(
+                "/v1/completions", json={"prompt": f"# {name}\n", "temperature": 0, "ignore_eos": True} | body
+            )
+            assert answer.status_code == 200, answer.text
+            ended.append(name)
+
+    threads = [threading.Thread(target=ask, args=(f"many{n}",), kwargs={"n": 8, "max_tokens": 40}) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    with httpx.Client(base_url=demo.url, timeout=300) as client:
+        client.get("/health")
+        asked.wait(60)
+        until_waiting(demo, 20)
+        answer = client.post("/v1/completions", json={"prompt": "x =", "max_tokens": 4, "temperature": 0})
+        assert answer.status_code == 200
+        assert not ended, "32 answers of others were asked for before"
+    for thread in threads:
+        thread.join(300)
+    assert len(ended) == 4
+
+
+def until_waiting(live: Live, n: int) -> None:
+    """Waits until so many requests wait for a slot."""
+    service = live.serving.state.service
+    assert service is not None
+    for _ in range(ASKED_MOST):
+        if service.waiting >= n:
+            return
+        time.sleep(0.001)
+    raise AssertionError("they never waited")
 
 
 def test_fifty_disconnects_at_once_free_every_slot(demo: Live) -> None:

@@ -26,16 +26,26 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(params=[False, True], ids=["this machine", "others"])
-def others(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+USERS: dict[str, dict[str, Any]] = {
+    "one user": {},
+    "other machines": {"allowed_hosts": ("llm.example.org",), "keys": (b"k",)},
+    "several keys": {"keys": (b"k", b"other")},
+}
+
+
+@pytest.fixture(params=USERS)
+def users(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def live(scripted: Scripted, others: bool) -> Live:
-    found = (
-        scripted(allowed_hosts=("llm.example.org",), keys=(b"k",), metrics=True) if others else scripted(metrics=True)
-    )
+def others(users: str) -> bool:
+    return users != "one user"
+
+
+@pytest.fixture
+def live(scripted: Scripted, users: str) -> Live:
+    found = scripted(metrics=True, **USERS[users])
     found.service.answer = None
     return found
 

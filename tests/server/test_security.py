@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from live import Live
+from starlette.datastructures import Headers
 
 from rest_local.errors import (
     DatastoreCorrupt,
@@ -28,6 +29,7 @@ from rest_local.errors import (
 from rest_local.server import security
 from rest_local.server.errors import from_error
 from rest_local.server.http import listen
+from rest_local.server.keys import owner_of
 from rest_local.server.security import MAX_HEAD
 from rest_local.server.settings import Settings, parse_keys
 
@@ -294,6 +296,31 @@ def test_an_allowed_host_of_other_machines_needs_a_key(name: str) -> None:
 def test_the_loopback_needs_no_key(host: str) -> None:
     assert Settings(host=host).shows_steps
     assert Settings(allowed_hosts=(host,)).shows_steps
+
+
+def test_several_keys_are_several_users_wherever_they_call_from() -> None:
+    assert Settings(keys=(b"one",)).shows_steps
+    assert not Settings(keys=(b"one", b"two")).shows_steps
+    assert not Settings(keys=(b"one", b"two")).is_local
+    assert Settings(keys=(b"one", b"two"), statistics=True).shows_steps
+
+
+def test_the_owner_of_a_request_is_its_key() -> None:
+    """Not another header's, and not the key itself; without keys all requests are of one user."""
+    settings = Settings(keys=(b"one", b"two"))
+
+    def owner(*headers: tuple[str, str], settings: Settings = settings) -> str:
+        return owner_of(Headers(raw=[(name.encode(), value.encode()) for name, value in headers]), settings)
+
+    one, two = owner(("x-api-key", "one")), owner(("x-api-key", "two"))
+    assert len({one, two, owner(("x-api-key", "three")), owner()}) == 3, "a wrong key and none are nobody's"
+    assert "" not in (one, two, owner())
+    assert owner(("authorization", "Bearer one")) == one
+    assert owner(("x-api-key", "wrong"), ("authorization", "Bearer two")) == two
+    assert "one" not in one
+    assert owner(("x-api-key", "one"), settings=Settings()) == ""
+    assert owner(("x-api-key", "one"), settings=Settings(keys=(b"one",))) == one
+    assert owner(("x-api-key", "one"), settings=Settings(keys=(b"one", b"two"), statistics=True)) == one
 
 
 @pytest.mark.parametrize("wrong", [{"allowed_origins": ("*",)}, {"aliases": ("",)}, {"aliases": ("a\nb",)}])

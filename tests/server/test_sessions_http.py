@@ -358,6 +358,55 @@ def test_another_key_restores_nothing(start: Start) -> None:
     assert restored("two") > 256, "its own"
 
 
+TWO = {"keys": (b"one", b"two")}  # on the loopback
+
+
+def test_keys_are_other_users_on_the_loopback_too(start: Start) -> None:
+    """A proxy on this machine may send the requests of others as its own."""
+    live = start(**TWO)
+    complete(live, key="one")
+    found = complete(live, key="one")
+    assert "cache_n" not in found["timings"]
+    for action in ("save", "restore", "erase"):
+        assert error_of(act(live, action, headers={"x-api-key": "two"}), 403)["code"] == "withheld"
+    assert all("n_past" not in slot for slot in live.get("/slots", headers={"x-api-key": "two"}).json())
+
+
+def test_a_key_finds_nothing_of_another_in_memory_or_in_files(start: Start) -> None:
+    """Where they are shown at all, counts and slots are those of the key."""
+    live = start(**TWO, statistics=True)
+    one, two = ({"headers": {"x-api-key": key}} for key in ("one", "two"))
+    said = complete(live, key="one")["content"]
+    slot = int(max(live.get("/slots", **one).json(), key=lambda each: each["n_past"])["id"])
+    assert complete(live, key="two")["timings"]["cache_n"] == 0
+    assert complete(live, key="two")["timings"]["cache_n"] > 256
+    assert complete(live, key="one")["timings"]["cache_n"] > 256
+    saved = act(live, "save", slot=slot, **one).json()
+    assert saved["n_saved"] > 256
+    assert "holds nothing" in error_of(act(live, "save", slot=slot, **two), 400)["message"]
+    assert error_of(act(live, "restore", slot=slot, **two), 404)["code"] == "not_found"
+    assert act(live, "erase", None, slot, **two).json()["n_erased"] == 0
+    assert complete(live, key="one")["timings"]["cache_n"] > 256, "it was not erased"
+    other = 1 - slot
+    assert act(live, "save", slot=other, **two).status_code == 200, "under the same name"
+    assert act(live, "erase", None, slot, **one).json()["n_erased"] > 256
+    assert act(live, "restore", slot=slot, **one).json()["n_restored"] == saved["n_saved"]
+    again = complete(live, key="one")
+    assert (again["content"], again["timings"]["prompt_n"]) == (said, 1)
+    assert complete(live, TEXT + "#", key="two")["timings"]["cache_n"] > 256, "its own"
+
+
+@pytest.mark.parametrize("keys", [(), (b"one",)])
+def test_without_several_keys_nothing_is_withheld(start: Start, keys: tuple[bytes, ...]) -> None:
+    live = start(keys=keys)
+    headers = {"x-api-key": "one"}
+    complete(live, key="one")
+    assert complete(live, key="one")["timings"]["cache_n"] > 256
+    found = live.get("/slots", headers=headers).json()
+    slot = int(max(found, key=lambda each: each["n_past"])["id"])
+    assert act(live, "save", slot=slot, headers=headers).status_code == 200
+
+
 def test_saving_goes_on_while_others_are_answered(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk takes long, and another slot gets tokens between two parts."""
     live = start(slots=2)

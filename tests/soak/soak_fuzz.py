@@ -584,9 +584,9 @@ def serve_scripted(port_file: Path) -> None:
             raise ApiError(501, "a model that answers at once scores no prompts")
 
     class Service(FakeService):
-        def submit(self, *arguments: Any, **options: Any) -> Any:
+        def submit_all(self, *arguments: Any, **options: Any) -> Any:
             self.streams = [stream for stream in self.streams if not stream.done]
-            return super().submit(*arguments, **options)
+            return super().submit_all(*arguments, **options)
 
     settings = Settings(port=0, metrics=True, aliases=("*",), max_body=1 << 20)
     state = State(settings, "demo", folder=Path(tempfile.mkdtemp(dir=port_file.parent)))
