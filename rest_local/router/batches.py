@@ -10,8 +10,9 @@ who made the batch. Contract:
 
 - A batch goes on after a restart or `kill -9` where it stopped; each line of it has exactly one line in its output or
   its errors (`rest_local.router.batch_lines.Results`).
-- One batch runs at a time, the oldest. It leaves one slot of the model free, starts no line while requests of others
-  are running, and its requests ask for the tier `flex`, which gives way to others in every forward pass.
+- One batch runs at a time; keys take turns, each with its oldest. It leaves one slot of the model free, starts no line
+  while requests of others are running, and its requests ask for the tier `flex`, which gives way to others in every
+  forward pass.
 - A batch and its files belong to the key they were made with. On the disk is a hash of the key. A batch whose key the
   server no longer knows fails.
 - A full disk ends the batch with an error, and nothing else.
@@ -21,6 +22,7 @@ who made the batch. Contract:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import re
@@ -326,14 +328,18 @@ class Batches:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _run_all(self) -> None:
-        """One batch after another, the oldest first, and before all one that has begun."""
-        while True:
+        """One batch after another: one that has begun, else the oldest of the key whose turn is longest ago."""
+        turns: dict[str, int] = {}  # by owner
+        for turn in itertools.count(1):
             self._changed.clear()
             waiting = [batch for batch in self._batches.values() if not batch.done]
             if not waiting:
                 await self._changed.wait()
                 continue
-            self._running = batch = min(waiting, key=lambda batch: batch.status == "validating")
+            self._running = batch = min(
+                waiting, key=lambda batch: (batch.status == "validating", turns.get(batch.owner, 0))
+            )
+            turns[batch.owner] = turn
             try:
                 final = await self._run(batch)
             except Exception:

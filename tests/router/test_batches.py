@@ -328,6 +328,21 @@ def test_a_key_sees_and_uses_only_its_own(tmp_path: Path, script: Script) -> Non
         assert b'"two"' not in kept
 
 
+def test_keys_take_turns(tmp_path: Path, script: Script) -> None:
+    """A key with many batches keeps another one waiting for one of them."""
+    script.hold.clear()
+    with batch_server(tmp_path, script.ask, keys=(b"one", b"two")) as live:
+        one, two = live.openai("one"), live.openai("two")
+        batches = [made(one, lines(1)).id for _ in range(3)]
+        until(lambda: len(script.calls) == 1)
+        late = made(two, lines(1)).id
+        script.hold.set()
+        ended(two, late)
+        for batch in batches:
+            ended(one, batch)
+    assert [key for _, _, key in script.calls] == [b"one", b"two", b"one", b"one"]
+
+
 def test_too_many_batches(tmp_path: Path, script: Script) -> None:
     script.hold.clear()
     with batch_server(tmp_path, script.ask, limits=Limits(batches=2)) as live:
