@@ -285,10 +285,13 @@ def outlives_terminal() -> bool:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A bound, listening socket. Raises RestLocalError if the port is taken or the address does not exist."""
+    """A bound, listening socket. Raises RestLocalError if the port is taken or the address does not exist, and where a
+    name of the loopback, such as `llm.localhost`, is another address here and there is no key.
+    """
     try:
-        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((settings.host, settings.port), family=family, backlog=128)
+        family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        settings.check_address(str(address[0]))
+        listening = socket.create_server(address, family=family, backlog=128)
     except OSError as error:
         cause = error.strerror or str(error)
         raise RestLocalError(f"port {settings.port} on {settings.host}: {cause}; give another --port") from error
