@@ -311,7 +311,7 @@ class Pool:
         """A process has ended; if nothing stopped it, start it again."""
         if process.stopping or entry.process is not process or not process.loaded_at:
             return
-        again = process.exit_code != 0 and not entry.leaving and not self._closing
+        again = process.exit_code != 0 and not entry.leaving
         entry.process, entry.leaving = None, False
         self._spawn(self._tell_changed())
         log.error(
