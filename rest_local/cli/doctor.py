@@ -22,11 +22,13 @@ from rest_local.errors import InstallationIncomplete
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rest_local.calibration.cost import CostCurve
     from rest_local.calibration.survey import Progress
     from rest_local.decoding.engine import Engine
 
 
 WIDTH = 80
+SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of a batch; --json has more
 CASES = (("chains", False), ("chains", True), ("trees", False), ("trees", True))
 EXPLANATION = """\
 Rows of logits that differ in any bit from the same rows evaluated one at a
@@ -135,11 +137,20 @@ def examine(engine: Engine) -> dict[str, Any]:
             "waiting": spin_settings(),
         },
         "self_test": engine.self_test,
-        "cost_curve": engine.cost_curve.table(),
+        "cost_curve": cost_rows(engine.cost_curve, engine.n_ctx),
         "calibration": engine.calibration,
         "paths": {"cache": str(cache_dir()), "datastores": str(datastores_home()), "configuration": str(config_file())},
         "warnings": list(engine.warnings),
     }
+
+
+def cost_rows(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
+    """The rows of `CostCurve.table` at its shortest context length, and at those that a request can have and that need
+    no further measurement. `certain`: whether that is true of the row.
+    """
+    rows = [{**row, "certain": curve.is_certain(int(row["n_ctx"]))} for row in curve.table()]
+    shortest = rows[0]["n_ctx"]
+    return [row for row in rows if row["n_ctx"] == shortest or (row["n_ctx"] <= n_ctx and row["certain"])]
 
 
 def own_versions() -> dict[str, str]:
@@ -245,14 +256,15 @@ def _text(value: Any) -> str:
 
 
 def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield one line for each context length that was measured, a column for each n, and the time of one token."""
-    sizes = sorted({row["n"] for row in rows})
+    """Yield one line for each context length, a column for some of the sizes, and the time of one token: 80 columns."""
+    sizes = sorted({row["n"] for row in rows}.intersection(SHOWN_SIZES))
     yield "  context" + "".join(f"{n:>7}" for n in sizes) + "   one token"
     for n_ctx in sorted({row["n_ctx"] for row in rows}):
         at = {row["n"]: row for row in rows if row["n_ctx"] == n_ctx}
         cells = (_ratio(at[n]["ratio"]) if n in at else f"{'':>7}" for n in sizes)
         single = f"{at[1]['ms']:>9.2f} ms" if 1 in at else ""
-        yield f"  {n_ctx:>7}" + "".join(cells) + single
+        doubt = "" if all(row["certain"] for row in at.values()) else "  estimate"
+        yield f"  {n_ctx:>7}" + "".join(cells) + single + doubt
     yield ""
 
 

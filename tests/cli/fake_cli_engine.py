@@ -116,7 +116,8 @@ class FakeEngine:
             table=lambda: [
                 {"n_ctx": 512, "n": 1, "ratio": 1.0, "ms": 2.5},
                 {"n_ctx": 512, "n": 8, "ratio": 3.25, "ms": 8.125},
-            ]
+            ],
+            is_certain=lambda n_ctx: False,
         )
     )
 

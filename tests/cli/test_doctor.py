@@ -14,9 +14,13 @@ from fake_cli_engine import FakeEngine
 
 from benchmarks.tiny import tiny_adapter
 from rest_local.calibration import survey as survey_module
+from rest_local.calibration.corrections import Deviations
+from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import Comparison
+from rest_local.calibration.measuring import Timing
 from rest_local.calibration.survey import Case, Setting, Survey
-from rest_local.cli.doctor import cost_table, exactness_lines
+from rest_local.cli.doctor import cost_rows, cost_table, exactness_lines
 from rest_local.llama import library
 
 Install = Callable[..., FakeEngine]
@@ -28,7 +32,7 @@ def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
     facts = json.loads(call("doctor", "--json").out)
     assert (facts["drafting"]["kind"], facts["drafting"]["reason"]) == ("tree", "attention only")
     assert facts["drafting"]["lookups"].startswith("if the expected saving")  # which is 6% of a step
-    assert facts["cost_curve"][1] == {"n_ctx": 512, "n": 8, "ratio": 3.25, "ms": 8.125}
+    assert facts["cost_curve"][1] == {"n_ctx": 512, "n": 8, "ratio": 3.25, "ms": 8.125, "certain": False}
     assert facts["self_test"] == {"rows": 492, "flips": 0}
     assert facts["versions"]["rest-local"]
     assert "llama-cpp-python" in facts["versions"]
@@ -94,14 +98,25 @@ def test_report_says_how_threads_are_counted_and_wait(
 
 def test_cost_table_has_a_line_for_each_context_and_gaps_where_nothing_was_measured() -> None:
     rows = [
-        {"n_ctx": 64, "n": 1, "ratio": 1.0, "ms": 2.0},
-        {"n_ctx": 64, "n": 4, "ratio": 2.5, "ms": 5.0},
-        {"n_ctx": 512, "n": 1, "ratio": 1.0, "ms": 3.0},
+        {"n_ctx": 64, "n": 1, "ratio": 1.0, "ms": 2.0, "certain": False},
+        {"n_ctx": 64, "n": 4, "ratio": 2.5, "ms": 5.0, "certain": False},
+        {"n_ctx": 512, "n": 1, "ratio": 1.0, "ms": 3.0, "certain": True},
     ]
     head, first, second, _ = cost_table(rows)
     assert head.split() == ["context", "1", "4", "one", "token"]
-    assert first.split() == ["64", "1.00", "2.50", "2.00", "ms"]
+    assert first.split() == ["64", "1.00", "2.50", "2.00", "ms", "estimate"]
     assert second.split() == ["512", "1.00", "3.00", "ms"]
+
+
+def test_costs_are_shown_for_contexts_that_a_request_can_have_and_that_were_measured() -> None:
+    sizes = [1, 2, 64]
+    fresh, name = estimated([(1, Timing(9.0)), (2, Timing(11.0))], "CPU", 1e-4)
+    assert name
+    assert [(row["n_ctx"], row["certain"]) for row in cost_rows(fresh, 8192)] == [(0, False)] * len(SIZES)
+    measured = CostCurve.from_points([64, 2048, 4096], sizes, [[9.0, 11.0, 70.0]] * 3, Deviations.of(0.05, 0.05, 0.05))
+    assert sorted({row["n_ctx"] for row in cost_rows(measured, 3072)}) == [64, 2048]
+    assert all(row["certain"] for row in cost_rows(measured, 3072))
+    assert all(len(line) <= 80 for line in cost_table(cost_rows(fresh, 8192)))
 
 
 def _survey() -> Survey:

@@ -405,7 +405,10 @@ def test_the_result_is_the_documented_object(tiny_model: TinyModel) -> None:
     }  # fmt: skip
 
 
-def test_an_answer_tells_a_plain_step_once_enough_of_them_were_measured(tiny_model: TinyModel) -> None:
+def test_an_answer_tells_a_plain_step_once_enough_of_them_were_measured(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))  # other tests keep what they measured
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256) as engine:
         few, enough = (finish(engine, PROMPT, n, policy="off") for n in (20, 40))
     assert few.to_dict()["draft"]["plain_step_ms"] is None
