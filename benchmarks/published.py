@@ -25,7 +25,7 @@ import numpy as np
 from rest_local.bench.prompts import standard_library
 from rest_local.bench.replay_report import compare_curves, full_sweep
 from rest_local.bench.workload import open_workload
-from rest_local.calibration.curves import shipped
+from rest_local.calibration.curves import load_curve, shipped
 from rest_local.decoding.logprobs import entropy_of
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
@@ -68,7 +68,7 @@ def _curves_of(data: Path, name: str, folder: Path, edits: tuple[str, ...], quic
             history=None if edits else HISTORY.get(name),
             limit=QUICK[name] if quick and not edits else None,
         ) as workload:
-            rows = compare_curves(workload, Auto, shipped())
+            rows = compare_curves(workload, Auto, {name: load_curve(name) for name in shipped()})
             found: dict[str, Any] = {curve: {key: row[key] for key in KEPT} for curve, row in rows.items()}
             if not edits and not quick:
                 found["sweep"] = [(row["nodes_per_step"], row["mat"]) for row in full_sweep(workload, sparse=False)]

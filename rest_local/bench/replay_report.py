@@ -6,7 +6,7 @@ same curve. Only the policies of this project can read the datastores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,19 +16,18 @@ from rest_local.bench.bounds import fair, oracle, reaches
 from rest_local.bench.peers import ARCTIC_VARIANTS, PEERS, Arctic, Peer, why_no_arctic
 from rest_local.bench.replay import FREE, MakePolicy, replay, sweep
 from rest_local.bench.workload import Workload
-from rest_local.calibration.curves import load_curve
+from rest_local.calibration.cost import CostCurve
 
 THRESHOLDS = (0.2, 0.1, 0.06, 0.04, 0.03, 0.02)
 SPARSE = (0.95, 0.85, 0.7, 0.5, 0.35)  # in addition for the comparison with peers, some of which draft rarely
 
 
-def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Sequence[str]) -> dict[str, Any]:
+def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Mapping[str, CostCurve]) -> dict[str, Any]:
     """For each curve, the results of the policy, the oracle and the fair bound, and the policy's share of both."""
-    loaded = {name: load_curve(name) for name in curves}
-    found = reaches(workload.tested, workload.sources) if loaded else []
+    found = reaches(workload.tested, workload.sources) if curves else []
     report = {}
-    for name, curve in loaded.items():
-        row = replay(workload.tested, workload.sources, make_policy(load_curve(name)), curve).to_dict()
+    for name, curve in curves.items():
+        row = replay(workload.tested, workload.sources, make_policy(curve.copy()), curve).to_dict()
         best = oracle(found, curve)
         bound = fair(found, curve)
         report[name] = {
@@ -42,7 +41,7 @@ def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Sequence
 
 
 def compare_peers(
-    workload: Workload, curves: Sequence[str], ours: Sequence[dict[str, Any]]
+    workload: Workload, curves: Mapping[str, CostCurve], ours: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """By peer: MAT, nodes, speed-up by curve, and "ours", the MAT of the sweep `ours` at as many nodes per step.
 
@@ -60,12 +59,12 @@ def compare_peers(
     return report, {} if reason is None else {"arctic": reason}
 
 
-def _peer(workload: Workload, make: Callable[[], Peer], curves: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def _peer(workload: Workload, make: Callable[[], Peer], curves: Mapping[str, CostCurve]) -> tuple[str, dict[str, Any]]:
     """Replay each curve from a cold start; the drafts do not depend on the curve."""
     name, row, speedups = "", dict[str, Any](), dict[str, float]()
-    for curve in curves or (None,):
+    for curve, costs in (curves or {"": FREE}).items():
         peer = make()
-        tally = replay(workload.tested, partial(_itself, peer), peer, load_curve(curve) if curve else FREE)
+        tally = replay(workload.tested, partial(_itself, peer), peer, costs)
         name, row = peer.name, tally.to_dict()
         if curve:
             speedups[curve] = round(tally.speedup, 4)

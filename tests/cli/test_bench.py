@@ -14,6 +14,7 @@ from support.repository import Repository
 
 from rest_local.calibration import curves
 from rest_local.calibration.curves import shipped
+from rest_local.cli.bench.replay import HERE
 from rest_local.cli.main import run
 
 COPY = "The quick brown fox jumps over the lazy dog, and then it goes home to sleep. "
@@ -31,9 +32,9 @@ def test_a_replay_reports_every_curve_and_the_sweep(
     recorded: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(tiny_model("llama"))
-    assert run(["bench", "replay", str(recorded), "--vocab", model, "--json"]) == 0
+    assert run(["bench", "replay", str(recorded), "--vocab", model, "--curves", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report["curves"]) == set(shipped())
+    assert list(report["curves"]) == [HERE, *shipped()]
     assert report["answers"] == 6
     flat = report["curves"]["assumed-flat-to-8"]
     assert flat["speedup"] > 1.5
@@ -45,6 +46,33 @@ def test_a_replay_reports_every_curve_and_the_sweep(
     assert report["answers"] == 2
     assert len(report["sweep"]) == 6
     assert report["curves"] == {}
+
+
+def test_a_replay_begins_with_one_line_for_this_machine(
+    recorded: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model("llama")
+    assert run(["bench", "replay", str(recorded), "--vocab", str(model)]) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    report = json.loads(last)
+    assert list(report["curves"]) == [HERE]
+    row = report["curves"][HERE]
+    assert first.startswith(
+        f"on this machine, with {model.name}: {row['speedup_with_lookups']:.1f} x plain, the worst "
+    )
+    assert ("estimate" in first) == (report["here"]["state"] != "final")
+    assert run(["bench", "replay", str(recorded), "-m", str(model), "--limit", "2"]) == 0
+    assert re.match(rf"on this machine, with tiny llama: \d+\.\d x plain, measured\n", capsys.readouterr().out)
+
+
+def test_a_file_without_weights_has_no_costs_here(
+    recorded: Path, shared_data: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocabulary = shared_data("ggml-vocab-qwen2.gguf")
+    assert run(["bench", "replay", str(recorded), "--vocab", str(vocabulary)]) == 2
+    assert "--curves" in capsys.readouterr().err
+    assert run(["bench", "replay", str(recorded), "--vocab", str(vocabulary), "--curves", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["curves"]) == list(shipped())
 
 
 def test_history_drafts_the_first_answers_from_the_others(

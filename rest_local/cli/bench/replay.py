@@ -19,19 +19,22 @@ from rest_local.cli.bench.common import bench
 from rest_local.cli.messages import fitted
 from rest_local.cli.options import json_option
 from rest_local.decoding.config import POLICY_NAMES
-from rest_local.errors import OptionError
+from rest_local.errors import ModelInvalid, OptionError
 
 if TYPE_CHECKING:
     from rest_local.bench.replay import MakePolicy
     from rest_local.bench.workload import Workload
+    from rest_local.calibration.cost import CostCurve
 
 
+HERE = "this machine"
 EDITS = 100  # of a repository
 DEPTHS = 10  # of acceptance by depth: one line
 
 
 def print_report(report: Mapping[str, Any]) -> None:
     """What was measured, in the order of the report. A pass is a forward pass of the model."""
+    _print_here(report)
     _say(f"{report['answers']} answers, {report['tokens']:,} tokens")
     if "wall_clock" in report:
         _print_wall(report["wall_clock"])
@@ -43,6 +46,19 @@ def print_report(report: Mapping[str, Any]) -> None:
         _print_peer(name, row)
     for name, reason in report.get("peers_left_out", {}).items():
         _say(f"  {name}: left out: {reason}")
+
+
+def _print_here(report: Mapping[str, Any]) -> None:
+    """One line for this machine, where it was measured or its costs are known."""
+    if wall := report.get("wall_clock"):
+        _say(f"on this machine, with {wall['model']}: {wall['speedup']:.1f} x plain, measured")
+    elif here := report.get("here"):
+        row = report["curves"][HERE]
+        worst = f"the worst answer {row['worst_answer']:.1f}"
+        known = (
+            "" if here["state"] == "final" else f"; costs are an estimate, `rest-local tune -m {here['name']}` measures"
+        )
+        _say(f"on this machine, with {here['name']}: {row['speedup_with_lookups']:.1f} x plain, {worst}{known}")
 
 
 def _say(line: str) -> None:
@@ -116,6 +132,7 @@ class ReplayChoice:
     policy: str
     budget: int | None
     curves: tuple[str, ...]
+    all_curves: bool
     sweep: bool
     peers: bool
     model: str | None
@@ -193,6 +210,7 @@ class ReplayChoice:
     shell_complete=completion.paths,
     help="Cost curve to plan by, a file or a shipped name; repeatable.",
 )
+@click.option("--curves", "all_curves", is_flag=True, help="Plan by the shipped curves of other machines, too.")
 @click.option("--sweep", is_flag=True, help="Draft above several thresholds; show tokens a forward pass against nodes.")
 @click.option("--peers", is_flag=True, help="Run the rules of other runtimes over the same answers.")
 @click.option(
@@ -222,7 +240,8 @@ def replay(as_json: bool, **options: Any) -> None:
     """Replay recorded answers as if the model had just chosen them, and count what drafting would have given.
 
     Formats: OpenAI batch lines with request and response, MT-Bench answers, AlpacaEval outputs, HumanEval problems.
-    Without --curve, --sweep and --model the shipped curves are used. Only --model runs a model.
+    The costs are those of the model on this machine: `--vocab` names the model. With --model its forward passes are
+    paid; with --curve or --curves they cost what they cost on other machines.
     """
     for name in ("model", "vocab"):
         options[name] = options[name] and str(inputs.model_path(options[name]))
@@ -240,21 +259,39 @@ def _report(choice: ReplayChoice) -> dict[str, Any]:
     from rest_local.calibration.curves import load_curve, shipped
 
     make_policy = choice.make_policy()
-    names = choice.curves or (() if (choice.sweep and not choice.out) or choice.model else shipped())
-    for name in names:
-        load_curve(name)
+    names = choice.curves or (shipped() if choice.all_curves or choice.out else ())
+    curves = {name: load_curve(name) for name in names}
+    here = None
     with _workload(choice) as workload:
+        if choice.vocab and not (choice.curves or choice.sweep or choice.out or choice.model):
+            curve, here = _here(choice.vocab, required=not curves)
+            curves = {HERE: curve, **curves} if curve else curves
         if choice.quick:
             workload.tested = workload.tested[:: max(1, len(workload.tested) // QUICK)]  # of every category
-        report: dict[str, Any] = {"answers": len(workload.tested), "tokens": workload.tokens}
+        report: dict[str, Any] = {"answers": len(workload.tested), "tokens": workload.tokens, "here": here}
         if choice.model:
             report["wall_clock"] = _wall_clock(choice, choice.model, workload, make_policy)
         if choice.sweep or choice.peers or choice.out:
             report["sweep"] = full_sweep(workload, sparse=choice.peers)
-        report["curves"] = compare_curves(workload, make_policy, names)
+        report["curves"] = compare_curves(workload, make_policy, curves)
         if choice.peers:
-            report["peers"], report["peers_left_out"] = compare_peers(workload, names, report["sweep"])
+            report["peers"], report["peers_left_out"] = compare_peers(workload, curves, report["sweep"])
     return report
+
+
+def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] | None]:
+    """The cost curve of a model on this machine, as it is known or estimated from a few steps, and what to say of it.
+    A file without weights has none: where one is `required`, raises OptionError.
+    """
+    from rest_local.decoding.engine import Engine
+
+    try:
+        with Engine.load(path, history=False) as engine:
+            return engine.cost_curve.copy(), {"name": engine.model.path.name, **engine.calibration}
+    except ModelInvalid as error:
+        if not required:
+            return None, None
+        raise OptionError(f"{error}; --curves replays with the costs of other machines") from error
 
 
 def _saved(choice: ReplayChoice, folder: Path) -> dict[str, Any]:
@@ -291,6 +328,7 @@ def _command(choice: ReplayChoice) -> str:
     words += [] if choice.budget is None else ["--budget", str(choice.budget)]
     for name in choice.curves:
         words += ["--curve", Path(name).name]
+    words += ["--curves"] * choice.all_curves
     words += [] if choice.vocab is None else ["--vocab", Path(choice.vocab).name]
     return shlex.join([*words, "--out", "DIR", *["--quick"] * choice.quick])
 
