@@ -17,7 +17,7 @@ import re
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,13 @@ def window(text: str, landmark: str, characters: int) -> str:
 
 def function_of(text: str) -> str | None:
     """The first function or method of 400 to 1 400 characters, with its indentation."""
+    return next(_functions(text, 1400), None)
+
+
+def _functions(text: str, most: int) -> Iterator[str]:
     for found in re.finditer(r"(?m)^( *)def .*\n(?:(?:\1 +.*)?\n)+", text):
-        if 400 <= len(found.group()) <= 1400:
-            return found.group().rstrip() + "\n"
-    return None
+        if 400 <= len(found.group()) <= most:
+            yield found.group().rstrip() + "\n"
 
 
 def rename_request(function: str) -> tuple[str, str]:
@@ -111,34 +114,39 @@ def unseen_prompt(chat: bool) -> Prompt:
     return Prompt("unseen", "csv.py", window(text, "class DictReader", 700))
 
 
-def stored_prompt(code: Path | None) -> Prompt:
-    """The beginning of a file that the datastore holds: from the folder `code`, else from the standard library.
+def copy_prompt(code: Path | None) -> Prompt:
+    """For a model that follows no instructions: a function of the folder `code`, else of the standard library, and the
+    first line of a changed copy of it. Without a function in Python, the beginning of a file.
 
     Raises OptionError if the folder holds no source file, and OSError.
     """
-    if code is None:
-        text = (standard_library() / "queue.py").read_text(encoding="utf-8")
-        return Prompt("stored", "queue.py", window(text, "class Queue", 1000))
-    path, text = _source_of(code)
+    path, text = _file_of(code)
+    text = text if code else window(text, "    def put(", 2000)
+    for function in _functions(text, 1500):
+        name = re.match(r" *def (\w+)\(.*\):\n", function)
+        if name and not name[1].startswith("__"):
+            begun = name[0].replace(name[1], f"{name[1]}_all", 1)
+            return Prompt("edit", f"{path.name}, {name[1]} changed", f"{function}\n{begun}")
     return Prompt("stored", path.name, begin_of(text, 800)[-1600:])
 
 
 def edit_prompt(code: Path | None) -> Prompt:
     """A request to rename the most common name of a file, with the file as prediction. Raises OptionError, OSError."""
-    if code is None:
-        path, text = Path("queue.py"), (standard_library() / "queue.py").read_text(encoding="utf-8")
-        text = window(text, "class Queue", 2000)
-    else:
-        path, text = _source_of(code)
-        text = begin_of(text, 2000)
+    path, text = _file_of(code)
+    text = begin_of(text, 2000) if code else window(text, "class Queue", 2000)
     names = Counter(re.findall(r"\b[a-z_]{4,}\b", text))
     name = next((name for name, _ in names.most_common() if not keyword.iskeyword(name) and name != "self"), "name")
     request = f"Rename `{name}` to `new_{name}` in this file. Answer with the whole file and nothing else.\n\n{text}"
     return Prompt("edit", f"{path.name}, one name changed", request, chat=True, prediction=text)
 
 
-def _source_of(code: Path) -> tuple[Path, str]:
-    """The file of the folder whose size is nearest to 6 000 bytes, and its text. Raises OptionError, OSError."""
+def _file_of(code: Path | None) -> tuple[Path, str]:
+    """The file of the folder whose size is nearest to 6 000 bytes, else `queue.py` of the standard library, and its
+    text. Raises OptionError, OSError.
+    """
+    if code is None:
+        path = standard_library() / "queue.py"
+        return path, path.read_text(encoding="utf-8")
     files = [path for path in sorted(code.rglob("*")) if path.suffix in SOURCE_FILES and path.is_file()]
     sizes = {path: path.stat().st_size for path in files if not any(part.startswith(".") for part in path.parts[-3:])}
     if not sizes:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 COLOURS = {"target": "", "datastore": "bold green", "context": "bold cyan"}
 SHOWN_LINES = 14  # of each side: with two lines before, the border and five lines of result they fill 24 lines
 
+SECONDS = 8.0  # for a prompt, after which no pair of runs begins
 SELF_TEST_SECONDS = 20.0  # that the demo waits for exact settings to be confirmed
 REPEATS = 1.05  # times plain speed: more than noise
 FREE = 0.97  # of plain speed: what the project promises at least where nothing can be drafted
@@ -179,13 +181,13 @@ def _engine(config: EngineConfig, fast: bool, say: Callable[[str], None]) -> Ite
 
 
 def demo_prompts(engine: Engine, code: Path | None, is_demo_model: bool) -> list[Prompt]:
-    """First where drafting gains: an edit for a model that can chat, else a file that the datastore holds. Then a
-    prompt with nothing to find.
+    """First where drafting gains: an edit of a file for a model that can chat, else a changed copy of a function. Then
+    a prompt with nothing to find.
     """
-    from rest_local.bench.prompts import edit_prompt, stored_prompt, unseen_prompt
+    from rest_local.bench.prompts import copy_prompt, edit_prompt, unseen_prompt
 
     chat = bool(engine.model.chat_template) and not is_demo_model
-    return [edit_prompt(code) if chat else stored_prompt(code), unseen_prompt(chat)]
+    return [edit_prompt(code) if chat else copy_prompt(code), unseen_prompt(chat)]
 
 
 def describe(comparison: Comparison) -> str:
@@ -227,10 +229,15 @@ _threads, _gpu_layers = options.device_options(click.option)
 @_threads
 @_gpu_layers
 @click.option(
-    "-n", "--tokens", type=click.IntRange(min=1), default=200, show_default=True, metavar="N", help="Tokens a run."
+    "-n", "--tokens", type=click.IntRange(min=1), default=160, show_default=True, metavar="N", help="Tokens a run."
 )
 @click.option(
-    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Timed pairs of runs."
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help=f"Timed pairs of runs, as many as begin within {SECONDS:g} s.",
 )
 @click.option(
     "--code",
@@ -254,8 +261,8 @@ def demo(
 ) -> None:
     """Show what drafting gains: the same prompt plain and drafted, side by side.
 
-    A model with a chat template edits a file; any other one completes a file that the datastore holds. A second prompt
-    has nothing to draft from. Exit code 1 if an output of exact mode differs from plain decoding.
+    A model with a chat template edits a file; any other one writes a changed copy of a function. A second prompt has
+    nothing to draft from. Exit code 1 if an output of exact mode differs from plain decoding.
     """
     from rest_local.bench.demo import CONTEXT, compare, to_json
 
@@ -275,11 +282,12 @@ def demo(
         audience = None if as_json else _audience(engine)
         if audience is not None:
             stack.callback(audience.end)  # a live display gives the terminal back whatever happens
-        comparisons = [compare(engine, first, mode, max_tokens=tokens, repeats=repeats, display=audience)]
+        measured = partial(compare, engine, mode=mode, max_tokens=tokens, repeats=repeats, seconds=SECONDS)
+        comparisons = [measured(first, display=audience)]
         if audience is not None:
             audience.end()
             tell(describe(comparisons[0]))
-        comparisons.append(compare(engine, unseen, mode, max_tokens=tokens, repeats=repeats))
+        comparisons.append(measured(unseen))
     if as_json:
         click.echo(json.dumps(to_json(comparisons), ensure_ascii=False))
     else:

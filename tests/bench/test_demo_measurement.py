@@ -14,6 +14,7 @@ from rest_local.bench.prompts import Prompt
 from rest_local.decoding.results import DraftStatistics
 from rest_local.errors import OptionError
 
+BODY = "    x = 1\n" * 50
 PROMPT = Prompt("stored", "a title", "text")
 
 
@@ -72,6 +73,13 @@ def test_runs_are_interleaved_and_speedup_is_the_median_of_pairs() -> None:
     assert not result.sampled
 
 
+def test_no_pair_begins_after_its_time() -> None:
+    engine, result = measure(lambda *_: list(range(30)), seconds=0.0)
+    assert [policy for policy, _ in engine.calls] == ["off", "off", None]
+    assert result.drafted.speeds == (130.0,)
+    assert result.speedup == pytest.approx(1.3)
+
+
 def test_one_different_run_is_not_identical() -> None:
     _, result = measure(lambda policy, _, call: [1, 2, 3] if call == 7 else [1, 2, 4])
     assert not result.identical
@@ -118,15 +126,18 @@ def test_prompts_come_from_their_modules() -> None:
     held_out = prompts.held_out_modules()
     assert "csv.py" in held_out
     assert "queue.py" not in held_out
-    unseen, stored = prompts.unseen_prompt(chat=False), prompts.stored_prompt(None)
+    unseen, copy = prompts.unseen_prompt(chat=False), prompts.copy_prompt(None)
     assert unseen.text.rstrip().endswith(":")
     assert unseen.text in (prompts.standard_library() / "csv.py").read_text(encoding="utf-8")
-    assert stored.text in (prompts.standard_library() / "queue.py").read_text(encoding="utf-8")
+    old, _, begun = copy.text.rpartition("\n\n")
+    assert old.startswith("    def put(self, item")
+    assert old in (prompts.standard_library() / "queue.py").read_text(encoding="utf-8")
+    assert begun == old.splitlines()[0].replace("put", "put_all") + "\n"
     edit = prompts.edit_prompt(None)
     assert edit.chat
     assert edit.text.endswith(edit.prediction)
     assert edit.text.startswith("Rename `")
-    assert all(500 < len(prompt.text) < 2600 for prompt in (unseen, stored, edit))
+    assert all(500 < len(prompt.text) < 2600 for prompt in (unseen, copy, edit))
     assert prompts.unseen_prompt(chat=True).chat
 
 
@@ -134,17 +145,21 @@ def test_a_folder_of_code_provides_the_prompts(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("x = 1\n")
     (tmp_path / "right.py").write_text("def first_name(value):\n    return value\n\n" * 130)
     (tmp_path / ".hidden.py").write_text("def secret():\n    pass\n" * 250)
-    stored, edit = prompts.stored_prompt(tmp_path), prompts.edit_prompt(tmp_path)
-    assert stored.title == "right.py"
-    assert "first_name" in stored.text
+    copy, edit = prompts.copy_prompt(tmp_path), prompts.edit_prompt(tmp_path)
+    assert (copy.kind, copy.title) == ("stored", "right.py"), "no function is long enough"
+    assert "first_name" in copy.text
     assert edit.title.startswith("right.py")
     assert edit.prediction in (tmp_path / "right.py").read_text()
+    (tmp_path / "right.py").write_text(f"def __init__():\n{BODY}\n\ndef total(values):\n{BODY}\n\n" + "x = 1\n" * 800)
+    copy = prompts.copy_prompt(tmp_path)
+    assert (copy.kind, copy.title) == ("edit", "right.py, total changed")
+    assert copy.text == f"def total(values):\n{BODY}\ndef total_all(values):\n"
 
 
 def test_a_folder_without_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     with pytest.raises(OptionError, match="no source file"):
-        prompts.stored_prompt(tmp_path)
+        prompts.copy_prompt(tmp_path)
 
 
 def test_window_and_cut(tmp_path: Path) -> None:

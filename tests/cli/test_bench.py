@@ -62,7 +62,7 @@ def test_a_replay_begins_with_one_line_for_this_machine(
     )
     assert ("estimate" in first) == (report["here"]["state"] != "final")
     assert run(["bench", "replay", str(recorded), "-m", str(model), "--limit", "2"]) == 0
-    assert re.match(rf"on this machine, with tiny llama: \d+\.\d x plain, measured\n", capsys.readouterr().out)
+    assert re.match(r"on this machine, with tiny llama: \d+\.\d x plain, measured\n", capsys.readouterr().out)
 
 
 def test_a_file_without_weights_has_no_costs_here(

@@ -35,7 +35,7 @@ def test_a_pipe_gets_both_texts_and_three_lines_of_result(fake_engine: Install, 
     assert done.code == 0
     lines = done.out.splitlines()
     assert done.out.count("-- plain\nHello\n-- drafted\nHello\n") == 1
-    assert lines[-3] == " 1.50 x  150 tokens/s, same output: queue.py, 60% drafted"
+    assert lines[-3] == " 1.50 x  150 tokens/s, same output: queue.py, put changed, 60% drafted"
     assert lines[-2].endswith("csv.py, not stored: repeats its own text")
     assert "-m MODEL --code FOLDER" in lines[-1]
     assert "{" not in done.out
@@ -60,7 +60,7 @@ def test_json_prints_nothing_but_the_line(fake_engine: Install, call: Call) -> N
     assert done.err == ""
     line = json.loads(done.out)
     assert (line["identical"], line["speedup"], line["text"]) == (True, 1.5, "Hello")
-    assert [(row["prompt"], row["mode"]) for row in line["prompts"]] == [("stored", "exact"), ("unseen", "exact")]
+    assert [(row["prompt"], row["mode"]) for row in line["prompts"]] == [("edit", "exact"), ("unseen", "exact")]
 
 
 def test_fast_mode_is_asked_for(fake_engine: Install, call: Call) -> None:
@@ -94,7 +94,7 @@ def test_different_output_in_exact_mode_is_exit_1(fake_engine: Install, call: Ca
     fake_engine(HELLO, HELLO, other, HELLO)  # the first drafted run of the first prompt
     done = call("demo", "--repeats", "1")
     assert done.code == 1
-    assert "exact mode: drafted output differs from plain decoding (stored)" in done.err
+    assert "exact mode: drafted output differs from plain decoding (edit)" in done.err
 
 
 def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() -> None:
