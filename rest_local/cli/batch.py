@@ -238,7 +238,7 @@ def _finish(summary: Summary, output: Path, as_json: bool) -> None:
 
 def _sentence(summary: Summary) -> str:
     kept = f" ({summary.kept} of them before)" if summary.kept else ""
-    done = f"{summary.total - summary.left} requests answered{kept}"
+    done = f"{messages.counted(summary.total - summary.left, 'request')} answered{kept}"
     if not summary.timings.predicted_tokens:
         return done
     return (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from rest_local.cli import completion, indexer, inputs, opening, options
 from rest_local.cli import live as live_options
 from rest_local.cli.diff import coloured, count_changes, unified_diff
 from rest_local.cli.live import Live
-from rest_local.cli.messages import fail, say, warn
+from rest_local.cli.messages import counted, fail, say, warn
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile, write_whole
@@ -67,6 +68,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 @click.option(
     "--check", is_flag=True, allow_from_autoenv=False, help="Write nothing; exit code 1 if a file would change."
 )
+@click.option("--show-answer", is_flag=True, help="Where a file is refused, print the model's answer, too (on stderr).")
 @options.tokens_option(-1, "At most N tokens a file; -1: until the answer ends or the context is full.")
 @options.quiet_option
 @options.sampling_options
@@ -80,6 +82,7 @@ def edit(
     yes: bool,
     output: str | None,
     check: bool,
+    show_answer: bool,
     tokens: int,
     quiet: bool,
     as_json: bool,
@@ -88,7 +91,8 @@ def edit(
 
     The model answers with the whole new file. What stays of the old one is drafted, so most of the answer costs little.
     Without a terminal the difference is printed as a patch, and nothing is written without --yes. Exit code 1 where a
-    file was refused, and where one would change and may not be written.
+    file was refused, and where one would change and may not be written. The answer to a refused one is kept in a
+    temporary file, unless --no-history is given.
     """
     if check and (yes or output):
         raise click.UsageError("--check writes nothing; leave out --yes and --output")
@@ -101,6 +105,7 @@ def edit(
     with opening.open_engine(config, live.chosen()) as engine:
         require_template(engine)
         edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, quiet, as_json)
+        edits.keeps, edits.shows = config.history, show_answer
         try:
             for file in files:
                 edits.edit(file)
@@ -220,6 +225,7 @@ class Change:
     speedup: float | None = None
     content: bytes | None = None
     error: str = ""
+    answer: str | None = None  # the file that the answer is kept in
     accepted: bool = False
     written: bool = False
 
@@ -236,6 +242,7 @@ class Change:
             "diff": "".join(self.diff()),
             "written": self.written,
             "error": self.error or None,
+            "answer": self.answer,
             "speedup": None if self.speedup is None else round(self.speedup, 3),
         }
         return json.dumps({**facts, **(self.result.to_dict() if self.result else {})})
@@ -246,7 +253,8 @@ class Edits:
     """Edits one file after the other, and writes what was accepted at the end.
 
     `target`: where the new text goes, as of `read_output`. `only_new`: a target that exists is not replaced. `do`: ASK,
-    WRITE, CHECK or SHOW. `failed`: whether anything was refused, or would change and may not.
+    WRITE, CHECK or SHOW. `keeps`, `shows`: the answer to a refused file is kept, and printed. `failed`: whether
+    anything was refused, or would change and may not.
     """
 
     engine: Engine
@@ -258,6 +266,8 @@ class Edits:
     do: str
     quiet: bool
     as_json: bool
+    keeps: bool = False
+    shows: bool = False
     failed: bool = False
     _changes: list[Change] = field(default_factory=list)
     _stopped: bool = False
@@ -298,7 +308,12 @@ class Edits:
 
     def _refuse(self, change: Change, error: RestLocalError) -> None:
         self.failed = True
-        change.error = fail(error)
+        text = "" if change.result is None else change.result.text
+        kept = keep_answer(change.file.path, text) if self.keeps and text.strip() else None
+        change.answer = None if kept is None else str(kept)
+        change.error = fail(error, "" if kept is None else f"; the answer is in {kept}")
+        if self.shows and text.strip():
+            click.echo("\n".join(map(printable, text.splitlines())), err=True)
 
     def _show(self, change: Change) -> None:
         from rest_local.cli.statistics_line import line_of
@@ -345,8 +360,8 @@ class Edits:
             click.echo(change.to_json())
         waiting = sum(change.content not in (None, change.file.content) for change in self._changes)
         if waiting and self.do in (CHECK, SHOW):
-            files = "1 file" if waiting == 1 else f"{waiting} files"
-            say(f"{files} would change; nothing was written{'' if self.do == CHECK else ', --yes writes'}")
+            way_on = "" if self.do == CHECK else ", --yes writes"
+            say(f"{counted(waiting, 'file')} would change; nothing was written{way_on}")
 
     def _write(self, change: Change) -> None:
         file, content = change.file, change.content
@@ -364,6 +379,24 @@ class Edits:
             change.written = True
         except RestLocalError as error:
             self._refuse(change, error)
+
+
+def keep_answer(path: Path, text: str) -> Path | None:
+    """Write the answer to a file that was refused into a temporary file that this user alone can read, which stays.
+    None, after a warning, where that fails.
+    """
+    from tempfile import NamedTemporaryFile
+
+    name = re.sub(r"[^\w.-]+", "-", path.name)[:40]
+    try:
+        with NamedTemporaryFile(
+            "w", prefix="rest-local-", suffix=f"-{name}.md", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+    except OSError as error:
+        warn(f"the answer is not kept: {error.filename or 'temporary folder'}: {error.strerror}")
+        return None
+    return Path(file.name)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import completion
+from rest_local.cli.messages import counted
 from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
 
@@ -90,6 +91,8 @@ def _line(listed: HistoryEntry) -> str:
 
     parts = [f"{listed.name:<40}"]
     if listed.last_use:
-        parts.append(f"{listed.answers:>7,} answers {listed.tokens:>11,} tokens {listed.bytes / 1e6:>8.1f} MB")
+        parts.append(
+            f"{counted(listed.answers, 'answer'):>15} {listed.tokens:>11,} tokens {listed.bytes / 1e6:>8.1f} MB"
+        )
         parts.append(f"{listed.last_use[:16].replace('T', ' ')}  {printable(listed.model)}")
     return "  ".join([*parts, printable(listed.error)]).rstrip()

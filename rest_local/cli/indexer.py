@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rest_local.cli.messages import say, warn
+from rest_local.cli.messages import counted, say, warn
 
 if TYPE_CHECKING:
     from rest_local.cli.checkout import Code
@@ -139,4 +139,4 @@ class Indexer:
 def held(tokens: int, documents: int) -> str:
     """Such as "1.2 M tokens of 812 files"."""
     count = f"{tokens / 1e6:.1f} M" if tokens >= 1_000_000 else f"{tokens:,}"
-    return f"{count} tokens of {documents:,} files"
+    return f"{count} tokens of {counted(documents, 'file')}"

@@ -21,9 +21,14 @@ def warn(message: str) -> None:
     click.echo(f"rest-local: warning: {printable(in_options(message))}", err=True)
 
 
-def fail(error: RestLocalError) -> str:
+def counted(number: int, what: str) -> str:
+    """Such as "1 answer" or "1,234 answers"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def fail(error: RestLocalError, more: str = "") -> str:
     """The line of an error on stderr, where the command goes on. Returns its message."""
-    message = in_options(str(error))
+    message = in_options(str(error)) + more
     click.echo(f"rest-local: error: {message}", err=True)
     return message
 

@@ -135,6 +135,17 @@ def test_an_answer_that_was_cut_off_says_so(chat_engine: Install, call: Call, mo
     assert call(*GIVEN, "-q", "hi").err == ""
 
 
+def test_an_empty_answer_says_so(chat_engine: Install, call: Call) -> None:
+    chat_engine([])
+    done = call(*GIVEN, "hi")
+    assert (done.code, done.out, done.err) == (0, "", "the model gave an empty answer\n")
+    assert json.loads(call(*GIVEN, "--json", "hi").out)["text"] == ""
+    chat_engine([FakePiece("<think>why</think>", (1,), ("target",))])
+    assert "the model reasoned and gave no answer\n" in call(*GIVEN, "-q", "hi").err
+    chat_engine([FakePiece("yes", (1,), ("target",))])
+    assert call(*GIVEN, "-q", "hi").err == ""
+
+
 def test_the_demo_model_says_in_one_line_what_to_do(call: Call) -> None:
     done = call("chat", "-m", str(demo_model()), "hi")
     assert done.code == 1

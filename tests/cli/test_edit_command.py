@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -216,6 +218,25 @@ def test_what_is_no_whole_file_is_refused_in_one_line(
     assert done.err.startswith("rest-local: error: ")
     assert cause in done.err
     assert file.read_text() == OLD
+
+
+def test_the_answer_to_a_refused_file_is_kept_and_shown(
+    model: Install, edit: Call, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(kept))
+    model(answer("I cannot\x1b[2J do that."))
+    done = edit(file, "make y 20")
+    (path,) = kept.iterdir()
+    assert path.read_text() == "I cannot\x1b[2J do that."
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert done.err.endswith(f"; the answer is in {path}\n")
+    assert json.loads(edit(file, "make y 20", "--json").out)["answer"].startswith(str(kept))
+    shown = edit(file, "make y 20", "--show-answer", "--no-history")
+    assert shown.err.splitlines()[1:] == ["I cannot\ufffd[2J do that."]
+    assert "; the answer is in " not in shown.err
+    assert len(list(kept.iterdir())) == 2
 
 
 def test_a_file_that_changed_meanwhile_is_not_written(model: Install, edit: Call, file: Path) -> None:

@@ -43,7 +43,7 @@ def test_list(call: Call, two: Path) -> None:
     assert shown.code == 0
     big, toy = shown.out.splitlines()
     assert big.startswith("big-2 ")
-    assert "1 answers" in big
+    assert "  1 answer  " in big
     assert "1,200 tokens" in big
     assert "\x1b" not in shown.out
     assert "2 answers" in toy

@@ -229,6 +229,7 @@ def test_a_name_holds_an_index_for_each_vocabulary(corpus, other):
     other()
     assert answer("search", "mine", "more = ")["match"] < 7
     printed = call("list").stdout
+    assert printed.splitlines()[0].split() == ["NAME", "TOKENS", "SIZE", "VOCABULARY"]
     assert printed.count("mine") == 2
     assert "c1c1c1c1 others" in printed
     assert answer("check", "mine")["ok"] is True

@@ -161,6 +161,21 @@ def test_forget_names_files_with_the_same_content(corpus: Path) -> None:
     assert names_in("mine") == [["b.py", "c.py", "copy.py"]] * 2
 
 
+def test_forget_asks_at_a_terminal(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(building, "can_ask", lambda: True)
+    monkeypatch.setattr(building, "ask", lambda question, default: bool(asked.append(question)))
+    assert call("forget", "mine", "b.py").exit_code == 1
+    assert call("forget", "mine", "b.py", "--once").exit_code == 1
+    assert names_in("mine") == [["a.py", "b.py", "c.py"]] * 2
+    assert asked == [
+        f"Delete {corpus / 'b.py'} from datastore mine? Later updates leave it out as well.",
+        f"Delete {corpus / 'b.py'} from datastore mine?",
+    ]
+    assert call("forget", "mine", "b.py", "--yes").exit_code == 0
+    assert (len(asked), names_in("mine")) == (2, [["a.py", "c.py"]] * 2)
+
+
 def test_forget_everything_asks_or_needs_yes(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="give --yes"):
         call("forget", "mine", "*.py")

@@ -130,7 +130,9 @@ def test_export_and_import_by_file_and_by_pipe(corpus, tmp_path):
         call("import", "mine.tar")
     told = call("import", "mine.tar", "-o", "copy").stdout
     assert f"`rest-local index update` and `rebuild` will read these paths on this machine: {corpus}" in told
-    piped = call("export", "mine", "-o", "-", "--without-recipe")
+    assert "in here.tar" in call("export", "mine", "here.tar").stdout
+    assert "give one of them" in call("export", "mine", "here.tar", "-o", "there.tar").stderr
+    piped = call("export", "mine", "-", "--without-recipe")
     assert piped.stdout_bytes.startswith(b"rest-local-export-1.json")
     assert "standard output" in piped.stderr
     told = call("import", "-", "-o", "piped", stdin=piped.stdout_bytes).stdout

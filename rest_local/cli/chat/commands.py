@@ -24,6 +24,7 @@ from rest_local.cli.chat.markdown import visible
 from rest_local.cli.chat.prompt import is_dumb
 from rest_local.cli.chat.sessions import NamedSession, session_names
 from rest_local.cli.chat.talk import Talk, note
+from rest_local.cli.messages import counted
 from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError, in_options
 from rest_local.llama.sampling import Sampling
 
@@ -215,7 +216,8 @@ def _file(talk: Talk, argument: str) -> None:
     if "\0" in text:
         raise InputInvalid("file", path, "not a text file")
     talk.conversation.attachments.append(Attachment(path.name, text))
-    note(f"{path.name}: {len(text.splitlines())} lines go with the next message")
+    n_lines = len(text.splitlines())
+    note(f"{path.name}: {counted(n_lines, 'line')} {'goes' if n_lines == 1 else 'go'} with the next message")
 
 
 def _image(talk: Talk, argument: str) -> None:

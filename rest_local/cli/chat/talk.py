@@ -21,7 +21,7 @@ from rest_local.cli.chat.conversation import Conversation, text_of
 from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain, Silent
 from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
 from rest_local.cli.chat.sessions import NamedSession
-from rest_local.cli.messages import fitted
+from rest_local.cli.messages import counted, fitted
 from rest_local.cli.statistics_line import line_of, statistics_line
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.sampling import MAX_SEED, Sampling
@@ -71,7 +71,7 @@ class Totals:
             draft=DraftStatistics(drafted=drafted, plain_step_ms=plain_ms / max(timings.predicted_tokens, 1)),
         )
         return [
-            f"{len(self.results)} answers, {timings.predicted_tokens} tokens: {statistics_line(whole)}",
+            f"{counted(len(self.results), 'answer')}, {timings.predicted_tokens} tokens: {statistics_line(whole)}",
             f"{generated / max(steps, 1):.2f} tokens a forward pass, {accepted} of {drafted} draft tokens accepted",
             f"prompts: {timings.prompt_tokens} tokens evaluated, {timings.cached_tokens} were in the KV cache",
         ]
@@ -172,8 +172,14 @@ class Talk:
                 note("stopped")
                 return True
             stopped = _show(stream, display)
+        message = stream.message
         if stream.result.tokens:
-            self._keep(stream.result, stream.message)
+            self._keep(stream.result, message)
+        if self._as_json and (stream.result.tokens or not stopped):
+            click.echo(json.dumps({**stream.result.to_dict(), "message": message}, ensure_ascii=False))
+        elif not (self._as_json or stopped or message.get("content") or message.get("tool_calls")):
+            what = "reasoned and gave no answer" if message.get("reasoning_content") else "gave an empty answer"
+            note(f"the model {what}" + ("; /regen asks for another one" if self.interactive else ""))
         return stopped
 
     def _n_unread(self) -> int:
@@ -202,7 +208,6 @@ class Talk:
         self._cells_are_new, self._n_read = True, self._n_characters()
         self.write()
         if self._as_json:
-            click.echo(json.dumps({**result.to_dict(), "message": message}, ensure_ascii=False))
             return
         if result.finish_reason == "length" and not self._quiet:
             full = not 0 <= self.settings.tokens <= result.timings.predicted_tokens
@@ -222,7 +227,7 @@ class Talk:
         self._n_read = self._n_characters() if n_cells else 0
         if self.interactive and not self._as_json:
             kept = f", {n_cells} tokens of it in the KV cache" if n_cells else ""
-            note(f"session {session.name}: {len(conversation.messages)} messages{kept}")
+            note(f"session {session.name}: {counted(len(conversation.messages), 'message')}{kept}")
 
     def save_as(self, session: NamedSession) -> None:
         """Keep the conversation under another name from now on, in the place of what is there."""

@@ -17,6 +17,7 @@ from rest_local.cli.index import common
 from rest_local.cli.index.common import index, model_option, print_json, replace_option
 from rest_local.cli.index.pruning import described, prune_index, prune_option, target_of
 from rest_local.cli.index.sourcing import chosen_sources, described_sources, source_options
+from rest_local.cli.messages import counted
 from rest_local.cli.options import json_option
 from rest_local.cli.sizes import jobs_option, memory_option, ray_option
 from rest_local.cli.streams import without_messages_of_ray
@@ -202,7 +203,7 @@ def _report(built: Built, seconds: float, as_json: bool, pruned: Pruned | None) 
         fields = {**built.to_dict(), "seconds": round(seconds, 3)}
         return print_json(fields if pruned is None else {**fields, "pruned": pruned.to_dict()})
     click.echo(
-        f"{built.path}: {built.tokens:,} tokens of {built.documents:,} files, {in_bytes(built.bytes)}, "
+        f"{built.path}: {built.tokens:,} tokens of {counted(built.documents, 'file')}, {in_bytes(built.bytes)}, "
         f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
     )
     if pruned is not None:

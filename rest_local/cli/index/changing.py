@@ -17,7 +17,7 @@ from rest_local.cli.index import common
 from rest_local.cli.index.building import renderer
 from rest_local.cli.index.common import index, indexes_of, model_option, path_of, print_json, vocabulary_option
 from rest_local.cli.index.sourcing import chosen_sources, source_options
-from rest_local.cli.messages import warn
+from rest_local.cli.messages import counted, warn
 from rest_local.cli.options import json_option
 from rest_local.errors import DatastoreError, printable
 
@@ -176,7 +176,7 @@ def _row(updated: Updated, seconds: float) -> dict[str, Any]:
 def _report(name: str, row: dict[str, Any]) -> None:
     done = ", ".join(f"{row[what]:,} {what}" for what in ("added", "changed", "deleted") if row[what])
     done = f"{done} ({row['tokens']:,} tokens)" if done else "nothing changed"
-    held = f"{row['total']:,} tokens of {row['documents']:,} documents"
+    held = f"{row['total']:,} tokens of {counted(row['documents'], 'document')}"
     click.echo(printable(f"{name} ({row['vocabulary']}): {done}; {held}, in {row['seconds']:.1f} s"))
     for secret in row["secrets"]:
         click.echo(f"looks like it holds a secret, left out: {secret}")
@@ -214,5 +214,5 @@ def _sizes(before: Manifest, after: Manifest) -> dict[str, list[int]]:
 def _merged(row: dict[str, Any]) -> str:
     (old, new), (large, small) = row["segments"], row["bytes"]
     if (old, large) == (new, small):
-        return f"nothing to merge; {new} segment{'s' if new > 1 else ''}, {in_bytes(small)}"
+        return f"nothing to merge; {counted(new, 'segment')}, {in_bytes(small)}"
     return f"{old} segments are {new} now, {in_bytes(large)} are {in_bytes(small)}, in {row['seconds']:.1f} s"

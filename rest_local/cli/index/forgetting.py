@@ -27,13 +27,14 @@ _SHOWN = 10
     allow_from_autoenv=False,
     help="Do not record it: the next update takes a file that is still there.",
 )
-@click.option("-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Delete all that is held without a question.")
+@click.option("-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask, also where nothing is left.")
 @json_option
 def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bool) -> None:
     """Delete files from a datastore: when it ends, no file of the datastore holds their text.
 
     FILE is a path, or the name of a document; GLOB is as in .gitignore, compared with the path below each recorded
-    path. It is recorded that they are left out, unless --once is given. All indexes of the datastore forget them.
+    path. It is recorded that they are left out from now on, also by later updates, unless --once is given. All indexes
+    of the datastore forget them. A terminal asks first.
     """
     from rest_local.retrieval import home
     from rest_local.retrieval.changing.forgetting import forget_where
@@ -46,6 +47,9 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     emptied = [directory for directory, names in held.items() if names <= meant[directory].names]
     if emptied:
         _confirm(name, yes)
+    elif not yes and building.can_ask() and (found := sorted(set().union(*(one.names for one in meant.values())))):
+        after = "" if once else f" Later updates leave {'it' if len(found) == 1 else 'them'} out as well."
+        building.ask_or_leave(f"Delete {_listed(found)} from datastore {name}?{after}")
     if len(emptied) == len(held):
         home.remove(path)
         return _say(name, _Done(sorted(every), removed=True), once, as_json)

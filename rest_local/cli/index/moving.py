@@ -21,29 +21,39 @@ if TYPE_CHECKING:
 
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
+@click.argument("target", required=False, metavar="[FILE|-]", shell_complete=completion.paths)
 @click.option(
     "-o",
     "--output",
     "file",
     metavar="FILE|-",
     shell_complete=completion.paths,
-    help="File, or - for the standard output.  [default: NAME.tar]",
+    help="As the argument FILE, or - for the standard output.  [default: NAME.tar]",
 )
 @vocabulary_option
 @click.option("--without-recipe", is_flag=True, allow_from_autoenv=False, help="Leave out the paths that it came from.")
 @click.option("--replace", is_flag=True, allow_from_autoenv=False, help="Replace an existing file.")
 @json_option
 def export(
-    name: str, file: str | None, vocabulary: str | None, without_recipe: bool, replace: bool, as_json: bool
+    name: str,
+    target: str | None,
+    file: str | None,
+    vocabulary: str | None,
+    without_recipe: bool,
+    replace: bool,
+    as_json: bool,
 ) -> None:
     """Write a datastore into one file with a checksum, for another machine.
 
     The file holds what the datastore holds: the text as token ids, and the names of documents, also without its recipe.
-    It is a tar archive, not compressed. To send it: `rest-local index export NAME -o - | ssh HOST rest-local index
-    import -`.
+    It is a tar archive, not compressed. To send it: `rest-local index export NAME - | ssh HOST rest-local index import
+    -`.
     """
     from rest_local.retrieval.keeping.moving import export, export_file
 
+    if target is not None and file is not None:
+        raise click.UsageError("FILE and --output are the same; give one of them")
+    file = target or file
     path, directories = path_of(name), indexes_of(name, vocabulary)
     if file == "-":
         if sys.stdout.isatty():
@@ -52,9 +62,9 @@ def export(
         moved = export(path, directories, output, recipe=not without_recipe)
         output.flush()
     else:
-        target = Path(file or f"{path.name}.tar").expanduser()
-        moved = export_file(path, directories, target, recipe=not without_recipe, overwrite=replace)
-    told = "the standard output" if file == "-" else str(target)
+        output_file = Path(file or f"{path.name}.tar").expanduser()
+        moved = export_file(path, directories, output_file, recipe=not without_recipe, overwrite=replace)
+    told = "the standard output" if file == "-" else str(output_file)
     if as_json:
         return click.echo(json.dumps({**moved.to_dict(), "file": told}), err=file == "-")
     return click.echo(f"{path}: {moved.tokens:,} tokens, {in_bytes(moved.bytes)}, in {told}", err=file == "-")

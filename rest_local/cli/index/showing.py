@@ -21,6 +21,7 @@ from rest_local.cli.index.common import (
     vocabulary_option,
 )
 from rest_local.cli.index.sourcing import OF_SOURCES, described_sources
+from rest_local.cli.messages import counted
 from rest_local.cli.options import json_option
 from rest_local.errors import DatastoreError, printable
 
@@ -51,7 +52,8 @@ def _described(found: Mapping[str, Any]) -> str:
     lines = [
         f"path        {found['path']}",
         f"created     {found['created']}",
-        f"tokens      {found['tokens']:,} in {found['documents']:,} documents, {found['segments']} segments",
+        f"tokens      {found['tokens']:,} in {counted(found['documents'], 'document')}, "
+        f"{counted(found['segments'], 'segment')}",
         f"size        {in_bytes(found['bytes'])}, {found['bytes'] / found['tokens']:.2f} bytes a token",
         f"vocabulary  {vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}",
     ]
@@ -82,6 +84,9 @@ def list_(as_json: bool) -> None:
     if as_json:
         return print_json({"home": str(datastores_home()), "datastores": rows})
     width = max((len(row["name"]) for row in rows), default=0)
+    width = max(width, len("NAME"))
+    if rows:
+        click.echo(f"{'NAME':<{width}}  {'TOKENS':>13}  {'SIZE':>9}  VOCABULARY")
     for row in rows:
         click.echo(printable(f"{row['name']:<{width}}  {row.get('error') or _line(row)}"))
     if not rows:
@@ -91,7 +96,7 @@ def list_(as_json: bool) -> None:
 
 def _line(row: Mapping[str, Any]) -> str:
     vocabulary = row["vocabulary"]
-    held = f"{row['tokens']:>13,} tokens {in_bytes(row['bytes']):>9}"
+    held = f"{row['tokens']:>13,}  {in_bytes(row['bytes']):>9}"
     return f"{held}  {vocabulary['hash'][:8]} {vocabulary['name']}"
 
 

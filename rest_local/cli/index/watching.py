@@ -16,7 +16,7 @@ import click
 from rest_local.cli import completion
 from rest_local.cli.index import common
 from rest_local.cli.index.common import index, print_json
-from rest_local.cli.messages import say, warn
+from rest_local.cli.messages import counted, say, warn
 from rest_local.cli.options import json_option
 from rest_local.errors import DatastoreError, DatastoreNotFound, RestLocalError
 
@@ -123,5 +123,5 @@ def line_of(commit: Commit) -> str:
     """Such as "mycode: 1 changed, 2 added; 1,234,567 tokens of 812 files, in 0.08 s"."""
     fields = commit.to_dict()
     done = ", ".join(f"{fields[what]:,} {what}" for what in ("changed", "added", "deleted") if fields[what])
-    held = f"{fields['total']:,} tokens of {fields['documents']:,} files"
+    held = f"{fields['total']:,} tokens of {counted(fields['documents'], 'file')}"
     return f"{commit.target.name}: {done}; {held}, in {commit.seconds:.2f} s"
