@@ -92,7 +92,7 @@ def edit(
     The model answers with the whole new file. What stays of the old one is drafted, so most of the answer costs little.
     Without a terminal the difference is printed as a patch, and nothing is written without --yes. Exit code 1 where a
     file was refused, and where one would change and may not be written. The answer to a refused one is kept in a
-    temporary file, unless --no-history is given.
+    temporary file (not with `--no-history`).
     """
     if check and (yes or output):
         raise click.UsageError("--check writes nothing; leave out --yes and --output")
