@@ -105,7 +105,8 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
 @rare_option(
     "--share-statistics",
     is_flag=True,
-    help="Show draft statistics and each step's text to other machines too; that tells what the datastore holds.",
+    help="Show draft statistics and each step's text to other users too (other machines, several keys); that tells "
+    "what datastores and the history hold.",
 )
 def serve(
     config: EngineConfig,

@@ -86,7 +86,9 @@ def test_a_cancelled_batch_stays_cancelled(tmp_path: Path, monkeypatch: pytest.M
     assert len(script.calls) == calls
 
 
-def test_a_key_that_the_server_no_longer_knows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", [(b"new",), ()])
+def test_a_key_that_the_server_no_longer_knows(tmp_path: Path, later: tuple[bytes, ...]) -> None:
+    """Or it has no keys any more: what a key has made is not run without it."""
     script = Script()
     script.hold.clear()
     with batch_server(tmp_path, script.ask, keys=(b"old",)) as live:
@@ -94,7 +96,7 @@ def test_a_key_that_the_server_no_longer_knows(tmp_path: Path) -> None:
         until(lambda: script.running)
     script.hold.set()
     calls = len(script.calls)
-    with batch_server(tmp_path, script.ask, keys=(b"new",)) as live:
+    with batch_server(tmp_path, script.ask, keys=later) as live:
         until(lambda: all(batch.done for batch in live.batches._batches.values()))
         with pytest.raises(openai.NotFoundError):
             live.openai("new").batches.retrieve(batch_id)

@@ -176,6 +176,21 @@ def test_a_process_that_cannot_be_started_is_a_failure_of_the_model(monkeypatch:
     run(work())
 
 
+def test_a_process_that_does_not_stop_is_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its memory would still be taken while the next model is loaded."""
+    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(processes, "_started", child_that(LOADED + "import time; time.sleep(600)"))
+
+    async def work() -> None:
+        process = ModelProcess(setup(), lambda ended: None)
+        await process.start()
+        await process.stop()
+        assert process.ended.is_set()
+        assert process.exit_code not in (None, 0)
+
+    run(work())
+
+
 @pytest.mark.parametrize("forced", [False, True])
 def test_a_pool_that_closes_while_a_process_starts_ends_that_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forced: bool
@@ -321,6 +336,21 @@ def test_as_many_requests_wait_for_a_load_as_the_queue_holds(fakes: list[FakePro
         FakeProcess.gate.set()
         await asyncio.gather(*waiting)
         await use(pool, pool.entries[0])
+        await pool.close()
+
+    run(work())
+
+
+def test_room_is_made_by_models_that_are_not_in_use(fakes: list[FakeProcess], tmp_path: Path) -> None:
+    """Though they were used later: the request would wait for a running answer."""
+
+    async def work() -> None:
+        pool = Pool([served(name, tmp_path) for name in ("one", "two", "three")], limit=2)
+        one, two, three = pool.entries
+        async with pool.using(one):
+            await use(pool, two)
+            await use(pool, three)
+            assert [entry.status for entry in pool.entries] == ["loaded", "unloaded", "loaded"]
         await pool.close()
 
     run(work())

@@ -61,6 +61,12 @@ def post(host: str, *headers: str, path: str = "/completion") -> bytes:
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends no more is waited for only shortly."""
+    monkeypatch.setattr(security, "SILENT_SECONDS", 0.2)
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -179,6 +185,15 @@ def test_a_body_in_chunks_is_cut_off_at_the_cap(scripted: Scripted) -> None:
     assert talk(live, head + chunk + b"f\r\n" + BODY + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(("size", "status"), [(2000, 200), (2001, 413)])
+def test_the_cap_is_what_it_says(scripted: Scripted, size: int, status: int) -> None:
+    live, body = scripted(max_body=2000), BODY.ljust(size)
+    assert asked(live, post("localhost"), body) == status
+    head = post("localhost", "Transfer-Encoding: chunked", "Connection: close") + b"\r\n"
+    assert talk(live, head + b"%x\r\n" % size + body + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 %d " % status)
+
+
 def test_a_large_head_is_refused(scripted: Scripted) -> None:
     live = scripted()
     with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
@@ -192,12 +207,6 @@ def test_a_head_is_limited_however_it_arrives(scripted: Scripted) -> None:
     for size, status in ((60_000, 200), (70_000, 431), (200_000, 431)):
         head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Large: " + b"a" * size
         assert talk(live, head + b"\r\n\r\n").startswith(b"HTTP/1.1 %d " % status), size
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that sends no more is waited for only shortly."""
-    monkeypatch.setattr(security, "SILENT_SECONDS", 0.2)
 
 
 MUCH = 20 << 20
