@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ import pytest
 from live import ASKED_MOST, Live, becomes_idle
 
 from rest_local.server.bodies import MAX_PROMPTS
+from rest_local.server.security import CLIENT, SECRET, Inner
 
 ROUNDS = 4
 
@@ -88,6 +91,38 @@ def test_a_client_with_many_requests_leaves_another_its_share(demo: Live) -> Non
     for thread in threads:
         thread.join(300)
     assert len(ended) == 4
+
+
+def test_a_client_is_a_key_else_a_connection(scripted: Callable[..., Live]) -> None:
+    """Behind the process that clients reach, too, which passes on where a request came from."""
+    live = scripted()
+    with live.client() as one, live.client() as other:
+        for client in (one, one, other):
+            assert client.post("/completion", json={"prompt": "x"}).status_code == 200
+    first, again, second = (stream.request for stream in live.service.streams)
+    assert first.client == again.client != second.client
+    assert first.owner == second.owner == ""
+    keyed = scripted(keys=(b"one", b"two"))
+    for key in ("one", "one", "two"):
+        answer = keyed.post("/completion", {"prompt": "x"}, headers={"x-api-key": key})
+        assert answer.status_code == 200
+    first, again, second = (stream.request for stream in keyed.service.streams)
+    assert first.client == again.client == first.owner != second.client == second.owner
+
+
+def test_the_process_of_a_model_knows_the_connection_of_a_request() -> None:
+    found: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append(scope["client"])
+
+    async def ask(client: bytes) -> None:
+        headers = [(SECRET.encode(), b"s"), (CLIENT.encode(), client)]
+        await Inner(app, b"s")({"type": "http", "headers": headers}, None, None)  # type: ignore[arg-type]
+
+    for client in (b"127.0.0.1:5", b"::1:5", b"batch:0"):
+        asyncio.run(ask(client))
+    assert found == [("127.0.0.1", 5), ("::1", 5), ("batch", 0)]
 
 
 def until_waiting(live: Live, n: int) -> None:
