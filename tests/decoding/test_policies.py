@@ -164,6 +164,28 @@ def test_relaxed_tokens_are_counted_and_marked_one_by_one(rule: Relaxed) -> None
     assert (passed > 0) == (rule.k > 1 and rule.ratio < 1)
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_a_relaxed_token_is_among_the_k_likeliest(k: int) -> None:
+    """The one after them is as likely as the rule wants, but not one of them; of equal ones both are."""
+    logits = np.array([5.0, 4.9, 4.8, 4.8, 4.6, -3.0], np.float32)
+    for drafted in range(1, 6):
+        tree = DraftTree(1)
+        tree.add(drafted, ROOT, 0.5, CONTEXT)
+        chosen = Relaxed(k, 0.1).relax(0, tree, ROOT, logits, lambda token: False)
+        rank = {1: 2, 2: 3, 3: 3, 4: 5, 5: 6}[drafted]
+        assert chosen == (drafted if rank <= k else 0)
+
+
+@pytest.mark.parametrize(("token", "drafted"), [(0, 1), (1, 0)])
+def test_relaxed_verification_neither_adds_nor_removes_an_end(token: int, drafted: int) -> None:
+    """Token 1 is an end."""
+    tree = DraftTree(1)
+    tree.add(drafted, ROOT, 0.5, CONTEXT)
+    row = np.array([1.0, 1.0, -3.0], np.float32)
+    assert Relaxed(3, 0.1).relax(token, tree, ROOT, row, lambda each: each == 1) == token
+    assert Relaxed(3, 0.1).relax(token, tree, ROOT, row, lambda each: False) == drafted
+
+
 def test_what_a_model_drafted_stays_strict() -> None:
     for prompt in prompts(5):
         policy = Scripted(second=True, source=MODEL)

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_backend import N_VOCAB, Draws, FakeBackend, Greedy
+from support.fake_backend import N_VOCAB, Draws, FakeBackend, Greedy, Recurrent
 from support.fake_sequences import FLAT, check_cells, run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen, fortune
 
+from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.sequence import Sequence
 from rest_local.drafting.growth import Growth
 from rest_local.drafting.sources import Lookup
 from rest_local.errors import GenerationError
+from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
@@ -211,6 +213,62 @@ def test_an_unexpected_fault_ends_only_its_own_request(
     again = [sequence_of(backend, prompt, 12) for prompt in asked]
     run(scheduler, again)
     assert [sequence.result.tokens for sequence in again] == [said(prompt, 12) for prompt in asked]
+
+
+@pytest.mark.parametrize(("error", "kept"), [(MemoryError("none is left"), 0), (GenerationError("expected"), 20)])
+def test_the_cells_of_a_request_that_failed_unexpectedly_are_given_up(
+    error: Exception, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not known what they hold. An error that was expected leaves them as they are."""
+    backend = FakeBackend()
+    scheduler = scheduler_of(backend)
+    sequence = sequence_of(backend, [1] * 20, 5)
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sequence.answer, "receive", fails)
+    run(scheduler, [sequence])
+    assert sequence.result.finish_reason == "error"
+    assert scheduler.slots.slots[0].n_past == len(backend.cells) == kept
+
+
+@pytest.mark.parametrize(("owner", "saved"), [("a", 20), ("b", 0), (None, 0)])
+def test_what_is_on_disk_for_one_owner_is_not_on_disk_for_another(owner: str | None, saved: int) -> None:
+    """None: a request whose text is not kept."""
+    backend = FakeBackend()
+    scheduler = scheduler_of(backend)
+    prompt = [1] * 21
+    run(scheduler, [sequence_of(backend, prompt, 1, owner="a")])
+    slot = scheduler.slots.slots[0]
+    slot.n_saved = 20
+    again = sequence_of(backend, prompt, 2, owner=owner or "a", keep_prefix=owner is not None)
+    scheduler.submit(again)
+    scheduler.step()
+    assert again.is_in(slot)
+    assert slot.n_saved == saved
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_recurrent_state_of_a_pass_that_was_broken_off_is_not_trusted(waits: bool) -> None:
+    """Also where the pass is not done again, because its owner has left: the next request shares the beginning."""
+    backend = Recurrent()
+    scheduler = scheduler_of(backend, capability=Capability("chain", "fake", 16, shares=False))
+    sequence = sequence_of(backend, [1, 2, 3] * 7, 12)
+    scheduler.submit(sequence)
+    while len(sequence.tokens) < 24:
+        scheduler.step()
+    assert backend.restored == []
+    backend.failures[backend.calls + 1] = ABORTED
+    if not waits:
+        sequence.leave()
+    scheduler.step()
+    assert backend.restored == [20]
+    assert backend.is_right
+    if not waits:
+        assert sequence.slot.n_past == 20
+    run(scheduler, [])
+    assert sequence.result.tokens == said([1, 2, 3] * 7, 12)
 
 
 class Interrupted(Greedy):

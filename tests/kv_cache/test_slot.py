@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_backend import END, FakeBackend
+from support.fake_backend import END, FakeBackend, Recurrent
 
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.kv_cache.slot import BatchBuilder, Slot
+from rest_local.kv_cache.slot import BatchBuilder, Slot, count_cells
 
 
 class Counting(FakeBackend):
@@ -122,3 +122,81 @@ def test_a_step_passes_over_the_cells_as_often_as_it_must() -> None:
     step(slot, two, [1])
     assert (backend.removed, backend.copied) == (6, 2), "the first id gets what the second was right about"
     check(slot)
+
+
+@pytest.mark.parametrize(("back_to", "kept"), [(15, 10), (19, 10), (10, 10), (20, 20), (9, 0)])
+def test_recurrent_state_goes_back_to_a_checkpoint_where_tokens_are_taken_back(back_to: int, kept: int) -> None:
+    """Whatever the memory says: it has kept only the states of the last decode."""
+    backend = Recurrent()
+    slot = Slot(backend, checkpoints=True)
+    prompt(slot, 10)
+    prompt(slot, 10)
+    slot.rewind(back_to)
+    assert slot.n_past == len(backend.cells) == kept
+    assert backend.is_right or not kept
+    assert backend.restored == ([kept] if 0 < kept < 20 else [])
+
+
+def test_recurrent_state_of_a_decode_that_was_broken_off_is_not_trusted() -> None:
+    backend = Recurrent()
+    slot = Slot(backend, checkpoints=True)
+    prompt(slot, 10)
+    slot.rewind(10, broken_off=True)
+    assert (slot.n_past, backend.restored) == (10, [10])
+
+
+class Window(FakeBackend):
+    """Has the cells of its sliding window from `first` on."""
+
+    n_swa, first = 8, 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_swa = 8
+
+    def begin(self, seq: int) -> int:
+        return self.first if self.cells else -1
+
+
+@pytest.mark.parametrize(
+    ("first", "back_to", "kept"), [(12, 20, 20), (13, 20, 0), (11, 19, 19), (12, 19, 0), (0, 5, 5), (1, 5, 0)]
+)
+def test_a_text_whose_sliding_window_is_gone_is_given_up(first: int, back_to: int, kept: int) -> None:
+    """As llama-server: a window of 8 before the next token, and one cell to spare."""
+    backend = Window()
+    slot = Slot(backend)
+    prompt(slot, 20)
+    backend.first = first
+    slot.rewind(back_to)
+    assert slot.n_past == len(backend.cells) == kept
+
+
+def test_tokens_that_are_taken_back_are_not_saved_any_more() -> None:
+    slot = Slot(FakeBackend())
+    prompt(slot, 20)
+    slot.n_saved = 16
+    slot.rewind(18)
+    assert slot.n_saved == 16
+    slot.rewind(7)
+    assert slot.n_saved == 7
+    slot.clear()
+    assert slot.n_saved == 0
+
+
+def test_images_that_save_positions_count_from_their_end_on() -> None:
+    """Rows 3 to 9 are an image of six rows that takes two positions; rows 12 to 16 one of four that takes one."""
+    slot = Slot(FakeBackend())
+    slot.saved = [(9, 4), (16, 7)]
+    assert [slot.position(n) for n in (0, 3, 8, 9, 10, 15, 16, 20)] == [0, 3, 8, 5, 6, 11, 9, 13]
+
+
+def test_cells_after_a_shared_prefix_count_for_each_slot() -> None:
+    backend = FakeBackend(n_slots=2)
+    first, second = Slot(backend, 0), Slot(backend, 8)
+    prompt(first, 30)
+    second.share_prefix(first, 20)
+    assert count_cells([(first, 30), (second, 20)]) == 30 == len(backend.cells)
+    second.tokens = list(second.tokens[:20])
+    prompt(second, 15)
+    assert count_cells([(first, 30), (second, 35)]) == 45 == len(backend.cells)
+    assert count_cells([(first, 30), (second, 60)]) == 70, "tokens to come take cells of their own"

@@ -139,6 +139,29 @@ class FakeBackend:
         self.cells = []
 
 
+class Recurrent(FakeBackend):
+    """Memory that says it has removed a tail, and then holds a state that is wrong until one is restored."""
+
+    def __init__(self, n_ctx: int = 256) -> None:
+        super().__init__(n_ctx, n_branches=1)
+        self.is_right = True
+        self.restored: list[int] = []
+
+    def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
+        self.is_right &= not any(cell.pos >= p0 > 0 for cell in self.cells)
+        return super().remove(seq, p0, p1)
+
+    def save(self, seq: int, *, partial: bool = False) -> bytes:
+        assert self.is_right
+        return bytes(cell.token for cell in self.cells)
+
+    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
+        self.cells = [Cell(pos, token, {0}) for pos, token in enumerate(bytes(state))]
+        self.restored.append(len(state))
+        self.is_right = True
+        return True
+
+
 class Greedy:
     def sample(self, logits: np.ndarray) -> int:
         return int(logits.argmax())
