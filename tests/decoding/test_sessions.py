@@ -40,6 +40,12 @@ def _short_texts_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "LEAST_TOKENS", PART)
 
 
+@pytest.fixture(autouse=True)
+def _texts_are_saved_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is: a request waits at most a second for a text that gives way, and loses the rest."""
+    monkeypatch.setattr(sessions, "LOSS_S", 600.0)
+
+
 def text(n: int, seed: int = 0) -> list[int]:
     """Ids that every tiny vocabulary has."""
     rng = random.Random(seed)
