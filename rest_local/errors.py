@@ -397,8 +397,9 @@ class DatastoreLocked(DatastoreError):
 class DatastoreUnwritable(DatastoreError):
     """Writing failed; the previous commit is intact."""
 
-    def __init__(self, path: str | PathLike[str], cause: str) -> None:
-        super().__init__(f"datastore {path}: cannot be written: {cause}; what was there before is intact")
+    def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
+        more = f"; {way_out}" if way_out else ""
+        super().__init__(f"datastore {path}: cannot be written: {cause}; what was there before is intact{more}")
         self.cause = cause
 
 

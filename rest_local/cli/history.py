@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 def history() -> None:
     """List and forget the answers that are kept to draft from.
 
-    One history a model, at most 4 million tokens; the oldest answers go first. --no-history keeps nothing.
+    One history a model, at most 4 million tokens; the oldest answers go first. --no-history keeps nothing. What was
+    asked is kept by `chat --session`, `serve --sessions` and as lines typed in `chat`: `forget --prompts` deletes it.
     """
 
 
@@ -47,18 +51,31 @@ def list_(as_json: bool) -> None:
 @history.command()
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=completion.histories)
 @click.option("--all", "everything", is_flag=True, allow_from_autoenv=False, help="Forget every history.")
+@click.option(
+    "--prompts",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Forget what was asked: saved chats, lines typed in `chat`, KV cells and slots of `serve --sessions`.",
+)
 @click.option("--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask.")
 @json_option
-def forget(name: str | None, everything: bool, yes: bool, as_json: bool) -> None:
-    """Delete a history, with what was learned about the model's drafts."""
+def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json: bool) -> None:
+    """Delete a history, with what was learned about the model's drafts; with --prompts, what was asked.
+
+    A server that runs writes again what it has in memory: end it first.
+    """
     from rest_local.retrieval.histories import forget_history, list_histories
 
-    if (name is None) != everything:
-        raise click.UsageError("give the NAME that `rest-local history list` shows, or --all")
-    names = [listed.name for listed in list_histories()] if name is None else [name]
-    if not yes and names:
-        _ask(names)
+    if (name is not None) + everything > 1 or not (name is not None or everything or prompts):
+        raise click.UsageError("give the NAME that `rest-local history list` shows, --all or --prompts")
+    names = [name] if name is not None else [listed.name for listed in list_histories()] if everything else []
+    if not yes and (names or prompts):
+        _ask(names, prompts)
     forgotten = []
+    if prompts:
+        _forget_prompts()
+        if not as_json:
+            click.echo("forgotten: what was asked")
     try:
         for each in names:
             forget_history(each)
@@ -68,16 +85,54 @@ def forget(name: str | None, everything: bool, yes: bool, as_json: bool) -> None
                 click.echo(f"forgotten: {each}")
     finally:  # what is gone is said also where the next one cannot be deleted
         if as_json:
-            click.echo(json.dumps({"forgotten": forgotten}))
-    if not names and not as_json:
+            click.echo(json.dumps({"forgotten": forgotten} | ({"prompts": True} if prompts else {})))
+    if not names and not prompts and not as_json:
         click.echo("no answers are kept")
 
 
-def _ask(names: list[str]) -> None:
+def _ask(names: list[str], prompts: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("--yes forgets without asking, which a pipe cannot answer")
-    what = names[0] if len(names) == 1 else f"{len(names)} histories"
-    click.confirm(f"Delete the answers of {what}?", abort=True, err=True)
+    what = [f"the answers of {names[0] if len(names) == 1 else f'{len(names)} histories'}"] if names else []
+    if prompts:
+        from rest_local.cli.chat.sessions import session_names
+
+        what.append(f"{len(session_names())} saved chats, typed lines and all KV cells")
+    click.confirm(f"Delete {', and '.join(what)}?", abort=True, err=True)
+
+
+def keeps_answers_or_prompts() -> bool:
+    """Whether there is something that `forget` deletes."""
+    from rest_local.cli.chat.sessions import session_names
+    from rest_local.retrieval.histories import list_histories
+
+    return bool(list_histories() or session_names() or any(_asked()))
+
+
+def _asked() -> Iterator[Path]:
+    """The files and folders with lines typed in `chat` and with KV cells; what a folder holds comes before it."""
+    from rest_local.kv_cache.session_files import SESSIONS
+    from rest_local.paths import cache_dir, data_dir
+
+    if (typed := data_dir() / "chat_history").exists():
+        yield typed
+    yield from sorted((cache_dir() / SESSIONS).rglob("*"), reverse=True)
+
+
+def _forget_prompts() -> None:
+    """Delete every file that holds what was asked, also what killed processes left. Raises InputInvalid where another
+    process has a chat open, OSError.
+    """
+    from rest_local.cli.chat.sessions import forget_sessions
+    from rest_local.paths import data_dir, delete_unfinished
+    from rest_local.router.private import sweep
+
+    forget_sessions()
+    delete_unfinished(data_dir())
+    for path in _asked():
+        with contextlib.suppress(FileNotFoundError):
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    sweep()
 
 
 def _forget_acceptance(name: str) -> None:

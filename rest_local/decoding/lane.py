@@ -38,7 +38,7 @@ from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError, OptionError
 from rest_local.kv_cache import saved
 from rest_local.kv_cache.backend import Capability
-from rest_local.kv_cache.session_files import PART, SessionFiles
+from rest_local.kv_cache.session_files import PART, SESSIONS, SessionFiles
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import ladder, library
@@ -52,7 +52,6 @@ from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
 
 log = logging.getLogger("rest_local.engine")
-SESSIONS = "sessions"  # the folder in the cache
 TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
 WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rest_local.errors import InputInvalid
+from rest_local.paths import replacing
 
 BOM = b"\xef\xbb\xbf"
 _LINE = re.compile(r"([^\r\n]*(?:\r(?!\n)[^\r\n]*)*)(\r\n|\n|\Z)")  # a carriage return alone is a part of its line
@@ -109,29 +110,16 @@ def _decoded(path: Path, content: bytes) -> str:
 
 
 def write_whole(path: Path, content: bytes, like: Path) -> None:
-    """Replace `path`, or make it, with permissions, owner and extended attributes of `like`. Written to a temporary
-    file in the same folder and synced before it takes the name. Raises InputInvalid; then `path` is as it was.
+    """Replace `path`, or make it, with permissions, owner and extended attributes of `like`. Content and name are
+    synced (`paths.replacing`). Raises InputInvalid; then `path` is as it was.
     """
-    from tempfile import mkstemp
-
-    temporary = None
     try:
-        descriptor, temporary = mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
+        with replacing(path, durable=True) as file:
             file.write(content)
-            file.flush()
-            _copy_attributes(like, Path(temporary))
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        if not isinstance(error, OSError):
-            raise
+            _copy_attributes(like, Path(file.name))
+    except OSError as error:
         cause = error.strerror or str(error)
         raise InputInvalid("file", path, f"cannot be written: {cause}; it is as it was") from error
-    _sync_folder(path.parent)
 
 
 def _copy_attributes(source: Path, target: Path) -> None:
@@ -146,13 +134,3 @@ def _copy_attributes(source: Path, target: Path) -> None:
             with contextlib.suppress(OSError):  # some belong to the system
                 os.setxattr(target, name, os.getxattr(source, name))
     os.chmod(target, stat.S_IMODE(status.st_mode))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable, where folders can be synced."""
-    with contextlib.suppress(OSError):  # Windows cannot open one; the new content is in place all the same
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

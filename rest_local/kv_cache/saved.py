@@ -8,18 +8,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import library
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.model import Model
-from rest_local.paths import write_atomically
+from rest_local.paths import replacing, write_atomically
 
 FORMAT = 2
 _CHUNK = 1 << 20
@@ -43,17 +44,21 @@ def save(slot: Slot, path: Path, made: Mapping[str, str]) -> bool:
     """Write the cells of a slot. False where there are none, or llama.cpp cannot write them; what was there before is
     then intact. Raises OSError.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))  # llama.cpp keeps the mode
-        if not slot.n_past or not slot.save_file(temporary):
-            return False
-        about = {"made_with": dict(made), "digest": _digest(temporary), "tokens": slot.n_past}
-        os.replace(temporary, path)
+    if not slot.n_past:
+        return False
+    about: dict[str, Any] = {}
+    with contextlib.suppress(_Unsaved), replacing(path) as file:
+        new = Path(file.name)
+        if not slot.save_file(new):  # llama.cpp opens it by its name, and keeps the mode
+            raise _Unsaved
+        about = {"made_with": dict(made), "digest": _digest(new), "tokens": slot.n_past}
+    if about:
         write_atomically(_about(path), json.dumps(about).encode())
-        return True
-    finally:
-        temporary.unlink(missing_ok=True)
+    return bool(about)
+
+
+class _Unsaved(Exception):
+    """llama.cpp cannot write the cells."""
 
 
 def load(slot: Slot, path: Path, made: Mapping[str, str]) -> str:

@@ -34,11 +34,14 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from rest_local.paths import delete_unfinished, replacing
+
 log = logging.getLogger("rest_local.sessions")
 
 PART = 128
 """Tokens. 16 MB for a model of 8B, which are copied in some 5 ms, and read in 20."""
 
+SESSIONS = "sessions"  # the folder of all, in the cache
 MAGIC = b"RLCELLS1"
 HEAD = len(MAGIC) + hashlib.sha256().digest_size
 SUFFIX = ".cells"
@@ -46,7 +49,6 @@ MOST_WAITING = 256 << 20
 LEAST_FREE = 1 << 30
 MOST_DAYS = 30.0
 PAUSE_S = 60.0  # after a write that failed
-STALE_S = 600.0  # a file of another process that is not finished by then never will be
 SCANNED = 16  # the folder is looked through again when a share of 1/16 of the limit was written
 
 
@@ -88,30 +90,6 @@ def _digest(identity: str, payload: bytes | memoryview) -> bytes:
     digest = hashlib.sha256(f"{identity}\n".encode())
     digest.update(payload)
     return digest.digest()
-
-
-def write_whole(path: Path, parts: Sequence[bytes]) -> None:
-    """Write a file that appears whole or not at all, readable by the user only. Raises OSError, and leaves nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o600)
-        try:
-            for part in parts:
-                write_all(descriptor, part)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of it. Raises OSError."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
 
 
 class SessionFiles:
@@ -173,7 +151,7 @@ class SessionFiles:
             names = os.listdir(self.folder)
         except OSError:
             return []
-        kept = [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX) and not name.startswith(".")]
+        kept = [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
         return list(dict.fromkeys([*kept, *list(self._waiting)]))
 
     # Writing
@@ -252,7 +230,8 @@ class SessionFiles:
         size = sum(map(len, content))
         self.make_room(size)
         self._make_folder()  # a server may delete the empty folder of another
-        write_whole(self.path(name), content)
+        with replacing(self.path(name)) as file:
+            file.writelines(content)
         os.utime(self.path(name), (used, used))
         self.written += 1
 
@@ -352,9 +331,10 @@ class SessionFiles:
 
 
 def scan(home: Path) -> list[tuple[float, int, str]]:
-    """(last use, bytes, path) of each file of cells. Files that a process has left unfinished are deleted."""
+    """(last use, bytes, path) of each file of cells. What killed processes left unfinished is deleted."""
     found = []
     for folder in _folders(home):
+        delete_unfinished(Path(folder))
         try:
             entries = list(os.scandir(folder))
         except OSError:
@@ -362,10 +342,7 @@ def scan(home: Path) -> list[tuple[float, int, str]]:
         for entry in entries:
             try:
                 status = entry.stat(follow_symlinks=False)
-                if entry.name.startswith("."):
-                    if time.time() - status.st_mtime > STALE_S:
-                        os.unlink(entry.path)
-                elif entry.name.endswith(SUFFIX):
+                if entry.name.endswith(SUFFIX):
                     found.append((status.st_mtime, status.st_size, entry.path))
             except OSError:  # another process has deleted it
                 continue

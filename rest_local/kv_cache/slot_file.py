@@ -11,19 +11,18 @@ and the digest of the first. So each record is checked as it is read, once, befo
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
 import os
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rest_local.kv_cache.session_files import SUFFIX, Unusable, write_all
+from rest_local.kv_cache.session_files import SUFFIX, Unusable
+from rest_local.paths import replacing
 
 MAGIC = b"RLSLOT01"
 FOLDER = "slots"  # in that of all sessions
@@ -64,26 +63,16 @@ def write(path: Path, head: Head, records: Iterable[bytes]) -> int:
     """Write a file, which appears whole or not at all. Returns its bytes. Raises OSError and what `records` raises; a
     file that was there before is then intact.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     first = json.dumps(asdict(head)).encode()
     root, size = _digest(b"", 0, first), len(MAGIC)
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o600)
-        try:
-            write_all(descriptor, MAGIC)
-            for number, record in enumerate(itertools.chain((first,), records)):
-                digest = root if not number else _digest(root, number, record)
-                write_all(descriptor, len(record).to_bytes(_LENGTH, "little") + digest)
-                write_all(descriptor, record)
-                size += _LENGTH + _DIGEST + len(record)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-        return size
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with replacing(path) as file:
+        file.write(MAGIC)
+        for number, record in enumerate(itertools.chain((first,), records)):
+            digest = root if not number else _digest(root, number, record)
+            file.write(len(record).to_bytes(_LENGTH, "little") + digest)
+            file.write(record)
+            size += _LENGTH + _DIGEST + len(record)
+    return size
 
 
 class Reader:

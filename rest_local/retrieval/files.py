@@ -28,6 +28,10 @@ FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")  # of a vocabulary, in a datas
 STAGING = re.compile(r"staging-[0-9a-f]{16}\Z")  # of a long write (`staging`), in the directory of an index
 WINDOWS = os.name == "nt"
 AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))  # what the system has of them
+_FULL = (
+    "what this command wrote is deleted again; make room: `rest-local index list` shows the sizes of datastores, and "
+    "`rest-local index remove NAME` deletes one"
+)
 _OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file
 _OWNER_LIMIT = 200
 _CHUNK = 1 << 20
@@ -198,4 +202,4 @@ def unwritable(path: Path) -> Iterator[None]:
         name = errno.errorcode.get(error.errno or 0, "")
         where = os.fsdecode(error.filename) if error.filename else ""
         cause = f"{error.strerror or error} {f'({name}) ' if name else ''}{f'at {where}' if where else ''}".strip()
-        raise DatastoreUnwritable(path, cause) from error
+        raise DatastoreUnwritable(path, cause, _FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else "") from error

@@ -5,14 +5,16 @@ A list reads manifests only, so its cost does not depend on the size of the hist
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from dataclasses import dataclass
 
 from rest_local.errors import DatastoreError, DatastoreNotFound, HistoryNotFound
+from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.history import DAMAGED, WAIT_S, cause_of, history_home
-from rest_local.retrieval.home import holds_files, read_manifest, remove
+from rest_local.retrieval.home import clear_folder, holds_files, read_manifest, remove
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,11 @@ class HistoryEntry:
 
 
 def list_histories() -> list[HistoryEntry]:
-    """All histories, including those that were set aside, by name. Raises OSError if their directory is unreadable."""
+    """All histories, including those that were set aside, by name. What killed processes left of removed ones is
+    deleted. Raises OSError if their directory is unreadable.
+    """
+    with contextlib.suppress(DatastoreError):
+        clear_folder(history_home(), Files())
     try:
         with os.scandir(history_home()) as entries:
             names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())

@@ -45,6 +45,7 @@ from rest_local.retrieval.building.build import commit as commit_datastore
 from rest_local.retrieval.datastore import OUTSIDE, Datastore
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
+from rest_local.retrieval.home import clear
 from rest_local.retrieval.nearest import search_all
 from rest_local.retrieval.rows import Context, Int32Array, Rows
 from rest_local.retrieval.segment import Segment
@@ -213,6 +214,7 @@ class History:
     def _commit(self) -> bool:
         """Write new answers to the disk. Returns False, after a warning, if that fails."""
         try:
+            clear(self.path, self._files)
             for _ in range(_ATTEMPTS):
                 with locked(self.path, self._wait_s, make=self._files):
                     try:

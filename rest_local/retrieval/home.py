@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from typing import Any
 from rest_local.errors import (
     DatastoreCorrupt,
     DatastoreError,
+    DatastoreLocked,
     DatastoreNotFound,
     DatastoreUnwritable,
     DatastoreVersion,
@@ -25,14 +27,17 @@ from rest_local.errors import (
     OptionError,
 )
 from rest_local.paths import datastores_home
-from rest_local.retrieval.building.staged import delete, may_hold, remove_all, stagings
-from rest_local.retrieval.files import FOLDER, LOCK, Files, locked, unwritable
-from rest_local.retrieval.format import MANIFEST, Manifest, owns
+from rest_local.retrieval.building.staged import delete, may_hold, others_stay, remove_all, remove_orphans, stagings
+from rest_local.retrieval.files import FOLDER, LOCK, WINDOWS, Files, locked, unwritable
+from rest_local.retrieval.format import MANIFEST, Manifest, file_name, owns
 from rest_local.retrieval.sources.registry import can_repeat
 
 DEFAULT_NAME = "default"
 MAX_MANIFEST = 64 << 20
-_REMOVED = ".removed-"
+REMOVED, IMPORTING = ".removed-", ".importing-"
+"""The beginnings of the names of directories next to a datastore: of one that is deleted, and of one that comes."""
+
+_LEFT = re.compile(r"\.(removed|importing)-[0-9a-f]{16}\Z")
 
 
 def datastore_path(name: str | os.PathLike[str]) -> Path:
@@ -53,13 +58,16 @@ def short_name(path: Path) -> str:
     return path.name if path.parent == datastores_home() else str(path)
 
 
-def list_datastores() -> list[str]:
-    """Names of the datastores in `datastores_home`, sorted. Does not check whether they can be opened."""
+def list_datastores(*, unfinished: bool = False) -> list[str]:
+    """Names of the datastores in `datastores_home`, sorted. Does not check whether they can be opened. unfinished: of
+    those without a commit, whose build did not end or still runs.
+    """
     try:
         with os.scandir(datastores_home()) as entries:
-            return sorted(entry.name for entry in entries if entry.name[0] != "." and indexes(Path(entry.path)))
+            paths = sorted(Path(entry.path) for entry in entries if entry.name[0] != ".")
     except FileNotFoundError:
         return []
+    return [path.name for path in paths if (holds_files(path) and not indexes(path) if unfinished else indexes(path))]
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -172,8 +180,10 @@ def build_command(path: Path, recipe: Mapping[str, Any], model: str = "MODEL") -
 @contextlib.contextmanager
 def writing(path: Path, vocabulary_hash: str, files: Files, wait_s: float = 0.0) -> Iterator[Path]:
     """The directory for commits of a vocabulary, created and locked: the one that has its index, else the datastore's
-    own directory if that is free, else a folder. Raises DatastoreLocked, DatastoreUnwritable.
+    own directory if that is free, else a folder. What killed processes left there is deleted first (`clear`). Raises
+    DatastoreLocked, DatastoreUnwritable.
     """
+    clear(path, files)
     while True:
         directory = _place(path, vocabulary_hash)
         with locked(directory, wait_s, make=files):
@@ -241,21 +251,81 @@ def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
             if strangers:
                 cause = f"it also holds {strangers[0]!r}, which no build wrote; move it away"
                 raise DatastoreUnwritable(part, cause)
-        gone = trash / f"{_REMOVED}{secrets.token_hex(8)}"
+        gone = trash / f"{REMOVED}{secrets.token_hex(8)}"
         files.rename(directory, gone)
         files.sync_directory(trash)
         if directory.parent != trash:
             files.sync_directory(directory.parent)
-        delete_files(gone, files)
-    # Leftovers of a killed remove. Nothing can lock them by name any more.
-    for leftover in leftovers(trash):
-        with contextlib.suppress(OSError):
-            delete_files(leftover, files)
+        with contextlib.suppress(FileNotFoundError), others_stay():  # another process may clear the folder meanwhile
+            delete_files(gone, files)
+    with contextlib.suppress(DatastoreError):
+        clear_folder(trash, files)
 
 
-def leftovers(trash: Path) -> list[Path]:
-    """What killed removals left in a directory: datastores and indexes that were renamed and not deleted."""
-    return sorted(path for path in trash.glob(f"{_REMOVED}*") if path.is_dir() and not path.is_symlink())
+def clear(path: Path, files: Files | None = None, *, everything: bool = False) -> None:
+    """Delete what killed processes left of the datastore at `path`, and of removals and imports next to it. What a
+    living process works on is locked, and stays.
+
+    Left are segments and manifests that no commit names, and the directories of updates, merges, imports and removals
+    that did not end. everything: also what the next build would go on with, and the files of an index that never had a
+    commit. Every writer calls it before it writes, so that a full disk has room again. Raises DatastoreUnwritable.
+    """
+    files = files or Files()
+    clear_folder(path.parent, files)
+    for directory in (path, *folders(path)):
+        with unwritable(directory):
+            remove_orphans(directory, files, plans=everything)
+            if unnamed(directory, everything):
+                with contextlib.suppress(DatastoreLocked), locked(directory):
+                    delete_unnamed(directory, files, everything)
+
+
+def clear_folder(folder: Path, files: Files) -> None:
+    """Delete what killed removals and imports left in a folder of datastores. Raises DatastoreUnwritable."""
+    for left in leftovers(folder):
+        with unwritable(left), contextlib.suppress(DatastoreLocked, FileNotFoundError), others_stay(), locked(left):
+            delete_files(left, files)
+
+
+def unnamed(directory: Path, everything: bool = False) -> list[str]:
+    """The files of this format in an index's directory that its commit does not name. None of them where the manifest
+    cannot be read, and, without `everything`, where there is none: a datastore may be being copied to this place.
+    """
+    try:
+        names = sorted(name for name in os.listdir(directory) if owns(name))
+        segments = read_manifest(directory).segments if names else ()
+    except DatastoreNotFound:
+        return names if everything else []
+    except (DatastoreError, OSError):
+        return []
+    kept = {file_name(entry.name, kind) for entry in segments for kind in entry.files}
+    return [name for name in names if name not in kept]
+
+
+def delete_unnamed(directory: Path, files: Files, everything: bool = False) -> None:
+    """Delete what `unnamed` gives, for a caller that holds the lock. Raises OSError."""
+    for name in unnamed(directory, everything):
+        with contextlib.suppress(PermissionError) if WINDOWS else contextlib.nullcontext():  # a reader has it mapped
+            files.unlink(directory / name)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What removals and imports have in a folder of datastores, of living and of dead processes: datastores and indexes
+    that were renamed and are not deleted yet, and what is put together. Of this user alone; links are not followed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                Path(entry.path)
+                for entry in entries
+                if _LEFT.match(entry.name) and entry.is_dir(follow_symlinks=False) and _is_own(entry)
+            )
+    except OSError:
+        return []
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    return not hasattr(os, "getuid") or entry.stat(follow_symlinks=False).st_uid == os.getuid()
 
 
 def holds_files(path: Path) -> bool:

@@ -40,7 +40,7 @@ from filelock import FileLock, Timeout
 from pydantic_core import from_json, to_json
 
 from rest_local.errors import OutputInvalid, OutputUnwritable
-from rest_local.paths import write_atomically
+from rest_local.paths import delete_unfinished, write_atomically
 from rest_local.router.batch_bodies import BatchBody, seconds_of
 from rest_local.router.batch_lines import Line, Results, Wrong, batch_error, not_run, read_lines
 from rest_local.router.batch_running import Ask, Runner
@@ -255,8 +255,7 @@ class Batches:
             return False
         try:
             found = [batch for path in (self._folder / "batches").glob("*.json") if (batch := _read(path))]
-            for leftover in (self._folder / "batches").glob(".*"):  # of a write that was cut short
-                leftover.unlink(missing_ok=True)
+            delete_unfinished(self._folder / "batches")
             self._batches = {batch.id: batch for batch in sorted(found, key=lambda batch: batch.created)}
             unfinished = [batch for batch in found if not batch.done]
             self._files.load({name for batch in unfinished for name in (batch.output, batch.errors_file)})

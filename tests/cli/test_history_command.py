@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fake_cli_engine import FakeEngine
 
+from rest_local.cli.chat.sessions import NamedSession
 from rest_local.decoding.core import acceptance_path
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval import History, VocabularyId, history_home, list_histories
@@ -184,3 +185,32 @@ def test_other_commands_keep_none(fake_engine: Callable[..., FakeEngine], call: 
     engine = fake_engine()
     assert call("doctor").code == 0
     assert engine.config.history is False
+
+
+def test_prompts_are_forgotten_wherever_they_are(call: Call, two: Path) -> None:
+    """Saved chats with their cells, typed lines, cells and slots of servers, and what killed processes left of them."""
+    secret = b"the secret"
+    data, cache = two.parent, two.parent.parent / "cache"
+    kept = [
+        *(data / "sessions" / name for name in ("mine.json", "mine.cells", "mine.cells.about", "my.other.cells")),
+        *(folder / f".rest-local-new-{'1' * 16}" for folder in (data, data / "sessions", cache / "sessions" / "f00d")),
+        data / "chat_history",
+        cache / "sessions" / "f00d" / "1234.cells",
+        cache / "sessions" / "slots" / "slot-mine.cells",
+    ]
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(secret)
+    assert call("history", "forget", "--prompts").code == 2, "without a terminal --yes is needed"
+    with NamedSession("mine"):
+        refused = call("history", "forget", "--prompts", "--yes")
+        assert refused.code == 1
+        assert "open in another process" in refused.err
+    done = call("history", "forget", "--prompts", "--yes")
+    assert (done.code, done.out) == (0, "forgotten: what was asked\n")
+    assert [path for path in kept if path.exists()] == []
+    assert names() == ["big-2", "toy-1"], "answers stay"
+    assert json.loads(call("history", "forget", "--all", "--prompts", "--yes", "--json").out) == {
+        "forgotten": ["big-2", "toy-1"],
+        "prompts": True,
+    }

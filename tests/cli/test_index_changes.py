@@ -204,3 +204,14 @@ def test_merge_reports_what_it_did(corpus: Path) -> None:
     assert merged["segments"] == [1, 1]
     assert merged["bytes"][1] < merged["bytes"][0]
     assert names_in("mine") == [["b.py", "c.py", "d.py"], ["a.py", "b.py", "c.py"]]
+
+
+def test_forget_names_what_may_still_quote_a_file(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
+    assert "history forget" not in call("forget", "mine", corpus / "a.py").stdout
+    (tmp_path / "data" / "chat_history").write_text("what was typed")
+    said = call("forget", "mine", corpus / "b.py").stdout
+    assert said.endswith("`rest-local history forget --all --prompts` deletes them\n")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.files import write_with
 from support.heads import DRAFTERS, draft_whatever_it_costs, free, model_and_drafter
 
 from rest_local import Engine
@@ -376,12 +377,11 @@ def test_a_full_disk_costs_a_line_and_nothing_else(
 ) -> None:
     """The disk is full after some bytes of a file."""
     written = itertools.count()
-    write = os.write
 
-    def full(descriptor: int, data: Any) -> int:
+    def full(write: Callable[[Any], int], data: Any) -> int:
         if next(written) % 3 == 2:
             raise OSError(28, "No space left on device")
-        return write(descriptor, bytes(data)[:1000])
+        return write(bytes(data)[:1000])
 
     model = tiny_model(arch)
     with opened(model, slots=2, n_ctx=1024) as engine:
@@ -389,7 +389,7 @@ def test_a_full_disk_costs_a_line_and_nothing_else(
     for path in files():
         path.unlink()
     with caplog.at_level(logging.WARNING, "rest_local.sessions"), monkeypatch.context() as patched:
-        patched.setattr(session_files.os, "write", full)
+        write_with(patched, full)
         with opened(model, slots=2, n_ctx=1024) as engine:
             assert [answer(engine, text(500, seed))[0] for seed in range(3)] == expected
     (told,) = (record.getMessage() for record in caplog.records if record.name == "rest_local.sessions")
@@ -417,49 +417,46 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tiny_model: TinyModel) -> Non
 
 
 KILLED = """
-    import os, sys, time
+    import os, signal, sys
     from rest_local import Engine
-    from rest_local.kv_cache import session_files, sessions
+    from rest_local.kv_cache import sessions
     sessions.LEAST_TOKENS = 128
-    write = os.write
-    def slow(descriptor, data):
-        time.sleep(0.002)
-        return write(descriptor, bytes(data)[:20_000])
-    session_files.os.write = slow
-    print("open", flush=True)
+    replace, left = os.replace, [int(sys.argv[3])]
+    def replace_or_die(new, path):
+        if "sessions" in str(path):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        replace(new, path)
+    os.replace = replace_or_die
     with Engine.load(sys.argv[1], n_ctx=1024, threads=1, policy="off", sessions=1 << 30) as engine:
         list(engine.generate([int(each) for each in sys.argv[2].split(",")], max_tokens=2, ignore_end=True))
-        print("saving", flush=True)
-    print("saved", flush=True)
 """
 
 
 def test_killed_while_it_saves_leaves_whole_files(tiny_model: TinyModel, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is there under its name is whole, and is used; what is not, is deleted one day."""
-    model, rng = tiny_model("llama"), random.Random(3)
+    """Whatever is there under its name is whole, and is used; what is not, is deleted by the next engine."""
+    model, folder = tiny_model("llama"), cache_dir() / "sessions"
     with opened(model, sessions=0) as engine:
         expected, _ = answer(engine, text(900))
-    found = set()
-    for _ in range(6):
-        arguments = [str(model), ",".join(map(str, text(900)))]
-        script = textwrap.dedent(KILLED)
-        with subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            assert [child.stdout.readline(), child.stdout.readline()] == ["open\n", "saving\n"]
-            time.sleep(rng.uniform(0, 0.1))
-            child.kill()
+    found = []
+    for whole in (0, 2, 5):  # files before the kill
+        arguments = [str(model), ",".join(map(str, text(900))), str(whole)]
+        child = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), *arguments], check=False)
+        assert child.returncode == -9
+        assert len(files()) == whole
+        assert len(list(folder.rglob(".rest-local-new-*"))) == 1
         with opened(model) as engine, caplog.at_level(logging.WARNING, "rest_local.sessions"):
             engine._core.save_no_sessions()
             said, cached = answer(engine, text(900))
             assert said == expected
-            found.add(cached)
-    assert len(found) > 1, "none was killed while it saved"
+            found.append(cached)
+        assert not list(folder.rglob(".*"))
+        for path in files():
+            path.unlink()
+    assert found == sorted(found)
+    assert found[0] < PART <= found[1] < found[2]
     assert not caplog.records
-    for path in (cache_dir() / "sessions").rglob(".*"):
-        os.utime(path, (0, 0))
-    with opened(model) as engine:
-        pass
-    assert not list((cache_dir() / "sessions").rglob(".*"))
 
 
 def test_engines_share_the_folder(tiny_model: TinyModel) -> None:

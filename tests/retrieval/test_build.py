@@ -421,7 +421,7 @@ def test_remove_deletes_the_datastore_and_nothing_else(tmp_path):
         remove(path)
     assert content_of(path) == OLD
     (path / "notes.txt").unlink()
-    leftover = tmp_path / ".removed-0000"  # left by a killed remove
+    leftover = tmp_path / f".removed-{'0' * 16}"  # left by a killed remove
     shutil.copytree(path, leftover)
     remove(path)
     assert names(tmp_path) == set()

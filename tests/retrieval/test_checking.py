@@ -194,7 +194,7 @@ def test_what_killed_processes_left_is_listed_with_its_size(store):
     (store / f"{MANIFEST}.new-1234").write_bytes(b"x" * 20)
     for directory in (
         store / f"staging-{'0' * 16}",
-        store.parent / ".removed-12",
+        store.parent / f".removed-{'3' * 16}",
         store.parent / ".importing-0123456789abcdef",
     ):
         directory.mkdir()

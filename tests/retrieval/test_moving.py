@@ -475,13 +475,14 @@ def test_killed_at_every_step_of_an_import(small, tmp_path, old):
     home = tmp_path / "killed"
     steps = steps_of_an_import(target_of(tmp_path / "counted", old), small)
     for step in range(1, steps + 1):
-        target_of(home / str(step), old)
+        (home / str(step)).mkdir(parents=True)
+        target_of(home / str(step) / "store", old)
     here = tmp_path / "export.tar"
-    line = f"__import__('test_moving').imported(open({str(here)!r}, 'rb').read(), path, files=files, replace=True)"
-    kill_at_every_step(home, steps, line)
+    imports = f"__import__('test_moving').imported(open({str(here)!r}, 'rb').read(), path / 'store', files=files, "
+    kill_at_every_step(home, steps, imports + "replace=True)")
     seen = []
     for step in range(1, steps + 1):
-        path = home / str(step)
+        path = home / str(step) / "store"
         found = held(path)
         if old:
             assert all(found[name] in (old, SMALL[name]) for name in SMALL)
@@ -493,7 +494,7 @@ def test_killed_at_every_step_of_an_import(small, tmp_path, old):
         assert orphans(path) == set()
     assert SMALL in seen
     assert ({"toy": old, "other": old} if old else {}) in seen
-    assert {name for name in names(home) if name.startswith(".")} == set(), "an import deletes what a killed one left"
+    assert list(home.rglob(".*")) == [], "an import deletes what a killed one left"
 
 
 @pytest.mark.parametrize("old", [None, MORE], ids=["new", "replacing"])

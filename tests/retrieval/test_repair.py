@@ -194,7 +194,11 @@ def test_a_copy_that_is_not_complete_is_not_taken(store):
 
 def test_what_killed_processes_left_is_deleted(store):
     killed_after_its_copy(store)
-    left = [store / f"staging-{'1' * 16}", store.parent / ".removed-12", store.parent / f".importing-{'2' * 16}"]
+    left = [
+        store / f"staging-{'1' * 16}",
+        store.parent / f".removed-{'3' * 16}",
+        store.parent / f".importing-{'2' * 16}",
+    ]
     for directory in left:
         directory.mkdir()
         (directory / "lock").touch()
@@ -211,7 +215,7 @@ def test_what_killed_processes_left_is_deleted(store):
 
 def test_files_of_other_origin_stay(store):
     (store / "notes.txt").write_text("mine")
-    trash = store.parent / ".removed-12"
+    trash = store.parent / f".removed-{'3' * 16}"
     trash.mkdir()
     (trash / "mine.txt").touch()
     with pytest.raises(DatastoreUnwritable):

@@ -256,23 +256,40 @@ def test_a_shard_is_built_again_only_if_a_file_changed(source: Path, tmp_path: P
     assert built.tokens == 60 + sum(path.stat().st_size for path in source.iterdir())
 
 
+class Killed(BaseException):
+    """Ends a build as a kill does: what is staged stays."""
+
+
 class Refusing(Files):
-    """No manifest can be renamed."""
+    """Kills the build when it renames its manifest. full: the disk has no room for it in place of that."""
+
+    full = False
 
     def rename(self, old: Path, new: Path) -> None:
         if new.name == "manifest.json":
-            raise OSError(28, "No space left on device", str(new))
+            if self.full:
+                raise OSError(28, "No space left on device", str(new))
+            raise Killed
         super().rename(old, new)
 
 
 @contextlib.contextmanager
 def killed_before_the_commit(tmp_path: Path) -> Iterator[None]:
     """Every shard is done, and the commit fails: the staging directory has them again, and the index has nothing."""
-    with pytest.raises(DatastoreUnwritable):
+    with pytest.raises(Killed):
         yield
     assert content(tmp_path / "store") == {}
     (name,) = stagings(tmp_path / "store")
     assert len([f for f in os.listdir(tmp_path / "store" / name) if f.endswith(".tokens.bin")]) == 4
+
+
+def test_what_a_failed_build_has_staged_is_deleted(source: Path, tmp_path: Path) -> None:
+    """A full disk gets its room back, also where other processes have written."""
+    files = Refusing()
+    files.full = True
+    with pytest.raises(DatastoreUnwritable, match=r"ENOSPC.*index remove NAME"):
+        build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=2, files=files)
+    assert (stagings(tmp_path / "store"), content(tmp_path / "store")) == ([], {})
 
 
 def test_a_damaged_shard_is_built_again(source: Path, tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ def test_what_an_upload_left_is_removed(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
     (tmp_path / "files" / f"file-{'1' * 32}.data").write_bytes(b"half")
     (tmp_path / "files" / f"file-{'2' * 32}.json").write_bytes(b"{}")
-    (tmp_path / "files" / f".file-{'3' * 32}.json.77").write_bytes(b"{")
-    (tmp_path / "batches" / f".batch_{'3' * 32}.json.77").write_bytes(b"{")
+    (tmp_path / "files" / f".rest-local-new-{'3' * 16}").write_bytes(b"{")
+    (tmp_path / "batches" / f".rest-local-new-{'3' * 16}").write_bytes(b"{")
     with batch_server(tmp_path, Script().ask) as live:
         assert live.openai().files.list().data == []
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] in (["lock"], [])

@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_nothing_behind(
     def full(*paths: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rest_local.server.responses.store.os.replace", full)
+    monkeypatch.setattr("rest_local.paths.os.replace", full)
     new = new_response_id()
     assert not store.keep(Kept(new, None, ME, [], {"id": new, "output": []}))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -1,8 +1,18 @@
-"""Damage to files."""
+"""Damage to files, and disks that fail."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_local import paths
 
 
 def overwrite(file: Path, data: bytes) -> None:
@@ -11,3 +21,31 @@ def overwrite(file: Path, data: bytes) -> None:
     """
     with file.open("r+b") as opened:
         opened.write(data)
+
+
+def write_with(monkeypatch: pytest.MonkeyPatch, hook: Callable[[Callable[[Any], int], Any], int]) -> None:
+    """Every write of a file that `paths.replacing` makes becomes `hook(write, data)`."""
+
+    class Raw(io.FileIO):
+        def write(self, data: Any) -> int:
+            return hook(super().write, data)
+
+    def opened(path: Path, mode: str, opener: Any) -> io.BufferedWriter:
+        return io.BufferedWriter(Raw(path, mode, opener=opener))
+
+    monkeypatch.setattr(paths, "open", opened, raising=False)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: int) -> Iterator[Path]:
+    """A real file system of so many bytes in a new folder. Skips the test where it may not be mounted."""
+    folder.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("no mount")
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
+    if made.returncode:
+        pytest.skip("only root may mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

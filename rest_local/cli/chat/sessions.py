@@ -26,7 +26,24 @@ _ROLES = ("user", "assistant", "system", "tool")
 
 def session_names() -> list[str]:
     """The names of all sessions, sorted."""
-    return sorted(path.stem for path in _home().glob("*.json") if not path.name.startswith("."))
+    return _names("*.json")
+
+
+def forget_sessions() -> None:
+    """Delete all sessions, and what killed processes left of them. Raises InputInvalid where another process has one
+    open, OSError.
+    """
+    from rest_local.paths import delete_unfinished
+
+    for name in {*_names("*.json"), *_names("*.cells"), *_names("*.cells.about")}:
+        with NamedSession(name.removesuffix(".cells")) as session:
+            for path in (session.path, session.cells, session.cells.with_name(f"{session.cells.name}.about")):
+                path.unlink(missing_ok=True)
+    delete_unfinished(_home())
+
+
+def _names(pattern: str) -> list[str]:
+    return sorted(path.stem for path in _home().glob(pattern) if not path.name.startswith("."))
 
 
 class NamedSession:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from rest_local.cli import building, completion
+from rest_local.cli.history import keeps_answers_or_prompts
 from rest_local.cli.index.common import index, indexes_of, path_of, print_json
 from rest_local.cli.options import json_option
 from rest_local.errors import OptionError, printable
@@ -34,12 +35,19 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
 
     FILE is a path, or the name of a document; GLOB is as in .gitignore, compared with the path below each recorded
     path. It is recorded that they are left out from now on, also by later updates, unless --once is given. All indexes
-    of the datastore forget them. A terminal asks first.
+    of the datastore forget them, and what killed commands left there is deleted. A terminal asks first.
+
+    Not in a datastore, and so not forgotten: earlier answers, chats and prompts, which may quote a file (`rest-local
+    history forget`), exports, and the answers of batches.
     """
     from rest_local.retrieval import home
     from rest_local.retrieval.changing.forgetting import forget_where
 
     path = path_of(name)
+    if not home.indexes(path) and home.holds_files(path):
+        home.remove(path)
+        return _say(name, _Done([], removed=True), once, as_json)
+    home.clear(path, everything=True)  # also where there is no such datastore: an import of it may have been killed
     held = {directory: _names(directory) for directory in indexes_of(name, None)}
     every = set().union(*held.values())
     recipes = {directory: home.read_manifest(directory) for directory in held}
@@ -148,6 +156,8 @@ def _confirm(name: str, yes: bool) -> None:
 def _say(name: str, done: _Done, once: bool, as_json: bool) -> None:
     if as_json:
         return print_json({"path": str(path_of(name)), **asdict(done)})
+    if not done.forgotten:
+        return click.echo(printable(f"{name}: deleted what a build left that did not end; there was nothing else"))
     click.echo(printable(f"{name}: forgot {_listed(done.forgotten)}"))
     if done.removed:
         click.echo("nothing was left; deleted")
@@ -157,6 +167,8 @@ def _say(name: str, done: _Done, once: bool, as_json: bool) -> None:
         click.echo(printable(f"the next update brings back {_listed(done.returning)}"))
     elif not once and not done.removed:
         click.echo("recorded: no update brings this back; `index info` shows what is left out")
+    if keeps_answers_or_prompts():
+        click.echo("earlier answers and prompts may quote it; `rest-local history forget --all --prompts` deletes them")
     return None
 
 

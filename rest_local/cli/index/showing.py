@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -70,17 +71,27 @@ def _described(found: Mapping[str, Any]) -> str:
 @index.command(name="list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the datastores that have a name, with a line for each vocabulary."""
+    """List the datastores that have a name, with a line for each vocabulary.
+
+    What killed processes left is deleted, apart from builds that the same command would go on with.
+    """
     from rest_local.paths import datastores_home
-    from rest_local.retrieval.home import datastore_path, indexes, list_datastores
+    from rest_local.retrieval.files import Files
+    from rest_local.retrieval.home import clear, clear_folder, datastore_path, indexes, list_datastores
 
     rows: list[dict[str, Any]] = []
+    with contextlib.suppress(DatastoreError):
+        clear_folder(datastores_home(), Files())
     for name in list_datastores():
+        with contextlib.suppress(DatastoreError):  # what cannot be deleted is listed all the same
+            clear(datastore_path(name))
         for directory in indexes(datastore_path(name)):
             try:
                 rows.append({"name": name, **info_of(directory)})
             except DatastoreError as error:
                 rows.append({"name": name, "error": str(error)})
+    for name in list_datastores(unfinished=True):
+        rows.append({"name": name, "error": f"its build has not ended; `rest-local index remove {name}` deletes it"})
     if as_json:
         return print_json({"home": str(datastores_home()), "datastores": rows})
     width = max((len(row["name"]) for row in rows), default=0)

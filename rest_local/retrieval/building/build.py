@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreExists, DatastoreUnwritable
+from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreError, DatastoreExists, DatastoreUnwritable
 from rest_local.retrieval.building.staged import Staged, remove_orphans, stagings
 from rest_local.retrieval.building.writing import GrowingSegment, write_file
 from rest_local.retrieval.building.writing import Progress as Progress
@@ -174,7 +174,8 @@ class _Builder:
             raise
         keep = {file_name(segment.name, kind) for segment in segments for kind in segment.files}
         self._drop({name for name in os.listdir(self._directory) if owns(name) and name not in keep})
-        remove_orphans(self._directory, self._files)
+        with contextlib.suppress(DatastoreError, OSError):  # the next commit deletes them
+            remove_orphans(self._directory, self._files)
         return manifest
 
     def stage(self, groups: Iterator[list[Document]]) -> Staged:

@@ -9,6 +9,7 @@ killed goes on.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rest_local.errors import DatastoreError, DatastoreLocked
+from rest_local.errors import DatastoreLocked
 from rest_local.retrieval.files import LOCK, STAGING, WINDOWS, Files, locked
 from rest_local.retrieval.format import SegmentEntry, file_name, owns
 
@@ -89,11 +90,13 @@ def staging(directory: Path, files: Files, name: str | None = None) -> Iterator[
 
 
 def remove_orphans(directory: Path, files: Files, *, plans: bool = False, keep: Path | None = None) -> None:
-    """Delete the staging directories that no process holds, except `keep`. plans: those with a plan too."""
+    """Delete the staging directories that no process holds, except `keep`. plans: those with a plan too. A directory
+    with files of other origin stays, without ours. Raises OSError, DatastoreUnwritable.
+    """
     for place in stagings(directory):
         if place == keep or (not plans and (place / PLAN).exists()):
             continue
-        with contextlib.suppress(DatastoreError, OSError):  # held, or the next commit deletes it
+        with contextlib.suppress(DatastoreLocked, FileNotFoundError), others_stay():
             with locked(place):
                 _delete_locked(place, files)
             if WINDOWS:
@@ -108,6 +111,16 @@ def remove_all(directory: Path, files: Files) -> None:
         with contextlib.suppress(FileNotFoundError):
             _empty(place, files)
     remove_orphans(directory, files, plans=True)
+
+
+@contextlib.contextmanager
+def others_stay() -> Iterator[None]:
+    """A directory that cannot be deleted because it holds files of other origin stays."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 def delete(place: Path, files: Files) -> None:

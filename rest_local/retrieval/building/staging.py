@@ -23,10 +23,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rest_local.errors import CorpusTooLarge
+from rest_local.errors import CorpusTooLarge, DatastoreError, DatastoreUnwritable
 from rest_local.retrieval.building.shards import Plan, fingerprint, refreshed, skipped_from_dict, skipped_to_dict
 from rest_local.retrieval.building.shards import plan as plan
-from rest_local.retrieval.building.staged import PLAN, remove_orphans
+from rest_local.retrieval.building.staged import PLAN, delete, remove_orphans
 from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
 from rest_local.retrieval.building.writing import GrowingSegment, Progress, checked, write_file
 from rest_local.retrieval.documents import Document, Text
@@ -179,18 +179,25 @@ def staged(index: Path, made: Plan, files: Files) -> Iterator[tuple[Path, Plan]]
     """The locked staging directory of a plan in the directory of an index, and the plan: with the shards of an earlier
     build of it that did not end. Other staging directories are deleted unless a process works there.
 
-    After an error the directory stays, to be continued. Raises DatastoreLocked if another process holds it.
+    After an error the directory stays, to be continued, unless the disk failed: a full one gets its room back. Raises
+    DatastoreLocked if another process holds it.
     """
     key = fingerprint([made.vocabulary.hash, made.tokens, made.recipe])
     directory = index / f"staging-{key}"
-    remove_orphans(index, files, plans=True, keep=directory)
+    with suppress(DatastoreError, OSError):
+        remove_orphans(index, files, plans=True, keep=directory)
     with locked(directory, make=files), unwritable(index):
-        before = unsealed(directory / PLAN)
-        with suppress(KeyError, TypeError, ValueError):
-            made = refreshed(Plan.from_dict(before), made) if before else made
-        _clear(directory, files, _useful(directory, made))
-        put(files, directory / PLAN, sealed(made.to_dict()))
-        yield directory, made
+        try:
+            before = unsealed(directory / PLAN)
+            with suppress(KeyError, TypeError, ValueError):
+                made = refreshed(Plan.from_dict(before), made) if before else made
+            _clear(directory, files, _useful(directory, made))
+            put(files, directory / PLAN, sealed(made.to_dict()))
+            yield directory, made
+        except (OSError, DatastoreUnwritable):
+            with suppress(OSError):
+                delete(directory, files)
+            raise
 
 
 def _useful(directory: Path, made: Plan) -> set[str]:

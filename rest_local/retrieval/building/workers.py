@@ -21,7 +21,7 @@ from rest_local.retrieval.building.shards import Plan
 from rest_local.retrieval.building.staging import build_shard
 from rest_local.retrieval.building.tokenizing import Opener
 from rest_local.retrieval.building.writing import Progress
-from rest_local.retrieval.files import Files, unwritable
+from rest_local.retrieval.files import Files
 
 
 class _Worker:
@@ -52,8 +52,8 @@ def build_shards(
 ) -> None:
     """Build the shards with these numbers in up to `jobs` processes. What they gave is in `staging.finished`.
 
-    progress: as for `build_shard`, called in this process. Raises what `build_shard` raises, in its own words, and
-    DatastoreError if a process dies.
+    progress: as for `build_shard`, called in this process. Raises what `build_shard` raises, in its own words, OSError
+    as it is, and DatastoreError if a process dies.
     """
     report, left = progress or (lambda what, amount: None), deque(numbers)
     context = multiprocessing.get_context("spawn")
@@ -100,16 +100,15 @@ def _work(pipe: Connection, plan: Plan, directory: Path, opener: Opener, files: 
             while True:
                 pipe.send(("ready",))
                 arrived.acquire()
-                with unwritable(directory.parent):
-                    build_shard(
-                        plan,
-                        numbers.popleft(),
-                        directory,
-                        tokenizer,
-                        lambda what, amount: pipe.send(("progress", what, amount)),
-                        files,
-                        workers=1,
-                    )
+                build_shard(
+                    plan,
+                    numbers.popleft(),
+                    directory,
+                    tokenizer,
+                    lambda what, amount: pipe.send(("progress", what, amount)),
+                    files,
+                    workers=1,
+                )
     except Exception as error:
         pipe.send(("failed", _portable(error)))
 
@@ -126,6 +125,8 @@ def _listen(pipe: Connection, numbers: deque[int], arrived: threading.Semaphore)
 
 def _portable(error: Exception) -> Exception:
     """An error as another process can raise it: errors of this package take other arguments than their message."""
+    if isinstance(error, OSError):
+        return error
     if isinstance(error, RestLocalError):
         return DatastoreError(str(error))
     return DatastoreError(f"a process of the build failed: {printable(repr(error))}")

@@ -2,12 +2,12 @@
 
 Deleted text stays in the files until its segment is written again. So `forget` writes every segment again that holds a
 document or a file state of these names, or any deleted text: an earlier version of a file, or a copy under a name that
-was deleted, goes too. What other processes were writing is deleted; an update then starts again.
+was deleted, goes too. What killed processes left goes first, which also makes room on a full disk. What other processes
+are writing is deleted; an update then starts again.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,14 @@ from typing import Any
 
 from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.building.build import commit
-from rest_local.retrieval.building.staged import remove_all, remove_orphans
+from rest_local.retrieval.building.staged import remove_all
 from rest_local.retrieval.changing.masking import live_states, unstated, without
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
-from rest_local.retrieval.files import WINDOWS, Files, locked, unwritable
-from rest_local.retrieval.format import Manifest, SegmentEntry, file_name, owns
+from rest_local.retrieval.files import Files, locked, unwritable
+from rest_local.retrieval.format import SegmentEntry
 from rest_local.retrieval.history import WAIT_S
-from rest_local.retrieval.home import find, holds_files, remove_index_locked
+from rest_local.retrieval.home import clear, delete_unnamed, find, holds_files, remove_index_locked
 
 Recipe = Mapping[str, Any]
 
@@ -75,7 +75,8 @@ def forget_where(
     vocabulary_hash: str | None = None,
 ) -> Forgotten:
     """Remove the files, and documents of no file, whose name is meant, from the index for a vocabulary. When it
-    returns, no file of the index holds their text or an earlier version of it, unless another file has that content.
+    returns, no file of the index holds their text or an earlier version of it, unless another file has that content,
+    nor does anything that killed processes left of the datastore or next to it (`home.clear`).
 
     recipe: the new recipe, from the present one and the names. An index is never empty: if no document would be left,
     it is deleted with `whole`, and otherwise OptionError is raised. mmap: as for `Datastore.open`. Holds the writers'
@@ -85,10 +86,10 @@ def forget_where(
     files, directory = files or Files(), find(path, vocabulary_hash)
     if not holds_files(directory):
         raise DatastoreNotFound(path)  # there is no directory to lock
+    clear(path, files, everything=True)
     with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
         held = {name for name in names_in(store) if is_meant(name)}
         if not held:
-            _clean(store, files)
             return Forgotten(())
         states = live_states(store)
         gone = held & (states.keys() | unstated(store))
@@ -131,7 +132,7 @@ def _rewrite(
     store.check([old[index] for index in again if entries[index]])  # damage must not get a new, valid checksum
     documents = (document for index in again for document in _left(store, index, entries[index]))
     keep = tuple(entry for index, entry in enumerate(entries) if entry and index not in again)
-    manifest = commit(
+    commit(
         store.directory,
         documents,
         vocabulary=store.manifest.vocabulary,
@@ -140,24 +141,8 @@ def _rewrite(
         files=files,
     )
     with unwritable(store.directory):
-        if not WINDOWS:  # there a reader keeps a mapped file from being deleted; the next commit does it
-            _delete_unnamed(store.directory, manifest, files)
+        delete_unnamed(store.directory, files)
         remove_all(store.directory, files)
-
-
-def _clean(store: Datastore, files: Files) -> None:
-    """Delete what an earlier removal, which was killed after its commit, left in the directory."""
-    with unwritable(store.directory):
-        _delete_unnamed(store.directory, store.manifest, files)
-        remove_orphans(store.directory, files, plans=True)
-
-
-def _delete_unnamed(directory: Path, manifest: Manifest, files: Files) -> None:
-    """Delete the files that a commit could not delete and left to the next one. Raises OSError."""
-    kept = {file_name(entry.name, kind) for entry in manifest.segments for kind in entry.files}
-    for name in sorted(os.listdir(directory)):
-        if owns(name) and name not in kept:
-            files.unlink(directory / name)
 
 
 def _left(store: Datastore, index: int, entry: SegmentEntry | None) -> Iterator[Document]:

@@ -27,7 +27,7 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, file_name
 from rest_local.retrieval.history import SMALL_SEGMENT
-from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.home import clear, read_manifest
 from rest_local.retrieval.tables import DocumentTable, StateTable, numbers_in
 
 FANOUT = 4
@@ -62,6 +62,7 @@ def merge(
     DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable. After an error the old commit is intact.
     """
     files, done = files or Files(), None
+    clear(path, files)
     while True:
         with contextlib.ExitStack() as stack:
             mapped = mmap is not False

@@ -29,7 +29,7 @@ from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import DOCUMENTS_HEAD, STATES_HEAD, SegmentEntry
 from rest_local.retrieval.history import WAIT_S
-from rest_local.retrieval.home import find, holds_files
+from rest_local.retrieval.home import clear, find, holds_files
 from rest_local.retrieval.rows import PADDING, Int32Array, Int64Array, width_of
 from rest_local.retrieval.tables import encoded
 
@@ -111,6 +111,7 @@ def prune(
     directory = find(path, vocabulary_hash)
     if not holds_files(directory):
         raise DatastoreNotFound(path)  # there is no directory to lock
+    clear(path, files)
     with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
         stored = _Stored(store)
         before = len(stored.sizes), len(store), store.info()["bytes"]

@@ -36,7 +36,7 @@ from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.history import SMALL_SEGMENT, WAIT_S
-from rest_local.retrieval.home import find, read_manifest
+from rest_local.retrieval.home import clear, find, read_manifest
 from rest_local.retrieval.rows import Int32Array
 from rest_local.retrieval.sources.git_source import Git
 from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
@@ -160,6 +160,7 @@ def add(
     """
     files, directory = files or Files(), find(path, vocabulary.hash)
     new = [Document(name, tokens) for name, tokens in documents]
+    clear(path, files)
     with locked(directory, wait_s, make=files):
         try:
             store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name, mmap=mmap)
@@ -204,6 +205,7 @@ def _result(walk: Rereading, manifest: Manifest) -> Updated:
 
 def _again(given: _Given, attempt: Callable[[Datastore], Updated]) -> Updated:
     """The result of an attempt that no other writer disturbed."""
+    clear(given.path, given.files)
     for _ in range(_ATTEMPTS):
         with given.open() as base:
             try:

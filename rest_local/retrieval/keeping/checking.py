@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,13 @@ from typing import Any
 import numpy as np
 
 from rest_local.errors import DatastoreCorrupt, DatastoreError
+from rest_local.retrieval.building.staged import stagings
 from rest_local.retrieval.files import is_held
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId, file_name, owns
-from rest_local.retrieval.home import folders, leftovers, read_manifest
+from rest_local.retrieval.home import IMPORTING, folders, leftovers, read_manifest
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, from_big_endian, order_of, width_of
 from rest_local.retrieval.tables import DocumentTable, StateTable
 
-STAGING = re.compile(r"staging-[0-9a-f]{16}\Z")
-IMPORTING = re.compile(r"\.importing-[0-9a-f]{16}\Z")  # of `moving`, next to the datastores
 LEFT = ("orphan", "staging", "removed", "importing")
 """Kinds of faults that are only left over from killed processes. They take room and do no harm."""
 
@@ -262,36 +260,23 @@ def _left(directory: Path, manifest: Manifest | None) -> Iterator[Fault]:
     used = {file_name(entry.name, kind) for entry in (manifest.segments if manifest else ()) for kind in entry.files}
     with os.scandir(directory) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
-    staging = [entry for entry in found if STAGING.match(entry.name) and entry.is_dir(follow_symlinks=False)]
     orphans = [entry for entry in found if owns(entry.name) and entry.name not in used]
     if orphans and not is_held(directory):
         for entry in orphans:
             with contextlib.suppress(FileNotFoundError):
                 size = entry.stat(follow_symlinks=False).st_size
                 yield Fault(directory, entry.name, "orphan", "is of no commit: a killed process left it", bytes=size)
-    for entry in staging:
-        where = Path(entry.path)
+    for where in stagings(directory):
         if not is_held(where):
-            yield Fault(directory, entry.name, "staging", "is of a build that was killed", bytes=size_of(where))
+            yield Fault(directory, where.name, "staging", "is of a build that was killed", bytes=size_of(where))
 
 
 def _removed(directory: Path) -> Iterator[Fault]:
     """What killed removals and imports left in a directory."""
     for path in leftovers(directory):
         if not is_held(path):
-            yield Fault(directory, path.name, "removed", "is of a removal that was killed", bytes=size_of(path))
-    for path in importing(directory):
-        yield Fault(directory, path.name, "importing", "is of an import that was killed", bytes=size_of(path))
-
-
-def importing(directory: Path) -> list[Path]:
-    """Directories of imports in `directory` whose processes are gone."""
-    try:
-        with os.scandir(directory) as entries:
-            found = [Path(entry.path) for entry in entries if IMPORTING.match(entry.name)]
-    except OSError:
-        return []
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink() and not is_held(path))
+            kind, what = ("importing", "an import") if path.name.startswith(IMPORTING) else ("removed", "a removal")
+            yield Fault(directory, path.name, kind, f"is of {what} that was killed", bytes=size_of(path))
 
 
 def size_of(directory: Path) -> int:

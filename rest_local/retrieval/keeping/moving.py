@@ -12,13 +12,23 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreExists, DatastoreLocked
+from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreExists
+from rest_local.paths import replacing
 from rest_local.retrieval.building.build import commit
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, FileEntry, Manifest, file_name
-from rest_local.retrieval.home import datastore_path, folder, indexes, manifests, read_manifest, writing
+from rest_local.retrieval.home import (
+    IMPORTING,
+    clear_folder,
+    datastore_path,
+    folder,
+    indexes,
+    manifests,
+    read_manifest,
+    writing,
+)
 from rest_local.retrieval.keeping.archive import HEAD, ROOT, Reader, Writer, member, packed_head
-from rest_local.retrieval.keeping.checking import importing, segment_faults
+from rest_local.retrieval.keeping.checking import segment_faults
 
 _ATTEMPTS = 5
 _KEPT = ("kind", "description")  # of a recipe without its paths
@@ -88,21 +98,11 @@ def export_file(
     """
     if not overwrite and os.path.lexists(file):
         raise DatastoreError(f"export {file}: exists already; replace it (`replace`) or give another file")
-    files = Files()
-    new = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        with open(files.create(new), "wb") as output:
-            moved = export(path, directories, output, recipe=recipe)
-            output.flush()
-            files.sync(output.fileno())
-        files.rename(new, file)
-        files.sync_directory(file.parent)
+        with replacing(file, durable=True) as output:
+            return export(path, directories, output, recipe=recipe)
     except OSError as error:
         raise DatastoreError(f"export {file}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            files.unlink(new)
-    return moved
 
 
 def import_datastore(
@@ -119,7 +119,7 @@ def import_datastore(
     new datastore appears as a whole. replace: put each index in the place of the one for the same vocabulary, in one
     commit each; indexes for other vocabularies stay. label: what errors call the source.
 
-    Raises OptionError for a name that is none, DatastoreExists, DatastoreLocked, DatastoreUnwritable, and
+    Raises OptionError for a name that is none, DatastoreExists, DatastoreUnwritable, and
     DatastoreError if the source is damaged, ends early or is no export. Then nothing has changed.
     """
     reader = Reader(source, label or "from the standard input")
@@ -156,10 +156,8 @@ def _workplace(parent: Path, files: Files) -> Iterator[_Place]:
     """A locked directory next to the datastore, deleted at the end unless it has become the datastore. Deletes those of
     killed imports.
     """
-    for left in importing(parent):
-        with contextlib.suppress(OSError, DatastoreLocked), locked(left):
-            files.unlink_tree(left)
-    place = _Place(parent / f".importing-{secrets.token_hex(8)}")
+    clear_folder(parent, files)
+    place = _Place(parent / f"{IMPORTING}{secrets.token_hex(8)}")
     with locked(place.path, _LOCK_S, make=files):
         try:
             yield place

@@ -34,6 +34,8 @@ from typing import Any, Protocol
 
 from pydantic_core import from_json, to_json
 
+from rest_local.paths import write_atomically
+
 log = logging.getLogger("rest_local.server")
 
 SECONDS = 24 * 3600.0
@@ -149,17 +151,9 @@ class Folder:
         return False
 
     def _write(self, path: Path, data: bytes) -> None:
-        unfinished = path.with_suffix(f".{secrets.token_hex(4)}")
         self._path.mkdir(mode=0o700, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        try:
-            with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o600), "wb") as file:
-                file.write(data)
-            os.replace(unfinished, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
+        write_atomically(path, data)
 
     def remove(self, chain: str, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -179,7 +173,6 @@ class Folder:
         return found
 
 
-_BINARY = getattr(os, "O_BINARY", 0)  # of Windows
 _TRIES = 5
 
 

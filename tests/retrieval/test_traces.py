@@ -1,0 +1,398 @@
+"""After a kill at any step, and `forget`, no file of the data directory holds the forgotten text.
+
+Looked for are the text and its tokens, in both directions and all widths, in every byte of every file (`traces`).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from changes import opened, set_small
+from click.testing import CliRunner
+from edited import Bytes, Folder
+from failpoints import Named
+from test_failpoints import commit_of
+from traces import SECRET, traces
+
+from rest_local.cli.main import cli
+from rest_local.errors import DatastoreLocked, DatastoreNotFound
+from rest_local.retrieval.building.build import build
+from rest_local.retrieval.building.indexing import build_datastore
+from rest_local.retrieval.building.staged import staging
+from rest_local.retrieval.changing.forgetting import forget, names_in
+from rest_local.retrieval.changing.merging import merge
+from rest_local.retrieval.changing.pruning import Target, prune
+from rest_local.retrieval.changing.updating import add
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.format import MANIFEST, VocabularyId, file_name
+from rest_local.retrieval.histories import forget_history, list_histories
+from rest_local.retrieval.history import History
+from rest_local.retrieval.home import clear, indexes, read_manifest, remove
+from rest_local.retrieval.keeping.checking import look
+from rest_local.retrieval.keeping.moving import export, import_datastore
+from rest_local.retrieval.keeping.repair import plan, repair
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+KNOWN = Bytes()
+IDENTITY = VocabularyId(KNOWN.hash, KNOWN.size, KNOWN.name)
+SOURCE = "source"  # next to `home`, the folder of datastores
+NAME = "secret.py"
+
+
+class Halves(Named):
+    """A write is two steps: a kill between them leaves one half on the disk."""
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        super().write(descriptor, view[: len(view) // 2])
+        super().write(descriptor, view[len(view) // 2 :])
+
+
+def of(home: Path) -> Folder:
+    return opened(home.parent / SOURCE, home / "store")
+
+
+def _build(home: Path, files: Files) -> None:
+    build_datastore(home / "store", [home.parent / SOURCE], vocabulary=KNOWN, files=files)
+
+
+def _build_of_texts(home: Path, files: Files) -> None:
+    documents = [(str(file), KNOWN.tokenize(file.read_text())) for file in sorted((home.parent / SOURCE).iterdir())]
+    build(home / "store", documents, vocabulary=IDENTITY, files=files)
+
+
+def _update(home: Path, files: Files) -> None:
+    of(home).update(files=files, merging=True)
+
+
+def _add(home: Path, files: Files) -> None:
+    add(home / "store", [(NAME, KNOWN.tokenize(SECRET))], vocabulary=IDENTITY, files=files)
+
+
+def _merge(home: Path, files: Files) -> None:
+    merge(home / "store", everything=True, files=files)
+
+
+def _forget(home: Path, files: Files) -> None:
+    forget(home / "store", {str(home.parent / SOURCE / NAME)}, files=files)
+
+
+def _import(home: Path, files: Files) -> None:
+    data = (home.parent / "export.tar").read_bytes()
+    import_datastore(io.BytesIO(data), home / "store", replace=True, files=files)
+
+
+def _repair(home: Path, files: Files) -> None:
+    for looked in look(home / "store"):
+        if looked.faults:
+            repair(plan(looked), files=files)
+
+
+def _remove(home: Path, files: Files) -> None:
+    remove(home / "store", files=files)
+
+
+def nothing(home: Path) -> None:
+    home.mkdir()
+
+
+def with_other_text(home: Path) -> None:
+    """A datastore without the secret, to which it comes."""
+    home.mkdir()
+    away = home.parent / SOURCE / NAME
+    text = away.read_text()
+    away.unlink()
+    _build(home, Files())
+    away.write_text(text)
+
+
+def with_secret(home: Path) -> None:
+    """A datastore of several segments that holds the secret."""
+    with_other_text(home)
+    of(home).update()
+
+
+def damaged(home: Path) -> None:
+    with_secret(home)
+    for entry in read_manifest(home / "store").segments:
+        file = home / "store" / file_name(entry.name, "order")
+        file.write_bytes(bytes(file.stat().st_size))
+
+
+WAYS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Files], None]]] = {
+    "first build": (nothing, _build),
+    "first build of texts": (nothing, _build_of_texts),
+    "build": (with_other_text, _build),
+    "update and merge": (with_other_text, _update),
+    "add": (with_other_text, _add),
+    "merge": (with_secret, _merge),
+    "rebuild": (with_secret, _build),
+    "forget": (with_secret, _forget),
+    "import": (nothing, _import),
+    "import over another": (with_other_text, _import),
+    "repair": (damaged, _repair),
+    "removal": (with_secret, _remove),
+}
+
+_KILLED = """
+import os, signal, sys
+sys.path[:0] = sys.argv[3:]
+from pathlib import Path
+from changes import in_child
+from test_traces import WAYS, Halves
+
+def die(step, name):
+    if step == killed_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+in_child()
+_, work = WAYS[sys.argv[2]]
+for home in sorted(Path(sys.argv[1]).glob("home-*")):
+    killed_at = int(home.name.removeprefix("home-"))
+    child = os.fork()
+    if child == 0:
+        work(home, Halves(die))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL, (home, status)
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    set_small(monkeypatch.setattr)
+    source = tmp_path / SOURCE
+    source.mkdir()
+    for name, text in (("a.py", "alpha " * 20), (NAME, SECRET), ("z.py", "omega " * 20)):
+        (source / name).write_text(text)
+        os.utime(source / name, (1e9, 1e9))
+    _build(tmp_path / "exported", Files())
+    with (tmp_path / "export.tar").open("wb") as output:
+        export(tmp_path / "exported" / "store", indexes(tmp_path / "exported" / "store"), output)
+    return tmp_path
+
+
+def killed_at_every_step(base: Path, way: str) -> list[Path]:
+    """A folder of datastores for each step, in which a process was killed before that step."""
+    prepare, work = WAYS[way]
+    prepare(base / "prepared")
+    shutil.copytree(base / "prepared", base / "counted")
+    files = Halves()
+    work(base / "counted", files)
+    homes = [base / f"home-{step}" for step in range(1, files.steps + 1)]
+    for home in homes:
+        shutil.copytree(base / "prepared", home)
+    here = Path(__file__).parent
+    single = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", _KILLED, str(base), way, str(here), str(here.parent), str(here.parents[1])]
+    subprocess.run(command, check=True, env=single, timeout=600)
+    return homes
+
+
+def run(home: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(home))
+    return CliRunner().invoke(cli, ["index", *arguments]).output
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_at_every_step_and_forgotten(base: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = 0
+    for home in killed_at_every_step(base, way):
+        held += bool(traces(home))
+        said = run(home, "forget", "store", str(base / SOURCE / NAME), NAME, "--yes", monkeypatch=monkeypatch)
+        assert traces(home) == [], (home.name, said)
+        if (home / "store" / MANIFEST).exists():
+            with Datastore.open(home / "store") as store:
+                if way != "repair":
+                    store.check()
+                assert not any(NAME in name for name in names_in(store))
+    assert held, "the text was on the disk after some of the kills"
+
+
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [("list", "import"), ("list", "removal"), ("list", "update and merge"), ("update", "import over another")],
+)
+def test_other_commands_clear_as_well(base: Path, way: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a dead writer left is gone after `list` or an update: what there is, a commit names."""
+    for home in killed_at_every_step(base, way):
+        if command == "list":
+            run(home, "list", monkeypatch=monkeypatch)
+        else:
+            try:
+                of(home).update(only=[])
+            except DatastoreNotFound:
+                continue
+        assert [path.name for path in home.iterdir() if path.name != "store"] == []
+        if (home / "store" / MANIFEST).exists():
+            kept = {
+                file_name(entry.name, kind) for entry in read_manifest(home / "store").segments for kind in entry.files
+            }
+            left = {path.name for path in (home / "store").iterdir()}
+            assert left == kept | {MANIFEST, "lock"}
+
+
+def test_what_a_living_writer_uses_stays(base: Path) -> None:
+    """An import that is received, an update that is staged, and segments that are about to be committed."""
+    home = base / "home"
+    with_secret(home)
+    store, place = home / "store", home / f".importing-{'1' * 16}"
+    place.mkdir()
+    segment = file_name("2" * 16, "tokens")
+    with locked(place), staging(store, Files()) as staged:
+        for folder in (place, staged):
+            (folder / segment).write_bytes(b"in use")
+        with locked(store):
+            (store / segment).write_bytes(b"in use")
+            clear(store, everything=True)
+            assert (store / segment).exists()
+        clear(store, everything=True)
+        assert not (store / segment).exists()
+        assert (place / segment).exists()
+        assert (staged / segment).exists()
+    clear(store)
+    assert not place.exists()
+    assert not staged.exists()
+
+
+def left_by_dead_writers(store: Path) -> list[Path]:
+    """One of each kind, with the secret in it."""
+    tokens = file_name("2" * 16, "tokens")
+    left = [
+        store / tokens,
+        store / f"staging-{'1' * 16}" / tokens,
+        store / f"staging-{'2' * 16}" / "plan.json",
+        store.parent / f".importing-{'1' * 16}" / tokens,
+        store.parent / f".removed-{'1' * 16}" / tokens,
+    ]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(SECRET)
+    return left
+
+
+@pytest.mark.parametrize("way", ["forget", "prune", "merge", "add", "build"])
+def test_every_writer_clears_before_it_writes(base: Path, way: str) -> None:
+    """So that a full disk has room again: the first new file comes when all that is gone."""
+    home = base / "home"
+    with_other_text(home)
+    left = left_by_dead_writers(home / "store")
+    goes_on = left.pop(2) if way != "forget" else None
+
+    class First(Files):
+        def create(self, path: Path) -> int:
+            assert not any(path.exists() for path in left)
+            return super().create(path)
+
+    work: dict[str, Callable[[], object]] = {
+        "forget": lambda: forget(home / "store", {str(base / SOURCE / "a.py")}, files=First()),
+        "prune": lambda: prune(home / "store", Target(seen=2), files=First(), dry=True),
+        "merge": lambda: merge(home / "store", files=First()),
+        "add": lambda: _add(home, First()),
+        "build": lambda: _build(home, First()),
+    }
+    work[way]()
+    assert not any(path.exists() for path in left)
+    assert goes_on is None or goes_on.exists() == (way != "build")
+
+
+def test_a_list_of_histories_clears_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path))
+    left = tmp_path / "history" / f".removed-{'1' * 16}"
+    left.mkdir(parents=True)
+    (left / file_name("2" * 16, "tokens")).write_text(SECRET)
+    assert list_histories() == []
+    assert traces(tmp_path) == []
+
+
+def test_a_datastore_that_is_copied_here_is_not_taken_for_left(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its segments are there before its manifest."""
+    home = base / "home"
+    with_secret(home)
+    manifest = (home / "store" / MANIFEST).read_bytes()
+    (home / "store" / MANIFEST).unlink()
+    assert "has not ended" in run(home, "list", monkeypatch=monkeypatch)
+    (home / "store" / MANIFEST).write_bytes(manifest)
+    assert commit_of(home / "store")[0] == of(home).texts()
+
+
+def test_an_unfinished_build_is_listed_and_its_directory_stays(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that was killed goes on, so only `forget`, `remove` and another build delete what it has written."""
+    home = base / "home"
+    (home / "store").mkdir(parents=True)
+    plan_of = home / "store" / f"staging-{'1' * 16}" / "plan.json"
+    plan_of.parent.mkdir()
+    plan_of.write_text(SECRET)
+    for _ in range(2):
+        said = run(home, "list", monkeypatch=monkeypatch)
+        assert said.startswith("store  its build has not ended; `rest-local index remove store`")
+    with locked(home / "store"), pytest.raises(DatastoreLocked):
+        remove(home / "store")
+    assert "what a build left" in run(home, "forget", "store", NAME, monkeypatch=monkeypatch)
+    assert list(home.iterdir()) == []
+
+
+# Histories
+
+_KILLED_HISTORY = """
+import os, signal, sys
+sys.path[:0] = sys.argv[1:]
+import numpy as np
+from changes import in_child
+from test_traces import history_work, Halves
+
+def die(step, name):
+    if step == killed_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+in_child()
+for line in sys.stdin.read().split():
+    what, killed_at = line.partition(":")[0], int(line.partition(":")[2])
+    child = os.fork()
+    if child == 0:
+        history_work(f"{what}-{killed_at}", what, Halves(die))
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def history_work(name: str, what: str, files: Files) -> None:
+    from rest_local.retrieval.history import history_home
+
+    if what == "removal":
+        remove(history_home() / name, files=files)
+        return
+    history = History.open(history_home() / name, IDENTITY, files=files)
+    history.add(np.frombuffer(SECRET.encode(), np.uint8).astype(np.int32))
+    history.close()
+
+
+def test_histories_killed_at_every_step_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
+    lines = []
+    for what in ("first", "removal"):
+        files = Halves()
+        if what == "removal":
+            history_work("counted", "first", Files())
+        history_work("counted", what, files)
+        for step in range(1, files.steps + 1):
+            if what == "removal":
+                history_work(f"{what}-{step}", "first", Files())
+            lines.append(f"{what}:{step}")
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", _KILLED_HISTORY, str(here), str(here.parent), str(here.parents[1])]
+    subprocess.run(command, check=True, input="\n".join(lines), text=True, timeout=600)
+    assert traces(tmp_path / "data")
+    for entry in list_histories():
+        forget_history(entry.name)
+    assert traces(tmp_path / "data") == []
