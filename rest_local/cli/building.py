@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rest_local.cli.messages import fitted
 from rest_local.errors import printable
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def can_ask() -> bool:
 
 def ask(question: str, default: bool) -> bool:
     """Ask on stderr. What the question quotes may come from a file."""
-    return click.confirm(printable(question), default=default, err=True)
+    return click.confirm(fitted(printable(question), sys.stderr), default=default, err=True)
 
 
 def ask_or_leave(question: str) -> None:

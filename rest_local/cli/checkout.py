@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import click
 
 from rest_local.cli import building
-from rest_local.cli.messages import warn
+from rest_local.cli.messages import fitted, warn
 from rest_local.errors import InputInvalid, printable
 
 NAME_LENGTH = 40
@@ -77,7 +78,9 @@ def _ask(root: Path) -> str:
         "files, and stays on this machine. [y]es, [n]o, or ne[v]er here"
     )
     choice = click.Choice(["y", "n", "v"], case_sensitive=False)
-    answer = click.prompt(printable(question), type=choice, default="y", show_choices=False, err=True)
+    answer = click.prompt(
+        fitted(printable(question), sys.stderr), type=choice, default="y", show_choices=False, err=True
+    )
     return {"y": YES, "n": NO, "v": NEVER}[answer.lower()]
 
 

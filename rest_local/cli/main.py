@@ -18,6 +18,7 @@ import click
 
 from rest_local import __version__
 from rest_local.cli import completion, interrupt, settings
+from rest_local.cli.messages import fitted
 from rest_local.cli.sections import SummaryGroup
 from rest_local.errors import RestLocalError, in_options
 
@@ -105,7 +106,7 @@ def _usage_line(error: click.ClickException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    return _say(f"rest-local: error: {message}", code)
+    return _say(fitted(f"rest-local: error: {message}", sys.stderr), code)
 
 
 def _say(message: str, code: int) -> int:

@@ -18,7 +18,7 @@ from rest_local.errors import RestLocalError, in_options, printable
 
 def warn(message: str) -> None:
     """One line on stderr. What it quotes may come from a file: control characters do not reach the terminal."""
-    click.echo(f"rest-local: warning: {printable(in_options(message))}", err=True)
+    say(f"rest-local: warning: {in_options(message)}")
 
 
 def counted(number: int, what: str) -> str:
@@ -29,7 +29,7 @@ def counted(number: int, what: str) -> str:
 def fail(error: RestLocalError, more: str = "") -> str:
     """The line of an error on stderr, where the command goes on. Returns its message."""
     message = in_options(str(error)) + more
-    click.echo(f"rest-local: error: {message}", err=True)
+    say(f"rest-local: error: {message}")
     return message
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -16,8 +17,8 @@ import pytest
 import rest_local
 from rest_local.bench.experiments.inputs import Inputs
 from rest_local.bench.suite.running import check as check_suite
-from rest_local.cli.main import cli
-from rest_local.cli.messages import fitted
+from rest_local.cli.main import cli, run
+from rest_local.cli.messages import fail, fitted, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.request import Request
 from rest_local.errors import OPTIONS, PromptTooLong, in_options
@@ -86,6 +87,21 @@ class Screen(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+def test_errors_and_warnings_are_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stderr", Screen())
+    error = PromptTooLong(900, 64)
+    assert fail(error) == in_options(str(error))
+    warn(str(error))
+    assert run(["no-such-command"]) == 2
+    lines = sys.stderr.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) < 40
+    assert " ".join(" ".join(lines).split()) == (
+        f"rest-local: error: {in_options(str(error))} rest-local: warning: {in_options(str(error))} "
+        "rest-local: error: No such command 'no-such-command'; see `rest-local --help`"
+    )
 
 
 def test_a_line_is_broken_between_words_at_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
