@@ -117,7 +117,7 @@ def metadata_problems(text: str, project: dict[str, Any], version: str) -> Itera
     fields = HeaderParser().parsestr(text)
     if fields["Version"] != version:
         yield f"the version is {fields['Version']}, and rest_local says {version}"
-    for field, value in (("License-Expression", "MIT"), ("Description-Content-Type", "text/markdown")):
+    for field, value in (("License-Expression", project["license"]), ("Description-Content-Type", "text/markdown")):
         if fields[field] != value:
             yield f"{field} is {fields[field]}, not {value}"
     if {*fields.get_all("Provides-Extra", [])} != {*project["optional-dependencies"]}:

@@ -2,7 +2,8 @@
 
 Its source is in `web`: the markup, a style sheet and scripts, which are sent as one document. So the security policy
 can name the hash of every style and script, and the page loads nothing else: it turns no text into markup, calls only
-this server and cannot be framed. The scripts are classic ones that share one scope, in the order of `page.html`. Needs
+this server and cannot be framed. `highlight.js` is a copy of the library's build for browsers, which nothing here
+changes; `highlight.LICENSE` belongs to it. The scripts are classic ones that share one scope, in the order of `page.html`. Needs
 no model.
 """
 
@@ -51,8 +52,11 @@ def document() -> bytes:
 
 
 def _file(name: str) -> bytes:
-    """A file of `web` with line feeds, into which a browser converts all line ends before it computes hashes."""
-    return (files("rest_local.server") / "web" / name).read_bytes().replace(b"\r\n", b"\n")
+    """A file of `web` with line feeds, into which a browser converts all line ends before it computes hashes; and a
+    script without what would end it, or begin another, within a string of it.
+    """
+    text = (files("rest_local.server") / "web" / name).read_bytes().replace(b"\r\n", b"\n")
+    return re.sub(rb"<(?=!--|/?script)", rb"\\x3c", text) if name.endswith(".js") else text
 
 
 def _policy(html: bytes) -> str:

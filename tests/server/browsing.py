@@ -92,7 +92,8 @@ def done(page: Any) -> None:
     """Waits until an answer has ended by itself."""
     from playwright.sync_api import expect
 
-    expect(page.locator("#status")).to_have_text("Done")
+    expect(page.locator("#spoken p").last).to_have_text("Done")
+    expect(page.locator("#status")).to_have_text("")
 
 
 def answered(page: Any, chunks: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from browsing import Open, ask
+from browsing import Open, ask, done
 from fake_service import origin
 from live import Live, served
 
@@ -36,7 +36,7 @@ def test_a_typed_message_is_answered_in_colours(drafting: Live, opened: Open) ->
     page = opened(drafting)
     expect(page.locator("#model")).to_contain_text("demo · 2,048 tokens of context")
     ask(page, "Repeat: one two three four, one two three four, one two three four")
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     answer = page.locator("#chat article .text")
     tokens = answer.locator("[tabindex]")
     assert tokens.count() > 10
@@ -59,7 +59,7 @@ def test_a_second_message_includes_the_first(quiet: Live, opened: Open) -> None:
     ask(page, "one")
     quiet.service.stream().give("two")
     quiet.service.stream().end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     ask(page, "three")
     prompt = quiet.service.stream(1).request.prompt
     said = "".join(quiet.service.engine.model.vocabulary.piece(token).decode() for token in prompt)
@@ -81,7 +81,7 @@ def test_settings_are_sent(quiet: Live, opened: Open) -> None:
     assert (request.sampling.temperature, request.sampling.seed, request.max_tokens) == (0.5, 7, 33)
     assert (request.policy, request.origins, len(request.prediction) > 0) == ("off", True, True)
     quiet.service.stream().end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     page.reload()
     expect(page.locator("#temperature")).to_have_value("0.5")
 
@@ -106,7 +106,7 @@ def test_focus_on_a_token_shows_its_source(quiet: Live, opened: Open) -> None:
     stream.give("two", "datastore", origin=origin(file="lib/argparse.py", line=812, match=4, probability=0.53))
     stream.give("three", "model", origin=origin(source="model", file=None, line=None, match=0))
     stream.end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     page.keyboard.press("Alt+Shift+KeyA")
     tip = page.get_by_role("tooltip")
     expect(tip).to_contain_text("the model")
@@ -153,13 +153,13 @@ def test_stop_ends_the_request_and_frees_its_slot(scripted: Callable[..., Live],
         page.keyboard.press("Escape")
     else:
         page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#status")).to_have_text("Stopped")
+    expect(page.locator("#spoken p").last).to_have_text("Stopped")
     expect(page.locator("#chat article .text")).to_have_text("begun")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     assert live.service.stream().cancelled.wait(30)
     ask(page, "again")
     live.service.stream(1).end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1200, 800), (360, 740)])
@@ -190,7 +190,7 @@ def test_a_gap_is_filled_by_keyboard(drafting: Live, opened: Open) -> None:
     page.locator("#before").fill("def push(self, item):\n")
     page.locator("#after").fill("\n\ndef pop(self):\n    return 1\n")
     page.keyboard.press("Control+Enter")
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     text = page.locator("#infill article .text")
     assert text.locator("[tabindex]").count() > 0
     shown = text.text_content()
@@ -206,7 +206,7 @@ def test_drafting_is_compared_with_plain_decoding(drafting: Live, opened: Open) 
     page.locator("#tab-complete").click()
     page.locator("#complete").get_by_role("button", name="Try an example").click()
     page.keyboard.press("Control+Enter")
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     page.get_by_role("button", name="Run again without drafting").click()
     expect(page.locator(".versus p")).to_have_text(re.compile(r"^Drafting was [\d.]+ times as fast"))
     expect(page.locator(".race span")).to_have_text([re.compile(r"^[\d,.]+ tokens/s$")] * 2)
@@ -245,7 +245,7 @@ def test_a_narrow_window_never_scrolls_sideways(quiet: Live, opened: Open, mode:
     stream.give("x" * 600)
     stream.give("two", "datastore", origin=origin(file="a/" * 150, line=10**6))
     stream.end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     page.get_by_role("button", name="Settings").click()
     expect(page.locator("#side")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 360
@@ -281,7 +281,7 @@ def test_everything_has_a_name_and_enough_contrast(quiet: Live, opened: Open, sc
     for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar", "logits", "edit"):
         stream.give(f" {source}", source, origin=None if source == "target" else origin(source=source))
     stream.end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     page.locator("mark").first.hover()
     assert page.evaluate(FAULTS) == []
 

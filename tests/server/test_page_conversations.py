@@ -388,6 +388,7 @@ def test_what_there_is_of_an_answer_survives_its_tab(quiet: Live, opened: Open) 
 
 def test_without_storage_the_page_says_so_and_goes_on(hello: Live, opened: Open) -> None:
     page = opened(hello, script=NO_STORAGE)
+    expect(page.locator("#model")).to_contain_text("tokens of context")
     expect(page.get_by_role("alert")).to_contain_text("stores nothing")
     told(page, "one")
     expect(page.get_by_role("alert")).to_contain_text("stores nothing")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browsing import Open, answered, ask, chunk, token
+from browsing import Open, answered, ask, chunk, done, token
 from live import Live, served
 
 from rest_local.decoding.engine import Engine
@@ -27,7 +27,7 @@ def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open, told: bool
     page = opened(quiet)
     answered(page, [chunk({"content": MARKUP}, **more)])
     ask(page, MARKUP)
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     expect(page.locator("#chat article .text")).to_have_text(MARKUP)
     expect(page.locator("#chat .asked")).to_have_text(MARKUP)
     if told:
@@ -44,7 +44,7 @@ def test_text_is_shown_once(quiet: Live, opened: Open) -> None:
     first = chunk({"reasoning_content": "so"}, rest_local={"tokens": tokens})
     answered(page, [first, chunk({"content": "yes"})])
     ask(page, "hello")
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     expect(page.locator("#chat article .text")).to_have_text("<think>so</think>yes")
     expect(page.locator("#withheld")).to_be_hidden()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browsing import Open, answered, ask, chunk
+from browsing import Open, answered, ask, chunk, done
 from live import Live
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
@@ -27,7 +27,7 @@ def sent(page: Any, text: str = "look") -> Any:
     page.locator("#message").focus()
     with page.expect_request("**/v1/chat/completions") as waiting:
         ask(page, text)
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     return json.loads(waiting.value.post_data)
 
 
@@ -41,7 +41,7 @@ def seeing(page: Any) -> None:
     page.route("**/props*", answer)
     page.evaluate("connect()")
     expect(page.locator("#model")).to_contain_text("reads images")
-    expect(page.get_by_role("button", name="Attach text or images")).to_be_visible()
+    expect(page.get_by_role("button", name="Attach files or images")).to_be_visible()
 
 
 def test_a_text_file_is_sent_between_fences_with_its_name(scripted: Callable[..., Live], opened: Open) -> None:

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from browsing import Open, ask
+from browsing import Open, ask, done
 from fake_service import origin
 from live import Live
 from test_page import FAULTS
@@ -125,7 +125,7 @@ def test_every_token_keeps_its_source(quiet: Live, opened: Open) -> None:
     for text in ("# A", " title\n", "see **bo", "ld** `code`", "\n```\n", "x = 1", "\n```\n", "end"):
         stream.give(text, "datastore", origin=origin(file="a.py", line=3))
     stream.end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     answer = page.locator("#chat article .text")
     expect(answer).to_have_text("# A title\nsee **bold** `code`\n```\nx = 1\n```\nend")
     assert answer.locator("mark").count() == answer.locator(".line > mark.datastore").count() > 8
@@ -146,7 +146,7 @@ def test_every_style_has_enough_contrast(quiet: Live, opened: Open, scheme: str)
         stream.give(TEXT, source, origin=None if source == "target" else origin(source=source))
         stream.give("~~~\n")
     stream.end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     assert page.evaluate(FAULTS) == []
     assert page.evaluate("document.documentElement.scrollWidth") == 375
 
@@ -157,7 +157,7 @@ def test_plain_text_can_be_chosen_and_is_remembered(quiet: Live, opened: Open) -
     stream = quiet.service.stream()
     stream.give("# Title\n- one\n```\nx\n```\n")
     stream.end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     size = "each => getComputedStyle(each).fontSize"
     display = "each => getComputedStyle(each).display"
     head, item = page.locator(".line.head"), page.locator(".line.item")
@@ -184,7 +184,7 @@ def test_completed_code_is_not_markdown(quiet: Live, opened: Open) -> None:
     stream = quiet.service.stream()
     stream.give("# comment\n")
     stream.end()
-    expect(page.locator("#status")).to_have_text("Done")
+    done(page)
     assert page.locator(".line").count() == 0
     expect(page.locator("#complete article .text")).to_contain_text("# comment")
 

@@ -18,14 +18,22 @@ from rest_local.server.page import document
 
 WEB = Path(str(files("rest_local.server").joinpath("web")))
 SCRIPTS = sorted(WEB.glob("*.js"))
+VENDORED = {  # the file of the package @highlightjs/cdn-assets 11.12.0, highlight.min.js
+    "highlight.js": "8ab71eb09c51f501e5e25157d9cff100e46cc29bcbfc744d0b746d451fca7f53",
+}
 
 
 def test_every_file_is_in_the_document() -> None:
     text = document().decode()
+    written = text.replace(r"\x3c", "<")
     assert SCRIPTS
+    assert "</style" not in "".join(path.read_text("utf-8") for path in WEB.glob("*.css"))
     for path in (*SCRIPTS, *WEB.glob("*.css")):
-        assert path.read_text("utf-8").replace("\r\n", "\n") in text, path.name
-        assert "</" + ("script" if path.suffix == ".js" else "style") not in path.read_text("utf-8"), path.name
+        source = path.read_text("utf-8").replace("\r\n", "\n")
+        assert source.replace(r"\x3c", "<") in written, path.name
+    bodies = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    assert len(bodies) == len(SCRIPTS)
+    assert not re.search("<(!--|/?script)", "".join(bodies)), "nothing that a parser of HTML would see in a script"
     assert not re.search(r'(?:src|href)="(?!data:|#)', text), "it loads nothing"
 
 
@@ -44,8 +52,19 @@ def test_the_policy_names_every_script_and_style(scripted: Callable[..., Live]) 
     assert not re.search(r"\sstyle=|\son[a-z]+=", found.text), "the policy refuses them"
 
 
+def test_libraries_are_unchanged_and_have_their_licence() -> None:
+    for name, digest in VENDORED.items():
+        content = (WEB / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest, name
+        licence = (WEB / name).with_suffix(".LICENSE").read_text("utf-8")
+        assert licence.startswith("BSD 3-Clause License\n\nCopyright (c) 2006, Ivan Sagalaev.")
+
+
 def test_no_script_turns_text_into_markup_or_code() -> None:
-    for path in SCRIPTS:
+    own = [path for path in SCRIPTS if path.name not in VENDORED]
+    uses = {call for path in own for call in re.findall(r"\bhljs\.(\w+)", path.read_text("utf-8"))}
+    assert uses == {"configure", "getLanguage", "highlight"}, "the others of the library write markup"
+    for path in own:
         text = path.read_text("utf-8")
         assert text.startswith('"use strict";\n// '), path.name
         for wrong in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):

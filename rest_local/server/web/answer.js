@@ -13,6 +13,7 @@ const LEGEND = {
   logits: ["recycled logits", "what was likely after the same token before"],
 };
 const CHAT = "/v1/chat/completions";
+const LONG_PROMPT = 300; // tokens that take long enough to show how far they are read
 const PLAIN_SHOWN = 1500; // characters of the given text that are shown around an answer
 const MOST_KEPT = 20_000; // tokens of an answer that are kept with their sources, about 1 MB; of longer ones only the text is
 
@@ -23,7 +24,7 @@ class Answer {
     this.counts = Object.fromEntries(Object.keys(LEGEND).map(source => [source, 0]));
     this.tokens = 0;
     this.content = this.thought = "";
-    this.timings = this.draft = this.reason = null;
+    this.timings = this.draft = this.reason = this.progress = null;
     this.began = this.latest = 0;
     this.text = make("div", "text");
     this.text.setAttribute("role", "group");
@@ -60,6 +61,7 @@ class Answer {
       this.write((thought || "") + (said || ""));
       this.withheld = true;
     }
+    this.progress = chunk.prompt_progress || this.progress;
     this.draft = more.draft || this.draft;
     this.timings = chunk.timings || this.timings;
     if (chunk.stop) this.reason = chunk.stop_type === "limit" ? "length" : "stop";
@@ -108,12 +110,14 @@ class Answer {
 
   get mat() { return this.steps.length ? this.tokens / this.steps.length : 0 }
   get drafted() { return this.tokens ? 1 - this.counts.own / this.tokens : 0 }
+  get reads() { return !this.plainLength && this.progress && this.progress.total - this.progress.cache >= LONG_PROMPT }
   get drafts() { return this.request.body.rest_local?.policy !== "off" }
 
   /** `how`: the reason of its end, as the server says it, or "stopped", "failed", "unfinished". */
   finish(how) {
     this.how = how;
-    this.end.remove();
+    if (this.sheet) this.sheet.finish();
+    else this.end.remove();
     const { timings, request } = this;
     const words = [];
     if (timings) words.push(counted(timings.predicted_n, "token"), `${speedText(timings.predicted_per_second)} tokens/s`);
@@ -155,12 +159,21 @@ class Answer {
   }
 }
 
+/** What is said of an answer while it comes. */
+function stateOf(answer) {
+  if (answer.plainLength) return "Answering";
+  if (!answer.reads) return "Waiting for the first token";
+  const { total, cache, processed, time_ms: ms } = answer.progress;
+  const left = ms > 1000 && processed > cache ? ms / 1000 * (total - processed) / (processed - cache) : 0;
+  const time = left >= 1 ? `, about ${number(left)} s left` : "";
+  return `Reading the prompt: ${number(processed)} of ${number(total)} tokens${time}`;
+}
+
 /** Gives an answer to screen readers in whole sentences, and code as the number of its lines. */
 class Speaker {
   constructor() {
     this.text = "";
     this.code = -1; // lines of the code block so far; -1 outside of one
-    $("spoken").replaceChildren();
   }
 
   /** More text. `ends`: there will be no more. */
@@ -188,10 +201,11 @@ class Speaker {
     else this.speak(sentence.replace(/^\s*(#+|>|[-*+])\s/, "").replace(/\*\*|`/g, ""));
   }
 
-  speak(sentence) {
-    const text = oneLine(sentence, 500), spoken = $("spoken");
-    if (!text) return;
-    spoken.append(make("p", "", text));
-    while (spoken.childElementCount > 20) spoken.firstChild.remove();
-  }
+  speak(sentence) { announce(oneLine(sentence, 500)) }
+}
+
+function announce(text) {
+  const spoken = $("spoken");
+  if (text) spoken.append(make("p", "", text));
+  while (spoken.childElementCount > 20) spoken.firstChild.remove();
 }

@@ -35,6 +35,7 @@ function render() {
   });
   empty.hidden = path.length > 0;
   path.forEach(tools);
+  paintBlocks();
   $("title-row").hidden = !talk.row;
   $("title").textContent = talk.row ? oneLine(talk.row.title, 120) : "";
   document.title = talk.row ? `${oneLine(talk.row.title, 60)} – rest-local` : "rest-local";
@@ -55,8 +56,9 @@ const answerView = answer => ({ element: answer.element, tools: answer.tools, an
 function userView(message) {
   const end = make("span"), asked = make("div", "asked", end, make("span")), row = make("div", "tools small"), files = make("ul", "files");
   const more = message.content.length - USER_SHOWN;
-  new Sheet(asked, end).write(message.content.slice(0, USER_SHOWN));
-  end.remove();
+  const sheet = new Sheet(asked, end, true);
+  sheet.write(message.content.slice(0, USER_SHOWN));
+  sheet.finish();
   if (more > 0) asked.append(make("p", "left hint", `… and ${counted(more, "character")} more, which the model gets too.`));
   files.append(...(message.files || []).map(file => make("li", "", chipOf(file))));
   files.setAttribute("aria-label", "Attached files");

@@ -21,21 +21,46 @@ const store = new Store(
   },
 );
 
+let listings = 0; // counts, because a search may end after the next one
+
 async function listConversations() {
-  rows = await store.list();
-  const wanted = $("find").value.trim().toLowerCase(), focused = document.activeElement.dataset.id;
-  const seen = rows.filter(row => row.title.toLowerCase().includes(wanted));
+  const wanted = $("find").value.trim().toLowerCase(), turn = listings += 1;
+  const found = wanted ? await store.search(wanted) : new Map();
+  const all = await store.list();
+  if (turn !== listings) return;
+  rows = all;
+  const focused = document.activeElement.dataset.id;
+  const seen = rows.filter(row => found.has(row.id) || row.title.toLowerCase().includes(wanted));
   $("conversations").replaceChildren(...seen.map(row => {
     const open = make("button", "entry", make("span", "name", oneLine(row.title, 80)), make("span", "small", dayOf(row.changed)));
+    const message = found.get(row.id);
+    if (message) open.append(make("span", "small excerpt", excerpt(textOf(message), wanted)));
     open.type = "button";
     open.dataset.id = row.id;
     if (row.id === talk.id) open.setAttribute("aria-current", "true");
-    open.addEventListener("click", () => openConversation(row.id));
+    open.addEventListener("click", () => openConversation(row.id, !message, message));
     return make("li", "", open);
   }));
   if (focused) rowOf(focused)?.focus();
-  $("find-row").hidden = rows.length < 8 && !wanted;
+  $("find-row").hidden = !rows.length && !wanted;
   $("export-all").disabled = $("delete-all").disabled = !rows.length;
+}
+
+/** The text around what was searched for. */
+function excerpt(text, wanted) {
+  const at = text.toLowerCase().indexOf(wanted), near = Math.max(0, at - 15), gap = text.slice(near, at).search(/\s/);
+  const from = !near ? 0 : gap < 0 ? at : near + gap + 1;
+  return (from ? "…" : "") + oneLine(text.slice(from, at + wanted.length + 60), 70);
+}
+
+/** Marks on the page what was searched for, and goes to its first place in a message. */
+function showFound(message, wanted) {
+  const { answer, asked, element } = views.get(message.id), shownText = answer ? answer.text : asked;
+  const text = shownText.textContent.toLowerCase(), places = [];
+  for (let at = -1; (at = text.indexOf(wanted, at + 1)) >= 0;) places.push([at, at + wanted.length, "found"]);
+  const ranges = paints ? rangesOf([shownText], places) : [];
+  for (const [paint, range] of ranges) painted[paint].add(range);
+  ((ranges[0] && ranges[0][1].startContainer.parentElement) || element).scrollIntoView({ block: "center" });
 }
 
 const rowOf = id => [...$("conversations").querySelectorAll("button")].find(each => each.dataset.id === id);
@@ -45,16 +70,20 @@ function dayOf(time) {
   return day.toLocaleString([], today ? { hour: "2-digit", minute: "2-digit" } : { day: "numeric", month: "short" });
 }
 
-async function openConversation(id, focus = true) {
+/** `found`: a message of it that is to be shown. */
+async function openConversation(id, focus = true, found = null) {
   const row = rows.find(each => each.id === id);
   if (!row) return;
   const messages = new Map((await store.messages(id)).map(each => [each.id, each]));
-  const leaf = messages.has(row.leaf) ? row.leaf : newestBelow(messages, null);
+  const kept = messages.has(row.leaf) ? row.leaf : newestBelow(messages, null);
+  const shows = !found || pathTo(messages, kept).some(each => each.id === found.id);
+  const leaf = shows ? kept : newestBelow(messages, found.id);
   select("chat");
   show(running && running.talk?.id === id ? running.talk : { id, row, messages, leaf, system: row.system || "" });
   listConversations();
   closePanel("list");
   if (focus) $("message").focus();
+  if (found && views.has(found.id)) showFound(found, $("find").value.trim().toLowerCase());
 }
 
 function fresh() {

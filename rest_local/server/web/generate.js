@@ -18,6 +18,7 @@ function common() {
   const given = $("seed").value, boxes = [...$("datastores").querySelectorAll("input")];
   const body = {
     stream: true,
+    return_progress: true,
     temperature: Math.max(0, Number($("temperature").value) || 0),
     max_tokens: Math.max(1, Math.trunc(Number($("max-tokens").value)) || 1024),
     seed: given === "" ? Math.floor(Math.random() * 2 ** 31) : Math.trunc(Number(given)), // chosen here, so that an answer can be repeated
@@ -80,20 +81,30 @@ async function generate(answer, changed, of = null) {
   }
 }
 
+/** Says what the server does for an answer; nothing for null. `of`: its conversation. */
+function showState(answer, of = null) {
+  const reads = answer && answer.reads;
+  $("reading").hidden = !reads;
+  if (reads) Object.assign($("reading"), { max: answer.progress.total, value: answer.progress.processed });
+  const where = answer && of && of !== talk ? ` in “${oneLine(of.row.title, 30)}”` : "";
+  $("status").textContent = answer ? `${stateOf(answer)}${where}` : "";
+}
+
 /** Lets an answer grow on the page. `save`, of a conversation: keeps what there is of it. Shows every problem. */
 async function perform(answer, log, { talk: of = null, save = null } = {}) {
   say(noticed && noticed.code === "storage" ? noticed : null);
   log.setAttribute("aria-busy", "true"); // screen readers are given sentences, not each token
   answer.foot.scrollIntoView({ block: "nearest" });
   followed = { log, answer, top: 0 };
-  $("status").textContent = "Waiting for the first token";
+  $("spoken").replaceChildren();
+  showState(answer, of);
   shown = answer;
   repaint();
   const speaker = answer.sheet ? new Speaker() : null;
   let saved = performance.now();
   try {
     const how = await generate(answer, text => {
-      $("status").textContent = of && of !== talk ? `Answering in “${oneLine(of.row.title, 30)}”` : "Answering";
+      showState(answer, of);
       repaint();
       if (speaker) speaker.add(text);
       if (!save || performance.now() < saved + SAVED_EVERY) return;
@@ -103,14 +114,15 @@ async function perform(answer, log, { talk: of = null, save = null } = {}) {
     answer.finish(how);
     learnPlain(answer);
     if (save && (answer.content || answer.thought || answer.reason)) await save(); // "Done" says that it is kept, too
-    $("status").textContent = how === "stopped" ? "Stopped" : "Done";
+    if (speaker) speaker.add("", true);
+    announce(how === "stopped" ? "Stopped" : "Done"); // the end of the answer shows it
   } catch (problem) {
     answer.finish("failed");
-    $("status").textContent = "";
+    if (speaker) speaker.add("", true);
     say(problem);
     if (problem.code === "key") $("key").focus();
   }
-  if (speaker) speaker.add("", true);
+  showState(null);
   log.setAttribute("aria-busy", "false");
   repaint();
 }
@@ -176,7 +188,7 @@ async function compare(drafted, again) {
     learnPlain(plain);
     if (plain.speed && how !== "stopped") drafted.plainMs = 1000 / plain.speed;
     verdict.textContent = how === "stopped" ? "Stopped." : judged(drafted, plain);
-    $("status").textContent = verdict.textContent;
+    announce(verdict.textContent);
   } catch (problem) {
     card.remove();
     say(problem);

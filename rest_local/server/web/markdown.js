@@ -35,10 +35,11 @@ function linked(text, href) {
 /** The element of a word that can be seen. Marks of Markdown are hidden. */
 const seen = word => word.elements.find(each => !each.classList.contains("syntax"));
 
-/** Writes an answer line by line, before the element that follows it. Only the newest line can still change its style. */
+/** Writes an answer line by line, before the element that follows it. Only the newest line can still change its style.
+    `typed`: text of the user, of which only code blocks have a style. */
 class Sheet {
-  constructor(text, end) { // line: the newest; last: the one before, or the newest; block: the code block of the lines, if any
-    Object.assign(this, { text, end, line: null, last: null, block: null, shown: 0, left: 0, note: null });
+  constructor(text, end, typed = false) { // line: the newest; last: the one before, or the newest; block: the code block of the lines, if any
+    Object.assign(this, { text, end, typed, line: null, last: null, block: null, shown: 0, left: 0, note: null });
   }
 
   write(text, word) {
@@ -59,13 +60,23 @@ class Sheet {
         this.put({ text: printable(part), style: "", word });
       }
       if (ends) this.line = null;
+      if (ends && this.block) colourAtTimes(this.block);
     }
+  }
+
+  /** There will be no more. */
+  finish() {
+    this.end.remove();
+    if (this.block) colour(this.block);
   }
 
   begin() {
     const fence = this.last ? this.last.look.fence : "";
     if (fence && !this.block) this.openBlock();
-    if (!fence) this.block = null;
+    if (!fence && this.block) {
+      colour(this.block);
+      this.block = null;
+    }
     this.fence = fence;
     this.line = this.last = { element: make("div"), parts: [], made: [], look: null, length: 0, left: 0 };
     if (this.block) this.block.append(this.line.element);
@@ -85,7 +96,7 @@ class Sheet {
   show() {
     const { line } = this, text = line.parts.map(part => part.text).join(""), focused = document.activeElement;
     line.length = text.length; // a long line keeps its style until it ends
-    line.look = lookOf(text, this.fence);
+    line.look = lookOf(text, this.fence, this.typed);
     line.element.className = `line ${line.look.kind}`;
     line.element.source = () => line.parts.map(part => part.text).join("");
     const runs = runsOf(line.parts, line.look);
@@ -125,7 +136,7 @@ class Sheet {
   cut(part) {
     const { line } = this, room = line.left ? 0 : MOST_OF_LINE - line.length;
     if (!line.look) { // it begins with a giant part
-      line.look = lookOf("", this.fence);
+      line.look = lookOf("", this.fence, this.typed);
       line.element.className = `line ${line.look.kind || ""}`;
       line.element.source = () => line.parts.map(each => each.text).join("");
     }
@@ -171,9 +182,9 @@ function runsOf(parts, { styles, links, cells }) {
 
 /** The look of a line: its kind, a style for each of its characters, its links, the cells of a row of a table, and the
     fence of the next line. `fence`: the marker that opened the code block of the line, if any. */
-function lookOf(text, fence) {
+function lookOf(text, fence, typed = false) {
   const styles = new Array(text.length).fill(""), line = text.replace(/\n$/, "");
-  const look = lookOfKind(line, fence, styles);
+  const look = lookOfKind(line, fence, styles, typed);
   for (const found of text.matchAll(HIDDEN)) {
     if (found[1] === undefined) styles.fill("escape", found.index, found.index + found[0].length);
   }
@@ -182,7 +193,7 @@ function lookOf(text, fence) {
 
 const ROW = /^\s*\|.*\|\s*$/, RULE = /^\s*\|(\s*:?-+:?\s*\|)+\s*$/;
 
-function lookOfKind(line, fence, styles) {
+function lookOfKind(line, fence, styles, typed) {
   const marks = (from, to, style = "syntax") => styles.fill(style, from, to);
   const ticks = (/^( {0,3})(`{3,}|~{3,})(.*)$/.exec(line) || []);
   if (fence) {
@@ -194,6 +205,7 @@ function lookOfKind(line, fence, styles) {
     marks(0, ticks[1].length + ticks[2].length);
     return { kind: "fence open", fence: ticks[2] };
   }
+  if (typed) return { kind: "" };
   if (/^ {0,3}([-*_])[ \t]*(\1[ \t]*){2,}$/.test(line)) {
     marks(0, line.length);
     return { kind: "hr" };

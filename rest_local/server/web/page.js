@@ -11,6 +11,7 @@ function select(mode, focus = false) {
     $(tab.getAttribute("aria-controls")).hidden = !chosen;
     if (chosen && focus) tab.focus();
   }
+  $("hint").textContent = mode === "chat" ? "Enter sends, Shift+Enter breaks the line, Escape stops" : "Ctrl+Enter sends, Escape stops";
 }
 
 tabs.forEach((tab, place) => {
@@ -36,7 +37,10 @@ const WITH_LIST = "(min-width: 75rem)", WITH_SIDE = "(min-width: 60rem)"; // as 
 const PANELS = { list: WITH_LIST, side: WITH_SIDE };
 
 function openPanel(name, focus = null) {
-  if (matchMedia(PANELS[name]).matches) return;
+  if (matchMedia(PANELS[name]).matches) {
+    if (name === "side") foldSide(false);
+    return;
+  }
   for (const other of Object.keys(PANELS)) if (other !== name) closePanel(other);
   $(name).setAttribute("data-open", "");
   $(`open-${name}`).setAttribute("aria-expanded", "true");
@@ -52,16 +56,39 @@ function closePanel(name, focus = false) {
   return true;
 }
 
-for (const name of Object.keys(PANELS)) {
-  $(`open-${name}`).addEventListener("click", () => closePanel(name, true) || openPanel(name));
+const isFolded = () => document.documentElement.hasAttribute("data-folded");
+
+/** The settings and statistics of a wide page: beside the text, or away. */
+function foldSide(folded) {
+  document.documentElement.toggleAttribute("data-folded", folded);
+  stored("localStorage", "rest-local-side", folded ? "folded" : "open");
+  placeView();
+  repaint();
 }
+
+$("open-list").addEventListener("click", () => closePanel("list", true) || openPanel("list"));
+$("open-side").addEventListener("click", () => {
+  if (matchMedia(WITH_SIDE).matches) foldSide(!isFolded());
+  else if (!closePanel("side", true)) openPanel("side");
+});
+
+for (const part of [$("statistics"), $("settings")]) {
+  part.open = stored("localStorage", `rest-local-${part.id}`) !== "folded";
+  part.addEventListener("toggle", () => {
+    stored("localStorage", `rest-local-${part.id}`, part.open ? "open" : "folded");
+    repaint();
+  });
+}
+
 /** A narrow header has no room for the buttons of the view. */
 function placeView() {
-  if (matchMedia(WITH_SIDE).matches) $("open-side").before($("view"));
+  const wide = matchMedia(WITH_SIDE).matches;
+  if (wide) $("open-side").before($("view"));
   else $("side").prepend($("view"));
+  $("open-side").setAttribute("aria-expanded", wide ? !isFolded() : $("side").hasAttribute("data-open"));
 }
 matchMedia(WITH_SIDE).addEventListener("change", placeView);
-placeView();
+foldSide(stored("localStorage", "rest-local-side") === "folded");
 
 document.addEventListener("pointerdown", event => {
   for (const name of Object.keys(PANELS)) {
@@ -131,6 +158,7 @@ const SHORTCUTS = { // with Alt and Shift: the code of a key -> its name, what i
     openPanel("list");
     ($("conversations").querySelector("[aria-current]") || $("conversations").querySelector("button") || $("fresh")).focus();
   }],
+  KeyF: ["F", "Search all conversations", () => { openPanel("list"); $("find").focus() }],
   ArrowDown: ["↓", "Older conversation", () => neighbour(1)],
   ArrowUp: ["↑", "Newer conversation", () => neighbour(-1)],
   KeyM: ["M", "Write a message", () => { select("chat"); $("message").focus() }],
@@ -170,6 +198,7 @@ document.addEventListener("keydown", event => {
 const theme = stored("localStorage", "rest-local-theme");
 setTheme(theme in THEMES ? theme : "automatic");
 setPlain(stored("localStorage", "rest-local-plain") === "yes");
+select("chat");
 connect();
 $("message").focus();
 listConversations().then(() => {

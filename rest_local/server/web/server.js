@@ -104,9 +104,8 @@ async function connect() {
     $("no-template").hidden = chats;
     document.querySelector("[data-mode=chat]").hidden = !chats;
     if (!chats && !$("chat").hidden) select("complete");
-    $("attach").textContent = server.vision ? "Attach text or images" : "Attach text files";
     listDatastores(datastores);
-    if (noticed === before) say(null);
+    if (noticed === before && noticed?.code !== "storage") say(null);
   } catch (problem) {
     if (turn !== connecting) return;
     $("model").textContent = { loading: "loading the model", key: "waiting for a key" }[problem.code] || "not connected";

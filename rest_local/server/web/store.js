@@ -94,6 +94,26 @@ class Store {
     return [...known.values()];
   }
 
+  /** The first message of each conversation whose text holds `wanted` (in lower case): Map of its id -> the message. */
+  async search(wanted) {
+    const found = new Map();
+    const see = row => {
+      const known = found.get(row.conversation);
+      if ((!known || row.created < known.created) && textOf(row).toLowerCase().includes(wanted)) found.set(row.conversation, row);
+    };
+    await this.transact("readonly", (_, messages) => new Promise((resolve, reject) => {
+      const request = messages.openCursor(); // one at a time: images and tokens of all of them are large
+      request.onerror = () => reject(request.error);
+      request.onsuccess = () => {
+        if (!request.result) return resolve();
+        see(request.result.value);
+        request.result.continue();
+      };
+    })).catch(() => {});
+    this.unsaved.messages.forEach(see);
+    return found;
+  }
+
   /** Stores fields of a conversation and messages of it. `whole`: { row, messages }, the conversation as this tab knows
       it, for the case that another tab has deleted it meanwhile: what is still written to is not lost. */
   async save(id, fields, messages = [], whole = { row: {}, messages }) {

@@ -1,0 +1,161 @@
+"""Colours of code on the page: they are painted over the text, which stays as it is."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from browsing import Open, answered, ask, chunk, done, token
+from live import Live
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+CODE = "class Queue:\n    '''of\n    items'''\n    def put(self, item=1):  # comment\n        return None\n"
+FENCED = f"Look:\n\n```python\n{CODE}```\nThat's it: `def`."
+HOSTILE = "```html\n<img src=x onerror=alert(1)><script>alert(1)</script>\n<!-- <script> -->&lt;b&gt;\n```"
+
+PAINTED = """() => {
+  const texts = {};
+  for (const [name, ranges] of CSS.highlights) {
+    texts[name] = [...ranges].filter(each => each.startContainer.isConnected).map(each => {
+      const range = new Range();
+      range.setStart(each.startContainer, each.startOffset);
+      range.setEnd(each.endContainer, each.endOffset);
+      return range.toString();
+    });
+  }
+  return texts;
+}"""
+COLOUR = """([selector, name]) => {
+  const each = document.querySelector(selector);
+  return [getComputedStyle(each, `::highlight(${name})`).color, getComputedStyle(each).color];
+}"""
+
+
+def painted(page: Any) -> dict[str, list[str]]:
+    """The texts that each colour is painted over."""
+    found: dict[str, list[str]] = page.evaluate(PAINTED)
+    return {name: texts for name, texts in found.items() if texts}
+
+
+def told(page: Any, text: str, parts: list[str] | None = None) -> None:
+    """Asks, and gets this text in these parts."""
+    events = [chunk({"content": part}, rest_local={"tokens": [token(part)]}) for part in parts or [text]]
+    answered(page, events)
+    ask(page, "hello")
+    done(page)
+    page.unroute_all()
+
+
+def test_code_is_coloured_by_the_language_of_its_fence(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    told(page, FENCED)
+    assert painted(page) == {
+        "keyword": ["class", "def", "return"],
+        "title": ["Queue", "put"],
+        "string": ["'''of\n    items'''"],
+        "number": ["1", "None"],
+        "comment": ["# comment"],
+    }
+    assert page.locator("#chat article .text").text_content() == FENCED
+    assert page.locator("#chat article .code > *").evaluate_all("all => all.map(each => each.tagName)") == ["MARK"] * 5
+    shown, own = page.evaluate(COLOUR, [".code mark", "keyword"])
+    assert shown != own
+    page.get_by_role("button", name="Plain text").click()
+    shown, own = page.evaluate(COLOUR, [".code mark", "keyword"])
+    assert shown == own, "plain text is plain"
+
+
+def test_colours_do_not_depend_on_where_the_text_is_cut(quiet: Live, opened: Open) -> None:
+    page, rng = opened(quiet), random.Random(5)
+    told(page, FENCED)
+    whole = painted(page)
+    for _ in range(5):
+        page.get_by_role("button", name="New conversation").click()
+        cuts = sorted(rng.sample(range(1, len(FENCED)), 30))
+        told(page, FENCED, [FENCED[a:b] for a, b in zip([0, *cuts], [*cuts, len(FENCED)], strict=True)])
+        assert painted(page) == whole
+
+
+def test_code_that_is_markup_stays_text(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    told(page, HOSTILE, [HOSTILE[at : at + 7] for at in range(0, len(HOSTILE), 7)])
+    assert page.locator("#chat article .text").text_content() == HOSTILE
+    assert page.locator("#chat img, #chat script").count() == 0
+    assert "<!-- <script> -->" in painted(page)["comment"]
+    page.locator("#message").fill(HOSTILE)
+    page.keyboard.press("Enter")
+    expect(page.locator("#chat .asked").last).to_have_text(HOSTILE.replace("\n", " "))
+    assert page.locator("#chat .asked img, #chat .asked script").count() == 0
+    quiet.service.stream().end()
+
+
+@pytest.mark.parametrize("fence", ["```", "```no-such-language", "```__proto__", "```constructor", "~~~ {.x"])
+def test_a_language_that_is_not_known_has_no_colours(quiet: Live, opened: Open, fence: str) -> None:
+    page = opened(quiet)
+    text = f"{fence}\n{CODE}{fence[:3]}\n"
+    told(page, text)
+    assert painted(page) == {}
+    assert page.locator("#chat article .text").text_content() == text
+
+
+def test_only_what_is_shown_is_painted(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    told(page, FENCED)
+    first = painted(page)
+    count = "() => [...CSS.highlights.values()].reduce((sum, each) => sum + each.size, 0)"
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator("#chat article")).to_have_count(0)
+    assert page.evaluate(count) == 0, "nothing is kept of a conversation that is closed"
+    page.get_by_role("button", name="hello").click()
+    expect(page.locator("#chat article")).to_have_count(1)
+    assert painted(page) == first
+    page.reload()
+    expect(page.locator("#chat article")).to_have_count(1)
+    assert painted(page) == first
+
+
+def test_ones_own_message_is_shown_as_it_was_typed(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted())
+    typed = "# not a heading\ndef f(*args, **kw):\n    return a*b*c\n- `x` **y**\n```python\ndef g(): pass\n```\n"
+    page.locator("#message").fill(typed)
+    page.keyboard.press("Enter")
+    done(page)
+    asked = page.locator("#chat .asked")
+    lines = asked.locator(".line:not(.fence)")
+    families = "all => all.map(each => getComputedStyle(each).fontFamily + getComputedStyle(each).fontSize)"
+    (family,) = {*lines.evaluate_all(families)}
+    assert "mono" in family
+    asked.evaluate("each => getSelection().selectAllChildren(each)")
+    seen = page.evaluate("getSelection().toString()")  # as it is copied
+    assert seen.startswith("# not a heading\ndef f(*args, **kw):\n    return a*b*c\n- `x` **y**\n")
+    assert "def g(): pass" in seen
+    assert painted(page) == {"keyword": ["def", "pass"], "title": ["g"]}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_colour_can_be_read(quiet: Live, opened: Open, scheme: str) -> None:
+    page = opened(quiet, color_scheme=scheme)
+    told(page, FENCED)
+    names = json.loads(page.evaluate("JSON.stringify([...new Set(Object.values(PAINTS))])"))
+    for name in names:
+        for selector in (".code mark", ".fence"):  # on the colour of a source, and beside it
+            assert page.evaluate(CONTRAST, [selector, name]) >= 4.5, (name, selector)
+
+
+CONTRAST = """([selector, name]) => {
+  const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const paint = colours => {
+    for (const colour of ["#fff", ...colours]) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1) }
+    const [r, g, b] = [...brush.getImageData(0, 0, 1, 1).data].map(v => v / 255)
+      .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const each = document.querySelector(selector), layers = [];
+  for (let up = each; up; up = up.parentElement) layers.unshift(getComputedStyle(up).backgroundColor);
+  const under = paint(layers), ink = paint([...layers, getComputedStyle(each, `::highlight(${name})`).color]);
+  return (Math.max(ink, under) + .05) / (Math.min(ink, under) + .05);
+}"""

@@ -1,0 +1,212 @@
+"""What stands around the text: the progress of a prompt, statistics that fold away, the search of conversations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from browsing import Open, answered, ask, chunk, done, token
+from live import Live
+
+from rest_local.decoding.results import Timings
+from rest_local.decoding.stream import Piece, Progress
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+
+# ---- The progress of a prompt ------------------------------------------------------------------------------------
+
+
+def read(stream: Any, processed: int, elapsed_ms: float) -> None:
+    """A report of a prompt of 5 000 tokens, of which 1 000 were there before."""
+    progress = Progress(5000, processed, elapsed_ms, Timings(cached_tokens=1000))
+    stream._pieces.append(Piece("", (), (), progress=progress))
+    stream._wake(False)
+
+
+@pytest.mark.parametrize("mode", ["chat", "complete", "infill"])
+def test_a_long_prompt_shows_how_far_it_is_read(quiet: Live, opened: Open, mode: str) -> None:
+    page = opened(quiet)
+    page.locator(f"#tab-{mode}").click()
+    page.locator(f"#{mode} textarea").first.fill("hello")
+    page.locator(f"#{mode} .send").click()
+    status, bar = page.locator("#status"), page.get_by_role("progressbar")
+    expect(status).to_have_text("Waiting for the first token")
+    stream = quiet.service.stream()
+    assert stream.request.progress
+    read(stream, 1000, 0.0)
+    expect(status).to_have_text("Reading the prompt: 1,000 of 5,000 tokens")
+    read(stream, 3000, 4000.0)
+    expect(status).to_have_text("Reading the prompt: 3,000 of 5,000 tokens, about 4 s left")
+    expect(bar).to_be_visible()
+    assert bar.evaluate("each => each.position") == 0.6
+    stream.give("text")
+    expect(status).to_have_text("Answering")
+    expect(bar).to_have_count(0)
+    stream.end()
+    done(page)
+
+
+def test_what_was_read_before_is_not_waited_for(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    ask(page, "hello")
+    stream = quiet.service.stream()
+    read(stream, 4900, 10.0)
+    stream._pieces.append(Piece("", (), (), progress=Progress(5000, 4950, 9.0, Timings(cached_tokens=4900))))
+    stream._wake(False)
+    stream.give("text")
+    expect(page.locator("#status")).to_have_text("Answering")
+    stream.end()
+    done(page)
+    expect(page.locator("#status")).to_have_text("")
+    assert page.locator("body").inner_text().count("Done") == 1, "only read aloud"
+
+
+# ---- Statistics --------------------------------------------------------------------------------------------------
+
+
+def test_statistics_and_settings_fold_away_and_stay_folded(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    switch, side = page.get_by_role("button", name="Settings and statistics"), page.locator("#side")
+    width = "document.querySelector('.work').clientWidth"
+    narrow = page.evaluate(width)
+    expect(switch).to_have_attribute("aria-expanded", "true")
+    switch.click()
+    expect(side).to_be_hidden()
+    expect(switch).to_have_attribute("aria-expanded", "false")
+    assert page.evaluate(width) > narrow + 250, "the text has the room"
+    page.reload()
+    expect(side).to_be_hidden()
+    expect(switch).to_have_attribute("aria-expanded", "false")
+    page.keyboard.press("Alt+Shift+KeyS")
+    expect(page.locator("#system")).to_be_focused()
+    page.get_by_text("Newest answer", exact=True).click()
+    expect(page.locator("#chart")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#temperature")).to_be_visible()
+    expect(page.locator("#chart")).to_be_hidden()
+    ask(page, "hello")
+    quiet.service.stream().give("text")
+    quiet.service.stream().end()
+    done(page)
+    page.get_by_text("Newest answer", exact=True).click()
+    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^1 steps"))
+    bars = """() => {
+      const { width, height } = $("chart"), brush = $("chart").getContext("2d");
+      return [...brush.getImageData(0, 0, width, height).data].some(Boolean);
+    }"""
+    expect(page.locator("#chart")).to_be_visible()
+    assert page.evaluate(
+        f"new Promise(requestAnimationFrame).then(() => new Promise(requestAnimationFrame)).then({bars})"
+    )
+
+
+def test_figures_are_shown_where_statistics_are_folded(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    page.get_by_role("button", name="Settings and statistics").click()
+    page.locator("#message").focus()
+    ask(page, "hello")
+    stream = quiet.service.stream()
+    for text in ("one", " two"):
+        stream.give(text)
+        expect(page.locator("#chat article .text")).to_contain_text(text)
+    expect(page.locator("#live")).to_contain_text("tokens/s")
+    expect(page.locator("#live")).to_be_visible()
+    stream.end()
+    done(page)
+
+
+# ---- Search ------------------------------------------------------------------------------------------------------
+
+
+def names(page: Any) -> Any:
+    return page.locator("#conversations .name")
+
+
+def told(page: Any, text: str, answer: str) -> None:
+    parts = [answer[at : at + 3] for at in range(0, len(answer), 3)]
+    answered(page, [chunk({"content": part}, rest_local={"tokens": [token(part)]}) for part in parts])
+    page.locator("#message").focus()
+    ask(page, text)
+    done(page)
+    page.unroute_all()
+
+
+def test_conversations_are_searched_for_what_was_said(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    expect(page.locator("#find")).to_be_hidden()
+    told(page, "about cats", "They purr, <b>often</b> and long. " * 30 + "At the end a Siamese cat.")
+    page.get_by_role("button", name="New conversation").click()
+    told(page, "about dogs", "They bark.")
+    page.keyboard.press("Alt+Shift+KeyF")
+    expect(page.locator("#find")).to_be_focused()
+    for wanted, found in (
+        ("siamese", ["about cats"]),
+        ("THEY", ["about dogs", "about cats"]),
+        ("dogs", ["about dogs"]),
+    ):
+        page.locator("#find").fill(wanted)
+        expect(names(page)).to_have_text(found)
+    page.locator("#find").fill("no such word")
+    expect(names(page)).to_have_count(0)
+    page.locator("#find").fill("<b>OFTEN")
+    expect(page.locator("#conversations .excerpt")).to_have_text(
+        ["They purr, <b>often</b> and long. They purr, <b>often</b> and long. T…"]
+    )
+    page.locator("#find").fill("siamese cat")
+    expect(page.locator("#conversations .excerpt")).to_have_text(["…At the end a Siamese cat."])
+    page.locator("#conversations button").click()
+    expect(page.locator("#title")).to_have_text("about cats")
+    marked = page.evaluate(
+        """() => [...CSS.highlights.get("found")].map(each => {
+          const range = new Range();
+          range.setStart(each.startContainer, each.startOffset);
+          range.setEnd(each.endContainer, each.endOffset);
+          const box = range.getBoundingClientRect(), log = document.querySelector("#chat .log").getBoundingClientRect();
+          return [range.toString(), box.top > log.top && box.bottom < log.bottom];
+        })"""
+    )
+    assert marked == [["Siamese cat", True]], "marked and in view"
+    page.locator("#find").fill("")
+    expect(names(page)).to_have_count(2)
+
+
+def test_a_search_finds_other_branches_and_attached_files(scripted: Callable[..., Live], opened: Open) -> None:
+    page = opened(scripted())
+    page.locator("#attach-file").set_input_files([{"name": "a.py", "mimeType": "text/plain", "buffer": b"needle = 1"}])
+    expect(page.locator("#attached li")).to_have_count(1)
+    told(page, "one", "first version")
+    answered(page, [chunk({"content": "second version"})])
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator("#chat article .text")).to_have_text("second version")
+    done(page)
+    page.get_by_role("button", name="New conversation").click()
+    page.locator("#find").fill("needle")
+    expect(names(page)).to_have_text(["one"])
+    page.locator("#find").fill("first version")
+    expect(page.locator("#conversations .excerpt")).to_have_text(["first version"])
+    page.locator("#conversations button").click()
+    expect(page.locator("#chat article .text")).to_have_text("first version")
+    expect(page.locator("#chat article .place-of")).to_have_text("1/2")
+
+
+# ---- The text field ----------------------------------------------------------------------------------------------
+
+
+def test_the_message_is_named_once(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    field = page.get_by_label("Message", exact=True)
+    expect(field).to_have_attribute("placeholder", "Message")
+    seen = [each for each in page.get_by_text("Message", exact=True).all() if each.bounding_box()["width"] > 1]
+    assert seen == [], "the placeholder is enough"
+
+
+def test_one_visible_button_attaches_text_and_images(quiet: Live, opened: Open) -> None:
+    page = opened(quiet, width=360, height=740)
+    with page.expect_file_chooser() as waiting:
+        page.get_by_role("button", name="Attach files or images").click()
+    assert waiting.value.is_multiple()
+    waiting.value.set_files([{"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"}])
+    expect(page.locator("#attached li")).to_contain_text("a.txt")
