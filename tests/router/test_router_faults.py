@@ -341,6 +341,24 @@ def test_as_many_requests_wait_for_a_load_as_the_queue_holds(fakes: list[FakePro
     run(work())
 
 
+def test_a_look_is_no_use(fakes: list[FakeProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that a monitor looks at is idle all the same."""
+
+    async def work() -> None:
+        pool = Pool([served("one", tmp_path)])
+        entry = pool.entries[0]
+        await use(pool, entry)
+        entry.used_at = 7.0
+        async with pool.using(entry, looks=True):
+            assert entry.users == 1, "not unloaded meanwhile"
+        assert entry.used_at == 7.0
+        await use(pool, entry)
+        assert entry.used_at > 7.0
+        await pool.close()
+
+    run(work())
+
+
 def test_room_is_made_by_models_that_are_not_in_use(fakes: list[FakeProcess], tmp_path: Path) -> None:
     """Though they were used later: the request would wait for a running answer."""
 

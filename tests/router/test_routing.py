@@ -54,6 +54,11 @@ def test_calls_without_a_body_take_the_model_from_the_query(pair: Routed) -> Non
     assert pair.get("/props", params={"model": "three"}).status_code == 404
 
 
+def test_a_body_without_a_name_takes_that_of_the_query(pair: Routed) -> None:
+    assert pair.ask(None, "/completion?model=two").json()["model"] == "two"
+    assert pair.ask("one", "/completion?model=two").json()["model"] in ("one", "coder")
+
+
 def test_looking_loads_no_model(routed: Start, files: Files) -> None:
     one, two = files("one", "two")
     live = routed([choice(one), choice(two)], settings=Settings(metrics=True))

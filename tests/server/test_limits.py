@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 from live import Live
+from starlette.requests import Request
 
 from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.errors import ServiceClosed
 from rest_local.llama.tokenizer import Tokenizer
 from rest_local.server import http, run, streaming
 from rest_local.server.http import SPARE_DESCRIPTORS, connection_limit
+from rest_local.server.state import Workers
 
 Scripted = Callable[..., Live]
 STREAM = {"prompt": "x", "stream": True, "n_probs": 4}
@@ -257,6 +260,24 @@ def test_a_stop_ends_tokenizing(scripted: Scripted, held: Any) -> None:
     live.thread.join(60)
     assert not live.thread.is_alive()
     assert held.calls <= 2
+
+
+def test_no_work_begins_after_a_stop() -> None:
+    """Nor does it wait for its client."""
+    workers, begun = Workers(), list[int]()
+
+    async def receive() -> Any:
+        await asyncio.sleep(3600)
+
+    async def work() -> None:
+        workers.stop()
+        request = Request({"type": "http", "headers": []}, receive)
+        with pytest.raises(ServiceClosed):
+            await workers.run(request, lambda: begun.append(1))
+
+    asyncio.run(work())
+    assert not begun
+    assert workers.ended(0)
 
 
 def test_a_thread_that_does_not_stop_cannot_keep_the_server_running(
