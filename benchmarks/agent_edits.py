@@ -1,6 +1,6 @@
 """What the source `edit` gives to coding agents: replay of their transcripts, with it and with the context alone.
 
-Two kinds of changes (`rest_local.bench.transcripts`), each in the formats of aider, Cline, Claude Code and Codex:
+Two kinds of changes (`benchmarks.transcripts`), each in the formats of aider, Cline, Claude Code and Codex:
 commits of a repository, which hold much new text, and names that are changed in the files of a folder. Recorded answers
 are replayed, no model runs. The speed-ups are those of the cost curves, with the time of lookups at a fixed 0.15 ms.
 `new`: share of the tokens of the answers that stand in no line of the conversation. `least`: the smallest ratio of one
@@ -20,9 +20,9 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
+from benchmarks.transcripts import FORMATS, OTHER_CALLS, Change, changes_of, renames_of, transcripts
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import Tally, counted, replay
-from rest_local.bench.transcripts import FORMATS, OTHER_CALLS, Change, changes_of, renames_of, transcripts
 from rest_local.calibration.curves import load_curve
 from rest_local.drafting.edits import Edits
 from rest_local.drafting.sources import DEPTH, Sources

@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.gguf_file import deepened, thinned
+from benchmarks.workloads import prompts
 from rest_local.bench.demo import Comparison, compare
-from rest_local.bench.kinds import prompts
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
 

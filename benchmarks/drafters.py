@@ -43,10 +43,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.clocked import Chosen, Clock, Said, Setup, Simulated
+from benchmarks.workloads import prompts
 from models.mimo2 import convert
-from rest_local.bench.clocked import Chosen, Clock, Said, Setup, Simulated
 from rest_local.bench.demo import choose_sampling
-from rest_local.bench.kinds import prompts
 from rest_local.bench.prompts import Prompt, ensure
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.curves import load_curve

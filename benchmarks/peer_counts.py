@@ -5,7 +5,7 @@
 
 `record` completes prompts greedily, each with every type in a server of its own, and writes the prompts and answers as
 tokens, with the counts of the server's `timings`. `compare` goes through the same answers with the rules of
-`rest_local.bench.peers` and `rest_local.bench.ngram_peers`. Both print a table; docs/howto/peer-drafts.md has it.
+`benchmarks.peers` and `benchmarks.ngram_peers`. Both print a table; docs/howto/peer-drafts.md has it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_local.bench.comparing.llama_server import sides_of
-from rest_local.bench.comparing.sides import Task
-from rest_local.bench.kinds import prompts
-from rest_local.bench.ngram_peers import NgramCache, NgramMapK, NgramMapK4v
-from rest_local.bench.peers import NgramMod, NgramSimple, Peer, chain
+from benchmarks.ngram_peers import NgramCache, NgramMapK, NgramMapK4v
+from benchmarks.peers import NgramMod, NgramSimple, Peer, chain
+from benchmarks.program import Binary, Server
+from benchmarks.workloads import prompts
 from rest_local.drafting.growth import Draft
 from rest_local.llama.model import Model
 from rest_local.planning.policy import StepCost
@@ -31,6 +30,7 @@ PROMPTS = ("copy", "unseen", "edit")
 OF_EACH = 3  # prompts
 TOKENS = 200
 N_CTX = 2048
+SECONDS = 600.0  # at most for a start or an answer
 
 
 @dataclass(frozen=True)
@@ -64,24 +64,25 @@ def counts_of(peer: Peer, prompt: Sequence[int], answer: Sequence[int], most: in
     return Counts(steps, drafted, accepted)
 
 
-def record(binary: Path, target: Path) -> dict[str, Any]:
-    """Complete prompts with each of RULES that the binary has. Takes minutes. Raises SideFailed."""
-    sides = {side.options.get("kind"): side for side in sides_of(binary, target, {}, 1, N_CTX)}
-    wanted = [sides[rule.name] for rule in RULES if rule.name in sides]
+def record(path: Path, target: Path) -> dict[str, Any]:
+    """Complete prompts with each of RULES that the binary has. Takes minutes. Raises ServerFailed."""
+    binary = Binary.of(path)
+    kinds = [rule.name for rule in RULES if rule.name in binary.kinds]
+    command = [binary.path, "-m", str(target), "-c", str(N_CTX), "-np", "1", "-t", "1", "--flash-attn", "off"]
     answers: list[dict[str, Any]] = []
     for name, prompt in _prompts(target):
+        body = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "return_tokens": True, "cache_prompt": False}
         by_kind: dict[str, Any] = {}
-        for side in wanted:
-            side.open()
-            try:
-                run = side.run(Task(name, "", prompt, TOKENS))
-            finally:
-                side.close()
-            counts = [run.steps, run.drafted, run.accepted]
-            by_kind[side.options["kind"]] = {"counts": counts, "answer": list(run.tokens)}
+        for kind in kinds:
+            with Server([*command, "--spec-type", kind]) as server:
+                server.start(SECONDS)
+                answer, _ = server.post("/completion", body, SECONDS)
+            timings, tokens = answer["timings"], answer["tokens"]
+            drafted, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+            by_kind[kind] = {"counts": [max(len(tokens) - 1 - accepted, 0), drafted, accepted], "answer": tokens}
         if all(len(one["answer"]) == TOKENS for one in by_kind.values()):  # an end token is not in it, but was drafted
             answers.append({"name": name, "prompt": prompt, "by_kind": by_kind})
-    return {"version": wanted[0].options["version"], "tokens": TOKENS, "answers": answers}
+    return {"version": binary.version, "tokens": TOKENS, "answers": answers}
 
 
 def _prompts(target: Path) -> Iterator[tuple[str, list[int]]]:

@@ -35,10 +35,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.bench.comparing.llama_server import Binary, completion_body
-from rest_local.bench.comparing.server import Server
-from rest_local.bench.comparing.sides import Task
-from rest_local.bench.kinds import prompts
+from benchmarks.program import Binary, Server
+from benchmarks.workloads import prompts
 from rest_local.drafting.models.opening import mtp_inside, opener_of
 from rest_local.drafting.models.seam import Drafter, Evaluated, Query
 from rest_local.errors import DecodeFailed
@@ -170,13 +168,19 @@ class Recording:
 
 def serving(binary: Path, target: Path, arguments: Iterable[str]) -> Server:
     """A server to complete prompts with; all of its log is kept."""
-    return Server([str(binary), "-m", str(target), *_ARGUMENTS, *arguments], kept=None)
+    return Server([str(binary), "-m", str(target), *_ARGUMENTS, *arguments])
 
 
 def complete(server: Server, prompt: Sequence[int], n_tokens: int) -> dict[str, Any]:
     """The server's answer to a greedy completion."""
-    task = Task("", "", prompt, n_tokens)
-    return server.post("/completion", completion_body(task), LIMIT_SECONDS)[0]
+    body = {
+        "prompt": list(prompt),
+        "n_predict": n_tokens,
+        "temperature": 0,
+        "return_tokens": True,
+        "cache_prompt": False,
+    }
+    return server.post("/completion", body, LIMIT_SECONDS)[0]
 
 
 def read_log(log: str) -> tuple[Step, ...]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers import compare_peers
 from rest_local.bench.prompts import standard_library
 from rest_local.bench.replay_report import compare_curves, full_sweep
 from rest_local.bench.workload import open_workload
@@ -70,8 +71,12 @@ def _curves_of(data: Path, name: str, folder: Path, edits: tuple[str, ...], quic
         ) as workload:
             rows = compare_curves(workload, Auto, {name: load_curve(name) for name in shipped()})
             found: dict[str, Any] = {curve: {key: row[key] for key in KEPT} for curve, row in rows.items()}
+            peers = compare_peers(workload, shipped())
+            for curve, row in found.items():
+                best = max(peers, key=lambda name: peers[name][curve])
+                row["best_peer"], row["over_best_peer"] = best, round(row["speedup"] / peers[best][curve], 4)
             if not edits and not quick:
-                found["sweep"] = [(row["nodes_per_step"], row["mat"]) for row in full_sweep(workload, sparse=False)]
+                found["sweep"] = [(row["nodes_per_step"], row["mat"]) for row in full_sweep(workload)]
             return found
 
 
@@ -95,7 +100,8 @@ def _print_table(result: dict[str, Any]) -> None:
             print(
                 f"{label:20} {curve:24} {row['speedup']:7.3f}  {row['share_of_oracle']:4.0%} of the oracle "
                 f"{row['share_of_fair']:4.0%} of the bound  worst {row['worst_answer']:.3f}  "
-                f"first 160 {row['first_tokens_speedup']:.3f}  with lookups {row['speedup_with_lookups']:.3f}"
+                f"first 160 {row['first_tokens_speedup']:.3f}  with lookups {row['speedup_with_lookups']:.3f}  "
+                f"{row['over_best_peer']:.3f} of {row['best_peer']}"
             )
             shares[label.startswith("edits")].append((row["share_of_oracle"], row["share_of_fair"]))
     for is_edit, found in shares.items():

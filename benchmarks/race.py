@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import player
-from rest_local.bench.comparing.llama_server import Binary, environment
-from rest_local.bench.comparing.server import Server, ServerFailed
+from benchmarks.program import Binary, Server, ServerFailed
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.workload import load_edits
 from rest_local.llama.model import Model
@@ -75,7 +74,7 @@ def timed(side: Side, answer: Recorded) -> tuple[float, list[int]]:
     """Seconds and tokens of one answer by a new server. The prompt was evaluated before. Raises ServerFailed."""
     body = {"prompt": answer.prompt, "temperature": 0, "return_tokens": True, "cache_prompt": True}
     body |= side.fields(answer)
-    with Server(side.command, environment=environment()) as server:
+    with Server(side.command) as server:
         server.start(START_SECONDS)
         server.post("/completion", {**body, "n_predict": 1}, ANSWER_SECONDS)
         found, seconds = server.post("/completion", {**body, "n_predict": len(answer.answer)}, ANSWER_SECONDS)
@@ -162,7 +161,10 @@ def main() -> None:
         os.environ.update({f"REST_LOCAL_{name}": str(Path(folder) / place) for name, place in places.items()})
         model = Path(folder) / "player.gguf"
         player.write(args.vocab, model, width=args.width, layers=args.layers, quant=args.quant)
-        binary = Binary.of(args.llama_server) if args.llama_server else None
+        try:
+            binary = Binary.of(args.llama_server) if args.llama_server else None
+        except ServerFailed as error:
+            parser.error(str(error))
         racers = list(sides(binary, model, args.width, args.arguments))
         only = set(filter(None, args.only.split(",")))
         racers = [racer for racer in racers if not only or racer.name in only]

@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.bench.clocked import Said
+from benchmarks.clocked import Said
+from benchmarks.workloads import prompts
 from rest_local.bench.demo import choose_sampling
-from rest_local.bench.kinds import prompts
 from rest_local.bench.prompts import ensure
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.calibration.curves import load_curve

@@ -4,7 +4,7 @@
         [--kind KIND]... [--json]
 
 This is the demo's measurement on many modules, with the standard library without the held-out modules as datastore.
-`rest_local.bench.kinds` makes the prompts, and says what their kinds are.
+`benchmarks.workloads` makes the prompts, and says what their kinds are.
 
 For each kind the result has the median, least and greatest ratio of drafted to plain speed, and the same without
 answers that loop, because a model that loops flatters every drafter. With `--layers`, additional Q4_0 layers that
@@ -22,8 +22,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.gguf_file import deepened
+from benchmarks.workloads import KINDS, prompts
 from rest_local.bench.demo import LOOPING, Comparison, compare
-from rest_local.bench.kinds import KINDS, prompts
 from rest_local.bench.prompts import ensure
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model

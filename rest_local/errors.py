@@ -56,9 +56,7 @@ from collections.abc import Sequence
 from os import PathLike
 
 OPTIONS = {
-    "again": "--again",
     "cells": "--cells",
-    "data": "--data",
     "exact": "--exact",
     "exclude": "--exclude",
     "flash_attention": "--flash-attn",
@@ -135,14 +133,6 @@ class OutputUnwritable(RestLocalError):
 
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"output {path}: {cause}; the answers in it are whole, and the same command goes on with them")
-        self.path, self.cause = path, cause
-
-
-class ResultInvalid(RestLocalError):
-    """A file of `rest-local bench` cannot be used. It was not changed."""
-
-    def __init__(self, path: str | PathLike[str], cause: str) -> None:
-        super().__init__(f"result {path}: {cause}")
         self.path, self.cause = path, cause
 
 

@@ -29,7 +29,6 @@ HEAVY = (
     "tomlkit",
     "prompt_toolkit",
     "watchfiles",
-    "matplotlib",
 )
 SLOW = ("logging", "tempfile", "difflib", "hashlib", "asyncio", "tomllib")  # some milliseconds each
 

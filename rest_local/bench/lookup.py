@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.bench.generated import SYNTHETIC_SIZE, sources_and_edits, synthetic, up_to
-from rest_local.bench.rest_retriever import NODES, RestRetriever, accepted
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.growth import Draft, draft
 from rest_local.drafting.tree import ROOT
@@ -37,8 +36,6 @@ from rest_local.retrieval.rows import Int32Array, Rows, order_of, pack, width_of
 PASSES = 3
 COLD_QUERIES = 100
 FLUSHED = 40_000_000  # bytes: more than a last-level cache
-HELD_OUT = 50  # every so many documents one is kept out of the datastore, to draft in
-POSITIONS = 1000  # in held-out text, of the comparison with REST's retrieval
 _SORT_SAMPLE = 5_000_000
 _OPENED = 5
 
@@ -48,8 +45,7 @@ Times = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class Choice:
     """tokens: of the text; segments: measure the same text in so many segments, too; datastore: measure this one,
-    and build none; model: whose vocabulary; cold: with the files dropped from the page cache before each lookup;
-    against: compare with REST's retrieval.
+    and build none; model: whose vocabulary; cold: with the files dropped from the page cache before each lookup.
     """
 
     tokens: int = 20_000_000
@@ -58,7 +54,6 @@ class Choice:
     datastore: Path | None = None
     model: str | None = None
     cold: bool = False
-    against: bool = False
     seed: int = 0
 
 
@@ -76,9 +71,7 @@ def measure(choice: Choice) -> dict[str, Any]:
     random = np.random.default_rng(choice.seed)
     if choice.datastore is not None:
         return {"text": str(choice.datastore), **_measure_store(choice.datastore, choice, random)}
-    documents, vocabulary, source = _text(choice, random)
-    held_out = documents[::HELD_OUT] if choice.against else []
-    stored = [document for number, document in enumerate(documents) if number % HELD_OUT or not choice.against]
+    stored, vocabulary, source = _text(choice, random)
     report: dict[str, Any] = {"text": source, "sort_tokens_per_s": _sort_speed(stored, vocabulary.size)}
     with tempfile.TemporaryDirectory() as directory:
         one = Path(directory) / "one"
@@ -89,9 +82,7 @@ def measure(choice: Choice) -> dict[str, Any]:
             parts = Path(directory) / "parts"
             _build(parts, stored, vocabulary, _cap(stored, choice.segments))
             report["parts"] = _compare_segments(one, parts, choice, random)
-        if choice.against:
-            report["rest"] = _against_rest(one, stored, held_out, vocabulary.size, random)
-        del documents, stored, held_out
+        del stored
         gc.collect()
         return {**report, **_measure_store(one, choice, random)}
 
@@ -223,54 +214,6 @@ def _compare_segments(one: Path, parts: Path, choice: Choice, random: np.random.
             "lookup_us": [{**_quantiles(np.concatenate(passes[store][1:])), "best": best[store]} for store in best],
             "ratio": round(best[split] / best[whole], 2),
         }
-
-
-def _against_rest(
-    path: Path,
-    stored: Sequence[Int32Array],
-    held_out: Sequence[Int32Array],
-    vocab_size: int,
-    random: np.random.Generator,
-) -> dict[str, Any]:
-    """Both retrievals at the same places of held-out text, alternately: time, and tokens accepted of NODES nodes."""
-    rest = RestRetriever(np.concatenate(stored), vocab_size)
-    grow = _drafted(NODES, NODES)
-    with Datastore.open(path, mmap=True) as store:
-        steps: dict[str, Callable[[list[int]], object]] = {
-            "lookup": lambda context: _trie(store.rows(context)),
-            "draft": lambda context: grow(store.rows(context)),
-            "rest": rest.draft,
-        }
-        times: dict[str, list[int]] = {name: [] for name in steps}
-        lengths: dict[str, list[int]] = {"draft": [], "rest": []}
-        for context, following in _places(held_out, random):
-            for name, step in steps.items():
-                step(context)
-                began = time.perf_counter_ns()
-                found = step(context)
-                times[name].append(time.perf_counter_ns() - began)
-                if isinstance(found, Draft):
-                    lengths["draft"].append(_accepted(found, following))
-                elif name == "rest":
-                    lengths["rest"].append(accepted(found, following))  # type: ignore[arg-type]
-    median = {name: float(np.median(values)) for name, values in times.items()}
-    return {
-        "implementation": "REST's algorithm, implemented again in rest_local.bench.rest_retriever",
-        "lookup_us": _quantiles(np.array(times["lookup"])),
-        "draft_us": _quantiles(np.array(times["draft"])),
-        "rest_us": _quantiles(np.array(times["rest"])),
-        "faster": {name: round(median["rest"] / median[name], 2) for name in ("lookup", "draft")},
-        "accepted": {name: round(float(np.mean(values)), 3) for name, values in lengths.items()},
-    }
-
-
-def _places(held_out: Sequence[Int32Array], random: np.random.Generator) -> Iterable[tuple[list[int], list[int]]]:
-    """(context, what follows) at places of held-out documents."""
-    long = [document for document in held_out if len(document) > 64]
-    for _ in range(POSITIONS if long else 0):
-        document = long[random.integers(len(long))]
-        at = int(random.integers(32, len(document) - 17))
-        yield document[at - 32 : at].tolist(), document[at : at + 16].tolist()
 
 
 def _accepted(found: Draft, following: Sequence[int]) -> int:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rest_local.bench import generated, lookup
-from rest_local.bench.rest_retriever import DEPTH, LONGEST, NODES, SHORTEST, RestRetriever, accepted
 from rest_local.cli.main import run
 from rest_local.retrieval.rows import Rows
 
@@ -31,7 +27,7 @@ def report_of(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, ob
 
 
 def test_every_figure_is_reported(capsys, few):
-    result = report_of(capsys, "--segments", "4", "--cold", "--against", "rest")
+    result = report_of(capsys, "--segments", "4", "--cold")
     assert result["text"] == "synthetic Zipf-Markov"
     assert 38_000 < result["tokens"] < 41_000
     assert result["bytes_per_token"] == pytest.approx(6, abs=0.3)
@@ -40,8 +36,6 @@ def test_every_figure_is_reported(capsys, few):
     assert result["parts"]["segments"] == [1, 4]
     assert result["parts"]["ratio"] > 0
     assert set(result["cold"]) == {"lookup_ms", "disk_kb", "major_faults"}
-    assert set(result["rest"]["faster"]) == {"lookup", "draft"}
-    assert 0 <= result["rest"]["accepted"]["rest"] <= DEPTH
 
 
 def test_a_datastore_can_be_measured(capsys, few, tmp_path: Path):
@@ -61,34 +55,6 @@ def test_the_timed_trie_holds_every_beginning():
     for before, row, count in zip(ordered[:-1].tolist(), ordered[1:].tolist(), shared.tolist(), strict=True):
         assert before[:count] == row[:count]
         assert count == 3 or before[count] != row[count]
-
-
-def counted(text: list[int], context: list[int]) -> Counter[tuple[int, ...]]:
-    """How often each prefix of a continuation occurs, by a scan of the text."""
-    for length in range(min(LONGEST, len(context)), SHORTEST - 1, -1):
-        at = [n for n in range(len(text) - length + 1) if text[n : n + length] == context[-length:]]
-        if at:
-            after = [text[n + length : n + length + DEPTH] for n in at]
-            return Counter(tuple(row[:depth]) for row in after for depth in range(1, len(row) + 1))
-    return Counter()
-
-
-@settings(max_examples=80)
-@given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=80),
-    st.lists(st.integers(0, 2), min_size=1, max_size=20),
-    st.sampled_from([3, 70_000]),
-)
-def test_the_compared_retrieval_drafts_the_commonest_prefixes(text, context, vocab_size):
-    expected = counted(text, context)
-    paths = RestRetriever(np.array(text, np.int32), vocab_size).draft(context)
-    assert len(set(paths)) == len(paths) == min(len(expected), NODES)
-    assert sorted(expected[path] for path in paths) == sorted(sorted(expected.values())[-NODES:])
-
-
-def test_accepted_is_the_longest_path_that_the_text_follows():
-    paths = [(1,), (1, 2), (1, 2, 4), (3,)]
-    assert [accepted(paths, text) for text in ([1, 2, 3], [1, 2, 4], [3, 3], [9])] == [2, 3, 1, 0]
 
 
 def test_edited_documents_keep_their_length_and_most_tokens():

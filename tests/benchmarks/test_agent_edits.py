@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.agent_edits import mean, means, speedups
-from rest_local.bench.transcripts import FORMATS, OTHER_CALLS, Change, hunks, transcripts
+from benchmarks.transcripts import FORMATS, OTHER_CALLS, Change, hunks, transcripts
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import drafters
+from benchmarks import clocked, drafters
 from rest_local import build_datastore
-from rest_local.bench import clocked
 from rest_local.calibration.curves import load_curve
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model

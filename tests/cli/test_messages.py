@@ -15,8 +15,6 @@ import click
 import pytest
 
 import rest_local
-from rest_local.bench.experiments.inputs import Inputs
-from rest_local.bench.suite.running import check as check_suite
 from rest_local.cli.main import cli, run
 from rest_local.cli.messages import fail, fitted, warn
 from rest_local.decoding.config import EngineConfig
@@ -48,10 +46,8 @@ def flags(command: click.Command) -> set[str]:
 
 
 def test_every_parameter_and_every_option_exists() -> None:
-    parameters = {field.name for kind in (EngineConfig, ModelOptions, Request, Inputs) for field in fields(kind)}
-    parameters |= {
-        name for call in (build_datastore, update, check_suite) for name in inspect.signature(call).parameters
-    }
+    parameters = {field.name for kind in (EngineConfig, ModelOptions, Request) for field in fields(kind)}
+    parameters |= {name for call in (build_datastore, update) for name in inspect.signature(call).parameters}
     assert {name.partition("=")[0] for name in OPTIONS} <= parameters
     commands = [cli.get_command(click.Context(cli), name) for name in ("serve", "index", "edit", "bench")]
     assert set(OPTIONS.values()) <= {flag for command in commands if command for flag in flags(command)}

@@ -34,7 +34,6 @@ from rest_local.cli.options import json_option
     shell_complete=completion.models,
     help="Tokenize Python sources of this machine with this vocabulary. Default: a synthetic text.",
 )
-@click.option("--against", type=click.Choice(["rest"]), help="Compare with the retrieval of REST, implemented again.")
 @click.option(
     "--directory",
     metavar="DIR",
@@ -43,7 +42,7 @@ from rest_local.cli.options import json_option
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the text and the contexts.")
 @json_option
-def lookup(as_json: bool, against: str | None, model: str | None, directory: Path | None, **options: Any) -> None:
+def lookup(as_json: bool, model: str | None, directory: Path | None, **options: Any) -> None:
     """Measure lookups: build a datastore in a temporary directory and search it.
 
     Without other load, for figures that can be compared: times include whatever else the machine does.
@@ -51,7 +50,7 @@ def lookup(as_json: bool, against: str | None, model: str | None, directory: Pat
     from rest_local.bench.lookup import Choice, measure
 
     path = model and str(inputs.model_path(model))
-    report = measure(Choice(model=path, against=against == "rest", datastore=directory, **options))
+    report = measure(Choice(model=path, datastore=directory, **options))
     if not as_json:
         for key, value in report.items():
             click.echo(f"{key:<20} {value}")

@@ -42,10 +42,6 @@ def print_report(report: Mapping[str, Any]) -> None:
         _say(f"  above {row['threshold']:<5} {row['nodes_per_step']:>6.2f} nodes a pass   {_tokens(row)}")
     for name, row in report["curves"].items():
         _print_curve(name, row)
-    for name, row in report.get("peers", {}).items():
-        _print_peer(name, row)
-    for name, reason in report.get("peers_left_out", {}).items():
-        _say(f"  {name}: left out: {reason}")
 
 
 def _print_here(report: Mapping[str, Any]) -> None:
@@ -94,12 +90,6 @@ def _share(count: Mapping[str, int]) -> str:
     return f"{count['accepted'] / count['drafted']:.0%}" if count["drafted"] else "-"
 
 
-def _print_peer(name: str, row: Mapping[str, Any]) -> None:
-    ours = "more than the sweep has" if row["ours"] is None else f"ours with as many: {row['ours']:.3f}"
-    speedups = "".join(f"; {curve} {speedup:.3f}" for curve, speedup in row["speedup"].items())
-    _say(f"  {name}: {_tokens(row)} with {row['nodes_per_step']:.2f} nodes, {ours}{speedups}")
-
-
 def _print_wall(row: Mapping[str, Any]) -> None:
     rounds = ", ".join(f"{value:.3f}" for value in row["rounds"])
     _say(f"  wall clock on {row['model']}: {row['speedup']:.3f} times plain decoding (rounds {rounds})")
@@ -113,7 +103,6 @@ def _print_wall(row: Mapping[str, Any]) -> None:
         _say(f"    {row['left_out']} answers do not fit the model's context and were left out")
 
 
-QUICK = 12  # answers with --quick, or a few more
 WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes tens of milliseconds
 
 
@@ -134,11 +123,8 @@ class ReplayChoice:
     curves: tuple[str, ...]
     all_curves: bool
     sweep: bool
-    peers: bool
     model: str | None
     save_curve: Path | None
-    out: Path | None
-    quick: bool
 
     def make_policy(self) -> MakePolicy:
         from functools import partial
@@ -212,7 +198,6 @@ class ReplayChoice:
 )
 @click.option("--curves", "all_curves", is_flag=True, help="Plan by the shipped curves of other machines, too.")
 @click.option("--sweep", is_flag=True, help="Draft above several thresholds; show tokens a forward pass against nodes.")
-@click.option("--peers", is_flag=True, help="Run the rules of other runtimes over the same answers.")
 @click.option(
     "-m",
     "--model",
@@ -227,14 +212,6 @@ class ReplayChoice:
     type=click.Path(path_type=Path),
     help="With --model: write the cost curve measured on it, for --curve.",
 )
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    shell_complete=completion.paths,
-    help="Write a result for `bench report` into this folder, with --sweep and the shipped curves.",
-)
-@click.option("--quick", is_flag=True, help="With --out: a first look, at some of the answers.")
 @json_option
 def replay(as_json: bool, **options: Any) -> None:
     """Replay recorded answers as if the model had just chosen them, and count what drafting would have given.
@@ -246,7 +223,7 @@ def replay(as_json: bool, **options: Any) -> None:
     for name in ("model", "vocab"):
         options[name] = options[name] and str(inputs.model_path(options[name]))
     choice = ReplayChoice(**{field.name: options.pop(field.name) for field in fields(ReplayChoice)})
-    report = _report(choice) if choice.out is None else _saved(choice, choice.out)
+    report = _report(choice)
     if not as_json:
         print_report(report)
     if as_json or not sys.stdout.isatty():  # a person reads the tables
@@ -255,27 +232,22 @@ def replay(as_json: bool, **options: Any) -> None:
 
 def _report(choice: ReplayChoice) -> dict[str, Any]:
     """Check the options first, then measure: what is wrong should not be found after minutes."""
-    from rest_local.bench.replay_report import compare_curves, compare_peers, full_sweep
+    from rest_local.bench.replay_report import compare_curves, full_sweep
     from rest_local.calibration.curves import load_curve, shipped
 
     make_policy = choice.make_policy()
-    names = choice.curves or (shipped() if choice.all_curves or choice.out else ())
-    curves = {name: load_curve(name) for name in names}
+    curves = {name: load_curve(name) for name in choice.curves or (shipped() if choice.all_curves else ())}
     here = None
     with _workload(choice) as workload:
-        if choice.vocab and not (choice.curves or choice.sweep or choice.out or choice.model):
+        if choice.vocab and not (choice.curves or choice.sweep or choice.model):
             curve, here = _here(choice.vocab, required=not curves)
             curves = {HERE: curve, **curves} if curve else curves
-        if choice.quick:
-            workload.tested = workload.tested[:: max(1, len(workload.tested) // QUICK)]  # of every category
         report: dict[str, Any] = {"answers": len(workload.tested), "tokens": workload.tokens, "here": here}
         if choice.model:
             report["wall_clock"] = _wall_clock(choice, choice.model, workload, make_policy)
-        if choice.sweep or choice.peers or choice.out:
-            report["sweep"] = full_sweep(workload, sparse=choice.peers)
+        if choice.sweep:
+            report["sweep"] = full_sweep(workload)
         report["curves"] = compare_curves(workload, make_policy, curves)
-        if choice.peers:
-            report["peers"], report["peers_left_out"] = compare_peers(workload, curves, report["sweep"])
     return report
 
 
@@ -292,45 +264,6 @@ def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] |
         if not required:
             return None, None
         raise OptionError(f"{error}; --curves replays with the costs of other machines") from error
-
-
-def _saved(choice: ReplayChoice, folder: Path) -> dict[str, Any]:
-    """The report, which is also written into a folder of results."""
-    import time
-
-    from rest_local.bench import replayed
-
-    if choice.model or choice.peers:
-        raise OptionError("--out keeps replays without --model and --peers; leave them out")
-    command = _command(choice)
-    path = folder / replayed.file_name(choice.files, choice.git, predict=choice.predict, history=choice.history)
-    replayed.check_place(path, command)
-    begun = time.monotonic()
-    report = _report(choice)
-    data = replayed.data_of(report, [*choice.files, *choice.git], [choice.vocab] if choice.vocab else [])
-    replayed.save(path, command, time.monotonic() - begun, data, quick=choice.quick)
-    return report
-
-
-def _command(choice: ReplayChoice) -> str:
-    """The command line for the result. Files are named without the folders of this machine."""
-    import shlex
-
-    words = ["rest-local", "bench", "replay", *(path.name for path in choice.files)]
-    words += ["--git", "REPO"] * len(choice.git)
-    words += [] if choice.edits == EDITS else ["--edits", str(choice.edits)]
-    words += ["--predict"] * choice.predict
-    for name in choice.datastore:
-        words += ["--datastore", Path(name).name]
-    words += [] if choice.history is None else ["--history", Path(choice.history).name]
-    words += [] if choice.limit is None else ["--limit", str(choice.limit)]
-    words += [] if choice.policy == "auto" else ["--policy", choice.policy]
-    words += [] if choice.budget is None else ["--budget", str(choice.budget)]
-    for name in choice.curves:
-        words += ["--curve", Path(name).name]
-    words += ["--curves"] * choice.all_curves
-    words += [] if choice.vocab is None else ["--vocab", Path(choice.vocab).name]
-    return shlex.join([*words, "--out", "DIR", *["--quick"] * choice.quick])
 
 
 def _workload(choice: ReplayChoice) -> Workload:

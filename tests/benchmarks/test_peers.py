@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench.peers import Arctic, NgramMod, NgramSimple, Peer, PromptLookup, why_no_arctic
+from benchmarks.peers import Arctic, NgramMod, NgramSimple, Peer, PromptLookup, why_no_arctic
 from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, replay
 from rest_local.llama.model import Model

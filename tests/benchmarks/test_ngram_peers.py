@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ngram_peers import NgramCache, NgramMapK, NgramMapK4v
 from benchmarks.peer_counts import RULES, compare, counts_of
-from rest_local.bench.ngram_peers import NgramCache, NgramMapK, NgramMapK4v
-from rest_local.bench.peers import Peer
+from benchmarks.peers import Peer
 
 RECORDED = Path(__file__).parents[1] / "data" / "peer-counts.json"
 KEY = list(range(1, 13))

@@ -14,7 +14,8 @@ request, and its global tree holds the earlier answers that all sides have. Answ
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from struct import pack
 from typing import Any
@@ -22,6 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.bench.replay import replay
+from rest_local.bench.workload import Workload
+from rest_local.calibration.curves import load_curve
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.seam import DraftText
@@ -239,3 +243,27 @@ class Arctic(Peer):
         for token, parent, probability in zip(found.token_ids, found.parents, found.probs, strict=True):
             tree.add(token, parent, probability, SOURCE_NUMBER["context"])
         return tree
+
+
+def compare_peers(workload: Workload, curves: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The speed-up of each peer by curve, from a cold start, without the time of its lookups; in "mat" and "nodes" its
+    tokens and drafted nodes a pass, which do not depend on the curve.
+    """
+    earlier = workload.earlier or []
+    makers: list[Callable[[], Peer]] = [partial(kind, earlier) for kind in PEERS]
+    if why_no_arctic() is None:
+        makers += [partial(Arctic, earlier, **options) for options in ARCTIC_VARIANTS]
+    report = {}
+    for make in makers:
+        found: dict[str, float] = {}
+        for curve in curves:
+            peer = make()
+            tally = replay(workload.tested, partial(_itself, peer), peer, load_curve(curve))
+            row = tally.to_dict()
+            found |= {curve: round(tally.speedup, 4), "mat": row["mat"], "nodes": row["nodes_per_step"]}
+            report[peer.name] = found
+    return report
+
+
+def _itself(peer: Peer) -> Peer:
+    return peer

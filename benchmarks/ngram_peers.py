@@ -1,4 +1,4 @@
-"""More of llama.cpp's rules that draft without a model, for the same replay as `rest_local.bench.peers`.
+"""More of llama.cpp's rules that draft without a model, for the same replay as `benchmarks.peers`.
 
 - `ngram-map-k`: what followed an earlier occurrence of the newest 12 tokens, at most 48 tokens.
 - `ngram-map-k4v`: the same, if one of the (at most four) continuations so far is twice as frequent as the others.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import pack
 
-from rest_local.bench.peers import Peer, chain
+from benchmarks.peers import Peer, chain
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.policy import StepCost

@@ -1,0 +1,158 @@
+"""Programs that a benchmark measures: start one that serves HTTP on a free port, post JSON to it, end it.
+
+Whatever goes wrong is ServerFailed with the last lines that the program wrote: it ends, hangs, or answers something
+else. `Binary` is a llama-server and what it can do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rest_local.llama.cores import set_spin_defaults
+
+HOST = "127.0.0.1"
+SHOWN = 500  # characters of a program's output in an error
+POLL_SECONDS, HEALTH_SECONDS, END_SECONDS = 0.02, 5.0, 10.0
+
+
+class ServerFailed(Exception):
+    """The program does not do what it should."""
+
+
+class Server:
+    """A running server. `command`: without --host and --port. Use `with`. Raises ServerFailed if it cannot start."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        with socket.socket() as free:
+            free.bind((HOST, 0))
+            self.port: int = free.getsockname()[1]
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        self._closed = ""
+        try:
+            self._process = subprocess.Popen(
+                [*command, "--host", HOST, "--port", str(self.port)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+            )
+        except OSError as error:
+            self._output.close()
+            raise ServerFailed(f"{command[0]}: {error.strerror}") from error
+
+    @property
+    def output(self) -> str:
+        """What it wrote; complete after `close`."""
+        if self._output.closed:
+            return self._closed
+        return os.pread(self._output.fileno(), os.fstat(self._output.fileno()).st_size, 0).decode("utf-8", "replace")
+
+    def start(self, seconds: float) -> None:
+        """Wait until GET /health answers 200. Raises ServerFailed after `seconds`."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise self._failed(f"ends with {self._process.returncode} at its start")
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if self._request("GET", "/health", None, HEALTH_SECONDS)[0] == 200:
+                    return
+            time.sleep(POLL_SECONDS)
+        raise self._failed(f"is not ready after {seconds:g} s")
+
+    def post(self, path: str, body: Mapping[str, Any], seconds: float) -> tuple[dict[str, Any], float]:
+        """The JSON object of the answer, and the seconds from the request to its last byte. Raises ServerFailed, also
+        if a part of the answer takes longer than `seconds`.
+        """
+        begun = time.perf_counter()
+        try:
+            status, content = self._request("POST", path, json.dumps(body).encode(), seconds)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failed(f"gives no answer ({type(error).__name__}: {error})") from error
+        taken = time.perf_counter() - begun
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = None
+        if status != 200 or not isinstance(answer, dict):
+            raise self._failed(f"answers {status}: {content[:SHOWN].decode('utf-8', 'replace')}")
+        return answer, taken
+
+    def close(self) -> None:
+        """End it and wait for that. A second call does nothing."""
+        if self._output.closed:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._closed = self.output
+        self._output.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _request(self, method: str, path: str, body: bytes | None, seconds: float) -> tuple[int, bytes]:
+        with contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=seconds)) as connection:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    def _failed(self, cause: str) -> ServerFailed:
+        return ServerFailed(f"{cause}\n{self.output[-SHOWN:].strip()}".strip())
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A llama-server. `kinds`: its speculative types; none if it is too old for --spec-type."""
+
+    path: str
+    version: str
+    kinds: tuple[str, ...]
+    options: frozenset[str]
+
+    @classmethod
+    def of(cls, name: str | os.PathLike[str]) -> Binary:
+        """Ask it for its version and its help. `name`: a path, or found in PATH. Raises ServerFailed."""
+        path = shutil.which(name)
+        if path is None:
+            raise ServerFailed(f"{os.fspath(name)}: no such program")
+        version = re.search(r"^version: *(\S.*)", _said(path, "--version"), re.MULTILINE)
+        described = _said(path, "--help")
+        options = frozenset(re.findall(r"(?<![\w-])--?[a-z][\w-]*", described))
+        if version is None or not {"--model", "--port", "--ctx-size"} <= options:
+            raise ServerFailed(f"{path}: not a llama-server, by what it writes for --version and --help")
+        kinds = re.search(r"--spec-type\s+([a-z0-9,\s-]*?)(?=\s{2,}[a-z]|\s--|\n\s*\n|$)", described)
+        found = re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)*", kinds[1]) if kinds else []
+        return cls(path, version[1].strip()[:100], tuple(dict.fromkeys(found)), options)
+
+
+def _said(path: str, argument: str) -> str:
+    try:
+        done = subprocess.run([path, argument], capture_output=True, env=environment(), timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServerFailed(f"{path} {argument}: {error}") from error
+    return (done.stdout + done.stderr).decode("utf-8", "replace")
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what llama-server would take as options. Threads wait as in this project's contexts."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "LLAMA_API_KEY"))}
+    set_spin_defaults(found)
+    return found
