@@ -16,7 +16,6 @@ from rest_local.retrieval.rows import Rows
 @pytest.fixture(scope="module")
 def few() -> pytest.MonkeyPatch:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lookup, "POSITIONS", 20)
         patch.setattr(generated, "WALK", 500)
         yield patch
 
