@@ -204,7 +204,8 @@ def agrees(recording: Recording, target: Path, head: Path | None) -> None:
     The bits of another machine may differ from those of the recording. Then a token may be drafted that the server
     itself found as likely. EAGLE-3 positions moved by one, which round differently and compute the same, changed the
     drafts of 25 of 283 steps in this way. Late in a chain, which the head continues from its own hidden states, the
-    differences add up: on a Zen 3, 27 of 144 steps have another draft, and three of these differ at the sixth or seventh token by more than a near-tie.
+    differences add up: on a Zen 3, 27 of 144 steps have another draft, and three of these differ at the sixth or
+    seventh token by more than a near-tie.
     """
     begun = replace(recording, answers=tuple(replace(a, steps=a.steps[:STEPS_OF_EACH]) for a in recording.answers))
     followed = compare(begun, target, head)
