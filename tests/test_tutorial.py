@@ -6,6 +6,7 @@ Blocks marked `console` say why not (`test_documents.py`); blocks of `curl` are 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -52,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_work(page: Path, folder: Path) -> None:
-    blocks = BLOCK.findall(page.read_text("utf-8"))
+    blocks, drafted = BLOCK.findall(page.read_text("utf-8")), []
     for language, block in blocks:
         if block.startswith("curl http"):
             continue  # they need a server
@@ -61,3 +62,9 @@ def test_the_commands_of_a_page_work(page: Path, folder: Path) -> None:
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         assert "Warning" not in done.stderr
         assert "going on without" not in done.stderr, block
+        if " --json -" in block:
+            drafted.append(json.loads(done.stdout)["draft"])
+    if page.stem == "tutorial":  # its steps show that drafting works
+        for draft, source in zip(drafted, ("datastore", "prediction"), strict=True):
+            assert draft["by_source"][source]["accepted"] > 0
+            assert draft["accepted"] > draft["steps"], "more than half of the text"

@@ -278,7 +278,7 @@ def _ratio(value: float) -> str:
 @click.option(
     "--exactness",
     is_flag=True,
-    help="Also measure every combination of flash attention, cache type and threads: how exact, and how dear.",
+    help="Also measure every combination of flash attention, cache type and threads: how exact, and at what cost.",
 )
 @click.option(
     "--seconds",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ LOOKED_AT = 20  # of the newest: each header takes up to 50 ms the first time
 
 # Least main memory in GB, and a model of that family that leaves half of it free: 4.7, 2.1, 1.1 and 0.5 GB.
 _SUGGESTED = ((12, "7B"), (6, "3B"), (3, "1.5B"), (0, "0.5B"))
+FEW_PROCESSORS, SMALL_GB = 4, 4.0  # with so few, no model that wants more memory than this
 
 
 def next_steps() -> list[str]:
@@ -66,8 +68,11 @@ def choose() -> str:
 
 
 def suggestion() -> str:
-    """A model of a hub that fits the main memory of this machine."""
-    size = next(size for least, size in _SUGGESTED if _memory_gb() >= least)
+    """A model of a hub that fits the main memory of this machine, and its processors: each token reads all of it."""
+    from rest_local.llama.cores import usable_cpus
+
+    memory = min(_memory_gb(), SMALL_GB if len(usable_cpus()) <= FEW_PROCESSORS else math.inf)
+    size = next(size for least, size in _SUGGESTED if memory >= least)
     return f"Qwen/Qwen2.5-Coder-{size}-Instruct-GGUF:Q4_K_M"
 
 

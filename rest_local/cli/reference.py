@@ -27,8 +27,16 @@ those that people use most, and `--help-all` all of them. Each option can be set
 wins. Options that delete without asking take no part, and neither do `--model` and `--history` of `bench replay`, which
 mean something else. `{ENVIRONMENT}_HISTORY=0` is `--no-history`.
 
-Exit codes: 0 ok, 1 refused at run time (a named file that is missing or wrong, too), 2 wrong usage, 130 interrupted,
-143 a batch that SIGTERM ended.
+| exit code | |
+|---|---|
+| 0 | done |
+| 1 | refused or failed at run time, also for a missing file: one line on stderr says what to do |
+| 1 without a line | the output pipe was closed |
+| 2 | wrong usage, as far as the command line alone shows it |
+| 130 | interrupted; the text so far was printed. A second Ctrl-C ends the process at once |
+| 143 | a batch that SIGTERM ended |
+
+Bytes of a prompt that are not UTF-8 are replaced, with one warning. `NO_COLOR` is respected.
 """
 
 

@@ -126,7 +126,7 @@ def serve(
     max_body: int,
     share_statistics: bool,
 ) -> None:
-    """Answer HTTP requests in the ways of OpenAI and llama-server, with a page to try it at /.
+    """Serve the APIs of OpenAI, Anthropic, Ollama and llama-server, with a page to try it at /.
 
     A request that names no temperature is sampled at 0.8, as llama-server does, because clients expect answers that
     vary; other commands are greedy (0).

@@ -299,12 +299,16 @@ def test_rest_local_alone_says_what_to_do_next(call: Call, home: Path, tiny_mode
     assert lines[3].strip() == "rest-local chat -m mine"
 
 
-def test_the_suggested_model_fits_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("processors", "fit"), [(2, ["0.5B", "1.5B", "1.5B", "1.5B"]), (8, ["0.5B", "1.5B", "3B", "7B"])]
+)
+def test_the_suggested_model_fits_the_machine(processors: int, fit: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
+    monkeypatch.setattr("rest_local.llama.cores.usable_cpus", lambda: set(range(processors)))
     for memory in (2.0, 4.0, 8.0, 64.0):
         monkeypatch.setattr(first_run, "_memory_gb", lambda memory=memory: memory)
         sizes.append(first_run.suggestion().split("-")[2])
-    assert sizes == ["0.5B", "1.5B", "3B", "7B"]
+    assert sizes == fit
 
 
 CONVERSING = [("chat", "who are you?"), ("generate", "--instruct", "who are you?"), ("edit", "FILE", "who are you?")]
