@@ -15,7 +15,6 @@ from rest_local.cli.live import ASLEEP, Live
 from rest_local.cli.messages import say, warn
 from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
 from rest_local.errors import ModelError
-from rest_local.paths import is_demo_model
 
 if TYPE_CHECKING:
     from rest_local.cli.indexer import Indexer
@@ -94,6 +93,8 @@ def conversing(config: EngineConfig) -> EngineConfig:
 
     Raises ModelError for the demo model, which can do neither, and OptionError where none was named or chosen.
     """
+    from rest_local.paths import is_demo_model
+
     model = inputs.model_path(config.model or first_run.choose())
     if is_demo_model(model):
         raise ModelError(

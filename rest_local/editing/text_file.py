@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rest_local.errors import InputInvalid
-from rest_local.paths import replacing
 
 BOM = b"\xef\xbb\xbf"
 _LINE = re.compile(r"([^\r\n]*(?:\r(?!\n)[^\r\n]*)*)(\r\n|\n|\Z)")  # a carriage return alone is a part of its line
@@ -113,6 +112,8 @@ def write_whole(path: Path, content: bytes, like: Path) -> None:
     """Replace `path`, or make it, with permissions, owner and extended attributes of `like`. Content and name are
     synced (`paths.replacing`). Raises InputInvalid; then `path` is as it was.
     """
+    from rest_local.paths import replacing  # after --help
+
     try:
         with replacing(path, durable=True) as file:
             file.write(content)

@@ -3,8 +3,8 @@
 Its source is in `web`: the markup, a style sheet and scripts, which are sent as one document. So the security policy
 can name the hash of every style and script, and the page loads nothing else: it turns no text into markup, calls only
 this server and cannot be framed. `highlight.js` is a copy of the library's build for browsers, which nothing here
-changes; `highlight.LICENSE` belongs to it. The scripts are classic ones that share one scope, in the order of `page.html`. Needs
-no model.
+changes; `highlight.LICENSE` belongs to it. The scripts are classic ones that share one scope, in the order of
+`page.html`. Needs no model.
 """
 
 from __future__ import annotations
