@@ -101,6 +101,7 @@ def _usage_line(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or "\n" in message:
         return message
+    message = re.sub(r"(integer|float) range$", r"\1", message.rstrip("."))
     message = re.sub(r"\.? \(?Did you mean (.*?)\?\)?$", r" (did you mean \1?)", message)  # click's, of every version
     return f"{message.rstrip('.')}; see `{context.command_path} --help`"
 

@@ -92,6 +92,10 @@ def test_a_mistyped_command_gets_a_suggestion(call: Call, line: str, meant: str)
     assert re.search(rf" \(did you mean .*'{meant}'.*\?\); see `rest-local.* --help`$", done.err.strip())
 
 
+def test_a_wrong_number_is_called_a_number(call: Call) -> None:
+    assert call("generate", "-n", "x").err.endswith("'x' is not a valid integer; see `rest-local generate --help`\n")
+
+
 def test_a_command_that_is_like_none_gets_no_suggestion(call: Call) -> None:
     done = call("qqqqqq")
     assert done.err == "rest-local: error: No such command 'qqqqqq'; see `rest-local --help`\n"

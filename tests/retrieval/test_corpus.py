@@ -84,7 +84,7 @@ def test_binary_oversized_minified_and_archives_are_skipped(tmp_path):
     assert set(found(tmp_path, skipped=skipped)) == {"good.py", "large.py"}
     assert skipped.counts["minified"] == 2
     assert "2 minified" in skipped.summary()
-    assert Skipped().summary() == "nothing skipped"
+    assert Skipped().summary() == "nothing"
 
 
 def test_any_bytes_become_valid_text(tmp_path):

@@ -36,12 +36,12 @@ class Skipped:
             self.secrets.append(printable(name))
 
     def summary(self) -> str:
-        """One line: "12 binary, 9 not a wanted kind of file (6 .json, 3 .ipynb)", or "nothing skipped"."""
+        """One line: "12 binary, 9 not a wanted kind of file (6 .json, 3 .ipynb)", or "nothing"."""
         parts = [f"{count} {reason}" for reason, count in self.counts.most_common()]
         kinds = [f"{count} {kind}" for kind, count in self.kinds.most_common(_KINDS_SHOWN)]
         kinds += ["..."] if len(self.kinds) > _KINDS_SHOWN else []
         parts = [f"{part} ({', '.join(kinds)})" if kinds and part.endswith(UNWANTED) else part for part in parts]
-        return ", ".join(parts) or "nothing skipped"
+        return ", ".join(parts) or "nothing"
 
 
 def joined(parts: Iterable[Skipped]) -> Skipped:
