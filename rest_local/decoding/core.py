@@ -342,6 +342,7 @@ class EngineCore:
             relaxed=relaxed,
             constraint=None if sampler.constraint.is_free else sampler.constraint,
             decode=self._decode if request.origins else None,
+            remaining=sampler.remaining if request.after_sampling and request.logprobs is not None else None,
             encode=self.projector.rows if self.projector else None,
         )
 
@@ -414,6 +415,7 @@ class EngineCore:
         """As `Engine.statistics`."""
         return {
             **self.totals.to_dict(),
+            "passes": sum(lane.scheduler.generating for lane in self.lanes),
             "cells_used": sum(slot.n_past for slot in self.slots),
             "cells": self.lane.context.n_cells,
             "cost_curve_age_s": round(self.lane.tuning.age, 1),

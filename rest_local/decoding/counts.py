@@ -201,6 +201,7 @@ class Totals:
     prompt_seconds: float = 0.0
     predicted_tokens: int = 0
     predicted_seconds: float = 0.0
+    longest: int = 0  # prompt and answer of one request
     steps: int = 0
     drafts: int = 0
     drafted: int = 0
@@ -217,6 +218,7 @@ class Totals:
         self.cached_tokens += statistics.cached_tokens
         self.prompt_seconds += 1e-3 * statistics.prompt_share_ms
         self.predicted_tokens += n_answer
+        self.longest = max(self.longest, statistics.prompt_tokens + n_answer)
         self.predicted_seconds += 1e-3 * statistics.answer_share_ms
         self.steps += statistics.steps
         self.drafts += statistics.drafts

@@ -86,7 +86,7 @@ class PooledCore(EngineCore):
 
     def statistics(self) -> dict[str, Any]:
         """As `EngineCore.statistics`, of what was never done."""
-        return {**self.totals.to_dict(), "cells_used": 0, "cells": 0, "cost_curve_age_s": 0.0}
+        return {**self.totals.to_dict(), "passes": 0, "cells_used": 0, "cells": 0, "cost_curve_age_s": 0.0}
 
     def stall_for(self, milliseconds: float) -> None:
         """Nothing has steps."""

@@ -90,6 +90,7 @@ class Scheduler:
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
         self._passes = 0
+        self.generating = 0  # of them, passes that generated tokens
         self._full = False  # a sequence was sent back, and none has ended since
         self._held: Sequence | None = None  # has to wait until another one ends or gets on with its prompt
         self._uncharged_ms = 0.0  # of the steps before
@@ -460,6 +461,7 @@ class Scheduler:
     def _charge_idle(self, n_running: int) -> None:
         """Every few passes, because asking the curve costs as much as a lookup."""
         self._passes += 1
+        self.generating += n_running > 0
         if self._passes % CHARGED_PASSES == 0 and (self.slots.idle_cells or self.slots.holes):
             per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
             self.slots.charge(CHARGED_PASSES * per_cell, self._curve.per_token(self._in_use()))

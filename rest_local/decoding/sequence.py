@@ -13,6 +13,7 @@ Contract:
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import abc, deque
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.decoding.counts import PassClock, Step, StepClock
-from rest_local.decoding.logprobs import entropy_of, logprobs_of
+from rest_local.decoding.logprobs import TokenLogprobs, entropy_of, logprobs_of
 from rest_local.decoding.request import Request
 from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Answer, Piece, Progress, Result
@@ -76,6 +77,7 @@ class Taken(NamedTuple):
     drafted: Draft
     rows: abc.Sequence[NDArray[np.float32]]  # of logits, as `Sequence._rows_to_finish` chose them
     overlaps: bool
+    told: list[TokenLogprobs] | None  # where the request wants probabilities after the samplers
 
 
 class Sequence:
@@ -87,6 +89,7 @@ class Sequence:
     relaxed     the rule by which a retrieved token can replace the sampled one; None: never
     constraint  nodes that it forbids are never submitted
     decode      where set, the origins of tokens are reported
+    remaining   what the samplers left of the last row, where probabilities after them are reported
     encode      computes the rows of the images in the prompt
     wake        called when there are pieces, and at the end, in the thread that steps
     """
@@ -104,6 +107,7 @@ class Sequence:
         relaxed: Relaxed | None = None,
         constraint: TokenConstraint | None = None,
         decode: Decode | None = None,
+        remaining: Callable[[], list[tuple[int, float]]] | None = None,
         encode: Encode | None = None,
     ) -> None:
         self.request, self.policy, self.chooser, self.answer = request, policy, chooser, answer
@@ -128,7 +132,7 @@ class Sequence:
         self._slot: Slot | None = None
         self._sources: Lookup | None = None
         self._connect, self._ends, self._finished = connect, ends, finished
-        self._relaxed, self._constraint, self._decode = relaxed, constraint, decode
+        self._relaxed, self._constraint, self._decode, self._remaining = relaxed, constraint, decode, remaining
         self.drafted = Draft(self.tree)
         self._entropies: tuple[float, ...] = ()
         self._newest_row: NDArray[np.float32] | None = None  # a buffer: a fresh one takes longer to map than to fill
@@ -386,7 +390,7 @@ class Sequence:
         At 152k tokens 0.03 ms for each row that is visited, and 0.1 ms.
         """
         begun = time.perf_counter()
-        verdict, visited, relaxed = self._verify(logits)
+        verdict, visited, relaxed, told = self._verify(logits)
         slot, tokens = self.slot, verdict.tokens
         if not slot.accept(self.tree, self.layout, verdict.path):
             slot.clear()  # evaluated by the next pass: a decode now would overwrite the logits of the other requests
@@ -395,7 +399,7 @@ class Sequence:
         self.tokens += tokens
         self.sources.extend(tokens)
         rows = self._rows_to_finish(logits, visited, overlaps)
-        taken = Taken(verdict, relaxed, self.tree, self.drafted, rows, overlaps)
+        taken = Taken(verdict, relaxed, self.tree, self.drafted, rows, overlaps, told)
         self.clock.verify = 1e3 * (time.perf_counter() - begun)
         self._learn(tokens[: relaxed[0]] if relaxed else tokens, len(verdict.path), done, first)
         return taken
@@ -421,7 +425,7 @@ class Sequence:
     def finish_step(self, taken: Taken) -> Step:
         """The part of a step that no forward pass has to wait for; the next step may be drafted by now."""
         begun = time.perf_counter()
-        verdict, relaxed, tree, drafted, rows, overlapped = taken
+        verdict, relaxed, tree, drafted, rows, overlapped, after_sampling = taken
         self.policy.catch_up()
         if self.policy.watches_entropy:
             caught_up = time.perf_counter()
@@ -432,8 +436,8 @@ class Sequence:
         sources = [SOURCES[tree.source[node]] for node in verdict.path] + [TARGET]
         for place in relaxed:
             sources[place] += RELAXED_MARK
-        told, top = [], self.request.logprobs
-        if top is not None:
+        told, top = after_sampling or [], self.request.logprobs
+        if top is not None and after_sampling is None:
             told = [logprobs_of(row, token, top) for row, token in zip(rows, verdict.tokens, strict=True)]
         origins = origins_of(drafted, verdict.tokens[:-1], self._decode) if self._decode else []
         if not overlapped:  # the next step waits for it
@@ -442,13 +446,14 @@ class Sequence:
             self.statistics.step_ms += ms
         return Step(verdict.tokens, sources, told, [*origins, None])
 
-    def _verify(self, rows: NDArray[np.float32]) -> tuple[Verdict, list[int], list[int]]:
-        """The verdict, the row that each of its tokens was chosen from, and the places of the tokens that passed only
-        because verification is relaxed.
+    def _verify(self, rows: NDArray[np.float32]) -> tuple[Verdict, list[int], list[int], list[TokenLogprobs] | None]:
+        """The verdict, the row that each of its tokens was chosen from, the places of the tokens that passed only
+        because verification is relaxed, and the probabilities after the samplers, where they are reported.
         """
         tree, order = self.tree, self.layout.order if self.layout else []
         visited: list[int] = []
         relaxed: list[int] = []
+        told: list[TokenLogprobs] = []
 
         def choose(node: int) -> int:
             place = 0 if node == ROOT else 1 + order.index(node)
@@ -458,11 +463,13 @@ class Sequence:
                 chosen = self._relaxed.relax(token, tree, node, row, self._ends)
                 if chosen != token:
                     relaxed.append(len(visited))
+            if self._remaining is not None:
+                told.append(_after_sampling(chosen, self._remaining(), self.request.logprobs or 0))
             self.chooser.accept(chosen)
             visited.append(place)
             return chosen
 
-        return verify(tree, choose, self._ends), visited, relaxed
+        return verify(tree, choose, self._ends), visited, relaxed, None if self._remaining is None else told
 
     def _rows_of_logits(self, logits: NDArray[np.float32], visited: abc.Sequence[int]) -> Iterator[LogitsRow]:
         """The rows of the step before its tokens are committed, each with the two tokens that it follows: those that
@@ -573,6 +580,15 @@ class Sequence:
             self.done = True
             if self.wake:
                 self.wake()
+
+
+def _after_sampling(token: int, left: list[tuple[int, float]], top: int) -> TokenLogprobs:
+    """The probability of `token` among those that the samplers left, and the `top` likeliest of these; as logarithms.
+    -inf for one that only relaxed verification chose.
+    """
+    probabilities = dict(left)
+    likeliest = tuple((other, math.log(each)) for other, each in left[:top] if each > 0)
+    return TokenLogprobs(token, math.log(found) if (found := probabilities.get(token, 0.0)) else -math.inf, likeliest)
 
 
 def error_of(error: Exception) -> RestLocalError:

@@ -62,6 +62,7 @@ class Sampler:
         self._shape = self._dist = None
         self._candidates = None if sampling.is_greedy else Candidates(vocabulary.size)
         self._closed = False
+        self._only: int | None = None  # the token of the last `sample`, where it was the only one left
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """The chosen token. `logits`: float32 [n_vocab], not changed. Accepts nothing.
@@ -70,19 +71,20 @@ class Sampler:
         takes about 0.04 ms greedy, 0.2 ms with top-k, top-p or min-p, 0.8 ms with penalties. Raises GenerationError if
         the grammar allows no token or needs too much work."""
         self._check_open()
-        if self._candidates is None:
-            return self._likeliest(logits)
-        if self._dist is None:
-            return self._sample_greedy(self._candidates, logits)
+        if self._candidates is None or self._dist is None:
+            greedy = self._candidates
+            self._only = self._likeliest(logits) if greedy is None else self._sample_greedy(greedy, logits)
+            return self._only
+        self._only = None
         self._candidates.fill(logits, self.constraint.allowed())
         llama_cpp.llama_sampler_apply(self._shape, self._candidates.reference)
         if self._candidates.array.size > 1:
             llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)
             return self._candidates.selected
-        token = int(self._candidates.array.data[0].id)
+        self._only = int(self._candidates.array.data[0].id)
         self._candidates.fill_dummies()
         llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)
-        return token
+        return self._only
 
     def _likeliest(self, logits: NDArray[np.float32]) -> int:
         """The likeliest token. Copies the row only if that is an end token which is not allowed yet."""
@@ -104,6 +106,18 @@ class Sampler:
         candidates.fill(logits, self.constraint.allowed())
         llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
         return candidates.selected
+
+    def remaining(self) -> list[tuple[int, float]]:
+        """The tokens that the samplers of the last `sample` left to choose from, with their probabilities, likeliest
+        first. Greedy samplers leave one.
+        """
+        self._check_open()
+        if self._only is not None or self._candidates is None:
+            return [] if self._only is None else [(self._only, 1.0)]
+        left = self._candidates.left()
+        weights = np.exp(left["logit"] - left["logit"].max(), dtype=np.float64)
+        order = np.lexsort((left["id"], -weights))
+        return [(int(left["id"][at]), float(weights[at] / weights.sum())) for at in order]
 
     def allows(self, token: int) -> bool:
         """Whether the token may come next: by the grammar, the minimum length and the biases of -inf."""
@@ -225,6 +239,11 @@ class Candidates:
 
     def _rewind(self, size: int) -> None:
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._first, size, -1, False
+
+    def left(self) -> NDArray[Any]:
+        """The candidates that the samplers left, until the next use: `_CANDIDATE` [n]."""
+        data = ctypes.cast(self.array.data, ctypes.POINTER(ctypes.c_char * (_CANDIDATE.itemsize * self.array.size)))
+        return np.frombuffer(data.contents, _CANDIDATE)
 
     @property
     def selected(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -78,15 +79,19 @@ def chat_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> d
     return {"content": content, "refusal": None}
 
 
-def native_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
-    """llama-server's `completion_probabilities`."""
+def native_logprobs(
+    vocabulary: Vocabulary, entries: Iterable[TokenLogprobs], after_sampling: bool
+) -> list[dict[str, Any]]:
+    """llama-server's `completion_probabilities`: logarithms, or with `after_sampling` probabilities."""
 
     def one(token: int, logprob: float) -> dict[str, Any]:
         piece = vocabulary.piece(token)
-        return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": logprob}
+        value = {"prob": math.exp(logprob)} if after_sampling else {"logprob": logprob}
+        return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece)} | value
 
+    top = "top_probs" if after_sampling else "top_logprobs"
     return [
-        one(entry.token, entry.logprob) | {"top_logprobs": [one(token, logprob) for token, logprob in entry.top]}
+        one(entry.token, entry.logprob) | {top: [one(token, logprob) for token, logprob in entry.top]}
         for entry in entries
     ]
 

@@ -379,7 +379,8 @@ class OpenAIAnswer(Answer[BodyT]):
         return fields
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self.asked.model}
+        named = {"id": self._id, "object": kind, "created": self._created, "model": self.asked.model}
+        return named | {"system_fingerprint": self.asked.fingerprint}
 
     def _event(
         self,

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from rest_local.errors import RestLocalError
 from rest_local.server import bodies, datastores, messages, model_info, slots
-from rest_local.server.chat import chat_completions
+from rest_local.server.chat import chat_completions, input_tokens
 from rest_local.server.completions import completions
 from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
 from rest_local.server.model_info import metrics
@@ -44,6 +44,7 @@ async def openapi(request: HttpRequest) -> Response:
 
 ROUTES: Routes = (
     (post("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True), chat_completions),
+    (post("/v1/chat/completions/input_tokens", "Count a conversation's tokens", bodies.ChatBody), input_tokens),
     (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
     (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
     (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
@@ -70,6 +71,7 @@ ROUTES: Routes = (
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
+    "/chat/completions/input_tokens": "/v1/chat/completions/input_tokens",
     "/completions": "/v1/completions",
     "/embeddings": "/v1/embeddings",
     "/models": "/v1/models",

@@ -219,7 +219,24 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
 
 
-PromptField = str | Many[str] | Many[TokenId] | Many[Many[TokenId]]
+def _prompt_string(value: Any) -> Any:
+    """llama-server's objects in the place of texts: `{"prompt_string": "..."}`, `{"content": [{"type": "text", ...}]}`.
+    Other objects stay, and are refused.
+    """
+    if isinstance(value, list):
+        return [_prompt_string(each) if isinstance(each, dict) else each for each in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("prompt_string"), str) and not value.get("multimodal_data"):
+        return value["prompt_string"]
+    parts = value.get("content")
+    if isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        texts = [part.get("text") for part in parts]
+        return "".join(texts) if all(isinstance(text, str) for text in texts) else value
+    return value
+
+
+PromptField = Annotated[str | Many[TokenId | str | Many[TokenId | str]], BeforeValidator(_prompt_string)]
 
 
 class CompletionBody(GenerationBody):
@@ -272,8 +289,9 @@ class RerankBody(Body):
 class NativeBody(GenerationBody):
     """POST /completion."""
 
-    prompt: str | Many[TokenId | str | Many[TokenId | str]]
+    prompt: PromptField
     n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
+    post_sampling_probs: bool | None = None
     n_indent: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
     response_fields: Annotated[Many[str], Field(max_length=256)] | None = None
     return_tokens: bool | None = None

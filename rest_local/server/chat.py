@@ -30,6 +30,8 @@ from rest_local.server.bodies import ChatBody, NamedTool, parse
 from rest_local.server.errors import ApiError
 from rest_local.server.prompts import chat_text, template_of
 from rest_local.server.requests import chat_grammar, longest_prompt, request_of, shifts_context
+from rest_local.server.state import state_of
+from rest_local.server.streaming import json_response
 
 
 async def chat_completions(request: HttpRequest) -> Response:
@@ -38,6 +40,13 @@ async def chat_completions(request: HttpRequest) -> Response:
     chat = Chat(asked)
     streams = await asked.submit(request, chat.requests)
     return await chat.answer(streams.streams).respond(request, streams)
+
+
+async def input_tokens(request: HttpRequest) -> Response:
+    """How many tokens a chat would give the model. Nothing is generated."""
+    chat = Chat(Generating.of(request, await parse(request, ChatBody)))
+    count = await state_of(request).workers.run(request, chat.count)
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
 class Chat:
@@ -134,7 +143,7 @@ class ChatAnswer(OpenAIAnswer[ChatBody]):
         self.parsers = parsers
 
     def begin(self) -> list[bytes]:
-        return [self._chunk(i, {"role": "assistant", "content": None}) for i in range(len(self.choices))]
+        return [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(len(self.choices))]
 
     def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
         return [self._chunk(number, {}, **fields)]
@@ -179,9 +188,6 @@ class ChatAnswer(OpenAIAnswer[ChatBody]):
         if not self.body.logprobs:
             return None
         return chat_logprobs(self.engine.model.vocabulary, self.choices[number].logprobs)
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return super()._head(kind) | {"system_fingerprint": self.asked.fingerprint}
 
     def _chunk(self, index: int, delta: dict[str, Any], **fields: Any) -> bytes:
         return self._event(index, {"delta": delta}, **fields)

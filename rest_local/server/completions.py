@@ -16,7 +16,7 @@ from rest_local.server.answer_fields import completion_logprobs
 from rest_local.server.answering import Answered, Asked, Generating, OpenAIAnswer, Part
 from rest_local.server.bodies import MAX_PROMPTS, CompletionBody, parse
 from rest_local.server.errors import ApiError
-from rest_local.server.prompts import infill_tokens, plain_prompts, prompt_text
+from rest_local.server.prompts import infill_tokens, prompt_text, prompts_of
 from rest_local.server.requests import grammar_of, longest_prompt, request_of, shifts_context
 
 
@@ -77,7 +77,7 @@ def _prompts(engine: Engine, body: CompletionBody, n: int) -> list[list[int]]:
         if not isinstance(body.prompt, str):
             raise ApiError(400, "suffix: the prompt must be one text", param="suffix")
         return [infill_tokens(engine, body.prompt, body.suffix, answer=max(body.max_tokens or 0, 0))]
-    return plain_prompts(engine, body.prompt, MAX_PROMPTS // n, longest_prompt(engine, body))
+    return prompts_of(engine, body.prompt, MAX_PROMPTS // n, longest_prompt(engine, body))
 
 
 def _top_logprobs(body: CompletionBody) -> int | None:

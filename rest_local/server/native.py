@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,11 +10,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.decoding.engine import Engine
+from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.request import Request
 from rest_local.server.answer_fields import native_logprobs, timings
 from rest_local.server.answering import Answer, Answered, Asked, Generating, Part
 from rest_local.server.bodies import InfillBody, NativeBody, parse
-from rest_local.server.prompts import infill_tokens, native_prompts, prompt_text
+from rest_local.server.prompts import infill_tokens, prompt_text, prompts_of
 from rest_local.server.requests import grammar_of, longest_prompt, request_of
 from rest_local.server.streaming import event
 
@@ -27,7 +29,7 @@ async def completion(request: HttpRequest) -> Response:
     """Continues a prompt, or each of several."""
     body = await parse(request, NativeBody)
     return await _answer(
-        request, body, lambda engine: native_prompts(engine, body.prompt, longest_prompt(engine, body))
+        request, body, lambda engine: prompts_of(engine, body.prompt, longest=longest_prompt(engine, body))
     )
 
 
@@ -67,7 +69,7 @@ class NativeAnswer(Answer[NativeBody]):
     def advance(self, number: int, part: Part) -> list[bytes]:
         fields = self._partial(number, part)
         if part.logprobs:
-            fields["completion_probabilities"] = native_logprobs(self.engine.model.vocabulary, part.logprobs)
+            fields["completion_probabilities"] = self._probabilities(part.logprobs)
         return [event(fields | part.extension)]
 
     def _partial(self, number: int, part: Part) -> dict[str, Any]:
@@ -118,11 +120,14 @@ class NativeAnswer(Answer[NativeBody]):
             "tokens_cached": result.timings.cached_tokens + result.timings.prompt_tokens + len(result.tokens),
             "timings": timings([result], self.shows_steps),
         }
-        if choice.logprobs:
-            fields["completion_probabilities"] = native_logprobs(self.engine.model.vocabulary, choice.logprobs)
+        if choice.logprobs and not self.body.stream:
+            fields["completion_probabilities"] = self._probabilities(choice.logprobs)
         if self.sends_origins:
             fields["rest_local"] = {"draft": result.draft.to_dict()}
         return fields
+
+    def _probabilities(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        return native_logprobs(self.engine.model.vocabulary, entries, bool(self.body.post_sampling_probs))
 
     def _prompt_text(self, prompt: Sequence[int]) -> str:
         """Empty if the client did not select it: it costs half a microsecond a token."""
@@ -141,6 +146,7 @@ class NativeAnswer(Answer[NativeBody]):
         """The settings in effect: defaults filled in, samplers that are off with their neutral value."""
         sampling = request.sampling
         effective: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLERS}
+        ends = [(int(token), -math.inf) for token in self.engine.model.vocabulary.ends] if request.ignore_end else []
         limit = -1 if self.body.n_predict is None and self.body.max_tokens is None else request.max_tokens
         return effective | {
             "n_ctx": self.engine.n_ctx,
@@ -152,7 +158,7 @@ class NativeAnswer(Answer[NativeBody]):
             "min_tokens": request.min_tokens,
             "ignore_eos": request.ignore_end,
             "n_probs": request.logprobs or 0,
-            "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias],
+            "logit_bias": [{"token": token, "bias": bias} for token, bias in (*sampling.logit_bias, *ends)],
             "grammar": sampling.grammar.source if sampling.grammar else "",
             "stream": bool(self.body.stream),
         }

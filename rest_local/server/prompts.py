@@ -66,52 +66,29 @@ def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
     return None if token is None else vocabulary.piece(token).decode("utf-8", "replace")
 
 
-def plain_prompts(
-    engine: Engine, prompt: PromptField, most: int, longest: int | None = None, field: str = "prompt"
+def prompts_of(
+    engine: Engine, prompt: PromptField, most: int = MAX_PROMPTS, longest: int | None = None, field: str = "prompt"
 ) -> list[list[int]]:
-    """Token ids of each prompt: one text, several texts, one list of ids, or several lists.
+    """Token ids of each prompt: one is a text, or ids among which there may be texts; several are a list of these.
 
     most      prompts at once
-    longest   tokens of one text
+    longest   tokens of one prompt
     field     its name in the body
 
-    Raises ApiError 400 for no prompt and for more than `most`, OptionError for an unknown id, PromptTooLong.
+    Raises ApiError 400 for no prompt, for more than `most` and for a list among ids, OptionError for an unknown id,
+    PromptTooLong.
     """
-    if isinstance(prompt, str):
-        return [engine.tokenize(prompt, most=longest)]
-    if prompt and isinstance(prompt[0], int):
-        return [checked_ids(engine, prompt)]
+    if isinstance(prompt, str) or any(isinstance(part, int) for part in prompt):
+        return [_prompt(engine, prompt, longest, field)]
     if not 1 <= len(prompt) <= most:
         message = f"{field}: give 1 to {most} prompts at once, not {len(prompt)}"
         raise ApiError(400, message, code="invalid_value", param=field)
-    return [
-        engine.tokenize(each, most=longest) if isinstance(each, str) else checked_ids(engine, each) for each in prompt
-    ]
+    return [_prompt(engine, each, longest, field) for each in prompt]  # type: ignore[arg-type]
 
 
-def native_prompts(
-    engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]], longest: int | None = None
-) -> list[list[int]]:
-    """llama-server's prompts: one as for `mixed_prompt`, or several: a list of texts and lists, without ids.
-
-    `longest`: tokens of one prompt. Raises ApiError 400 for more than MAX_PROMPTS, OptionError for an unknown id,
-    PromptTooLong.
-    """
-    several = not isinstance(prompt, str) and bool(prompt) and not any(isinstance(part, int) for part in prompt)
-    if not several:
-        return [mixed_prompt(engine, prompt, longest)]
-    if len(prompt) > MAX_PROMPTS:
-        raise ApiError(400, f"give 1 to {MAX_PROMPTS} prompts at once, not {len(prompt)}", param="prompt")
-    return [mixed_prompt(engine, each, longest) for each in prompt]  # type: ignore[arg-type]
-
-
-def mixed_prompt(
-    engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]], longest: int | None = None
+def _prompt(
+    engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]], longest: int | None, field: str
 ) -> list[int]:
-    """llama-server's prompt: a text, or texts mixed with token ids.
-
-    Raises ApiError 400 for a list inside, OptionError for an unknown id, PromptTooLong for more than `longest` tokens.
-    """
     if isinstance(prompt, str):
         return engine.tokenize(prompt, most=longest)
     tokens: list[int] = []
@@ -119,7 +96,7 @@ def mixed_prompt(
         if isinstance(part, int):
             tokens += checked_ids(engine, [part])
         elif not isinstance(part, str):
-            raise ApiError(400, "give one prompt, of texts and token ids, or a list of such prompts", param="prompt")
+            raise ApiError(400, "give one prompt, of texts and token ids, or a list of such prompts", param=field)
         elif number == 0:
             tokens += engine.tokenize(part, most=longest)
         else:

@@ -12,7 +12,7 @@ from rest_local.decoding.request import STRICT, Request, Strict
 from rest_local.decoding.verify import Relaxed
 from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
 from rest_local.llama.sampling import MAX_SEED, Sampling
-from rest_local.server.bodies import ChatBody, Extension, GenerationBody, Prediction
+from rest_local.server.bodies import ChatBody, Extension, GenerationBody, NativeBody, Prediction
 from rest_local.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def request_of(
         ignore_end=bool(body.ignore_eos),
         prediction=_predicted(body.prediction),
         logprobs=logprobs,
+        after_sampling=isinstance(body, NativeBody) and bool(body.post_sampling_probs),
         origins=bool(extension.origins),
         progress=bool(body.stream and body.return_progress),
         policy=extension.policy,
@@ -125,7 +126,7 @@ def _seed(seed: int | None, choice: int) -> int | None:
 
 
 def _biases(body: GenerationBody, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
-    """OpenAI's object of ids, or llama-server's list, in which text stands for its tokens and false forbids."""
+    """OpenAI's object of ids, or llama-server's list of pairs. Text stands for its tokens, false forbids."""
     if body.logit_bias is None:
         return ()
     named = isinstance(body.logit_bias, dict)
@@ -135,12 +136,12 @@ def _biases(body: GenerationBody, vocabulary: Vocabulary) -> tuple[tuple[int, fl
         value = -math.inf if bias is False else bias
         if isinstance(value, (bool, str)):
             raise ApiError(400, "logit_bias: a bias is a number or false", param="logit_bias")
-        if isinstance(token, str) and not named:
+        if isinstance(token, str) and not (named and token.isascii() and token.lstrip("-").isdigit()):
             found += [(int(each), float(value)) for each in vocabulary.tokenize(token)]
             continue
         written = str(token)
-        if not (written.isascii() and written.isdigit() and len(written) < 11 and int(written) < vocabulary.size):
-            raise ApiError(400, f"logit_bias: keys are token ids below {vocabulary.size}", param="logit_bias")
+        if not (written.isdigit() and len(written) < 11 and int(written) < vocabulary.size):
+            raise ApiError(400, f"logit_bias: ids of tokens are below {vocabulary.size}", param="logit_bias")
         found.append((int(written), float(value)))
     return tuple(found)
 

@@ -19,9 +19,9 @@ from starlette.responses import Response
 
 from rest_local.errors import PromptTooLong
 from rest_local.llama.embedding import Embedder, Pairs, Ranker, longest_text, pooling, pooling_of
-from rest_local.server.bodies import MAX_PROMPTS, EmbeddingBody, RerankBody, parse
+from rest_local.server.bodies import EmbeddingBody, RerankBody, parse
 from rest_local.server.errors import ApiError
-from rest_local.server.prompts import plain_prompts
+from rest_local.server.prompts import prompts_of
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
 
@@ -74,7 +74,7 @@ class Embedding:
         raises.
         """
         body, size = self.body, self.engine.model.n_embd
-        prompts = plain_prompts(self.engine, body.input, MAX_PROMPTS, field="input")
+        prompts = prompts_of(self.engine, body.input, field="input")
         if body.dimensions is not None and body.dimensions > size:
             raise ApiError(400, f"dimensions: the model has {size}", param="dimensions")
         data = [

@@ -140,7 +140,7 @@ class FakeService:
     def statistics(self) -> dict[str, Any]:
         names = (
             "requests", "prompt_tokens", "predicted_tokens", "steps", "drafts", "drafted", "accepted", "lookups",
-            "lookups_skipped",
+            "lookups_skipped", "cached_tokens", "longest", "passes",
         )  # fmt: skip
         more = {
             "prompt_seconds": 1.0,

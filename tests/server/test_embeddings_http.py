@@ -13,6 +13,7 @@ from live import Live, served
 from support.pooled import with_pooling
 
 from rest_local.decoding.engine import Engine
+from rest_local.llama.options import ModelOptions, Override
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
 
@@ -32,6 +33,18 @@ def test_the_openai_package_gets_vectors(embedding: Live) -> None:
         assert [entry.index for entry in made.data] == [0, 1]
         assert len(made.data[0].embedding) == 64
         assert made.usage.prompt_tokens == made.usage.total_tokens > 1
+
+
+def test_a_generating_model_embeds_where_an_override_names_a_pooling(
+    tiny_model: Callable[..., Path], embedding: Live
+) -> None:
+    options = ModelOptions(override_kv=(Override.parse("llama.pooling_type=int:3"),))
+    load = lambda: Engine.load(tiny_model("llama", n_ctx=256), options=options)  # noqa: E731
+    with served(Serving(Settings(port=0), "tiny", load, drain_seconds=1)) as live:
+        body = {"input": ["hello", {"prompt_string": "more text"}, [5, "text", 6]]}
+        found, wanted = (each.post("/v1/embeddings", body).json()["data"] for each in (live, embedding))
+        assert [entry["embedding"] for entry in found] == [entry["embedding"] for entry in wanted]
+        assert live.post("/completion", {"prompt": "hello", "n_predict": 2}).json()["tokens_predicted"] == 2
 
 
 def test_formats_of_vectors(embedding: Live) -> None:

@@ -164,7 +164,7 @@ async def _embedded(
     most = longest_text(engine.model) if cut else None
 
     def work() -> dict[str, Any]:
-        ids = [_cut(engine.tokenize(text), most) for text in texts]
+        ids: list[Any] = [_cut(engine.tokenize(text), most) for text in texts]
         body = EmbeddingBody(input=ids, dimensions=dimensions)
         return Embedding(engine, body, model).answer(embedder(state, service))
 

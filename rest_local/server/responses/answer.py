@@ -53,7 +53,8 @@ class ResponseAnswer(Answer[ChatBody]):
 
     def end(self) -> list[bytes]:
         response = self._final()
-        return self._sent(self._writer.numbered({"type": f"response.{response['status']}", "response": response}))
+        last = {"type": f"response.{response['status']}", "response": response, "timings": response["timings"]}
+        return self._sent(self._writer.numbered(last))
 
     def whole(self) -> dict[str, Any]:
         choice = self.choices[0]
