@@ -237,7 +237,7 @@ class PromptTooLong(GenerationError):
     def __init__(self, n_prompt: int, n_ctx: int, estimated: bool = False) -> None:
         known = f"about {n_prompt}" if estimated else str(n_prompt)
         super().__init__(f"the prompt has {known} tokens and the context holds {n_ctx}; shorten it or raise `n_ctx`")
-        self.n_prompt, self.n_ctx = n_prompt, n_ctx
+        self.n_prompt, self.n_ctx, self.estimated = n_prompt, n_ctx, estimated
 
 
 class CannotGenerate(GenerationError):

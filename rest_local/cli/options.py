@@ -17,7 +17,7 @@ import click
 from rest_local.cli import completion
 from rest_local.cli.inputs import read_grammar
 from rest_local.cli.load_options import LayerCount, load_options
-from rest_local.cli.sections import in_section
+from rest_local.cli.sections import in_section, rare_option
 from rest_local.decoding.config import AUTO_PROJECTOR, POLICY_NAMES, TRAINED, EngineConfig
 from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
 from rest_local.llama.sampling import Sampling
@@ -249,6 +249,12 @@ projector_option = _engine(
     metavar="FILE|auto|none",
     shell_complete=completion.paths,
     help="Projector, so that the model takes images; auto: the mmproj file that lies with the model, if any.",
+)
+template_option = rare_option(
+    "--chat-template-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Jinja template in the place of the (first) model's own.",
 )
 stop_option = click.option(
     "--stop", multiple=True, callback=_check_stops, metavar="TEXT", help="Stop before this text; may be repeated."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from rest_local.cli import inputs, options, served, sizes
 from rest_local.cli import live as live_options
-from rest_local.cli import options, served, sizes
 from rest_local.cli.live import Live
 from rest_local.cli.sections import SectionedCommand, rare_option
 from rest_local.decoding.config import EngineConfig
@@ -28,10 +29,17 @@ _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to 
 @click.command(cls=SectionedCommand)
 @options.engine_options_of_models
 @options.projector_option
+@options.template_option
 @options.history_option
 @live_options.code_options
 @click.option("--watch", is_flag=True, help="Keep the datastores of -d up to date with their files.")
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS,...",
+    help="Address to listen on, or several: 127.0.0.1,::1.",
+)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, metavar="N", help="0 takes a free one."
 )
@@ -112,6 +120,7 @@ def serve(
     config: EngineConfig,
     models: tuple[str, ...],
     live: Live,
+    chat_template_file: Path | None,
     host: str,
     port: int,
     memory: int | None,
@@ -138,7 +147,7 @@ def serve(
     from rest_local.paths import data_home
     from rest_local.router.memory import default_limit
     from rest_local.router.run import Routing
-    from rest_local.server.http import ignore_hangups, listen, log_to_stderr
+    from rest_local.server.http import ignore_hangups, listen_on_all, log_to_stderr
     from rest_local.server.settings import Settings
 
     settings = Settings(
@@ -152,20 +161,25 @@ def serve(
         max_body=max_body,
         statistics=share_statistics,
     )
+    template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
     named = served.named(models)
     aliases = served.aliases(alias, [each.name for each in named])
     live = live.chosen()
     if daemon:
         ignore_hangups()
-    with listen(settings) as listening:
+    with ExitStack() as opened:
+        sockets = [opened.enter_context(each) for each in listen_on_all(settings)]
         log_to_stderr()
-        choices = [served.choice(each, config, live, aliases.get(each.name, ())) for each in named]
+        choices = [
+            served.choice(each, config, live, aliases.get(each.name, ()), template if each is named[0] else None)
+            for each in named
+        ]
         if memory is None and len(choices) > 1:
             memory = default_limit()
         kept = data_home() / "batches"
         routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue, kept=kept)
-        _announce(settings, listening.getsockname()[1], len(choices))
-        routing.run(listening)
+        _announce(settings, sockets[0].getsockname()[1], len(choices))
+        routing.run(*sockets)
 
 
 def _keys(path: Path | None) -> tuple[bytes, ...]:
@@ -188,6 +202,7 @@ def _keys(path: Path | None) -> tuple[bytes, ...]:
 
 
 def _announce(settings: Settings, port: int, models: int) -> None:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    hosts = [f"[{host}]" if ":" in host else host for host in settings.hosts]
     what = "loading the model" if models == 1 else f"{models} models"
-    click.echo(f"rest-local: http://{host}:{port} ({what})", err=True)
+    addresses = ", ".join(f"http://{host}:{port}" for host in hosts)
+    click.echo(f"rest-local: {addresses} ({what})", err=True)

@@ -80,11 +80,11 @@ class Routing:
         self.app.state.batches = self.batches
         self.http = _Server(self, drain_seconds)
 
-    def run(self, listening: socket.socket) -> None:
+    def run(self, *listening: socket.socket) -> None:
         """Serve until stopped. Raises ModelProcessFailed if the default model cannot be loaded at the start, and
         KeyboardInterrupt for Ctrl-C."""
         try:
-            self.http.run(sockets=[listening])
+            self.http.run(sockets=[*listening])
         finally:
             self._private.close()
         if self.http.interrupted:

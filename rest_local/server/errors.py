@@ -175,6 +175,11 @@ def _answer(error: RestLocalError) -> ApiError:
     text = in_options(str(error))  # of `serve`: only there they can be changed
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
+        # Clients look for llama-server's words: `too large`, and `exceeds the available context size`.
+        text = (
+            f"the text is too large: it has {'about ' * error.estimated}{error.n_prompt} tokens, which exceeds the "
+            f"available context size ({error.n_ctx} tokens); shorten it, or start the server with a larger --ctx"
+        )
         return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
     if isinstance(error, CannotGenerate):
         return ApiError(501, text, code="no_generation")

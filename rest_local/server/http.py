@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -300,6 +301,20 @@ def listen(settings: Settings) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listening.detach())
     listening.set_inheritable(True)
     return listening
+
+
+def listen_on_all(settings: Settings) -> list[socket.socket]:
+    """A socket for each address, all on one port. Raises as `listen`."""
+    sockets: list[socket.socket] = []
+    try:
+        for host in settings.hosts:
+            port = sockets[0].getsockname()[1] if sockets else settings.port
+            sockets.append(listen(replace(settings, host=host, port=port)))
+    except BaseException:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets
 
 
 def log_to_stderr() -> None:

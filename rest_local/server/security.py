@@ -93,7 +93,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._hosts = frozenset(name.lower() for name in (*LOCAL_NAMES, settings.host, *settings.allowed_hosts))
+        self._hosts = frozenset(name.lower() for name in (*LOCAL_NAMES, *settings.hosts, *settings.allowed_hosts))
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

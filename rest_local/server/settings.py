@@ -20,7 +20,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 class Settings:
     """The settings of one server.
 
-    host, port        address to listen on
+    host, port        address to listen on, or several with commas between them
     aliases           names of the model in addition to its own; `*` accepts any name
     keys              API keys, one of which every route except /health requires; empty: no key is required
     allowed_hosts     names that a Host header may contain in addition to the loopback names and the bound address; a
@@ -44,6 +44,8 @@ class Settings:
     statistics: bool = False
 
     def __post_init__(self) -> None:
+        if not all(self.hosts):
+            raise OptionError(f"host {self.host!r}: give an address, or several with commas between them")
         if not self.keys:
             self._check_local_only()
         for origin in self.allowed_origins:
@@ -58,7 +60,8 @@ class Settings:
             raise OptionError(f"host {self.host}: other machines can reach it; give --api-key-file, or bind 127.0.0.1")
 
     def _check_local_only(self) -> None:
-        self.check_address(self.host)
+        for host in self.hosts:
+            self.check_address(host)
         for name in self.allowed_hosts:
             if not is_loopback(name):
                 raise OptionError(f"allowed host {name}: other machines reach it by that name; give --api-key-file")
@@ -69,7 +72,12 @@ class Settings:
 
         Several keys are several users, wherever they call from: a proxy on this machine sends what others send to it.
         """
-        return len(self.keys) < 2 and all(map(is_loopback, (self.host, *self.allowed_hosts)))
+        return len(self.keys) < 2 and all(map(is_loopback, (*self.hosts, *self.allowed_hosts)))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses to listen on."""
+        return tuple(host.strip() for host in self.host.split(","))
 
     @property
     def shows_steps(self) -> bool:

@@ -118,7 +118,9 @@ def test_a_server_that_stops_leaves_no_thread_scoring(scripted: Scripted) -> Non
         assert scorer.ended.acquire(timeout=30)
 
 
-@pytest.mark.parametrize(("shift", "said"), [(True, "leave out echo or logprobs"), (False, "the context holds 32")])
+@pytest.mark.parametrize(
+    ("shift", "said"), [(True, "leave out echo or logprobs"), (False, "exceeds the available context size (32 tokens)")]
+)
 def test_a_prompt_longer_than_the_context_cannot_be_scored(scripted: Scripted, shift: bool, said: str) -> None:
     long = BODY | {"prompt": "x = 1\n" * 100, "rest_local": {"context_shift": shift}}
     answer = scripted(n_ctx=32).post(PATH, long)

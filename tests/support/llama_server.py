@@ -13,11 +13,11 @@ import tempfile
 
 SAME = {
     *("--port", "--host", "--threads", "--lora", "--batch-size", "--ubatch-size", "--mmproj"),
-    *("-ctk", "-ctv", "-fa"),
+    *("-ctk", "-ctv", "-fa", "--chat-template-file"),
 }  # fmt: skip
 SWITCHES = {"--metrics", "--context-shift"}
 VALUES = {
-    *("--hf-repo", "--hf-file", "--model-url", "--mmproj-url", "--model", "--chat-template", "--chat-template-file"),
+    *("--hf-repo", "--hf-file", "--model-url", "--mmproj-url", "--model", "--chat-template"),
     *("--temp", "--seed", "--n-predict", "--reasoning-format", "--reasoning", "--cache-ram", "--tags", "--media-path"),
     *("--spec-type", "--spec-draft-n-max", "--spec-draft-n-min", "--spec-synth-len", "--spec-synth-rates"),
     *("--models-dir", "--models-max", "--models-preset", "--model-draft", "--tools", "--tools-runtime"),

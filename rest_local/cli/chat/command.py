@@ -20,7 +20,7 @@ import click
 from rest_local.cli import indexer, inputs, interrupt, opening, options
 from rest_local.cli import live as live_options
 from rest_local.cli.live import Live
-from rest_local.cli.sections import SectionedCommand, rare_option
+from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.sampling import Sampling
 
@@ -48,12 +48,7 @@ if TYPE_CHECKING:
 @click.option(
     "--session", metavar="NAME", help="Keep the conversation under this name, and go on with it where it exists."
 )
-@rare_option(
-    "--chat-template-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Jinja template in the place of the model's own.",
-)
+@options.template_option
 @options.sampling_options
 @options.stop_option
 @options.quiet_option
