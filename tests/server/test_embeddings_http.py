@@ -40,7 +40,9 @@ def test_a_generating_model_embeds_where_an_override_names_a_pooling(
 ) -> None:
     options = ModelOptions(override_kv=(Override.parse("llama.pooling_type=int:3"),))
     load = lambda: Engine.load(tiny_model("llama", n_ctx=256), options=options)  # noqa: E731
-    with served(Serving(Settings(port=0), "tiny", load, drain_seconds=1)) as live:
+    serving = Serving(Settings(port=0), "tiny", load, drain_seconds=1)
+    with served(serving) as live:
+        assert serving.loaded.wait(300)
         body = {"input": ["hello", {"prompt_string": "more text"}, [5, "text", 6]]}
         found, wanted = (each.post("/v1/embeddings", body).json()["data"] for each in (live, embedding))
         assert [entry["embedding"] for entry in found] == [entry["embedding"] for entry in wanted]
