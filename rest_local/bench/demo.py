@@ -30,6 +30,7 @@ SEED = 1
 TEMPERATURE = 0.8
 LOOPING = 0.3  # share of repeated n-grams from which on greedy decoding loops, and the demo samples instead
 NGRAM = 8
+DISTURBED = 1.3  # times the slowest of the plain runs; on a quiet machine they differ by 1 to 5%
 
 
 class Display(Protocol):
@@ -81,6 +82,11 @@ class Comparison:
     @property
     def loops(self) -> bool:
         return self.plain.repeated > LOOPING
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether plain runs of the same tokens differ so much that other programs must have run."""
+        return max(self.plain.speeds) > DISTURBED * min(self.plain.speeds)
 
     def to_json(self) -> dict[str, Any]:
         return {

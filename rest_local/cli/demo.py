@@ -292,6 +292,8 @@ def demo(
         click.echo(json.dumps(to_json(comparisons), ensure_ascii=False))
     else:
         tell(describe(comparisons[1]))
+        if any(comparison.disturbed for comparison in comparisons):
+            tell("Other programs use the processors, so these times are not those of a quiet machine.")
         tell(_next_step(is_demo_model))
     broken = [c.prompt.kind for c in comparisons if c.mode == "exact" and not c.identical]
     if broken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,12 @@ def test_no_pair_begins_after_its_time() -> None:
     assert [policy for policy, _ in engine.calls] == ["off", "off", None]
     assert result.drafted.speeds == (130.0,)
     assert result.speedup == pytest.approx(1.3)
+
+
+def test_plain_runs_that_differ_much_were_disturbed() -> None:
+    _, result = measure(lambda *_: list(range(30)))
+    assert not result.disturbed
+    assert replace(result, plain=replace(result.plain, speeds=(100.0, 131.0))).disturbed
 
 
 def test_one_different_run_is_not_identical() -> None:
