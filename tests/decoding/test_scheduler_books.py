@@ -104,6 +104,38 @@ def test_a_waiting_sequence_is_not_compared_with_every_slot_at_every_step(monkey
     assert second.result.tokens == said([2] * 110, 5)
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_text_from_disk_counts_as_cached_where_the_prompt_began_only(paused: bool) -> None:
+    """After a pause it is text that was evaluated before."""
+    backend = FakeBackend(n_slots=2)
+    slots = scheduler_of(backend).slots.slots
+    sequence = sequence_of(backend, [1] * 40, 5)
+    sequence.admit(slots[0])
+    if paused:
+        assert sequence.release() is slots[0]
+        sequence.admit(slots[1])
+    sequence.slot.n_past = 10
+    sequence.note_restored(1000.0)
+    sequence.note_restored(0.0)
+    statistics = sequence.statistics
+    assert statistics.cached_tokens == (0 if paused else 10)
+    assert (statistics.prompt_ms > 1e6) != paused
+
+
+def test_a_sequence_without_a_slot_has_no_text_in_a_draft_model() -> None:
+    """It would be asked about cells of the next request there."""
+    backend = FakeBackend()
+    scheduler = scheduler_of(backend)
+    slot = scheduler.slots.slots[0]
+    text = SimpleNamespace(restart=lambda tokens, n: None, rewind=lambda n: None)
+    slot.draft_text = text  # type: ignore[assignment]
+    sequence = sequence_of(backend, [1] * 10, 5)
+    sequence.admit(slot)
+    assert sequence.sources.draft_text is text
+    sequence.release()
+    assert sequence.sources.draft_text is None
+
+
 def test_a_context_shift_goes_on_following_the_prediction() -> None:
     prompt = [7, 8, 9, *([1, 2] * 10)]
     told = []

@@ -166,6 +166,18 @@ def test_rows_are_pieces_of_the_prediction(old: list[int], steps: list[list[int]
             assert row == wanted + [-1] * (4 - len(wanted))
 
 
+def test_a_place_that_two_searches_find_is_proposed_once() -> None:
+    """A block occurs three times far ahead: no place is likely, and the search of the whole text finds all of them."""
+    block = list(range(500, 506))
+    old = [*range(100, 180), *block, 1, 2, *block, 3, 4, *block, *range(300, 310)]
+    prediction = Prediction(old)
+    answer = tell(prediction, [], [*old[:20], 999])
+    drafted(prediction, answer)
+    answer = tell(prediction, answer, block[:5])
+    rows = prediction.rows(np.array(answer, np.int32), 4)
+    assert sorted(rows.positions.tolist()) == [85, 93, 101]
+
+
 def test_the_sources_use_a_prediction_until_it_is_replaced() -> None:
     sources = Sources([], 1000)
     sources.restart([1, 2, 3])
