@@ -46,6 +46,14 @@ def fenced(text: str) -> Script:
     return answer(f"Here it is:\n\n```py\n{text}```\n")
 
 
+@pytest.fixture(autouse=True)
+def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where answers to refused files are kept."""
+    folder = tmp_path_factory.mktemp("kept")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
 @pytest.fixture
 def model(fake_engine: Install) -> Install:
     """`fake_engine` with a model that can chat."""
@@ -220,12 +228,7 @@ def test_what_is_no_whole_file_is_refused_in_one_line(
     assert file.read_text() == OLD
 
 
-def test_the_answer_to_a_refused_file_is_kept_and_shown(
-    model: Install, edit: Call, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(kept))
+def test_the_answer_to_a_refused_file_is_kept_and_shown(model: Install, edit: Call, file: Path, kept: Path) -> None:
     model(answer("I cannot\x1b[2J do that."))
     done = edit(file, "make y 20")
     (path,) = kept.iterdir()
@@ -243,7 +246,10 @@ def test_a_file_that_changed_meanwhile_is_not_written(model: Install, edit: Call
     model([*fenced(NEW), lambda: file.write_text("other\n")])
     done = edit(file, "make y 20", "--yes")
     assert (done.code, file.read_text()) == (1, "other\n")
-    assert f"error: file {file}: changed on the disk meanwhile; nothing was written; edit it again\n" in done.err
+    assert (
+        f"error: file {file}: changed on the disk meanwhile; nothing was written; edit it again; the answer is in "
+        in done.err
+    )
 
 
 def test_interrupt_leaves_every_file_as_it_was(model: Install, edit: Call, file: Path) -> None:

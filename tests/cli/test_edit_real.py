@@ -42,7 +42,7 @@ def command(tiny_model: Callable[..., Path], folder: Path) -> list[str]:
 
 
 def run(command: list[str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder.parent)}  # a refused answer is kept there
     return subprocess.run(
         [*command, *arguments], cwd=folder, env=env, capture_output=True, stdin=subprocess.DEVNULL, check=False
     )
