@@ -102,6 +102,26 @@ def test_a_language_that_is_not_known_has_no_colours(quiet: Live, opened: Open, 
     assert page.locator("#chat article .text").text_content() == text
 
 
+@pytest.mark.parametrize("mode", ["complete", "infill"])
+def test_completed_code_is_coloured_and_prose_is_not(quiet: Live, opened: Open, mode: str) -> None:
+    page = opened(quiet)
+    page.locator(f"#tab-{mode}").click()
+    prose = "It is not for us\nand not for you,\nwhile it is in the class\nif that is all."
+    for number, (given, more, found) in enumerate(
+        [
+            (CODE, "    def get(self):\n        return 1\n", ["class", "def", "return", "def", "return"]),
+            (prose, " Or?", []),
+        ]
+    ):
+        page.locator(f"#{mode} textarea").first.fill(given)
+        page.locator(f"#{mode} .send").click()
+        quiet.service.stream(number).give(more)
+        quiet.service.stream(number).end()
+        done(page)
+        assert page.locator(f"#{mode} article .text").text_content() == given + more
+        assert painted(page).get("keyword", []) == found
+
+
 def test_only_what_is_shown_is_painted(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     told(page, FENCED)

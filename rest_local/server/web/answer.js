@@ -117,7 +117,10 @@ class Answer {
   finish(how) {
     this.how = how;
     if (this.sheet) this.sheet.finish();
-    else this.end.remove();
+    else {
+      this.end.remove();
+      colourGuessed(this.text);
+    }
     const { timings, request } = this;
     const words = [];
     if (timings) words.push(counted(timings.predicted_n, "token"), `${speedText(timings.predicted_per_second)} tokens/s`);

@@ -72,11 +72,23 @@ function colour(block) {
   block.next = now + 10 * (now - began); // while a block grows, a tenth of the time goes into its colours
 }
 
+const CODE_LINE = /^(\s{2}|\t)|[;{}()[\]:,]$/;
+const GUESSED = ["python", "javascript", "typescript", "java", "c", "cpp", "csharp", "go", "rust", "php", "ruby", "bash", "sql", "json", "xml", "css"];
+
+/** Colours text that has no fences, if most of its lines look like code. */
+function colourGuessed(element) {
+  const text = element.textContent, lines = text.split("\n").filter(line => line.trim());
+  const isCode = text.length <= MOST_COLOURED / 5 && lines.length > 2
+    && lines.filter(line => CODE_LINE.test(line)).length > lines.length / 2; // each language costs as much as one that is known
+  element.ranges = paints && isCode ? rangesOf([element], hljs.highlightAuto(text, GUESSED)._emitter.found) : [];
+  paintBlocks();
+}
+
 const colourAtTimes = block => performance.now() >= (block.next || 0) && colour(block);
 
 /** Paints what the page shows, and forgets ranges of what it does not show any more. */
 function paintBlocks() {
   for (const name of Object.keys(painted)) painted[name].clear();
   if (!paints) return;
-  for (const block of document.querySelectorAll(".block")) for (const [paint, range] of block.ranges || []) painted[paint].add(range);
+  for (const block of document.querySelectorAll(".block, .text")) for (const [paint, range] of block.ranges || []) painted[paint].add(range);
 }
