@@ -183,12 +183,21 @@ def test_many_given_paths_fit_command_lines(tmp_path: Path) -> None:
     assert names(walk_files([root], only=[f"{root}/{name}" for name in given]), root) == list(given)
 
 
-def test_a_path_of_4096_bytes(tmp_path: Path) -> None:
-    """It is read where the system allows it, else counted, and the other files are read in any case."""
-    root = files(tmp_path / "root", {"a.py": b"a\n"})
+LONGEST = 4096  # bytes of a path
+PART = 200  # bytes of the name of a folder
+
+
+@pytest.mark.parametrize("left_over", [0, 1, 2])
+def test_a_path_of_4096_bytes(tmp_path: Path, left_over: int) -> None:
+    """It is read where the system allows it, else counted, and the other files are read in any case.
+
+    `left_over`: bytes that folders of PART bytes leave of it, so that the length of `tmp_path` does not matter.
+    """
+    to_fill = LONGEST - len("/b.py") - len(f"{tmp_path.resolve()}/")
+    root = files(tmp_path / ("r" * ((to_fill - left_over) % (PART + 1) or PART + 1)), {"a.py": b"a\n"})
     folder, here = str(root), os.open(root, os.O_RDONLY)
-    while len(folder) < 4096 - 5:
-        part = "d" * min(200, 4096 - 5 - len(folder) - 1)
+    while left := LONGEST - len("/b.py") - len(folder):
+        part = "d" * (min(PART, left - 1) - (left == PART + 2))  # which would leave a name of 0 bytes for the last
         os.mkdir(part, dir_fd=here)
         below = os.open(part, os.O_RDONLY, dir_fd=here)
         os.close(here)
@@ -196,7 +205,7 @@ def test_a_path_of_4096_bytes(tmp_path: Path) -> None:
     with open(os.open("b.py", os.O_CREAT | os.O_WRONLY, dir_fd=here), "w") as file:
         file.write("b\n")
     os.close(here)
-    assert len(f"{folder}/b.py") == 4096
+    assert len(f"{folder}/b.py") == LONGEST
     for only in (None, [f"{folder}/b.py", f"{root}/a.py"]):
         skipped = Skipped()
         found = names(walk_files([root], skipped=skipped, only=only), root)
