@@ -83,6 +83,24 @@ def _whole_self_test() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _fixed_prices() -> Iterator[None]:
+    """How often an engine looks up and drafts depends on no measured time (`support.prices`)."""
+    from support import prices
+
+    with pytest.MonkeyPatch.context() as patch:
+        prices.fix(patch)
+        yield
+
+
+@pytest.fixture
+def measured_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines measure what their steps cost, as for a user."""
+    from support import prices
+
+    prices.measure(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model("llama")`, `tiny_model("llama", quant="Q8_0")`: the path of a tiny random-weight GGUF, made once.

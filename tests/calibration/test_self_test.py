@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_backend import FakeBackend, logits_of
-from support.fake_sequences import FLAT, sequence_of
+from support.fake_sequences import sequence_of
+from support.prices import FLAT
 
 from rest_local import Engine
 from rest_local.calibration import tuning

@@ -74,6 +74,10 @@ def finish(engine: Engine, prompt: Sequence[int], n: int, **options: object) -> 
 FACTOR = 4
 """What the self-test reports is the largest of some hundred rows: others may go further, none of these tests' twice as
 far. And two logits that change by as much each, towards each other, meet from twice as far away."""
+ROUNDED = 0.05
+"""Of the spread of the logits: they change by 0.01 of it where one activation is rounded to another number of 8 bits.
+With AVX2 and no flash attention that happens in one of 200 rows, and all others are equal to the bit, so that the
+self-test may see none."""
 
 
 @pytest.fixture
@@ -104,7 +108,8 @@ def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Resu
             patch.setattr("rest_local.calibration.tuning.real_text", lambda model, most: before[-most:])
             engine.compare()
         found = engine.self_test
-        assert gap <= FACTOR * max(found["largest_gap"], found["largest_change"] * float(np.linalg.norm(row)))
+        change = max(found["largest_gap"], found["largest_change"] * float(np.linalg.norm(row)))
+        assert gap <= max(FACTOR * change, ROUNDED * float(row.max() - row.min()))
 
 
 def test_every_tiny_architecture_is_tried() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, FakeBackend, Greedy, plain
-from support.fake_sequences import FLAT, TREE, Alone
+from support.fake_sequences import TREE, Alone
 from support.fake_sources import Keen
 from support.files import overwrite
+from support.prices import FLAT
 
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt

@@ -21,7 +21,6 @@ from rest_local import Engine
 from rest_local.decoding.lane import Lane
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, open_drafter
-from rest_local.drafting.models.seam import PassTimes
 from rest_local.errors import ModelError, ModelInvalid, ModelNotFound, OptionError
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
@@ -193,7 +192,6 @@ def test_a_full_context_is_told_once_and_generation_goes_on(
     ):
         small = engine._core.lane.drafter
         assert isinstance(small, DraftModel)
-        small.token_ms, small.times = 0.0, PassTimes(0.0, 0.0)  # else a busy machine asks it less
         for _ in range(2):
             assert answer(engine, 100) == expected
         assert engine._core.totals.by_source["model"]["drafted"] > 0
@@ -228,7 +226,6 @@ def test_numbers_that_turn_bad_later_end_the_drafting_with_one_line(
     ):
         small = engine._core.lane.drafter
         assert isinstance(small, DraftModel)
-        small.token_ms, small.times = 0.0, PassTimes(0.0, 0.0)
         monkeypatch.setattr(small.context, "logits", lambda n: np.full((n, small.model.n_vocab), np.nan, np.float32))
         for _ in range(2):
             assert answer(engine, 40) == expected

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_sequences import FixedCurve
+from support.prices import FixedCurve
 
 from rest_local.decoding.batch import CLOSE, Batch, best_width
 from rest_local.decoding.engine import Engine

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_backend import FakeBackend
-from support.fake_sequences import FLAT, Alone, Silent
+from support.fake_sequences import Alone, Silent
+from support.prices import FLAT
 
 from rest_local.decoding import verify
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows, grammar_cell

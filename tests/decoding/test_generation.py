@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
-from support.fake_sequences import FLAT, TREE, Alone
+from support.fake_sequences import TREE, Alone
 from support.fake_sources import SHAPES, Fortune, Keen, fortune
+from support.prices import FLAT
 
 from rest_local.decoding.counts import PassClock
 from rest_local.drafting.growth import Draft

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.heads import DRAFTERS, HEADS, draft_whatever_it_costs, free, model_and_drafter
+from support.heads import DRAFTERS, HEADS, draft_whatever_it_costs, model_and_drafter
 
 from rest_local import Engine, Sampling
 from rest_local.decoding.request import Request
@@ -54,8 +54,6 @@ def opened(files: tuple[Path, Path | None], **options: Any) -> Iterator[Engine]:
     model, drafter = files
     given = {} if drafter is None else {"draft_model": drafter}
     with Engine.load(model, threads=1, **{"n_ctx": 512, **given, **options}) as engine:
-        if options.get("draft_model") != "none":
-            free(engine)
         yield engine
 
 
@@ -125,7 +123,6 @@ def test_several_requests_share_passes(files: tuple[Path, Path | None], monkeypa
         alone_said = [service.submit(asked(engine, prompt, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
         own = service.submit(asked(engine, PROMPTS[0], exact=True, policy="off")).wait(60)
         assert own.tokens == exact
-        free(engine)
         lanes = list(engine._core.lanes)
         assert len(lanes) == 2
         drafter = lanes[0].drafter

@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from support.heads import draft_whatever_it_costs, free, model_and_drafter
+from support.heads import draft_whatever_it_costs, model_and_drafter
 
 from benchmarks.gguf_file import byte_vocabulary, write
 from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
@@ -205,7 +205,7 @@ def test_a_head_that_fails_later(
         caplog.at_level(logging.WARNING, "rest_local.drafting"),
         Engine.load(target, n_ctx=256, threads=1, **options) as engine,
     ):
-        drafter = free(engine)
+        drafter = engine._core.lane.drafter
         assert isinstance(drafter, Head)
         assert answer(engine, 40) == expected
         if fault == "nan":
@@ -245,7 +245,8 @@ def test_a_full_context_of_a_head(
         caplog.at_level(logging.WARNING, "rest_local.drafting"),
         Engine.load(target, n_ctx=400, threads=1, **options) as engine,
     ):
-        drafter = free(engine)
+        drafter = engine._core.lane.drafter
+        assert isinstance(drafter, Head)
         drafter.context.n_ctx = 400
         for _ in range(2):
             assert answer(engine, 200) == expected

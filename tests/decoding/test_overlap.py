@@ -14,18 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_backend import N_VOCAB, Draws, FakeBackend, logits_of
 from support.fake_device import FakeDevice
-from support.fake_sequences import (
-    FLAT,
-    TREE,
-    Owned,
-    check_cells,
-    prompts_of,
-    run,
-    said,
-    scheduler_of,
-    sequence_of,
-)
+from support.fake_sequences import TREE, Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import SHAPES, Keen, fortune
+from support.prices import FLAT
 
 from rest_local.decoding.core import EngineCore
 from rest_local.decoding.forward import Forward

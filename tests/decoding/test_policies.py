@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
-from support.fake_sequences import TREE, Alone, FixedCurve
+from support.fake_sequences import TREE, Alone
+from support.prices import FixedCurve
 
 from rest_local.decoding.logprobs import entropy_of
 from rest_local.decoding.sequence import TARGET

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
-from support.fake_sequences import FLAT, TREE, Alone, Silent, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import TREE, Alone, Silent, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import SHAPES, Keen, always_draft, fortune
+from support.prices import FLAT
 
 from rest_local import Engine, Sampling
 from rest_local.drafting.recycled import LogitsRow, SuccessorTable

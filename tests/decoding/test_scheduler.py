@@ -12,8 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, logits_of, plain
-from support.fake_sequences import FLAT, Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import SHAPES, Keen, fortune
+from support.prices import FLAT
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.logprobs import logprobs_of

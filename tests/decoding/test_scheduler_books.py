@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from support.fake_backend import N_VOCAB, Draws, FakeBackend
-from support.fake_sequences import FLAT, check_cells, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import check_cells, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen, fortune
+from support.prices import FLAT
 
 from rest_local.decoding.counts import Totals
 from rest_local.drafting.sources import Sources

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_backend import N_VOCAB, Draws, FakeBackend, Greedy, Recurrent
-from support.fake_sequences import FLAT, check_cells, run, said, scheduler_of, sequence_of
+from support.fake_sequences import check_cells, run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen, fortune
+from support.prices import FLAT
 
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.sequence import Sequence

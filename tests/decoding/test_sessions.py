@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.files import write_with
-from support.heads import DRAFTERS, draft_whatever_it_costs, free, model_and_drafter
+from support.heads import DRAFTERS, draft_whatever_it_costs, model_and_drafter
 
 from rest_local import Engine
 from rest_local.decoding.request import Request
@@ -165,10 +165,8 @@ def test_what_drafts_goes_on_after_a_restore(drafter: str, tmp_path: Path, monke
     with opened(model, **options | {"sessions": 0, "policy": "off"}) as engine:
         expected, _ = answer(engine, [*first, *more], 40)
     with opened(model, **options) as engine:
-        free(engine)
         answer(engine, first)
     with opened(model, **options) as engine:
-        free(engine)
         stream = engine.generate([*first, *more], max_tokens=40, ignore_end=True)
         list(stream)
         assert stream.result.timings.cached_tokens in (299, 300), "all but the end token that was left out"

@@ -57,14 +57,6 @@ STYLES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_time_passes() -> Iterator[None]:
-    """No text is left out because a busy machine took long over it; one test sets a clock of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forced, "_clock", lambda: 0.0)
-        yield
-
-
 @pytest.fixture(scope="module")
 def vocabulary() -> Iterator[Vocabulary]:
     with Model.open(demo_model(), vocab_only=True) as model:

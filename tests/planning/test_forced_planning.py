@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.fake_sequences import FLAT, Silent
+from support.fake_sequences import Silent
+from support.prices import FLAT
 
 from rest_local.drafting.candidates import GRAMMAR, ForcedRows, SourceRows
 from rest_local.drafting.sources import Lookup

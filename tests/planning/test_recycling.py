@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_sequences import FLAT, FixedCurve, Silent
+from support.fake_sequences import Silent
+from support.prices import FLAT, FixedCurve
 
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.recycled import SuccessorTable

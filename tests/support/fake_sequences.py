@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from support.fake_backend import END, Draws, FakeBackend, Greedy, plain
+from support.prices import FLAT
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding import sequence as decoding
@@ -26,16 +27,6 @@ from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.policy import Off, Policy
 
 TREE = Capability("tree", "fake")
-
-
-class FixedCurve(CostCurve):
-    """Learns from no measured time, so that no test depends on the machine or on the tests before it."""
-
-    def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
-        return
-
-
-FLAT = FixedCurve.from_points([0], [1, 64], [[1.0, 1.2]])
 
 
 class Silent:

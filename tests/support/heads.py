@@ -15,7 +15,6 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.heads import Head, HeadText
-from rest_local.drafting.models.seam import PassTimes
 from rest_local.planning.plan import Budget
 from tests.support.memory import resident_mb
 
@@ -47,25 +46,14 @@ def draft_whatever_it_costs(patch: pytest.MonkeyPatch, most: int = 6) -> None:
     patch.setattr(Budget, "settle", lambda self, saved: None)
 
 
-def free(engine: Engine) -> Head | DraftModel:
-    """Tell the planner that passes of what drafts take no time, else a busy machine asks it less. Returns it."""
-    for lane in engine._core.lanes:
-        drafter = lane.drafter
-        assert isinstance(drafter, Head | DraftModel)
-        drafter.times = PassTimes(0.0, 0.0)
-        if isinstance(drafter, DraftModel):
-            drafter.token_ms = 0.0
-    assert isinstance(drafter, Head | DraftModel)
-    return drafter
-
-
 def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]:
     """Many short requests at a time, of which some are cancelled, some share prefixes and some are sampled; then every
     cell of the target and of what drafts is free. Returns figures; `first_mb` and `last_mb`: resident memory after a
     third of them, and at the end.
     """
     rng = random.Random(seed)
-    drafter = free(engine)
+    drafter = engine._core.lane.drafter
+    assert isinstance(drafter, Head | DraftModel)
     cancelled, first_mb, begun = 0, 0.0, time.perf_counter()
     with Service(engine, queue=64) as service:
         done = 0
