@@ -6,8 +6,9 @@ template that loops or allocates without end costs only the child.
 Contract:
 
 - There is one child for this process. The first call starts it (0.1 s), the next calls use it, one at a time.
-- The child has `MEMORY` bytes of address space, and `SECONDS` for a template. A child that exceeds them is killed, and
-  the next call starts another. macOS ignores the limit of address space: only time and text size are bounded there.
+- The child has `MEMORY` bytes of address space, and `SECONDS` of processor time for a template. A child that exceeds
+  them ends, and the next call starts another. macOS ignores the limit of address space: only time and text size are
+  bounded there. On Windows, which has no timer for it, `SECONDS` are of the clock.
 - Requests to the child are pickles, because this process writes them. Answers are JSON, because a template may have
   taken over the child.
 
@@ -32,7 +33,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -114,13 +115,18 @@ def _tojson(
 
 
 SECONDS = 5.0
-"""For one template. The largest conversation that the server accepts (8 MB) renders in well under one second."""
+"""For one template, of processor time: a child that waits for a processor of a busy machine has done nothing wrong. The
+largest conversation that the server accepts (8 MB) renders in well under one second."""
+
+WAIT_SECONDS = 12 * SECONDS if hasattr(signal, "setitimer") else SECONDS
+"""By the clock, with the start of the child. It bounds a template that has taken over the child, too."""
 
 MEMORY = 1 << 30
 MAX_TEXT = 1 << 26
 """Characters of a rendered prompt."""
 
 _LENGTH = struct.Struct("<Q")
+_SECONDS = struct.Struct("<d")  # in front of a request
 _POLL_SECONDS = 0.05  # between two checks whether the thread was stopped
 
 
@@ -158,20 +164,22 @@ class Renderer:
             self._kill()
 
     def _ask(self, request: bytes) -> bytes:
-        until = time.monotonic() + SECONDS
+        until = time.monotonic() + WAIT_SECONDS
         child = self._running()
         assert child.stdin is not None
         assert self._output is not None
         try:
-            child.stdin.write(_LENGTH.pack(len(request)) + request)
+            child.stdin.write(_LENGTH.pack(len(request)) + _SECONDS.pack(SECONDS) + request)
             child.stdin.flush()
             (length,) = _LENGTH.unpack(self._output.read(_LENGTH.size, until))
             if length > 8 * MAX_TEXT:
                 raise TemplateTooCostly(f"its text has more than {MAX_TEXT} characters")
             return self._output.read(length, until)
         except TimeoutError:
-            raise TemplateTooCostly(f"it takes longer than {SECONDS:.0f} s") from None
+            raise TemplateTooCostly(f"it takes longer than {WAIT_SECONDS:.0f} s") from None
         except (BrokenPipeError, EOFError):
+            if _ended_by_its_timer(child):
+                raise TemplateTooCostly(f"it takes longer than {SECONDS:.0f} s") from None
             raise TemplateTooCostly(f"it ended the process that renders it (memory: {MEMORY >> 20} MB)") from None
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -202,6 +210,13 @@ class Renderer:
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
+
+
+def _ended_by_its_timer(child: subprocess.Popen[bytes]) -> bool:
+    """Of a child whose output has ended: whether the time for a template was over."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(1.0)
+    return hasattr(signal, "setitimer") and child.returncode == -signal.SIGPROF
 
 
 class _Output:
@@ -270,9 +285,25 @@ def main() -> None:
     _bound()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while head := source.read(_LENGTH.size):
-        answer = json.dumps(_answer(source.read(*_LENGTH.unpack(head)))).encode()
+        (seconds,) = _SECONDS.unpack(source.read(_SECONDS.size))
+        request = source.read(*_LENGTH.unpack(head))
+        with _timed(seconds):
+            answer = json.dumps(_answer(request)).encode()
         sink.write(_LENGTH.pack(len(answer)) + answer)
         sink.flush()
+
+
+@contextlib.contextmanager
+def _timed(seconds: float) -> Iterator[None]:
+    """End this process where the block takes more processor time."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 def _bound() -> None:

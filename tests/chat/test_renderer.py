@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import threading
 
 import pytest
@@ -89,6 +90,37 @@ def test_a_template_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatc
     thread.join(30)
     assert len(causes) == 1
     assert "longer than 1 s" in causes[0]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer of processor time")
+def test_time_in_which_the_child_has_no_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine: the child is stopped for longer than a template may take."""
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    own = Renderer()
+    own.render(PLAIN, {"messages": SAID})
+    assert own._child is not None
+    child = own._child.pid
+    os.kill(child, signal.SIGSTOP)
+    going_on = threading.Timer(1.0, os.kill, (child, signal.SIGCONT))
+    going_on.start()
+    assert own.render(PLAIN, {"messages": SAID}) == "user: Hi \N{SNOWMAN}\n"
+    assert own._child.pid == child
+    going_on.join()
+    own.close()
+
+
+def test_a_template_that_waits_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None can, unless it has taken over the child."""
+    own = Renderer()
+    own.render(PLAIN, {"messages": SAID})
+    assert own._child is not None
+    os.kill(own._child.pid, signal.SIGSTOP)
+    with monkeypatch.context() as limits:
+        limits.setattr(module, "WAIT_SECONDS", 1.0)
+        with pytest.raises(TemplateTooCostly, match="longer than 1 s"):
+            own.render(PLAIN, {"messages": SAID})
+    assert own.render(PLAIN, {"messages": SAID})
+    own.close()
 
 
 def test_one_child_renders_everything() -> None:

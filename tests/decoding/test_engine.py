@@ -281,7 +281,7 @@ def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
 
         monkeypatch.setattr(context, "decode", broken_off)
         assert finish(engine, PROMPT, 30).tokens == wanted
-        assert next(calls) > 30
+        assert next(calls) > 15
 
 
 def test_a_stream_that_is_left_early_leaves_a_usable_engine(tiny_model: TinyModel) -> None:
