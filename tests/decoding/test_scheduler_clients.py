@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 from support.fake_backend import END, FakeBackend
-from support.fake_sequences import FixedCurve, check_cells, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import check_cells, prompts_of, run, said, scheduler_of, sequence_of
+from support.prices import FixedCurve
 
 from rest_local.decoding import scheduler as scheduling
 from rest_local.decoding.scheduler import Scheduler
