@@ -33,7 +33,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +47,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rest_local import stop
 from rest_local.errors import TemplateFailed, TemplateTooCostly
+from rest_local.processor_time import WAIT, bounded, was_exceeded
 
 MAX_REPEAT = 1 << 20  # length of a repeated text or list; no chat template needs a longer one
 
@@ -118,7 +119,7 @@ SECONDS = 5.0
 """For one template, of processor time: a child that waits for a processor of a busy machine has done nothing wrong. The
 largest conversation that the server accepts (8 MB) renders in well under one second."""
 
-WAIT_SECONDS = 12 * SECONDS if hasattr(signal, "setitimer") else SECONDS
+WAIT_SECONDS = WAIT * SECONDS
 """By the clock, with the start of the child. It bounds a template that has taken over the child, too."""
 
 MEMORY = 1 << 30
@@ -178,7 +179,9 @@ class Renderer:
         except TimeoutError:
             raise TemplateTooCostly(f"it takes longer than {WAIT_SECONDS:.0f} s") from None
         except (BrokenPipeError, EOFError):
-            if _ended_by_its_timer(child):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
+            if was_exceeded(child.returncode):
                 raise TemplateTooCostly(f"it takes longer than {SECONDS:.0f} s") from None
             raise TemplateTooCostly(f"it ended the process that renders it (memory: {MEMORY >> 20} MB)") from None
 
@@ -210,13 +213,6 @@ class Renderer:
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-
-
-def _ended_by_its_timer(child: subprocess.Popen[bytes]) -> bool:
-    """Of a child whose output has ended: whether the time for a template was over."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(1.0)
-    return hasattr(signal, "setitimer") and child.returncode == -signal.SIGPROF
 
 
 class _Output:
@@ -287,23 +283,10 @@ def main() -> None:
     while head := source.read(_LENGTH.size):
         (seconds,) = _SECONDS.unpack(source.read(_SECONDS.size))
         request = source.read(*_LENGTH.unpack(head))
-        with _timed(seconds):
+        with bounded(seconds):
             answer = json.dumps(_answer(request)).encode()
         sink.write(_LENGTH.pack(len(answer)) + answer)
         sink.flush()
-
-
-@contextlib.contextmanager
-def _timed(seconds: float) -> Iterator[None]:
-    """End this process where the block takes more processor time."""
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 def _bound() -> None:

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rest_local.errors import GenerationError, GrammarsBusy, OptionError
+from rest_local.processor_time import WAIT, bounded, was_exceeded
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
-SECONDS = 5.0  # for one grammar; an enum of 50 000 integers takes 0.4 s
+SECONDS = 5.0  # of processor time for one grammar; an enum of 50 000 integers takes 0.4 s
 START_SECONDS = 60.0
-WAIT_SECONDS = 2 * SECONDS  # for grammars of other requests: a waiting request occupies a thread of the server
+WAIT_SECONDS = 10.0  # for grammars of other requests: a waiting request occupies a thread of the server
 MEMORY_BYTES = 1 << 30
 KILLED = 1 if os.name == "nt" else -9  # exit status of a child after `Popen.kill`
 STACK_BYTES = 64 << 20  # of the thread that compiles in the child; `tokens` uses twice as much
@@ -85,7 +86,7 @@ class _Child:
         try:
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            line = self._talk(json.dumps(command).encode() + b"\n", SECONDS)
+            line = self._talk(json.dumps(command | {"seconds": SECONDS}).encode() + b"\n", WAIT * SECONDS)
             if not line:
                 raise OptionError(self._cause_of_exit())
         finally:
@@ -134,7 +135,7 @@ class _Child:
     def _cause_of_exit(self) -> str:
         assert self._process is not None
         code = self._process.wait()
-        if code == KILLED:
+        if code == KILLED or was_exceeded(code):
             return f"it takes more than {SECONDS:g} s to compile; make it smaller"
         return "it is too deep or too large to compile; use fewer rules that refer to each other"
 
@@ -160,9 +161,10 @@ def on_large_stack(work: Callable[[], _T], stack_bytes: int) -> _T:
     failed: list[BaseException] = []
 
     def run() -> None:
-        if sys.platform == "linux":  # of this thread alone: threads that decode have priority
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
+            if sys.platform == "linux":  # of this thread alone: threads that decode have priority
+                this = os.PRIO_PROCESS, threading.get_native_id()
+                os.setpriority(*this, max(os.getpriority(*this), 10))  # less than it has is for root alone
             done.append(work())
         except BaseException as error:  # raised in the caller's thread
             failed.append(error)
@@ -262,9 +264,10 @@ def main() -> None:
     print("ready", flush=True)
     work: dict[str, Callable[[str], str]] = {"compile": _compile, "convert": _convert}
     for line in sys.stdin.buffer:
-        ((kind, text),) = json.loads(line).items()
+        (kind, text), (_, seconds) = json.loads(line).items()
         try:
-            answer = {"text": work[kind](text), "error": ""}
+            with bounded(seconds):
+                answer = {"text": work[kind](text), "error": ""}
         except RecursionError:
             answer = {"text": "", "error": "brackets are nested too deeply"}
         except Exception as error:  # any exception of llguidance says what is wrong with the grammar

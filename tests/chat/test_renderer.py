@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from rest_local import processor_time
 from rest_local.chat import renderer as module
 from rest_local.chat.capabilities import capabilities_of
 from rest_local.chat.renderer import Renderer, render
@@ -92,7 +93,7 @@ def test_a_template_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatc
     assert "longer than 1 s" in causes[0]
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer of processor time")
+@pytest.mark.skipif(not processor_time.IS_MEASURED, reason="the system has no timer of processor time")
 def test_time_in_which_the_child_has_no_processor_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine: the child is stopped for longer than a template may take."""
     monkeypatch.setattr(module, "SECONDS", 0.2)

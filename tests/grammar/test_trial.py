@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from rest_local import processor_time
 from rest_local.errors import GenerationError, GrammarsBusy, OptionError
 from rest_local.grammar import json_schema, lark, trial
-from rest_local.grammar.trial import _Child
+from rest_local.grammar.trial import _Child, on_large_stack
 
 
 @pytest.fixture
@@ -127,6 +130,47 @@ def test_standard_error_is_never_redirected(child: _Child, monkeypatch: pytest.M
         patch.setattr(os, "dup2", refused)
         with pytest.raises(OptionError):
             lark("start: (")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux a thread has a priority of its own")
+def test_a_thread_of_low_priority_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `nice rest-local ...`: a user cannot raise a priority, and the child has a lower one than this process."""
+    change = os.setpriority
+
+    def as_a_user(which: int, who: int, niceness: int) -> None:
+        if niceness < os.getpriority(which, who):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        change(which, who, niceness)
+
+    monkeypatch.setattr(os, "setpriority", as_a_user)
+    found: list[int] = []
+
+    def low() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+        found.append(on_large_stack(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), 1 << 20))
+
+    thread = threading.Thread(target=low)
+    thread.start()
+    thread.join()
+    assert found == [15]
+    assert on_large_stack(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), 1 << 20) >= 10
+
+
+@pytest.mark.skipif(not processor_time.IS_MEASURED, reason="the system has no timer of processor time")
+def test_time_in_which_the_child_has_no_processor_does_not_count(
+    child: _Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: the child is stopped for longer than a grammar may take."""
+    lark('start: "a"')
+    monkeypatch.setattr(trial, "SECONDS", 0.5)
+    assert child._process is not None
+    process = child._process.pid
+    os.kill(process, signal.SIGSTOP)
+    going_on = threading.Timer(1.0, os.kill, (process, signal.SIGCONT))
+    going_on.start()
+    lark('start: "b"')
+    assert child._process.pid == process
+    going_on.join()
 
 
 def test_a_result_or_an_error_of_a_large_stack_reaches_its_caller() -> None:
