@@ -319,10 +319,20 @@ def render(
     bos, eos    the texts of the vocabulary's start and end tokens, None where it has none
     variables   further names for the template, such as enable_thinking
 
+    As in llama-server, `enable_thinking` is True unless it is given, and `date_string` and `datetime` are today. Some
+    templates take tools as `functions`, in JSON.
+
     Raises TemplateFailed where the template is not valid Jinja, refuses the messages or does what the sandbox forbids;
     TemplateTooCostly where it exceeds a limit of time or memory; ServiceClosed where the thread is stopped.
     """
-    names: dict[str, Any] = {**(variables or {}), "messages": list(messages), "tools": tools, "documents": None}
+    today = datetime.now()
+    names: dict[str, Any] = {
+        "enable_thinking": True,
+        "date_string": today.strftime("%d %b %Y"),
+        "datetime": today.strftime("%b %d %Y"),
+        "functions": json.dumps(tools) if tools else "",
+    }
+    names |= {**(variables or {}), "messages": list(messages), "tools": tools, "documents": None}
     names |= {"bos_token": bos or "", "eos_token": eos or "", "add_generation_prompt": add_generation_prompt}
     try:
         return render_limited(template, names)

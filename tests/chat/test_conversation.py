@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,16 @@ def test_the_strictest_template_accepts_any_order_of_roles(said: list[tuple[str,
     if messages:
         prompt = ChatTemplate(STRICT).render(messages)
         assert all(message["content"] in prompt for message in messages)
+
+
+def test_the_template_knows_the_day_and_that_the_model_may_reason() -> None:
+    """As in llama-server. Templates of DeepSeek-R1 and QwQ close the reasoning unless they are told otherwise."""
+    chat = ChatTemplate(
+        "{{ date_string }}|{{ datetime }}|{% if not enable_thinking %}</think>{% endif %}{{ functions }}"
+    )
+    day, date, rest = chat.render([QUESTION]).split("|")
+    assert datetime.strptime(day, "%d %b %Y") == datetime.strptime(date, "%b %d %Y")
+    assert abs(datetime.strptime(day, "%d %b %Y") - datetime.now()) < timedelta(days=2)
+    assert rest == ""
+    assert chat.render([QUESTION], variables={"enable_thinking": False, "date_string": "1 May"}).startswith("1 May|")
+    assert chat.render([QUESTION], variables={"enable_thinking": False}).endswith("|</think>")
