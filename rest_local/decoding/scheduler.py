@@ -225,10 +225,14 @@ class Scheduler:
 
     def _next(self) -> Sequence | None:
         """The sequence that is to be admitted now, if one may be."""
+        if not self.waiting:
+            return None
         clients = Counter(each.request.client for each in self.admitted)
         others = [each for each in self.admitted if not each.request.background]
-        if not self._has_place and len(clients) == len(others) == len(self.admitted):
-            return None  # the usual case where requests wait: none has to give way
+        if not self._has_place and len(others) == len(self.admitted):
+            shared = len(clients) == len(others) or all(each.request.client in clients for each in self.waiting)
+            if shared:  # the usual case where requests wait: none has to give way
+                return None
         ready = islice(self.waiting, self._n_before_background or None)
         first = min(ready, key=lambda each: (clients[each.request.client], each.round), default=None)
         if first is None or first is self._held or (first.request.background and others):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.fake_backend import END, FakeBackend
@@ -32,8 +33,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def of(backend: FakeBackend, client: str, prompt: list[int], n: int = 6) -> Sequence:
-    sequence = sequence_of(backend, prompt, n, client=client)
+def of(backend: FakeBackend, client: str, prompt: list[int], n: int = 6, **options: Any) -> Sequence:
+    sequence = sequence_of(backend, prompt, n, client=client, **options)
     sequence.submitted = 0.0
     return sequence
 
@@ -90,6 +91,41 @@ def test_a_free_slot_goes_to_the_client_that_has_the_fewest() -> None:
         held = Counter(each.request.client for each in scheduler.admitted)
         assert held["b"] == 2 or held["a"] + held["b"] <= 4
     assert len([each for each in scheduler.waiting if each.request.client == "a"]) >= 6
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_client_that_holds_a_slot_comes_after_one_that_has_none() -> None:
+    """Although it came first, and is not served more often."""
+    backend = FakeBackend(n_ctx=1024, n_slots=2)
+    scheduler = scheduler_of(backend, SLOPE)
+    long, short = of(backend, "a", TEXTS[0], 60), of(backend, "a", TEXTS[1], 3)
+    scheduler.submit(long)
+    scheduler.submit(short)
+    scheduler.step()
+    next_of_a, first_of_b = of(backend, "a", TEXTS[2]), of(backend, "b", TEXTS[3])
+    scheduler.submit(next_of_a)
+    scheduler.submit(first_of_b)
+    while not short.done:
+        scheduler.step()
+    scheduler.step()
+    assert scheduler.admitted == [long, first_of_b]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_no_slot_is_given_up_for_a_client_that_has_one(clock: Clock, background: bool) -> None:
+    backend = FakeBackend(n_ctx=1024, n_slots=3)
+    scheduler = scheduler_of(backend, SLOPE)
+    many = [of(backend, "a", TEXTS[n], 60, background=background) for n in range(3)]
+    few = [of(backend, "b", TEXTS[n], 60, background=background) for n in range(3, 6)]
+    for sequence in many:
+        scheduler.submit(sequence)
+    scheduler.step()
+    for sequence in few:
+        scheduler.submit(sequence)
+    clock.now = 1000.0
+    for _ in range(5):
+        scheduler.step()
+        assert scheduler.admitted == [*many[:2], few[0]]
 
 
 @pytest.mark.usefixtures("clock")
