@@ -65,6 +65,7 @@ def post(host: str, *headers: str, path: str = "/completion") -> bytes:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that sends no more is waited for only shortly."""
     monkeypatch.setattr(security, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(security, "DRAINED_SECONDS", 3600.0)
 
 
 @pytest.mark.parametrize(

@@ -379,11 +379,12 @@ def test_a_key_finds_nothing_of_another_in_memory_or_in_files(start: Start) -> N
     assert complete(live, key="one")["timings"]["cache_n"] > 256, "it was not erased"
     other = 1 - slot
     assert act(live, "save", slot=other, **two).status_code == 200, "under the same name"
+    assert complete(live, TEXT + "#", key="two")["timings"]["cache_n"] > 256, "its own"
     assert act(live, "erase", None, slot, **one).json()["n_erased"] > 256
-    assert act(live, "restore", slot=slot, **one).json()["n_restored"] == saved["n_saved"]
+    assert act(live, "restore", slot=other, **one).json()["n_restored"] == saved["n_saved"]
+    assert act(live, "erase", None, other, **two).json()["n_erased"] == 0, "it was the slot of that key before"
     again = complete(live, key="one")
     assert (again["content"], again["timings"]["prompt_n"]) == (said, 1)
-    assert complete(live, TEXT + "#", key="two")["timings"]["cache_n"] > 256, "its own"
 
 
 @pytest.mark.parametrize("keys", [(), (b"one",)])
