@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rest_local.retrieval.files import LOCK, STAGING, Files
@@ -105,70 +106,94 @@ def fail_at(step: int, code: int, *, for_good: bool = False) -> Callable[[int, s
     return fail
 
 
+Names = dict[int, dict[str, int]]
+"""What is in each directory: inodes by name, by the inode of the directory."""
+
+
 class Disk(Named):
-    """Records what a power cut before any step could leave of the datastore at `root`, in `trees`, each once.
+    """Records what a power cut before any step could leave below `root`, in `trees`, each once.
 
     A disk keeps what was synced: the content of a file at its last fsync, and the names in a directory at its last
-    fsync. Of the rest it keeps anything. So these extremes are recorded: nothing else; all names; all deletions and no
-    new names; the newest manifest, with no other new names. A file that was not synced has half of its size, of zeros.
+    fsync. Of the rest it keeps anything. So these are recorded: nothing else; all names; all deletions and no new
+    names; the newest manifests, with no other new names; and each change of a name alone. A file that was not synced
+    has half of its size, of zeros. lost: the number of a sync that the disk confirms and does not do.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, lost: int = 0) -> None:
         super().__init__(lambda step, name: self.look())
-        self.root = root
+        self.root, self.lost, self.syncs = root, lost, 0
         self.contents: dict[int, bytes] = {}  # inode: content on the disk
-        self._held: list[int] = []  # descriptors, so that no inode is used again
+        self._held: dict[int, int] = {}  # inode: descriptor, so that no inode is used again
         self.trees: list[Tree] = []
         self._seen: set[frozenset[tuple[str, int]]] = set()
+        self.on_disk: Names = self._now()
         for file in files_of(root):
             self.contents[file.stat().st_ino] = file.read_bytes()
-            self._held.append(os.open(file, os.O_RDONLY))
-        self.durable_names = self._now()  # relative path: inode
 
     def close(self) -> None:
-        for descriptor in self._held:
+        for descriptor in self._held.values():
             os.close(descriptor)
 
     def create(self, path: Path) -> int:
         descriptor = super().create(path)
-        self._held.append(os.dup(descriptor))
+        self._hold(path)
         return descriptor
 
     def sync(self, descriptor: int) -> None:
         super().sync(descriptor)
-        self.contents[os.fstat(descriptor).st_ino] = path_of(descriptor).read_bytes()
+        if self._is_done():
+            self.contents[os.fstat(descriptor).st_ino] = path_of(descriptor).read_bytes()
 
     def sync_directory(self, path: Path) -> None:
         super().sync_directory(path)
-        where = os.path.relpath(path, self.root).removeprefix(".")
-        kept = {name: inode for name, inode in self.durable_names.items() if os.path.dirname(name) != where}
-        synced = {name: inode for name, inode in self._now().items() if os.path.dirname(name) == where}
-        self.durable_names = {**kept, **synced}
+        if self._is_done() and (path == self.root or self.root in path.parents):
+            self.on_disk[path.stat().st_ino] = self._in(path)
+
+    def _is_done(self) -> bool:
+        self.syncs += 1
+        return self.syncs != self.lost
 
     def look(self) -> None:
         """Record what a power cut would leave now."""
-        durable, now = self.durable_names, self._now()
-        self._record(durable)
-        self._record(now)
-        self._record({name: inode for name, inode in durable.items() if name in now})
-        newest = {name: inode for name, inode in now.items() if os.path.basename(name) == MANIFEST}
-        self._record({**durable, **newest})
+        old, new = self.on_disk, self._now()
+        pairs = {where: (old.get(where, {}), new.get(where, {})) for where in {*old, *new}}
+        self._record(old)
+        self._record(new)
+        self._record({where: {n: i for n, i in a.items() if n in b} for where, (a, b) in pairs.items()})
+        self._record({where: {**a, **{n: b[n] for n in b if n == MANIFEST}} for where, (a, b) in pairs.items()})
+        for where, (a, b) in pairs.items():
+            for name in {*a, *b}:
+                if a.get(name) != b.get(name):
+                    one = {n: i for n, i in a.items() if n != name} | ({name: b[name]} if name in b else {})
+                    self._record({**old, where: one})
 
-    def _now(self) -> dict[str, int]:
-        return {str(file.relative_to(self.root)): file.stat().st_ino for file in files_of(self.root)}
+    def _now(self) -> Names:
+        return {Path(folder).stat().st_ino: self._in(Path(folder)) for folder, _, _ in os.walk(self.root)}
 
-    def _record(self, names: dict[str, int]) -> None:
-        tree = {name: self._content(name, inode) for name, inode in names.items()}
+    def _in(self, folder: Path) -> dict[str, int]:
+        found = {path.name: path.stat().st_ino for path in folder.iterdir() if path.name != LOCK}
+        for name in found:
+            self._hold(folder / name)
+        return found
+
+    def _hold(self, path: Path) -> None:
+        if (inode := path.stat().st_ino) not in self._held:
+            self._held[inode] = os.open(path, os.O_RDONLY)
+
+    def _record(self, names: Names) -> None:
+        tree = dict(self._files(names, self.root.stat().st_ino, ""))
         key = frozenset((name, hash(content)) for name, content in tree.items())
         if key not in self._seen:
             self._seen.add(key)
             self.trees.append(tree)
 
-    def _content(self, name: str, inode: int) -> bytes:
-        if inode in self.contents:
-            return self.contents[inode]
-        path = self.root / name
-        return bytes(path.stat().st_size // 2) if path.exists() else b""
+    def _files(self, names: Names, folder: int, where: str) -> Iterator[tuple[str, bytes]]:
+        for name, inode in names.get(folder, {}).items():
+            status = os.fstat(self._held[inode])
+            if stat.S_ISDIR(status.st_mode):
+                yield from self._files(names, inode, f"{where}{name}/")
+            else:
+                yield where + name, self.contents.get(inode, bytes(status.st_size // 2))
 
 
 def files_of(root: Path) -> list[Path]:
@@ -181,5 +206,5 @@ def put_tree(path: Path, tree: Tree) -> None:
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     for name, content in tree.items():
-        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(content)

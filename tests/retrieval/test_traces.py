@@ -129,7 +129,8 @@ def damaged(home: Path) -> None:
         file.write_bytes(bytes(file.stat().st_size))
 
 
-WAYS: dict[str, tuple[Callable[[Path], None], Callable[[Path, Files], None]]] = {
+Work = Callable[[Path, Files], None]
+WAYS: dict[str, tuple[Callable[[Path], None], Work]] = {
     "first build": (nothing, _build),
     "first build of texts": (nothing, _build_of_texts),
     "build": (with_other_text, _build),
@@ -170,6 +171,11 @@ for home in sorted(Path(sys.argv[1]).glob("home-*")):
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return secret_files(tmp_path, monkeypatch)
+
+
+def secret_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files, one of them secret, and an export of a datastore of them."""
     set_small(monkeypatch.setattr)
     source = tmp_path / SOURCE
     source.mkdir()

@@ -11,7 +11,7 @@ All changes of an index are one commit (docs/FORMAT.md), so the files of before 
 from __future__ import annotations
 
 import contextlib
-import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 
 from rest_local.errors import DatastoreError, DatastoreLocked
 from rest_local.retrieval.building.build import commit
+from rest_local.retrieval.building.writing import write_file
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, file_name
@@ -191,14 +192,14 @@ def _complete_copy(directory: Path) -> Path | None:
 
 
 def _restore(directory: Path, copy: Path, files: Files) -> None:
-    """Step 3 of a commit, for a manifest that is there already."""
+    """Step 3 of a commit, for a manifest that is there already. The copy stays until the next writer deletes it: on a
+    file system whose renames are not atomic (exFAT), a power cut may take it away before it has its new name.
+    """
     with unwritable(directory):
-        descriptor = os.open(copy, os.O_RDWR)
-        try:
-            files.sync(descriptor)
-        finally:
-            os.close(descriptor)
-        files.rename(copy, directory / MANIFEST)
+        new = directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
+        write_file(files, new, copy.read_bytes())
+        files.sync_directory(directory)
+        files.rename(new, directory / MANIFEST)
         files.sync_directory(directory)
     read_manifest(directory)
 
