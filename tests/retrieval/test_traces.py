@@ -10,12 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from changes import opened, set_small
+from changes import left_over, opened, set_small
 from click.testing import CliRunner
 from edited import Bytes, Folder
 from failpoints import Named
@@ -27,10 +29,12 @@ from rest_local.errors import DatastoreLocked, DatastoreNotFound
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.building.staged import staging
+from rest_local.retrieval.changing import pruning
 from rest_local.retrieval.changing.forgetting import forget, names_in
 from rest_local.retrieval.changing.merging import merge
-from rest_local.retrieval.changing.pruning import Target, prune
-from rest_local.retrieval.changing.updating import add
+from rest_local.retrieval.changing.updating import add, update
+from rest_local.retrieval.changing.watched import MODIFIED, Batch, Target
+from rest_local.retrieval.changing.watching import Watcher
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, VocabularyId, file_name
@@ -98,6 +102,18 @@ def _repair(home: Path, files: Files) -> None:
             repair(plan(looked), files=files)
 
 
+def _watch(home: Path, files: Files) -> None:
+    """A watch that sees one event, and ends."""
+    stop = threading.Event()
+
+    def events(roots: object, ended: threading.Event) -> Generator[Batch, None, None]:
+        yield [(MODIFIED, str(home.parent / SOURCE / NAME))]
+        stop.set()
+
+    target = Target("store", home / "store", KNOWN)
+    Watcher([target], partial(update, files=files), events=events).run(stop)
+
+
 def _remove(home: Path, files: Files) -> None:
     remove(home / "store", files=files)
 
@@ -143,6 +159,7 @@ WAYS: dict[str, tuple[Callable[[Path], None], Work]] = {
     "import over another": (with_other_text, _import),
     "repair": (damaged, _repair),
     "removal": (with_secret, _remove),
+    "watch": (with_other_text, _watch),
 }
 
 _KILLED = """
@@ -225,6 +242,18 @@ def test_killed_at_every_step_and_forgotten(base: Path, way: str, monkeypatch: p
     assert held, "the text was on the disk after some of the kills"
 
 
+def test_a_watch_that_was_killed_at_any_step_goes_on(base: Path) -> None:
+    """The commit before or after it is whole, and the next watch makes what is missing and deletes what was left."""
+    found = []
+    for home in killed_at_every_step(base, "watch"):
+        found.append(commit_of(home / "store")[0])
+        _watch(home, Files())
+        assert commit_of(home / "store")[0] == of(home).texts()
+        assert left_over(home / "store") == set()
+        assert [path.name for path in home.iterdir()] == ["store"]
+    assert {len(texts) for texts in found} == {2, 3}, "without and with the new file"
+
+
 @pytest.mark.parametrize(
     ("command", "way"),
     [("list", "import"), ("list", "removal"), ("list", "update and merge"), ("update", "import over another")],
@@ -302,7 +331,7 @@ def test_every_writer_clears_before_it_writes(base: Path, way: str) -> None:
 
     work: dict[str, Callable[[], object]] = {
         "forget": lambda: forget(home / "store", {str(base / SOURCE / "a.py")}, files=First()),
-        "prune": lambda: prune(home / "store", Target(seen=2), files=First(), dry=True),
+        "prune": lambda: pruning.prune(home / "store", pruning.Target(seen=2), files=First(), dry=True),
         "merge": lambda: merge(home / "store", files=First()),
         "add": lambda: _add(home, First()),
         "build": lambda: _build(home, First()),

@@ -17,10 +17,12 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +38,7 @@ from failpoints import Named
 
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval.building.indexing import build_datastore
+from rest_local.retrieval.changing import watched, watching
 from rest_local.retrieval.changing.forgetting import forget
 from rest_local.retrieval.changing.merging import merge
 from rest_local.retrieval.changing.pruning import Target, prune
@@ -43,9 +46,11 @@ from rest_local.retrieval.changing.rereading import roots_of
 from rest_local.retrieval.changing.updating import add, add_sources, update
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.format import VocabularyId, file_name
 from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.keeping.checking import look
 from rest_local.retrieval.keeping.moving import export, import_datastore
+from rest_local.retrieval.keeping.repair import plan, repair
 from rest_local.retrieval.sources import Walk, from_recipe
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "10000"))
@@ -197,9 +202,25 @@ class Chain:
             lambda _: kept,
         )
 
+    def watch(self) -> Change:
+        """A watch that sees one event, and ends: a full update."""
+        model = self.update().model
+
+        def work(path: Path, files: Files) -> None:
+            stop = threading.Event()
+
+            def events(roots: object, ended: threading.Event) -> Iterator[list[tuple[int, str]]]:
+                yield []
+                stop.set()
+
+            target = watched.Target("store", path, KNOWN)
+            watching.Watcher([target], partial(update, files=files), events=events).run(stop)  # type: ignore[arg-type]
+
+        return Change("watch", work, model)
+
     def any(self, alone: bool = True) -> Change:
         """Any change. alone: no other writer may change what the model of it supposes."""
-        often = [self.update, self.add, self.add_sources, self.forget, self.merge]
+        often = [self.update, self.add, self.add_sources, self.forget, self.merge, self.watch]
         kinds = [*often, *often, self.put_back, self.build, *([self.prune] if alone else ())]
         return self.draw.choice(kinds)()
 
@@ -280,6 +301,25 @@ class Chain:
             found.append((state, order))
         return found
 
+    def repair(self) -> int:
+        """Damage an order and kill the repair: another one makes the same texts of it. Returns the number of kills."""
+        entry = self.draw.choice(read_manifest(self.path).segments)
+        order = self.path / file_name(entry.name, "order")
+        order.write_bytes(bytes(order.stat().st_size))
+
+        def work(path: Path, files: Files) -> None:
+            for one in look(path):
+                if one.faults:
+                    repair(plan(one), files=files)
+
+        change = Change("repair", work, lambda state: state)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.forked(change, self.killed(change)), 0)[1])
+        assert code in (0, -signal.SIGKILL)
+        self.run(change, Files())
+        self.check([change], [0])
+        self.counts["repair" if code else "repair, not killed"] += 1
+        return 1 if code else 0
+
     def go_on(self) -> None:
         """A change that is not killed succeeds, and the next commit deletes what was left over."""
         change = self.any()
@@ -311,6 +351,7 @@ def chain(directory: Path, seed: int, kills: int) -> None:
         killed += run.turn()
         turns += 1
         if turns % 5 == 0:
+            killed += run.repair()
             run.go_on()
         if turns % 500 == 0:
             print(f"seed {seed}: {killed} killed in {time.monotonic() - began:.0f} s", flush=True)
