@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rest_local.errors import ModelInvalid, printable
-from rest_local.llama.gguf_header import check_header
+from rest_local.llama.gguf_header import MOST_KEYS, MOST_TEXTS, check_header
 from rest_local.llama.options import ModelOptions
 
 Value = bool | int | float | str | list[bool | int | float]
 
 LONGEST_LIST = 1024  # numbers of an array that is kept, such as one a layer; of a longer one only the count is
 LONGEST_TEXT = 256  # characters that are kept
-MOST_KEYS, MOST_TEXTS = 1 << 16, 1 << 24  # a hundred times what real files have: a hostile one could name billions
 
 _HEADER = 24
 _TEXT, _ARRAY = 8, 9

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rest_local.errors import ModelInvalid
-from rest_local.llama.gguf_header import check_header
+from rest_local.llama.gguf_header import LONGEST_NAME, MOST_KEYS, MOST_TENSORS, check_header
 from rest_local.llama.vocabulary_file import HEADER, TEXT, U32, U64, after
 
 ARCHITECTURE = "general.architecture"
@@ -58,6 +58,8 @@ def content_of(path: Path) -> GgufContent:
 
 def _content(data: mmap.mmap) -> GgufContent:
     _, _, n_tensors, n_keys = HEADER.unpack_from(data)
+    if n_keys > MOST_KEYS or n_tensors > MOST_TENSORS:
+        raise ValueError(f"{n_keys} keys and {n_tensors} tensors")
     at = HEADER.size
     architecture, n_mtp = "", 0
     projectors = []
@@ -84,9 +86,9 @@ def _content(data: mmap.mmap) -> GgufContent:
 
 
 def _text(data: mmap.mmap, at: int) -> tuple[str, int]:
-    """The string at `at`, and where it ends."""
+    """The string at `at`, and where it ends. Raises ValueError for one that is no name."""
     (length,) = U64.unpack_from(data, at)
     end = at + 8 + int(length)
-    if end > len(data):
-        raise ValueError("after the end of the file")
+    if end > len(data) or length > LONGEST_NAME:
+        raise ValueError("after the end of the file, or too long")
     return data[at + 8 : end].decode("utf-8", "replace"), end

@@ -21,6 +21,12 @@ from rest_local.errors import ModelInvalid, ModelNotFound
 _SHARD = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _HEADER = struct.Struct("<4sIqq")
 _VERSIONS = (2, 3)
+MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 1 << 16, 1 << 20, 1 << 24
+"""A hundred times what real files have. A hostile header in a sparse file could name billions."""
+
+LONGEST_NAME = 1 << 16
+"""Bytes of the name of a key or tensor; GGUF allows 65 535, llama.cpp 63 for a tensor."""
+
 _MIN_KEY_BYTES = 8 + 4 + 1  # length of the name, type, a one-byte value
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of the name, dimensions, type, offset
 _FOREIGN = {

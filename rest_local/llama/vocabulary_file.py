@@ -11,13 +11,14 @@ import struct
 from pathlib import Path
 
 from rest_local.errors import ModelInvalid
-from rest_local.llama.gguf_header import check_header
+from rest_local.llama.gguf_header import MOST_KEYS, MOST_TEXTS, check_header
 
 HEADER = struct.Struct("<4sIqq")
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 TEXT, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _PARTS = b"split."  # keys that name further files of the model
+_MOST_BYTES = 1 << 28  # of all keys: ten times the largest vocabularies
 
 
 def vocabulary_file(path: str | os.PathLike[str]) -> bytes:
@@ -31,7 +32,7 @@ def vocabulary_file(path: str | os.PathLike[str]) -> bytes:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             magic, version, _, n_keys = HEADER.unpack_from(data)
             keys = _keys(data, n_keys)
-    except (struct.error, KeyError, ValueError, OverflowError) as error:
+    except (struct.error, KeyError, ValueError, OverflowError, IndexError) as error:
         raise ModelInvalid(file, "is damaged or truncated in its header") from error
     except OSError as error:
         raise ModelInvalid(file, f"cannot be read: {error.strerror or error}") from error
@@ -39,7 +40,11 @@ def vocabulary_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def _keys(data: mmap.mmap, count: int) -> list[bytes]:
-    """The keys with their values, as they are in the file. Raises ValueError, KeyError, struct.error."""
+    """The keys with their values, as they are in the file. Raises ValueError, KeyError, struct.error, OverflowError,
+    IndexError.
+    """
+    if count > MOST_KEYS:
+        raise ValueError(f"{count} keys")
     keys, at = [], HEADER.size
     for _ in range(count):
         begin = at
@@ -47,8 +52,8 @@ def _keys(data: mmap.mmap, count: int) -> list[bytes]:
         at += 8 + length
         (kind,) = U32.unpack_from(data, at)
         at = after(data, at + 4, kind)
-        if at > len(data):
-            raise ValueError("after the end of the file")
+        if at > min(len(data), HEADER.size + _MOST_BYTES):
+            raise ValueError("after the end of the file, or of any vocabulary")
         if not data[begin + 8 : begin + 8 + length].startswith(_PARTS):
             keys.append(data[begin:at])
     return keys
@@ -64,6 +69,8 @@ def after(data: mmap.mmap, at: int, kind: int) -> int:
     at += 12
     if kind != TEXT:
         return at + int(count) * _SIZES[kind]
+    if count > MOST_TEXTS:
+        raise ValueError(f"{count} texts")
     for _ in range(count):
         at += 8 + U64.unpack_from(data, at)[0]
     return at

@@ -204,8 +204,8 @@ def test_what_killed_processes_left_is_listed_with_its_size(store):
         ("orphan", 10),
         ("orphan", 20),
         ("staging", 30),
-        ("removed", 30),
         ("importing", 30),
+        ("removed", 30),
     ]
 
 

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -28,7 +29,8 @@ from rest_local.errors import (
     DatastoreUnwritable,
     OptionError,
 )
-from rest_local.retrieval import Datastore, VocabularyId, list_datastores
+from rest_local.retrieval import Datastore, VocabularyId, list_datastores, sample
+from rest_local.retrieval.building import writing
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.files import Files, locked
@@ -342,6 +344,44 @@ def test_a_forged_manifest(store, tmp_path):
 def test_content_that_no_build_writes_is_refused_in_spite_of_its_checksum(store, tmp_path, kind, at):
     sign(store, kind, put(at, b"\xff\xff\xff\xff"))
     refused(exported(store), tmp_path / "home", f"a file of {kind}")
+
+
+@pytest.mark.parametrize("kind", ["tokens", "order", "documents", "states", "sample"])
+def test_rightly_hashed_damage_is_refused_or_harmless(tmp_path, kind, monkeypatch):
+    """Random bytes in a file, with checksums that fit. What is imported is searched without a crash and without an id
+    that the vocabulary does not have.
+    """
+    monkeypatch.setattr(writing, "SAMPLED", 1)
+    monkeypatch.setattr(sample, "SAMPLED", 1)
+    draw = random.Random(kind)
+    documents = [
+        Document(name, np.array(tokens * 20, np.int32), (FileState(name, 1, 2, b"s" * 32),))
+        for name, tokens in NEW.items()
+    ]
+    good, refusals = tmp_path / "good", 0
+    build(good, documents, vocabulary=VOCABULARY)
+    for number in range(60):
+        path = shutil.copytree(good, tmp_path / "bad")
+        size = next(path.glob(f"*.{kind}.bin")).stat().st_size
+        width, value = draw.choice(((1, draw.randrange(256)), (4, 2**32 - 1), (8, 2**63), (8, 0), (2, 1000)))
+        sign(path, kind, put(draw.randrange(max(size - width, 1)), value.to_bytes(width, "big")))
+        data = exported(path)
+        shutil.rmtree(path)
+        try:
+            there = imported(data, tmp_path / f"store-{number}")
+        except DatastoreError:
+            refusals += 1
+            continue
+        with Datastore.open(there) as store:
+            for context in ([9, 9, 2], [1, 2, 3], [8], [999], [2, 6, 9]):
+                rows = store.rows(np.array(context, np.int32), 8, 8)
+                assert rows.continuations.max(initial=-1) < VOCABULARY.size
+                store.find(np.array(context, np.int32))
+            for name in store.document_names():
+                assert isinstance(name, str)
+        shutil.rmtree(there)
+    assert names(tmp_path) == {"good"}
+    assert refusals or kind == "sample"
 
 
 def test_two_indexes_of_one_vocabulary_are_refused(store, tmp_path):
