@@ -128,8 +128,9 @@ class Statistics:
     by_source: dict[str, dict[str, int]] = field(default_factory=dict)
     lookup_us: list[float] = field(default_factory=list)
     lookups_skipped: int = 0  # steps in which the policy chose not to look anything up
-    plain_steps: int = 0  # without a draft
-    plain_ms: float = 0.0  # of decode_ms, those of plain steps
+    plain_steps: int = 0  # without a draft, after one without a draft
+    plain_ms: float = 0.0  # of decode_ms, those of these steps
+    after_plain: bool = False  # whether the last step was without a draft
     alone: bool = True  # whether every pass of the answer was of this request only
     decode_ms: float = 0.0
     step_ms: float = 0.0  # decode_ms and the driver's own time
@@ -149,13 +150,23 @@ class Statistics:
         for node in path:
             self.by_source[SOURCES[tree.source[node]]]["accepted"] += 1
 
+    def count_plain(self, done: PassClock, plain: bool) -> None:
+        """Take the time of a pass; `plain`: this request had no draft in it. A pass after one of another size takes
+        longer than in plain decoding (cold caches; on a GPU a new graph, 2 times), so a plain one after another counts.
+        """
+        if plain and self.after_plain:
+            self.plain_steps += 1
+            self.plain_ms += done.decode_ms
+        self.after_plain = plain
+        self.alone &= done.n_sequences == 1 and not done.prompted
+
     def plain_step_ms(self, curve: CostCurve, measured: bool) -> float:
         """What a plain forward pass takes in the middle of this answer, in milliseconds; 0 where that is not known.
 
-        It is the mean of the answer's own passes without a draft, where these are ENOUGH_STEPS. Otherwise it is the
-        time by the cost curve, but no more than the mean pass of the answer, where the curve is certain of this length
-        and was `measured` as a whole or has learned from ENOUGH_STEPS plain passes. An answer whose passes were shared
-        with other requests is compared with nothing.
+        It is the mean of the answer's own plain passes (`count_plain`), where these are ENOUGH_STEPS. Otherwise it is
+        the time by the cost curve, but no more than the mean pass of the answer, where the curve is certain of this
+        length and was `measured` as a whole or has learned from ENOUGH_STEPS plain passes. An answer whose passes were
+        shared with other requests is compared with nothing.
         """
         if not self.alone or not self.steps:
             return 0.0

@@ -416,10 +416,7 @@ class Sequence:
         clock.late = 1e3 * (time.perf_counter() - begun)
         self.statistics.model_ms += clock.model
         self.statistics.decode_ms += done.decode_ms
-        if not len(self.tree):
-            self.statistics.plain_steps += 1
-            self.statistics.plain_ms += done.decode_ms
-        self.statistics.alone &= done.n_sequences == 1 and not done.prompted
+        self.statistics.count_plain(done, not len(self.tree))
         self.statistics.step_ms += done.decode_ms + done.batch_ms + clock.own
 
     def finish_step(self, taken: Taken) -> Step:

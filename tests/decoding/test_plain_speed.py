@@ -23,10 +23,13 @@ PROMPT = [1, 2, 3, 4, 5]
 
 
 class Machine(FakeBackend):
-    """A step of n tokens takes 10 ms and 1.5 ms for each but the first, more with the context, give or take `noise`."""
+    """A step of n tokens takes 10 ms and 1.5 ms for each but the first, more with the context, up to a tenth more by
+    chance, and `dearer` times as long after a step of another size.
+    """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, noise: float = 0.1, n_slots: int = 1) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, n_slots: int = 1, dearer: float = 1.0) -> None:
         super().__init__(n_ctx=8192, n_slots=n_slots)
+        self._size, self._dearer, noise = 0, dearer, 0.1
         self.now, self._noise, self._random = 0.0, noise, random.Random(1)
         clock = SimpleNamespace(perf_counter=lambda: self.now)
         for module in ("forward", "scheduler", "sequence", "stream"):
@@ -34,6 +37,8 @@ class Machine(FakeBackend):
 
     def decode(self) -> int:
         ms = (PLAIN_MS + 1.5 * (self.batch.n_tokens - 1)) * (1 + ATTENTION * len(self.cells))
+        ms *= self._dearer if self.batch.n_tokens != self._size else 1.0
+        self._size = self.batch.n_tokens
         self.now += 1e-3 * ms * (1 + self._noise * self._random.random())
         return super().decode()
 
@@ -90,6 +95,14 @@ def test_a_fresh_answer_says_nothing_or_is_right_within_a_tenth(
     assert known
 
 
+def test_plain_steps_after_drafts_do_not_make_plain_decoding_look_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, curve = Machine(monkeypatch, dearer=2.0), estimate()
+    plain = decoded(machine, curve, 320).result.timings.predicted_ms
+    statistics = decoded(machine, curve, 320, 0.6).statistics
+    assert statistics.plain_steps >= ENOUGH_STEPS
+    assert 320 * statistics.plain_step_ms(curve, measured=False) == pytest.approx(plain, rel=0.1)
+
+
 def test_a_curve_that_was_measured_is_believed_from_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     curve = CostCurve.from_points([0, 2048], SIZES, [[(10.5 + 1.5 * n) * (1 + k) for n in SIZES] for k in (0, 0.4)])
@@ -110,5 +123,5 @@ def test_requests_that_share_their_passes_are_not_compared(monkeypatch: pytest.M
         scheduler.submit(sequence)
     while scheduler.busy:
         scheduler.step()
-    assert [sequence.statistics.plain_steps for sequence in sequences] == [50, 50]
+    assert [sequence.statistics.plain_steps for sequence in sequences] == [49, 49]
     assert [sequence.statistics.plain_step_ms(curve, measured=True) for sequence in sequences] == [0.0, 0.0]
