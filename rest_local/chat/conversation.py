@@ -64,11 +64,15 @@ def fixed_beginning(
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template with the texts of the vocabulary's start and end tokens, None where it has none."""
+    """A template with the texts of the vocabulary's start and end tokens, None where it has none.
+
+    `variables`: names for it, where a conversation gives no others.
+    """
 
     source: str
     bos: str | None = None
     eos: str | None = None
+    variables: Mapping[str, Any] | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -109,7 +113,7 @@ class ChatTemplate:
             eos=self.eos,
             add_generation_prompt=add_generation_prompt,
             tools=offered if offered and able.tools else None,
-            variables=variables,
+            variables={**(self.variables or {}), **(variables or {})},
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from contextlib import ExitStack
@@ -26,10 +27,26 @@ MAX_BODY = 8 << 20
 _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to the group
 
 
+def _read_variables(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, object]:
+    try:
+        found = json.loads(value or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{value!r} is no JSON object")
+    return found
+
+
 @click.command(cls=SectionedCommand)
 @options.engine_options_of_models
 @options.projector_option
 @options.template_option
+@rare_option(
+    "--chat-template-kwargs",
+    callback=_read_variables,
+    metavar="JSON",
+    help="Names for the chat templates, unless a request gives others: '{\"enable_thinking\": false}'.",
+)
 @options.history_option
 @live_options.code_options
 @click.option("--watch", is_flag=True, help="Keep the datastores of -d up to date with their files.")
@@ -121,6 +138,7 @@ def serve(
     models: tuple[str, ...],
     live: Live,
     chat_template_file: Path | None,
+    chat_template_kwargs: dict[str, object],
     host: str,
     port: int,
     memory: int | None,
@@ -171,7 +189,14 @@ def serve(
         sockets = [opened.enter_context(each) for each in listen_on_all(settings)]
         log_to_stderr()
         choices = [
-            served.choice(each, config, live, aliases.get(each.name, ()), template if each is named[0] else None)
+            served.choice(
+                each,
+                config,
+                live,
+                aliases.get(each.name, ()),
+                template if each is named[0] else None,
+                chat_template_kwargs,
+            )
             for each in named
         ]
         if memory is None and len(choices) > 1:

@@ -85,15 +85,24 @@ def aliases(given: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, 
 
 
 def choice(
-    model: Named, config: EngineConfig, live: Live, aliases: tuple[str, ...], template: str | None = None
+    model: Named,
+    config: EngineConfig,
+    live: Live,
+    aliases: tuple[str, ...],
+    template: str | None = None,
+    variables: dict[str, object] | None = None,
 ) -> ModelChoice:
-    """What the server needs to know of a model. `template`: in the place of its own chat template."""
+    """What the server needs to know of a model. `template`: in the place of its own chat template; `variables`: for it,
+    unless a request gives others.
+    """
     from rest_local.paths import demo_model
     from rest_local.router.run import ModelChoice
 
     own = replace(config, model=model.path, mmproj=config.mmproj and _projector(config.mmproj))
     path = model.path or demo_model()
-    return ModelChoice(model.name, path, partial(_load, own, live, template), partial(_need, own, path), aliases)
+    return ModelChoice(
+        model.name, path, partial(_load, own, live, template, variables or {}), partial(_need, own, path), aliases
+    )
 
 
 def _projector(given: str | Path) -> Path:
@@ -102,12 +111,13 @@ def _projector(given: str | Path) -> Path:
     return path if path in (AUTO_PROJECTOR, NO_PROJECTOR) else path.absolute()
 
 
-def _load(config: EngineConfig, live: Live, template: str | None) -> Engine:
+def _load(config: EngineConfig, live: Live, template: str | None, variables: dict[str, object]) -> Engine:
     """In the process of the model."""
     indexer.at_once()
     engine = opening.open_engine(config, live)
     if template is not None:
         engine.model.chat_template = template
+    engine.model.template_variables = variables
     return engine
 
 

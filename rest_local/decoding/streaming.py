@@ -30,7 +30,7 @@ def chat_template(model: Model) -> ChatTemplate:
         None if token is None else piece(token).decode("utf-8", "replace")
         for token in (model.vocabulary.bos, model.vocabulary.eos)
     )
-    return ChatTemplate(model.chat_template, bos, eos)
+    return ChatTemplate(model.chat_template, bos, eos, model.template_variables)
 
 
 class Chat:

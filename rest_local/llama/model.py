@@ -30,9 +30,10 @@ class Model:
     Attributes, valid also after `close`: `path`, `name` (the file's own, else its stem), `description` (architecture,
     size, quantization), `n_params`, `size_bytes` (of all tensors), `n_ctx_train` (tokens), `n_vocab`, `n_embd`,
     `n_layer`, `n_swa` (sliding window in tokens, 0 = none), `metadata` (every key of the file, arrays shortened by
-    llama.cpp), `chat_template` (Jinja source or None), `is_recurrent`, `is_hybrid`, `has_encoder`, `vocab_only`,
-    `n_gpu_layers` (-1 = all), `options` (as given), `with_mtp` (whether its MTP layers were loaded), `adapters` (its
-    contexts apply them), `cache_key` (paths, sizes and times of all its files).
+    llama.cpp), `chat_template` (Jinja source or None), `template_variables` (names for it), `is_recurrent`,
+    `is_hybrid`, `has_encoder`, `vocab_only`, `n_gpu_layers` (-1 = all), `options` (as given), `with_mtp` (whether its
+    MTP layers were loaded), `adapters` (its contexts apply them), `cache_key` (paths, sizes and times of all its
+    files).
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Model:
         self.has_encoder: bool = bool(bindings.llama_model_has_encoder(pointer))
         template = bindings.llama_model_chat_template(pointer, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        self.template_variables: dict[str, object] = {}
         self.vocabulary = Vocabulary(
             bindings.llama_model_get_vocab(pointer),
             self._vocabulary_name(),

@@ -104,6 +104,7 @@ class FakeEngine:
             n_ctx_train=1024,
             n_vocab=4096,
             chat_template=None,
+            template_variables={},
             options=ModelOptions(),
             vocabulary=SimpleNamespace(piece=lambda token: bytes([token % 128])),
         )

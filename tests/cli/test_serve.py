@@ -219,6 +219,7 @@ def test_a_daemon_goes_on_when_its_terminal_closes() -> None:
         (("--host", "127.0.0.1,0.0.0.0"), 2, "other machines can reach it; give --api-key-file"),
         (("--host", "127.0.0.1,"), 2, "give an address, or several with commas between them"),
         (("--chat-template-file", "/no/such/file"), 1, "/no/such/file"),
+        (("--chat-template-kwargs", "[1]"), 2, "'[1]' is no JSON object"),
         (("--api-key-file", "/dev/null"), 1, "API key file /dev/null: holds no key"),
         (("--api-key-file", "/no/such/file"), 1, "API key file /no/such/file: No such file"),
         (("--allow-origin", "*"), 2, "give a scheme and a host"),
@@ -309,12 +310,13 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 def test_several_addresses_and_a_template_of_ones_own(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
-    template.write_text("{% for message in messages %}<<{{ message.content }}>>{% endfor %}")
-    with process("--host", "127.0.0.1, ::1", "--chat-template-file", str(template)) as serving:
+    template.write_text("{% for message in messages %}<<{{ message.content }}>>{% endfor %}{{ name }}")
+    given = ("--chat-template-file", str(template), "--chat-template-kwargs", '{"name": "Ada"}')
+    with process("--host", "127.0.0.1, ::1", *given) as serving:
         port = serving.url().rstrip(",").rpartition(":")[2]
         for host in ("127.0.0.1", "[::1]"):
             made = httpx.post(f"http://{host}:{port}/apply-template", json=chat(1), timeout=60)
-            assert made.json() == {"prompt": "<<hi>>"}, host
+            assert made.json() == {"prompt": "<<hi>>Ada"}, host
             refused = httpx.get(f"http://{host}:{port}/health", headers={"host": "elsewhere.example"})
             assert refused.status_code == 403
 

@@ -24,7 +24,7 @@ SAME = {
 SWITCHES = {"--metrics", "--context-shift"}
 DROPPED = {  # with their values
     *("--hf-repo", "--hf-file", "--model-url", "--mmproj-url", "--model", "--model-draft", "--chat-template"),
-    *("--temp", "--seed", "--n-predict", "--reasoning-format", "--reasoning", "--cache-ram", "--tags", "--media-path"),
+    *("--temp", "--seed", "--n-predict", "--reasoning-format", "--cache-ram", "--tags", "--media-path"),
     *("--spec-type", "--spec-draft-n-max", "--spec-draft-n-min", "--spec-synth-len", "--spec-synth-rates"),
     *("--models-dir", "--models-max", "--models-preset", "--tools", "--tools-runtime", "--cors-origins"),
     *("--mcp-servers-config", "--mcp-servers-json", "--grp-attn-n", "--grp-attn-w", "--n-gpu-layers"),
@@ -43,7 +43,7 @@ def command(given: list[str], model: str, architecture: str) -> list[str]:
     made, found, rest = ["serve", "--no-history", "--sessions", "0", "-m", model, "--alias", "*"], {}, list(given)
     while rest:
         name = rest.pop(0)
-        value = rest.pop(0) if name in {*SAME, *DROPPED, "--alias", "--api-key", "--pooling"} else ""
+        value = rest.pop(0) if name in {*SAME, *DROPPED, "--alias", "--api-key", "--pooling", "--reasoning"} else ""
         if name in SWITCHES:
             made.append(name)
         elif name in SAME:
@@ -54,6 +54,8 @@ def command(given: list[str], model: str, architecture: str) -> list[str]:
             with tempfile.NamedTemporaryFile("w", delete=False) as keys:
                 keys.write("\n".join(value.split(",")) + "\n")
             made += ["--api-key-file", keys.name]
+        elif name == "--reasoning":
+            made += ["--chat-template-kwargs", json.dumps({"enable_thinking": value != "off"})]
         elif name in ("--ctx-size", "--parallel"):
             found[name] = int(rest.pop(0))
         elif name not in DROPPED:
