@@ -405,6 +405,7 @@ def test_the_result_is_the_documented_object(tiny_model: TinyModel) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("measured_prices")
 def test_an_answer_tells_a_plain_step_once_enough_of_them_were_measured(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
