@@ -49,19 +49,37 @@ def test_a_long_prompt_shows_how_far_it_is_read(quiet: Live, opened: Open, mode:
     done(page)
 
 
-def test_what_was_read_before_is_not_waited_for(quiet: Live, opened: Open) -> None:
+@pytest.mark.parametrize(
+    ("progress", "said"),
+    [
+        ({"total": 5000, "cache": 4701, "processed": 4800, "time_ms": 9000}, "Waiting for the first token"),
+        ({"total": 299, "cache": 0, "processed": 100, "time_ms": 9}, "Waiting for the first token"),
+        ({"total": 5000, "cache": 0, "processed": 0, "time_ms": 0}, "Reading the prompt: 0 of 5,000 tokens"),
+        ({"total": 5000, "cache": 0, "processed": 500, "time_ms": 900}, "Reading the prompt: 500 of 5,000 tokens"),
+        (
+            {"total": 5000, "cache": 1000, "processed": 2000, "time_ms": 20_000},
+            "Reading the prompt: 2,000 of 5,000 tokens, about 60 s left",
+        ),
+        ({"total": 5000, "cache": 0, "processed": 5000, "time_ms": 9000}, "Reading the prompt: 5,000 of 5,000 tokens"),
+    ],
+)
+def test_only_what_takes_long_is_said_of_a_prompt(
+    quiet: Live, opened: Open, progress: dict[str, int], said: str
+) -> None:
+    page = opened(quiet)
+    state = "progress => stateOf(Object.assign(new Answer({ path: CHAT, body: {} }), { progress }))"
+    assert page.evaluate(state, progress) == said
+
+
+def test_done_is_only_read_aloud(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     ask(page, "hello")
-    stream = quiet.service.stream()
-    read(stream, 4900, 10.0)
-    stream._pieces.append(Piece("", (), (), progress=Progress(5000, 4950, 9.0, Timings(cached_tokens=4900))))
-    stream._wake(False)
-    stream.give("text")
-    expect(page.locator("#status")).to_have_text("Answering")
-    stream.end()
+    quiet.service.stream().give("text")
+    quiet.service.stream().end()
     done(page)
     expect(page.locator("#status")).to_have_text("")
-    assert page.locator("body").inner_text().count("Done") == 1, "only read aloud"
+    assert page.locator("body").inner_text().count("Done") == 1
+    assert page.locator("#spoken").inner_text().endswith("Done")
 
 
 # ---- Statistics --------------------------------------------------------------------------------------------------
