@@ -12,7 +12,7 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir()
+        path.mkdir(parents=True)
         self.git("init", "--quiet")
 
     def git(self, *arguments: str) -> None:
@@ -22,6 +22,7 @@ class Repository:
     def commit(self, message: str, files: Mapping[str, str | bytes]) -> None:
         """Write the files and commit all changes of the folder."""
         for name, content in files.items():
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             (self.path / name).write_bytes(content.encode() if isinstance(content, str) else content)
         self.git("add", "--all")
         self.git("commit", "--quiet", "--allow-empty", "-m", message)

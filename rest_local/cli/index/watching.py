@@ -62,8 +62,8 @@ def watch(names: tuple[str, ...], poll_s: float | None, as_json: bool) -> None:
             raise DatastoreError("nothing to watch: no model of these datastores is on the disk any more")
         watcher = Watcher(targets, update, report, poll_s=poll_s)
         roots = dict.fromkeys(str(root.path) for one in watcher.indexes for root in one.roots)
-        say(f"watching {', '.join(roots)}; Ctrl-C ends")
         end_at_sigterm(stop)
+        say(f"watching {', '.join(roots)}; Ctrl-C ends")
         try:
             watcher.run(stop)
         except KeyboardInterrupt:  # watchfiles raises it for any signal
