@@ -12,6 +12,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Chromium, tmux and multiprocessing's fork server make sockets there, whose paths have 107 bytes at most.
+if os.name == "posix" and len(os.fsencode(tempfile.gettempdir())) > 50:
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
 # Before any test module is imported: what it imports may look at the environment.
 _home = tempfile.TemporaryDirectory(prefix="rest-local-tests-")
 for _name in ("CACHE", "DATA", "DATASTORES", "CONFIG", "MODELS"):
