@@ -128,7 +128,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
 
 
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("own_cache", "measured_prices")
 def test_the_first_run_times_few_steps_and_stays_provisional(tiny_model: TinyModel) -> None:
     """The bound counts tokens, not seconds: a batch of n tokens costs at most n plain steps."""
     path, spent = tiny_model("llama"), list[int]()
@@ -227,7 +227,7 @@ def test_the_age_is_never_negative_if_the_clock_was_set_back() -> None:
     assert Tuning(ContextSettings(), curve, {}, False, measured_at=1e12).age == 0.0
 
 
-@pytest.mark.usefixtures("own_cache")
+@pytest.mark.usefixtures("own_cache", "measured_prices")
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_thorough_measurement_is_stored_if_it_is_complete(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, complete: bool

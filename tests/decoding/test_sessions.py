@@ -215,13 +215,13 @@ def test_short_texts_are_kept_only_by_name(tiny_model: TinyModel, monkeypatch: p
 
 
 def test_another_owner_gets_nothing(tiny_model: TinyModel) -> None:
-    """Neither from the disk nor, by what is written, from a slot that both had."""
+    """Neither from the disk nor from a slot of another owner, nor by what is written of it."""
     first = text(500)
     with opened(tiny_model("llama")) as engine:
         answer(engine, first, owner="a")
     with opened(tiny_model("llama")) as engine:
         assert answer(engine, first, owner="b")[1] == 0
-        assert answer(engine, first[:300], owner="c")[1] == 299, "memory is shared"
+        assert answer(engine, first[:300], owner="c")[1] == 0
     with opened(tiny_model("llama")) as engine:
         assert answer(engine, first, owner="")[1] == 0
     with opened(tiny_model("llama")) as engine:
@@ -454,7 +454,7 @@ def test_killed_while_it_saves_leaves_whole_files(tiny_model: TinyModel, caplog:
             path.unlink()
     assert found == sorted(found)
     assert found[0] < PART <= found[1] < found[2]
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith("rest_local.sessions")]
 
 
 def test_engines_share_the_folder(tiny_model: TinyModel) -> None:

@@ -111,4 +111,4 @@ def test_a_field_of_one_call_is_unknown_to_none_of_the_others(told: Callable[[],
 def test_errors_name_the_option_of_serve(scripted: Callable[..., Live]) -> None:
     answer = scripted(n_ctx=64).post("/v1/completions", {"prompt": "x " * 500})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].endswith("the context holds 64; shorten it or raise --ctx")
+    assert answer.json()["error"]["message"].endswith("shorten it, or start the server with a larger --ctx")
