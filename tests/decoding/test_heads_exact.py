@@ -100,7 +100,7 @@ def test_exact_answers_are_those_of_the_model_alone(
             assert drafted(engine)[0] > before[0], name
             # recycled logits draft where the measured cost of a batch is low, which a busy machine may measure
             assert retrieval or result.draft.by_source.keys() <= {"model", "grammar", "logits"}
-        assert drafted(engine)[1] > 20
+        assert drafted(engine)[1] > 5
         for name, sampling in SAMPLINGS.items():
             assert answer(engine, policy="off", sampling=sampling).tokens == wanted[name], name
 
@@ -110,7 +110,7 @@ def test_fast_answers_differ_at_near_ties_only(files: tuple[Path, Path | None]) 
         for prompt in PROMPTS:
             plain = answer(engine, prompt, policy="off", logprobs=8)
             agree(plain, answer(engine, prompt).tokens)
-        assert drafted(engine)[1] > 20
+        assert drafted(engine)[1] > 5
 
 
 def test_several_requests_share_passes(files: tuple[Path, Path | None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_context_that_is_shifted(files: tuple[Path, Path | None]) -> None:
     with opened(files, n_ctx=128, exact=True) as engine:
         result = answer(engine, PROMPT, 300, context_shift=True)
         assert result.tokens == wanted.tokens
-        assert drafted(engine)[1] > 20
+        assert drafted(engine)[1] > 5
         assert answer(engine, PROMPT, 300, context_shift=True).tokens == wanted.tokens
         assert answer(engine, PROMPT, 300).finish_reason == "length"
 
@@ -221,7 +221,7 @@ def test_requests_cancelled_at_any_time(files: tuple[Path, Path | None]) -> None
             stream.cancel()
             stream.wait(60)
             assert service.submit(asked(engine, prompt)).wait(60).tokens == wanted
-        assert drafted(engine)[1] > 20
+        assert drafted(engine)[1] > 5
 
 
 def test_passes_that_are_broken_off(files: tuple[Path, Path | None], monkeypatch: pytest.MonkeyPatch) -> None:
