@@ -88,7 +88,7 @@ def test_a_datastore_is_built_without_what_windows_lacks(tmp_path: Path) -> None
     arguments = ("index", "build", str(tmp_path / "text.py"), "-o", str(tmp_path / "store"))
     done = run_hidden("from rest_local.cli.main import main\nmain()\n", *arguments)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "of 1 files" in done.stdout
+    assert "of 1 file," in done.stdout
 
 
 def test_chat_templates_and_grammars_work_without_what_windows_lacks() -> None:
