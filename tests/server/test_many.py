@@ -94,7 +94,7 @@ def test_a_client_with_many_requests_leaves_another_its_share(demo: Live) -> Non
 
 
 def test_a_client_is_a_key_else_a_connection(scripted: Callable[..., Live]) -> None:
-    """Behind the process that clients reach, too, which passes on where a request came from."""
+    """Also when the router, which clients reach, passes on where a request came from."""
     live = scripted()
     with live.client() as one, live.client() as other:
         for client in (one, one, other):

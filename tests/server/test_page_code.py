@@ -162,7 +162,7 @@ def test_every_colour_can_be_read(quiet: Live, opened: Open, scheme: str) -> Non
     told(page, FENCED)
     names = json.loads(page.evaluate("JSON.stringify([...new Set(Object.values(PAINTS))])"))
     for name in names:
-        for selector in (".code mark", ".fence"):  # on the colour of a source, and beside it
+        for selector in (".code mark", ".fence"):  # on the colour of a source, and next to it
             assert page.evaluate(CONTRAST, [selector, name]) >= 4.5, (name, selector)
 
 
