@@ -22,7 +22,6 @@ EXTRAS = {
     "ray": "`batch` and `index build` on a Ray cluster",
     "parquet": "Parquet files as sources of a datastore",
     "images": "images in requests",
-    "report": "figures in the report of `bench`",
     "models": "training and export of the demo model, in a checkout",
 }
 

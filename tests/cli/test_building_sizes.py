@@ -1,4 +1,4 @@
-"""`--memory` and `--jobs` of a build, and `bench build`."""
+"""`--memory` and `--jobs` of a build."""
 
 from __future__ import annotations
 
@@ -63,13 +63,3 @@ def test_memory_and_jobs_reach_the_build(source: Path, monkeypatch: pytest.Monke
     assert done.exit_code == 0, done.output
     assert given == [(1 << 30, 3)]
     assert json.loads(done.stdout)["documents"] == 6
-
-
-def test_bench_build_reports_stages_and_the_same_ids(source: Path) -> None:
-    arguments = ["bench", "build", "-m", str(demo_model()), "--jobs=1", "--json", str(source)]
-    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    report = json.loads(done.stdout)
-    assert report["end_to_end"]["documents"] == 6
-    assert report["one_text_at_a_time"]["same_ids"] is True
-    assert set(report["stages"]) == {"list", "read", "tokenize", "pack and sort", "write and hash"}
-    assert sum(stage["share"] for stage in report["stages"].values()) == pytest.approx(1, abs=0.01)

@@ -97,16 +97,21 @@ def test_quotes_begin_and_end_a_message_of_many_lines(chat: Open) -> None:
     assert r"1: '  one\n\ntwo'" in answered(terminal)
 
 
+def being_written(screen: str) -> bool:
+    """Whether the endless answer goes on: its text is the last line, however much of it has scrolled off."""
+    return "word" in screen.rpartition("\n")[2]
+
+
 def test_ctrl_c_stops_the_answer_keeps_it_and_the_chat_goes_on(chat: Open) -> None:
     terminal = chat()
     terminal.type("endless", "Enter")
-    terminal.wait_for("word5")
+    terminal.wait_until(being_written, "answer")
     terminal.type("C-c")
     answered(terminal)
     terminal.type("next", "Enter")
     assert "3: 'next'" in answered(terminal, 2), "the question, what came of the answer, and this"
     terminal.type("endless", "Enter")
-    terminal.wait_for("word5 ", 2)
+    terminal.wait_until(being_written, "answer")
     terminal.type("C-c")
     answered(terminal, 3)
     terminal.type("/bye", "Enter")
@@ -130,7 +135,7 @@ def test_ctrl_c_drops_the_line_and_at_an_empty_one_twice_it_leaves(chat: Open) -
 def test_what_is_typed_during_an_answer_is_not_mixed_with_it(chat: Open) -> None:
     terminal = chat()
     terminal.type("endless", "Enter")
-    terminal.wait_for("word5")
+    terminal.wait_until(being_written, "answer")
     terminal.type("typed ahead")
     terminal.wait_for("word9")
     assert "typed" not in terminal.screen()

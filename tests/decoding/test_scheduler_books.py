@@ -88,9 +88,9 @@ def test_a_waiting_sequence_is_not_compared_with_every_slot_at_every_step(monkey
     compared = []
     match = scheduler.slots.match
 
-    def counted(prompt: list[int], keep: bool) -> Match:
+    def counted(prompt: list[int], keep: bool, user: str) -> Match:
         compared.append(len(prompt))
-        return match(prompt, keep)
+        return match(prompt, keep, user)
 
     monkeypatch.setattr(scheduler.slots, "match", counted)
     first, second = sequence_of(backend, [1] * 60, 60, Draws(1)), sequence_of(backend, [2] * 110, 5)

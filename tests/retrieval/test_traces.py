@@ -370,7 +370,7 @@ def test_an_unfinished_build_is_listed_and_its_directory_stays(base: Path, monke
     plan_of.write_text(SECRET)
     for _ in range(2):
         said = run(home, "list", monkeypatch=monkeypatch)
-        assert said.startswith("store  its build has not ended; `rest-local index remove store`")
+        assert "\nstore  its build has not ended; `rest-local index remove store`" in said
     with locked(home / "store"), pytest.raises(DatastoreLocked):
         remove(home / "store")
     assert "what a build left" in run(home, "forget", "store", NAME, monkeypatch=monkeypatch)
