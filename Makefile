@@ -46,10 +46,11 @@ test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one proce
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about 25 minutes
 	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_kills.py tests/soak/soak_server.py tests/soak/soak_batch.py tests/soak/soak_cluster.py tests/soak/soak_sources.py tests/soak/soak_heads.py tests/soak/soak_models.py tests/soak/soak_fuzz.py
 	REST_LOCAL_EXAMPLES=100 $(BIN)/pytest tests/server/test_openapi.py
-	$(BIN)/python -m benchmarks.many --part soak
+	$(BIN)/python -m benchmarks many --part soak
 
 bench: $(TOOLS)  ## the figures of the README and docs/LOG.md (half an hour)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks figures
+	$(BIN)/rest-local bench lookup --model models/demo.gguf --cold --json
 
 docs: $(TOOLS)  ## write docs/CLI.md and the manual pages, and the documentation as a site into build/site
 	$(BIN)/python -m rest_local.cli.reference > docs/CLI.md

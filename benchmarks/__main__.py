@@ -1,40 +1,46 @@
-"""`make bench`: the figures that the README and docs/LOG.md quote, one line of JSON each.
+"""Measurements for developers, from a checkout.
 
-It takes about half an hour on 2 cores; nothing else should run. Each part also runs alone with more options: `python -m
-benchmarks.PART`. Not included are measurements that need a larger model (`bench replay -m`, `--model` of many and
-server), other runtimes (`bench replay --peers`), and the experiments (`bench experiment --list`).
+    python -m benchmarks                # their names, and what each measures
+    python -m benchmarks NAME --help
+    python -m benchmarks NAME [OPTION]...
+    python -m benchmarks figures        # `make bench`: what the README and docs/LOG.md quote, half an hour on 2 cores
+
+Each prints a table and ends in one line of JSON. Nothing else should run on the machine. `rest-local bench` and
+`scripts/gpu_check.py` measure for users.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
 import sys
+from pathlib import Path
 
-from benchmarks import batch, draft_model, driver, exact, many, published, server, speed, startup
-from rest_local.cli.main import run
+FIGURES = ("startup", "driver", "speed", "draft_model", "exact", "many", "batch", "server", "published")
 
-PARTS = {
-    "startup": startup.main,
-    "lookup": lambda: run(["bench", "lookup", "--model", "models/demo.gguf", "--cold", "--json"]),
-    "driver": driver.main,
-    "speed": speed.main,
-    "draft_model": draft_model.main,
-    "exact": exact.main,
-    "many": many.main,
-    "batch": batch.main,
-    "server": server.main,
-    "published": published.main,
-}
+
+def names() -> dict[str, str]:
+    """Every benchmark, and the first sentence of its module, of which nothing is imported."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+        module = ast.parse(path.read_text("utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in module.body):
+            found[path.stem] = (ast.get_docstring(module) or "").partition("\n")[0]
+    return found
 
 
 def main() -> None:
-    """Run the parts named on the command line, all without a name."""
-    wanted = sys.argv[1:] or list(PARTS)
-    if unknown := [name for name in wanted if name not in PARTS]:
-        raise SystemExit(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    for name in wanted:
-        print(f"== {name}", flush=True)
-        sys.argv = [f"benchmarks.{name}"]
-        PARTS[name]()
+    """Run the benchmark that the command line names, or list all."""
+    known = names()
+    chosen, *arguments = sys.argv[1:] or [""]
+    if chosen not in (*known, "figures"):
+        print("\n".join(f"{name:20} {about}" for name, about in known.items()))
+        raise SystemExit(f"no such benchmark: {chosen}" if chosen else 0)
+    for name in FIGURES if chosen == "figures" else (chosen,):
+        if chosen == "figures":
+            print(f"== {name}", flush=True)
+        sys.argv = [f"python -m benchmarks {name}", *arguments]
+        importlib.import_module(f"benchmarks.{name}").main()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A batch of 200 requests: tokens per second at many requests at a time, relative to one after another.
 
-    python -m benchmarks.batch [--part wall|replay]... [--model GGUF] [--data FOLDER] [--requests N] [--json]
+    python -m benchmarks batch [--part wall|replay]... [--model GGUF] [--data FOLDER] [--requests N] [--json]
 
 - `wall`: the requests of a batch file, answered by an engine with the slots that `rest-local batch` chooses, and by an
   engine of one slot as `rest-local generate` opens it. Both draft, and both answer in the order of the batch. Rounds
@@ -247,7 +247,3 @@ def main() -> None:
         if not args.json:
             print(f"{part}: {json.dumps(result[part])}", flush=True)
     print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Plain decoding on a quiet and on a busy machine: the cost of waiting threads, and the remaining speed.
 
-    python -m benchmarks.busy [--model GGUF]... [--rounds N] [--seconds S] [--spin N]... [--json]
+    python -m benchmarks busy [--model GGUF]... [--rounds N] [--seconds S] [--spin N]... [--json]
 
 Three engines in separate processes decode in turns: rest-local, rest-local in exact settings, and llama.cpp's default
 (all cores, and waiting threads spin as long as the OpenMP runtime decides). First nothing else runs, then one endless
@@ -58,7 +58,7 @@ class Variant:
 
     @classmethod
     def start(cls, name: str, model: str | None, threads: int, environment: dict[str, str]) -> Variant:
-        command = [sys.executable, "-m", "benchmarks.busy", "--child", str(threads)]
+        command = [sys.executable, "-m", "benchmarks", "busy", "--child", str(threads)]
         command += ["--exact"] if name == EXACT else []
         process = subprocess.Popen(
             [*command, *(["--model", model] if model else [])],
@@ -213,7 +213,3 @@ def main() -> None:
             for name, row in result["variants"].items():
                 print(f"{name:>14}: {json.dumps(row)}")
         print(json.dumps(result), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """The gain of a draft model: plain and drafted speed without one, with the target itself, and with a rough one.
 
-    python -m benchmarks.draft_model [--layers N] [--tokens N] [--prompts N] [--json]
+    python -m benchmarks draft_model [--layers N] [--tokens N] [--prompts N] [--json]
 
 The target is the demo model with additional Q4_0 layers that change nothing (`benchmarks.gguf_file.deepened`): real
 text in the step time of a larger model.
@@ -79,7 +79,3 @@ def main() -> None:
                 f"step of {row['plain_step_ms']}  identical {row['identical']} of {row['prompts']}"
             )
     print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

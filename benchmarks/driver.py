@@ -1,6 +1,6 @@
 """The driver's own time per step, with a vocabulary of 152k and 16 drafted nodes.
 
-    python -m benchmarks.driver [--steps N] [--nodes N] [--sequences N]... [--on cpu|device]... [--json]
+    python -m benchmarks driver [--steps N] [--nodes N] [--sequences N]... [--on cpu|device]... [--json]
 
 - `cpu`: the time of a step outside `llama_decode`, which computes before it returns. The model is synthetic and small
   (random weights, Qwen's vocabulary size), because its own time does not count; the KV cache, the logits, the sources,
@@ -34,7 +34,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device import Device
-from benchmarks.lookups import AlwaysLooksUp
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.bench.prompts import held_out_modules, standard_library
 from rest_local.calibration.cost import CostCurve
@@ -56,7 +55,7 @@ from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
 from rest_local.planning.plan import Plan
-from rest_local.planning.policy import Off, Policy, StepCost
+from rest_local.planning.policy import Off, Policy, StepContext, StepCost
 from rest_local.retrieval.segment import Segment
 
 SUBMISSION = Shape(layers=1, width=32, heads=1, kv_heads=1, feed=32, vocab=4096, tied=True)
@@ -86,6 +85,14 @@ class NoCalibration(TokenCalibrator):
 
     def learn(self, calibrations: Iterable[tuple[Iterable[Calibrated], int]]) -> None:
         self._learned.learn(calibrations)
+
+
+class AlwaysLooksUp(Auto):
+    """`auto` with a lookup at every step."""
+
+    def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
+        super().looks_up(at, repeats)
+        return True
 
 
 class FixedBudget(AlwaysLooksUp):
@@ -328,7 +335,3 @@ def _shown(row: dict[str, float]) -> str:
     if "critical_ms" in row:
         return f"critical {row['critical_ms']} ms  p90 {row['critical_p90_ms']} ms  of a step of {row['step_ms']} ms"
     return f"median {row['median_ms']} ms  p99 {row['p99_ms']} ms a step"
-
-
-if __name__ == "__main__":
-    main()

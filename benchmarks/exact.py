@@ -1,6 +1,6 @@
 """Compare drafted with plain output: 100 prompts of 200 tokens, greedy, in exact and fast settings, on a real model.
 
-    python -m benchmarks.exact [--model GGUF] [--prompts N] [--tokens N] [--json]
+    python -m benchmarks exact [--model GGUF] [--prompts N] [--tokens N] [--json]
 
 Prompts are windows of the held-out standard-library modules. Every second one is followed by a repeat of its own
 beginning, so that long drafts are accepted. The result has the prompts whose tokens differ, the tokens before the first
@@ -78,7 +78,3 @@ def main() -> None:
             done = f"{row['tokens']} tokens, {row['accepted']} of {row['drafted']} drafted accepted"
             print(f"{mode:6} {row['prompts']} prompts, {done}: {len(row['differing'])} prompts differ")
     print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

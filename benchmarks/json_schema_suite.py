@@ -1,6 +1,6 @@
 """How far JSON schemas are kept: the cases of the public JSON-Schema-Test-Suite, against what an answer may be.
 
-    python -m benchmarks.json_schema_suite FOLDER [--draft NAME]... [--optional] [--details] [--save FILE]
+    python -m benchmarks json_schema_suite FOLDER [--draft NAME]... [--optional] [--details] [--save FILE]
         [--compositions N]
 
 FOLDER is `tests` of the suite; the source distribution of `jsonschema` has it as `json/tests`:
@@ -294,7 +294,3 @@ def main() -> None:
     if options.save:
         options.save.write_text("\n".join([*details, ""]), encoding="utf-8")
     print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Many requests at once: throughput, the effect of a long prompt on running streams, a second turn, and leaks.
 
-    python -m benchmarks.many [--model GGUF] [--part throughput|stall|turn|soak]... [--requests N] [--json]
+    python -m benchmarks many [--model GGUF] [--part throughput|stall|turn|soak]... [--requests N] [--json]
 
 - `throughput`: eight prompts at once compared with one after another, plain and drafted, interleaved, median of three.
 - `stall`: the longest wait for a token of running streams during the prefill of 4 000 tokens, compared with the time of
@@ -168,7 +168,3 @@ def main() -> None:
         if not args.json:
             print(f"{name}: {json.dumps(result[name])}", flush=True)
     print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

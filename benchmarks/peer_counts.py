@@ -1,7 +1,7 @@
 """What llama.cpp's n-gram types draft, counted by the program itself and by the rules of this project.
 
-    python -m benchmarks.peer_counts record FILE --server LLAMA_SERVER --target GGUF
-    python -m benchmarks.peer_counts compare FILE
+    python -m benchmarks peer_counts record FILE --server LLAMA_SERVER --target GGUF
+    python -m benchmarks peer_counts compare FILE
 
 `record` completes prompts greedily, each with every type in a server of its own, and writes the prompts and answers as
 tokens, with the counts of the server's `timings`. `compare` goes through the same answers with the rules of
@@ -139,7 +139,3 @@ def main() -> None:
     print(
         json.dumps({kind: sum(one == other for _, one, other in rows) / len(rows) for kind, rows in compared.items()})
     )
-
-
-if __name__ == "__main__":
-    main()

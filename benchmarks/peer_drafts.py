@@ -1,8 +1,8 @@
 """Drafts of llama.cpp's own driver: record them, compare the drafters of this project with them, and measure its speed.
 
-    python -m benchmarks.peer_drafts record FILE --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]
-    python -m benchmarks.peer_drafts compare FILE --target GGUF --head TYPE[=GGUF] [--json]
-    python -m benchmarks.peer_drafts speed --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]...
+    python -m benchmarks peer_drafts record FILE --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]
+    python -m benchmarks peer_drafts compare FILE --target GGUF --head TYPE[=GGUF] [--json]
+    python -m benchmarks peer_drafts speed --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]...
 
 docs/howto/peer-drafts.md says how to build `llama-server`. TYPE is its `--spec-type`: `draft-simple`, `draft-eagle3` or
 `draft-mtp`. Without a file, the MTP layers are those of the target's own.
@@ -548,7 +548,3 @@ def main() -> None:
     else:
         result = speed(args.server, args.target, dict(args.head), args.n_max or SPEED_N_MAX, args.tokens, args.repeats)
     print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Players: GGUF files of real size that write one recorded answer in any runtime, token by token.
 
-    python -m benchmarks.player VOCABULARY.gguf OUT.gguf [--width 3072] [--layers 6] [--quant Q4_0]
+    python -m benchmarks player VOCABULARY.gguf OUT.gguf [--width 3072] [--layers 6] [--quant Q4_0]
 
 A player has the gpt2 architecture. Its position embeddings are one-hot, its layers add nothing, and row v of its output
 matrix is positive at the positions after which token v follows. So llama-server, llama-cpp-python and rest-local write
@@ -112,7 +112,3 @@ def main() -> None:
     args = parser.parse_args()
     write(args.vocabulary, args.path, width=args.width, layers=args.layers, quant=args.quant)
     print(f"{args.path}: {args.path.stat().st_size / 1e6:.0f} MB")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,9 +6,9 @@ Four replays are counted: chat from its own context; chat with other answers as 
 code; edits with the old file as prediction. They draft every candidate down to a low threshold, so that rare cells
 occur, and count each candidate as often as it occurs.
 
-    python -m benchmarks.priors --chat ANSWERS --chat-vocab GGUF --code DIR --code-vocab GGUF -d DATASTORE
-    python -m benchmarks.priors --code-vocab GGUF --edits REPOSITORY...    # only those of the prediction
-    python -m benchmarks.priors --code-vocab GGUF --agents REPOSITORY SITE_PACKAGES    # only those of edits of agents
+    python -m benchmarks priors --chat ANSWERS --chat-vocab GGUF --code DIR --code-vocab GGUF -d DATASTORE
+    python -m benchmarks priors --code-vocab GGUF --edits REPOSITORY...    # only those of the prediction
+    python -m benchmarks priors --code-vocab GGUF --agents REPOSITORY SITE_PACKAGES    # only those of edits of agents
 """
 
 from __future__ import annotations
@@ -177,7 +177,3 @@ def main() -> None:
         priors["sources"]["edits"] = [path.name for path in args.edits]
     PRIORS.write_text(json.dumps(priors))
     print(json.dumps({name: value for name, value in priors.items() if name != "rates"}))
-
-
-if __name__ == "__main__":
-    main()

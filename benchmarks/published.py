@@ -1,6 +1,6 @@
 """The replays whose figures the README and docs/LOG.md quote, and the time of an entropy.
 
-    python -m benchmarks.published [--data FOLDER] [--edits REPOSITORY]... [--quick] [--only WORKLOAD]...
+    python -m benchmarks published [--data FOLDER] [--edits REPOSITORY]... [--quick] [--only WORKLOAD]...
 
 The recorded answers are not part of the project. `--data` (or REST_LOCAL_SHARED) names the folder that holds them under
 the names below; a missing file is named and left out. Edits come from the given repositories, else from this checkout.
@@ -136,7 +136,3 @@ def main() -> None:
                 print(f"{label}, {curve}: {row}")
     _print_table(result)
     print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

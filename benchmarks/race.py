@@ -1,6 +1,6 @@
 """Whole programs, one after the other, that write the same recorded answers: a race by the clock.
 
-    python -m benchmarks.race --llama-server PATH --vocab GGUF --git REPOSITORY [--rounds 5] [--json]
+    python -m benchmarks race --llama-server PATH --vocab GGUF --git REPOSITORY [--rounds 5] [--json]
 
 - The model is a player (`benchmarks.player`), so every runtime writes the recorded text at the price of a real model.
 - Answers are whole-file edits from the history of a repository: the message of a commit and the old file are the
@@ -181,7 +181,3 @@ def main() -> None:
         for name, reason in found["failed"].items():
             print(f"{name:24} left out: {reason}")
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

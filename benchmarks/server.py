@@ -1,6 +1,6 @@
 """The cost of HTTP: a real server process over loopback, compared with the engine's own time.
 
-    python -m benchmarks.server [--model GGUF] [--part first|overhead|keys|clients|stalled|schema]... [--seconds 60]
+    python -m benchmarks server [--model GGUF] [--part first|overhead|keys|clients|stalled|schema]... [--seconds 60]
 
 - `first`: time to the first token on a prompt that is in the KV cache, less the forward passes.
 - `overhead`: a stream of 300 tokens by HTTP, compared with the same request in an engine without a server and with one
@@ -461,7 +461,3 @@ def main() -> None:
             if not args.json:
                 print(f"{name}: {json.dumps(result[name])}", flush=True)
     print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

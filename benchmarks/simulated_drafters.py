@@ -1,6 +1,6 @@
 """What the planner makes of a drafting model: recorded answers are replayed with a simulated one on the cost curves.
 
-    python -m benchmarks.simulated_drafters [--data FOLDER] [--curve NAME]... [--only WORKLOAD]... [--tokens N]
+    python -m benchmarks simulated_drafters [--data FOLDER] [--curve NAME]... [--only WORKLOAD]... [--tokens N]
         [--constant] [--several] [--json]
 
 Time is simulated: a step costs what the curve gives, a pass of the model a share of a plain step of that curve, and a
@@ -412,7 +412,3 @@ def main() -> None:
     if not args.json:
         print(HEADER, *conclusions(cells), sep="\n")
     print(json.dumps([cell._asdict() for cell in cells]))
-
-
-if __name__ == "__main__":
-    main()

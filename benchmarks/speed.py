@@ -1,6 +1,6 @@
 """Plain and drafted speed on every held-out module and on well-known ones, with and without text to draft from.
 
-    python -m benchmarks.speed [--model GGUF | --layers N] [--tokens N] [--repeats N] [--mode exact|fast]...
+    python -m benchmarks speed [--model GGUF | --layers N] [--tokens N] [--repeats N] [--mode exact|fast]...
         [--kind KIND]... [--json]
 
 This is the demo's measurement on many modules, with the standard library without the held-out modules as datastore.
@@ -109,7 +109,3 @@ def main() -> None:
                     f"{mode:6} {kind:7} {row['prompts']} prompts  {spread}  overall {row['overall']}  MAT {row['mat']}"
                 )
     print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()

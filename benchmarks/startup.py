@@ -1,6 +1,6 @@
 """How long a command takes to begin: `--help`, the import of the library, and `chat` to its prompt.
 
-    python -m benchmarks.startup [--rounds 11]
+    python -m benchmarks startup [--rounds 11]
 
 Wall time in milliseconds, as medians over the rounds. `chat` runs in a pseudo terminal, with the demo model and a chat
 template given; its first start, which measures the model, is apart. Run it on a quiet machine.
@@ -82,7 +82,3 @@ def main() -> None:
         figures["first_prompt_ms"] = round(prompt_ms(command, environment), 1)
         figures["prompt_ms"] = median(rounds, lambda: prompt_ms(command, environment))
     print(json.dumps(figures))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Synthetic models for timing: random weights in the shape of real models. Their text means nothing.
 
-    python -m benchmarks.synthetic 0.5B Q4_0 OUT.gguf [--vocab GGUF] [--layers N] [--seed N]
+    python -m benchmarks synthetic 0.5B Q4_0 OUT.gguf [--vocab GGUF] [--layers N] [--seed N]
 
 The time of a decode depends only on shapes and quantization, not on the values of the weights, so a synthetic model has
 the times of the real one. Blocks are random bits with scales that keep activations finite and at their usual size.
@@ -237,7 +237,3 @@ def main() -> None:
     shape = replace(SHAPES[args.shape], layers=args.layers) if args.layers else args.shape
     synthetic(shape, args.quant, args.path, vocab=args.vocab, seed=args.seed)
     print(f"{args.path}: {args.path.stat().st_size / 1e6:.0f} MB")
-
-
-if __name__ == "__main__":
-    main()

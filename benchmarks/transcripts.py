@@ -25,13 +25,9 @@ from typing import Any, NamedTuple
 from rest_local.bench.recorded import Recorded
 from rest_local.bench.workload import _Blobs, _edits
 from rest_local.chat.tools.format import write_calls
-from rest_local.chat.tools.gemma import GEMMA
-from rest_local.chat.tools.pythonic import PYTHONIC
-from rest_local.chat.tools.qwen import QWEN
 from rest_local.llama.vocabulary import Vocabulary
 
 LONGEST = 12 * 2**10  # bytes of a file
-WriteCalls = Callable[[Sequence[Mapping[str, Any]]], str]
 
 
 class Change(NamedTuple):
@@ -100,40 +96,20 @@ def _turn(role: str, text: str) -> str:
     return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
 
-def _call(name: str, arguments: Mapping[str, Any], write: WriteCalls = write_calls) -> str:
-    return write([{"name": name, "arguments": arguments}])
+def _call(name: str, arguments: Mapping[str, Any]) -> str:
+    return write_calls([{"name": name, "arguments": arguments}])
 
 
-def _by_tool(name: str, key: str, numbered: Callable[[str], str], write: WriteCalls) -> Callable[[str, str], str]:
-    """A file that is read by a call of a tool."""
-
-    def show(path: str, text: str) -> str:
-        call = _turn("assistant", "I will read the file.\n" + _call(name, {key: path}, write))
-        return call + _turn("user", f"<tool_response>\n{numbered(text)}\n</tool_response>")
-
-    return show
+def _claude_show(path: str, text: str) -> str:
+    call = _turn("assistant", "I will read the file.\n" + _call("Read", {"file_path": path}))
+    numbered = _numbered(text, 6, "\N{RIGHTWARDS ARROW}")
+    return call + _turn("user", f"<tool_response>\n{numbered}\n</tool_response>")
 
 
-def _claude(text: str) -> str:
-    return _numbered(text, 6, "\N{RIGHTWARDS ARROW}")
-
-
-def _raw(text: str) -> str:
-    return text
-
-
-def _edit(write: WriteCalls = write_calls, around: int = 2) -> Callable[[Change], str]:
-    def answer(change: Change) -> str:
-        calls = [
-            {
-                "name": "Edit",
-                "arguments": {"file_path": "/repo/" + change.path, "old_string": h.old, "new_string": h.new},
-            }
-            for h in hunks(change.old, change.new, around)
-        ]
-        return "I will make the change.\n" + write(calls)
-
-    return answer
+def _edit(change: Change) -> str:
+    path = "/repo/" + change.path
+    edits = [{"file_path": path, "old_string": h.old, "new_string": h.new} for h in hunks(change.old, change.new, 2)]
+    return "I will make the change.\n" + write_calls([{"name": "Edit", "arguments": edit} for edit in edits])
 
 
 def _multi_edit(change: Change) -> str:
@@ -141,12 +117,8 @@ def _multi_edit(change: Change) -> str:
     return "I will make the change.\n" + _call("MultiEdit", {"file_path": "/repo/" + change.path, "edits": edits})
 
 
-def _write(write: WriteCalls = write_calls) -> Callable[[Change], str]:
-    def answer(change: Change) -> str:
-        arguments = {"file_path": "/repo/" + change.path, "content": change.new}
-        return "I will write the file.\n" + _call("Write", arguments, write)
-
-    return answer
+def _write(change: Change) -> str:
+    return "I will write the file.\n" + _call("Write", {"file_path": "/repo/" + change.path, "content": change.new})
 
 
 def _cline_show(path: str, text: str) -> str:
@@ -201,24 +173,15 @@ def _codex_show(path: str, text: str) -> str:
     return call + _turn("user", f"<tool_response>\n{result}\n</tool_response>")
 
 
-def _claude_show(write: WriteCalls = write_calls) -> Callable[[str, str], str]:
-    return _by_tool("Read", "file_path", _claude, write)
-
-
 FORMATS = (
     Format("aider, search/replace", _aider_show, _aider_diff),
     Format("aider, whole file", _aider_show, _aider_whole),
     Format("Cline, replace_in_file", _cline_show, _cline_replace),
     Format("Cline, write_to_file", _cline_show, _cline_write),
-    Format("Claude Code, Edit", _claude_show(), _edit()),
-    Format("Claude Code, MultiEdit", _claude_show(), _multi_edit),
-    Format("Claude Code, Write", _claude_show(), _write()),
+    Format("Claude Code, Edit", _claude_show, _edit),
+    Format("Claude Code, MultiEdit", _claude_show, _multi_edit),
+    Format("Claude Code, Write", _claude_show, _write),
     Format("Codex, apply_patch", _codex_show, _patch),
-)
-OTHER_CALLS = tuple(
-    Format(f"{name}, {what}", _claude_show(write), make(write))
-    for name, write in (("Qwen calls", QWEN.write), ("Gemma calls", GEMMA.write), ("Python calls", PYTHONIC.write))
-    for what, make in (("Edit", _edit), ("Write", _write))
 )
 
 

@@ -149,7 +149,7 @@ def measure_model(check: Check, name: str, path: Path, replays: dict[str, list[s
 def synthetic(check: Check, shape: str, quant: str, path: Path, data: Path | None) -> dict[str, Any]:
     """Write a synthetic model. Raises CommandFailed."""
     vocabulary = ("--vocab", str(data / "ggml-vocab-qwen2.gguf")) if data else ()
-    command = [check.python, "-m", "benchmarks.synthetic", shape, quant, str(path), *vocabulary]
+    command = [check.python, "-m", "benchmarks", "synthetic", shape, quant, str(path), *vocabulary]
     done = subprocess.run(command, cwd=ROOT, env=check.environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CommandFailed(f"{shlex.join(command)}: {done.stderr.strip()[-2000:]}")
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if check.part(["models", name, "file"], synthetic, check, shape, quant, path, args.data):
                 measure_model(check, name, path, replays)
                 path.unlink()
-        check.measure(["exactness"], "benchmarks.exact", *(QUICK_EXACT if args.quick else ()))
+        check.measure(["exactness"], "benchmarks", "exact", *(QUICK_EXACT if args.quick else ()))
         check.measure(["doctor"], "rest_local", "doctor", *check.layers)
     print(json.dumps(check.result))
     return 1 if check.result.get("failed") else 0

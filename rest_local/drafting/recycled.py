@@ -55,7 +55,7 @@ _RANKS = N_SHARES // 2  # buckets: first, second, further
 SINGLE, PAIR = range(2)  # found by one token, or by two
 _RIVALS = N_ROWS // 2  # buckets: other sources propose nothing, nothing likely, something likely
 # Rates until anything is counted, as parts of the share: of a token that another source proposes, and by rivals of one
-# that none does. By the counts of `benchmarks.recycled`.
+# that none does. As counted with the demo model.
 _AGREED = {SINGLE: 0.5, PAIR: 0.8}
 _NEW = {SINGLE: (0.25, 0.15, 0.07), PAIR: (0.5, 0.25, 0.12)}
 

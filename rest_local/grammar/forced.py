@@ -105,7 +105,7 @@ class ForcedText:
 class Forced:
     """Follows one answer from its first token on. Not for several threads at once.
 
-    Measured with 152 000 tokens and the schemas of `benchmarks.forced`: 0.10 to 0.17 ms in the median where there is
+    Measured with 152 000 tokens and seven JSON schemas: 0.10 to 0.17 ms in the median where there is
     text, 0.01 to 0.02 ms elsewhere."""
 
     def __init__(self, matcher: LLMatcher, tokens: Tokens) -> None:

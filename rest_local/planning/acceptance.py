@@ -6,7 +6,7 @@ counted per cell, a cell with few counts backs off to the cells of the same sour
 a marginal backs off to the shipped prior. Counts decay, so that the estimate follows the text. The module knows nothing
 about models or text.
 
-`priors.json` holds the shipped priors. `python -m benchmarks.priors` writes it from text that no benchmark tests, and
+`priors.json` holds the shipped priors. `python -m benchmarks priors` writes it from text that no benchmark tests, and
 the file says how much.
 
 `TokenCalibrator` corrects these estimates by the tokens themselves. The candidates below a node go in with their

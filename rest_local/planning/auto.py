@@ -29,7 +29,7 @@ from rest_local.planning.recycling import RowBudget, is_flat
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a lookup is worth for what is learned from it.
-# `benchmarks.lookups` skips 36% of the lookups with entropies and 38% without
+# Of the lookups 36% are skipped with entropies and 38% without (docs/LOG.md)
 LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
 PASS_ALLOWANCE = 0.005  # share of plain time that passes of a drafting model may lose

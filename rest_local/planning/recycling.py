@@ -1,7 +1,7 @@
 """Whether the source `logits` is used, and how long a step may read rows of logits for it.
 
 It is used where a draft of 8 tokens costs little (`is_flat`): elsewhere it does not pay. With the demo model's answers
-(`benchmarks.recycled`) it gains 2 to 10% on curves on which 8 tokens take 1.03 and 1.15 plain steps, and on those on
+(docs/LOG.md) it gains 2 to 10% on curves on which 8 tokens take 1.03 and 1.15 plain steps, and on those on
 which they take 1.6 to 2.6 it gains nothing and loses up to 2%.
 
 Every step earns a small share of a plain step, and half of what the source's own drafts save, smoothed over some

@@ -1,11 +1,23 @@
-"""Fitted priors are the rates of a cell, or of its neighbours if it has no observations."""
+"""Fitted priors are the rates of a cell, or of its neighbours if it has no observations, and transcripts of agents hold
+what their formats promise."""
 
 import numpy as np
 import pytest
 
 from benchmarks.priors import rates
+from benchmarks.transcripts import FORMATS, Change, Format, hunks, transcripts
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, SOURCE_NUMBER, SOURCES, cell_of
+from rest_local.llama.model import Model
+from rest_local.paths import demo_model
 from rest_local.planning.acceptance import Acceptance, shipped_rates
+
+OLD = "".join(f"line number {n} of the file says {n * n}\n" for n in range(40))
+NEW = OLD.replace("number 7 of", "number SEVEN of").replace("number 30 of", "number THIRTY of")
+EARLIER = "".join(f"{n} men went to mow a meadow\n" for n in range(30))
+CHANGES = [
+    Change("a.txt", "Write the numbers.", OLD, NEW),
+    Change("b.txt", "Write the numbers.", EARLIER, EARLIER.replace("12 men", "twelve men")),
+]
 
 
 def test_a_common_cell_has_its_own_rate_and_an_empty_one_that_of_shorter_matches() -> None:
@@ -36,3 +48,26 @@ def test_the_shipped_rate_of_a_prediction_rises_with_its_evidence() -> None:
     rates = [shipped_rates()[cell_of(source, level, 1, 1)] for level in (2, 4, 8, 16, 32)]
     assert rates == sorted(rates)
     assert rates[0] < 0.5 < 0.95 < rates[-1]
+
+
+def test_hunks_rebuild_the_new_text() -> None:
+    found = hunks(OLD, NEW, 2)
+    text = OLD
+    for hunk in found:
+        assert text.count(hunk.old) == 1
+        text = text.replace(hunk.old, hunk.new)
+    assert (text, len(found)) == (NEW, 2)
+    assert "-line number 7 of" in found[0].marked
+    assert "+line number SEVEN of" in found[0].marked
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_a_transcript_shows_the_file_and_writes_the_change(form: Format) -> None:
+    with Model.open(demo_model(), vocab_only=True) as model:
+        (first,) = transcripts(CHANGES, form, model.vocabulary)
+        prompt, answer = (
+            b"".join(map(model.vocabulary.piece, tokens)).decode() for tokens in (first.prompt, first.answer)
+        )
+    assert "line number 39 of the file" in prompt
+    assert "SEVEN" in answer
+    assert "THIRTY" in answer
