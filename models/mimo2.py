@@ -110,7 +110,7 @@ def convert(demo: Path, output: Path, head: Path | None = None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=HERE / "demo.gguf")
-    parser.add_argument("--head", type=Path, help="a file with the MTP layer, of export_heads.py")
+    parser.add_argument("--head", type=Path, help="a file with the MTP layer, such as demo-mtp.gguf")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     convert(args.model, args.output, args.head)

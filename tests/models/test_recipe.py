@@ -6,8 +6,6 @@ import ast
 import json
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -53,37 +51,21 @@ def split_fim(sample: str) -> tuple[str, str, str]:
     return found[1], found[3], found[2]
 
 
-def test_the_scripts_that_ci_tests_need_no_training_packages() -> None:
-    """Only the recipe depends on torch and tokenizers."""
-    models = Path(__file__).parents[2] / "models"
-    code = (
-        f"import sys; sys.path[:0] = [{str(models)!r}, {str(models.parent)!r}]\n"
-        "sys.modules['torch'] = sys.modules['tokenizers'] = None\n"
-        "import prepare, prepare_repeats, evaluate, cost, mimo2, evaluate_heads"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_fill_in_the_middle_reassembles_to_the_piece(prepare: ModuleType, seed: int) -> None:
-    assert "".join(split_fim(prepare.fill_in_the_middle(FUNCTION, random.Random(seed)))) == FUNCTION
-
-
-def test_half_of_the_gaps_are_whole_lines(prepare: ModuleType) -> None:
+def test_fill_in_the_middle_reassembles_to_the_piece_and_half_of_the_gaps_are_whole_lines(prepare: ModuleType) -> None:
     rng = random.Random(1)
     parts = [split_fim(prepare.fill_in_the_middle(FUNCTION, rng)) for _ in range(400)]
+    assert all("".join(part) == FUNCTION for part in parts)
     whole = [p for p in parts if all(text == "" or text.endswith("\n") for text in p[:2])]
     assert 170 <= len(whole) <= 260  # half of the cuts, and a few of the others by chance
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_pieces_concatenate_to_the_file_and_end_at_line_ends(prepare: ModuleType, seed: int) -> None:
+def test_pieces_concatenate_to_the_file_and_end_at_line_ends(prepare: ModuleType) -> None:
     text = FUNCTION * 20 + "the_last_line = 1"
-    pieces = list(prepare.pieces(text, random.Random(seed), 300, 700))
-    assert "".join(pieces) == text
-    assert len(pieces) > 3
-    assert all(piece.endswith("\n") and len(piece) >= 300 for piece in pieces[:-1])
+    for seed in range(20):
+        pieces = list(prepare.pieces(text, random.Random(seed), 300, 700))
+        assert "".join(pieces) == text
+        assert len(pieces) > 3
+        assert all(piece.endswith("\n") and len(piece) >= 300 for piece in pieces[:-1])
 
 
 def test_an_edit_renames_one_name_everywhere_and_nothing_else(prepare: ModuleType) -> None:
