@@ -12,7 +12,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROC
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test soak bench docs dist clean
+.PHONY: help install demo check test count soak bench docs dist clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -42,6 +42,9 @@ check: $(TOOLS)  ## lint, format, types and the documentation
 
 test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one process
 	$(BIN)/pytest -n 2 --dist loadfile
+
+count: $(TOOLS)  ## lines, modules, constants, circles of imports: figures of the structure
+	$(BIN)/python scripts/count.py
 
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about 25 minutes
 	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_kills.py tests/soak/soak_server.py tests/soak/soak_batch.py tests/soak/soak_cluster.py tests/soak/soak_sources.py tests/soak/soak_heads.py tests/soak/soak_models.py tests/soak/soak_fuzz.py
