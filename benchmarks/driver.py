@@ -35,7 +35,7 @@ import numpy as np
 
 from benchmarks.device import Device
 from benchmarks.synthetic import Shape, synthetic
-from rest_local.bench.prompts import held_out_modules, standard_library
+from rest_local.bench.demo import held_out_modules, standard_library
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.counts import Statistics

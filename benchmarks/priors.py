@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.transcripts import FORMATS, changes_of, renames_of, transcripts
-from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, Threshold, replay
-from rest_local.bench.workload import load_edits
+from rest_local.bench.workload import Recorded, load, load_edits
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Sources

@@ -5,7 +5,7 @@
 The recorded answers are not part of the project. `--data` (or REST_LOCAL_SHARED) names the folder that holds them under
 the names below; a missing file is named and left out. Edits come from the given repositories, else from this checkout.
 `--quick` takes a part of the answers. The last table has for each workload and curve the speed-up, its shares of the
-oracle and of the fair bound (`rest_local.bench.bounds`), the worst answer and the speed-up of the first 160 tokens.
+oracle and of the fair bound (`rest_local.bench.replay`), the worst answer and the speed-up of the first 160 tokens.
 HumanEval drafts from the running interpreter's standard library without its tests.
 """
 
@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import compare_peers
-from rest_local.bench.prompts import standard_library
-from rest_local.bench.replay_report import compare_curves, full_sweep
+from rest_local.bench.demo import standard_library
+from rest_local.bench.replay import compare_curves, full_sweep
 from rest_local.bench.workload import open_workload
 from rest_local.calibration.curves import load_curve, shipped
 from rest_local.decoding.logprobs import entropy_of

@@ -31,8 +31,7 @@ from typing import Any
 
 from benchmarks import player
 from benchmarks.program import Binary, Server, ServerFailed
-from rest_local.bench.recorded import Recorded
-from rest_local.bench.workload import load_edits
+from rest_local.bench.workload import Recorded, load_edits
 from rest_local.llama.model import Model
 
 START_SECONDS, ANSWER_SECONDS = 300.0, 600.0

@@ -42,10 +42,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.published import HISTORY, SETS
-from rest_local.bench.prompts import standard_library
-from rest_local.bench.recorded import Recorded
+from rest_local.bench.demo import standard_library
 from rest_local.bench.replay import Tally, counted, replay
-from rest_local.bench.workload import Workload, open_workload
+from rest_local.bench.workload import Recorded, Workload, open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve, shipped
 from rest_local.drafting.candidates import SourceRows

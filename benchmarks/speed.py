@@ -23,8 +23,7 @@ from typing import Any
 
 from benchmarks.gguf_file import deepened
 from benchmarks.workloads import KINDS, prompts
-from rest_local.bench.demo import LOOPING, Comparison, compare
-from rest_local.bench.prompts import ensure
+from rest_local.bench.demo import LOOPING, Comparison, compare, ensure
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
 

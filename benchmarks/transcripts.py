@@ -22,8 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rest_local.bench.recorded import Recorded
-from rest_local.bench.workload import _Blobs, _edits
+from rest_local.bench.workload import Recorded, _Blobs, _edits
 from rest_local.chat.tools.format import write_calls
 from rest_local.llama.vocabulary import Vocabulary
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rest_local.bench.prompts import (
+from rest_local.bench.demo import (
     Prompt,
     begin_of,
     function_of,

@@ -234,7 +234,7 @@ class Replica:
         yield part
 
     def _ready(self, jobs: list[Job]) -> Worker:
-        from rest_local.batch.capacity import fitted
+        from rest_local.batch.worker import fitted
         from rest_local.decoding.engine import Engine
 
         if self._worker is None:

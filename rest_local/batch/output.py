@@ -8,7 +8,8 @@ Contract, wherever a process was killed:
 
 How: a line contains the id of its request, which is a digest of the request (`rest_local.batch.jobs`), and the name of
 the model. A line reaches the file in one write. In a gzip file, a group of lines is a gzip member of its own. Nothing
-else is kept, except for a lock in the cache directory, which ends with its process.
+else is kept, except for a lock in the cache directory, which ends with its process. `run` writes an answer before it
+takes the next one, so an interrupt leaves an output with every answer so far.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import stat
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ from filelock import FileLock, Timeout
 from pydantic_core import from_json, to_json
 
 from rest_local.batch.jobs import Job
+from rest_local.batch.worker import JobAnswer
+from rest_local.decoding.results import Timings
 from rest_local.errors import OutputInvalid, OutputUnwritable
 from rest_local.paths import cache_dir
 
@@ -267,3 +270,78 @@ def _unwritable_as(path: Path) -> Iterator[None]:
 
 def _unwritable(path: Path, error: OSError) -> OutputUnwritable:
     return OutputUnwritable("standard output" if path == STDOUT else path, error.strerror or str(error))
+
+
+@dataclass
+class Summary:
+    """What a batch came to. `total`: jobs of the input; `kept`: those that an earlier run had answered; `answered`: in
+    this run. Errors are answers: `failed` of this run, `failed_before` of earlier ones.
+    """
+
+    total: int
+    kept: int = 0
+    answered: int = 0
+    failed: int = 0
+    failed_before: int = 0
+    timings: Timings = field(default_factory=Timings)
+    seconds: float = 0.0
+
+    @property
+    def left(self) -> int:
+        """Jobs without an answer."""
+        return self.total - self.kept - self.answered
+
+    @property
+    def all_failed(self) -> int:
+        """Errors in the output."""
+        return self.failed + self.failed_before
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the answers of this run for each second of it."""
+        return self.timings.predicted_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def drafted_share(self) -> float:
+        """The share of these tokens that were drafted and accepted."""
+        return self.timings.accepted_tokens / max(self.timings.predicted_tokens, 1)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate; None before the first answer."""
+        return self.seconds / self.answered * self.left if self.answered else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        return {
+            "requests": self.total,
+            "kept": self.kept,
+            "answered": self.answered,
+            "failed": self.all_failed,
+            "left": self.left,
+            "prompt_tokens": self.timings.cached_tokens + self.timings.prompt_tokens,
+            "cached_tokens": self.timings.cached_tokens,
+            "completion_tokens": self.timings.predicted_tokens,
+            "drafted": self.timings.drafted_tokens,
+            "accepted": self.timings.accepted_tokens,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+        }
+
+
+def run(
+    answers: Iterable[JobAnswer], output: Output, summary: Summary, report: Callable[[Summary], None] = lambda _: None
+) -> Summary:
+    """Write all answers; `report` after each. `summary` counts on, also where this raises."""
+    begun = time.perf_counter()
+    output.start()
+    for answer in answers:
+        output.write(answer.record)
+        summary.answered += 1
+        summary.failed += not answer.ok
+        summary.timings = Timings.total((summary.timings, answer.timings))
+        summary.seconds = time.perf_counter() - begun
+        report(summary)
+    output.flush()
+    summary.seconds = time.perf_counter() - begun
+    return summary

@@ -1,28 +1,224 @@
-"""The demo's measurement: plain and drafted runs of one prompt alternate on one engine.
+"""The demo: its prompts, its datastore, and the measurement, plain and drafted runs of one prompt on one engine.
 
-- The first pair is shown and warms the caches; showing text takes time on the same cores. The later pairs are timed and
-  run silently. Where the first pair took longer than all may take, it is the one that counts.
+Prompts are real source files, cut at the start of a function or to be edited. The held-out modules are neither in the
+demo model's training nor in the demo's datastore, which is the running interpreter's standard library without them and
+without tests. Its name is `demo-stdlib-` and the beginning of the vocabulary's hash, and its recipe marks it as the
+demo's. A datastore of that name without this mark belongs to the user and is left alone.
+
+- The first pair of runs is shown and warms the caches; showing text takes time on the same cores. The later pairs are
+  timed and run silently. Where the first pair took longer than all may take, it is the one that counts.
 - The speed-up is the median of the ratios within pairs.
 - If greedy decoding loops, both sides sample with the same seed, so that they make the same draws. A small model that
   loops flatters every drafter, so each output states how much of it repeats.
-
-The module knows nothing about terminals.
 """
 
 from __future__ import annotations
 
+import keyword
 import math
+import platform
+import re
+import sysconfig
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rest_local.bench.prompts import Prompt
+from rest_local.errors import DatastoreCorrupt, DatastoreNotFound, DatastoreUnwritable, OptionError
+from rest_local.llama.model import Model
+from rest_local.retrieval.building.indexing import build_datastore, recipe_of
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.home import datastore_path
+from rest_local.retrieval.sources.walk import Walk
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece, Result
     from rest_local.llama.sampling import Sampling
+
+SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".java", ".rb", ".kt", ".swift", ".cs")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt. `kind` says where its answer can be drafted from: "unseen" (nowhere), "stored" (the datastore),
+    "copy" (the prompt) or "edit" (the prompt and `prediction`). `chat`: the text is a question for the model's chat
+    template.
+    """
+
+    kind: str
+    title: str
+    text: str
+    chat: bool = False
+    prediction: str = ""
+
+
+def standard_library() -> Path:
+    """The folder of the running interpreter's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def held_out_modules() -> tuple[str, ...]:
+    """The modules that the demo model never saw, paths relative to the standard library. Raises OptionError."""
+    return _listed("held_out.txt")
+
+
+def well_known_modules() -> tuple[str, ...]:
+    """The modules that its training repeats, so that it has memorised them. Raises OptionError."""
+    return _listed("well_known.txt")
+
+
+def _listed(name: str) -> tuple[str, ...]:
+    package = Path(__file__).resolve().parent.parent
+    for path in (package / "data" / name, package.parent / "models" / name):
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return tuple(line for line in lines if line and not line.startswith("#"))
+    raise OptionError(f"{package}: the list of modules {name} is missing; install rest-local again")
+
+
+def begin_of(text: str, characters: int) -> str:
+    """`text` up to and including the first one-line `def` that starts at or after `characters`."""
+    at = 0
+    for line in text.splitlines(keepends=True):
+        begins = at >= characters and line.lstrip().startswith("def ") and line.rstrip().endswith(":")
+        at += len(line)
+        if begins:
+            return text[:at]
+    return text[:characters]
+
+
+def window(text: str, landmark: str, characters: int) -> str:
+    """About `characters` of `text` from the line that starts with `landmark`, or from the top if no line does."""
+    at = 0 if text.startswith(landmark) else text.find(f"\n{landmark}") + 1
+    return begin_of(text[at:], characters)
+
+
+def function_of(text: str) -> str | None:
+    """The first function or method of 400 to 1 400 characters, with its indentation."""
+    return next(_functions(text, 1400), None)
+
+
+def _functions(text: str, most: int) -> Iterator[str]:
+    for found in re.finditer(r"(?m)^( *)def .*\n(?:(?:\1 +.*)?\n)+", text):
+        if 400 <= len(found.group()) <= most:
+            yield found.group().rstrip() + "\n"
+
+
+def rename_request(function: str) -> tuple[str, str]:
+    """A request to rename the most common name of a function, and the beginning of the answer to it."""
+    names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
+    old = next((n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"}), "name")
+    begun = function.splitlines(keepends=True)[0].replace(old, f"new_{old}")
+    return f"Rename `{old}` to `new_{old}`:\n```python\n{function}```", f"```python\n{begun}"
+
+
+def unseen_prompt(chat: bool) -> Prompt:
+    """A prompt whose answer cannot be looked up: a held-out module or, with `chat`, a story. Raises OSError."""
+    if chat:
+        return Prompt("unseen", "a short story", "Write a story of 200 words about a lighthouse keeper.", chat=True)
+    text = (standard_library() / "csv.py").read_text(encoding="utf-8")
+    return Prompt("unseen", "csv.py", window(text, "class DictReader", 700))
+
+
+def copy_prompt(code: Path | None) -> Prompt:
+    """For a model that follows no instructions: a function of the folder `code`, else of the standard library, and the
+    first line of a changed copy of it. Without a function in Python, the beginning of a file.
+
+    Raises OptionError if the folder holds no source file, and OSError.
+    """
+    path, text = _file_of(code)
+    text = text if code else window(text, "    def put(", 2000)
+    for function in _functions(text, 1500):
+        name = re.match(r" *def (\w+)\(.*\):\n", function)
+        if name and not name[1].startswith("__"):
+            begun = name[0].replace(name[1], f"{name[1]}_all", 1)
+            return Prompt("edit", f"{path.name}, {name[1]} changed", f"{function}\n{begun}")
+    return Prompt("stored", path.name, begin_of(text, 800)[-1600:])
+
+
+def edit_prompt(code: Path | None) -> Prompt:
+    """A request to rename the most common name of a file, with the file as prediction. Raises OptionError, OSError."""
+    path, text = _file_of(code)
+    text = begin_of(text, 2000) if code else window(text, "class Queue", 2000)
+    names = Counter(re.findall(r"\b[a-z_]{4,}\b", text))
+    name = next((name for name, _ in names.most_common() if not keyword.iskeyword(name) and name != "self"), "name")
+    request = f"Rename `{name}` to `new_{name}` in this file. Answer with the whole file and nothing else.\n\n{text}"
+    return Prompt("edit", f"{path.name}, one name changed", request, chat=True, prediction=text)
+
+
+def _file_of(code: Path | None) -> tuple[Path, str]:
+    """The file of the folder whose size is nearest to 6 000 bytes, else `queue.py` of the standard library, and its
+    text. Raises OptionError, OSError.
+    """
+    if code is None:
+        path = standard_library() / "queue.py"
+        return path, path.read_text(encoding="utf-8")
+    files = [path for path in sorted(code.rglob("*")) if path.suffix in SOURCE_FILES and path.is_file()]
+    sizes = {path: path.stat().st_size for path in files if not any(part.startswith(".") for part in path.parts[-3:])}
+    if not sizes:
+        raise OptionError(f"--code {code}: holds no source file ({', '.join(SOURCE_FILES)})")
+    path = min(sizes, key=lambda path: abs(sizes[path] - 6000))
+    return path, path.read_text(encoding="utf-8", errors="replace")
+
+
+KIND = "demo"
+LEFT_OUT = ("test/", "tests/", "idle_test/", "site-packages/", "dist-packages/")
+
+
+def ensure(model: Path, report: Callable[[str], None] = lambda line: None) -> Path:
+    """The datastore's path. Builds it within seconds, unless it exists for this vocabulary and interpreter.
+
+    Raises ModelError, DatastoreVersion, DatastoreLocked, and DatastoreUnwritable, also if the demo did not make the
+    datastore of that name.
+    """
+    library = standard_library()
+    with Model.open(model, vocab_only=True) as opened:
+        vocabulary = opened.vocabulary
+        path = datastore_path(name_for(vocabulary.hash))
+        if is_current(path, vocabulary.hash, library):
+            return path
+        begun = time.perf_counter()
+        include, exclude = filters()
+        built = build_datastore(
+            path, [library], vocabulary=vocabulary, include=include, exclude=exclude, recipe=recipe_fields()
+        )
+    report(f"datastore {path.name}: {built.tokens:,} tokens of {library} in {time.perf_counter() - begun:.1f} s")
+    return path
+
+
+def name_for(vocabulary_hash: str) -> str:
+    """The datastore's name; models with the same vocabulary share it."""
+    return f"demo-stdlib-{vocabulary_hash[:12]}"
+
+
+def filters() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The patterns of files to include and to exclude."""
+    return ("*.py",), (*LEFT_OUT, *(f"/{module}" for module in held_out_modules()))
+
+
+def recipe_fields() -> dict[str, Any]:
+    """What the recipe holds in addition to paths and filters: the demo's mark and the interpreter's version."""
+    return {"kind": KIND, "python": platform.python_version()}
+
+
+def is_current(path: Path, vocabulary_hash: str, library: Path) -> bool:
+    """Whether the datastore exists undamaged, for that vocabulary and with the present recipe.
+
+    Raises DatastoreUnwritable if the demo did not make it.
+    """
+    try:
+        with Datastore.open(path) as store:
+            manifest = store.manifest
+    except (DatastoreNotFound, DatastoreCorrupt):  # the name is the demo's own, so it may build it again
+        return False
+    if manifest.recipe.get("kind") != KIND:
+        raise DatastoreUnwritable(path, "it is not the demo's, which would overwrite it; move it to another name")
+    wanted = {**recipe_of([Walk((str(library),), *filters()).prepared()]), **recipe_fields()}
+    return manifest.vocabulary.hash == vocabulary_hash and dict(manifest.recipe) == wanted
+
 
 SIDES = ("plain", "drafted")
 CONTEXT = 2048

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import MakePolicy, Predictable, begin, counted
 from rest_local.bench.replay import replay as replay_by_curve
+from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.settings import capability_of
 from rest_local.calibration.tuning import load_meter, tune

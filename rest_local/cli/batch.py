@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs, interrupt, messages, opening, options
+from rest_local.cli import inputs, interrupt, opening, options, terminal
 from rest_local.cli.sections import SectionedCommand
-from rest_local.cli.streams import without_messages_of_ray
+from rest_local.cli.terminal import without_messages_of_ray
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import OptionError, RestLocalError
 
 if TYPE_CHECKING:
     from rest_local.batch.cluster import Cluster
     from rest_local.batch.jobs import Job, Shard
-    from rest_local.batch.run import Summary
+    from rest_local.batch.output import Summary
     from rest_local.batch.worker import JobAnswer
 
 STANDARD = Path("-")
@@ -140,8 +140,7 @@ def batch(
     With --ray the requests are answered on a Ray cluster, by as many replicas of the model as it has room for.
     """
     from rest_local.batch.jobs import in_order
-    from rest_local.batch.output import Output
-    from rest_local.batch.run import Summary, run
+    from rest_local.batch.output import Output, Summary, run
     from rest_local.cli.progress import shown
 
     _check_paths(requests, output, as_json)
@@ -170,15 +169,14 @@ def _answering(
     config: EngineConfig, jobs: Sequence[Job], tokens: int | None, cluster: Cluster | None
 ) -> Iterator[Iterator[JobAnswer]]:
     """The answers of this machine, or of a cluster. Loads no model where every line is wrong."""
-    from rest_local.batch.capacity import fitted
-    from rest_local.batch.worker import Worker, failed_line
+    from rest_local.batch.worker import Worker, failed_line, fitted
 
     failed = [failed_line(job) for job in jobs if job.error is not None]
     good = [job for job in jobs if job.error is None]
     if not good:
         yield iter(failed)
     elif cluster is not None:
-        found = cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=messages.warn)
+        found = cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=terminal.warn)
         with closing(_joined(failed, found)) as answers:
             yield answers
     else:
@@ -238,7 +236,7 @@ def _finish(summary: Summary, output: Path, as_json: bool) -> None:
 
 def _sentence(summary: Summary) -> str:
     kept = f" ({summary.kept} of them before)" if summary.kept else ""
-    done = f"{messages.counted(summary.total - summary.left, 'request')} answered{kept}"
+    done = f"{terminal.counted(summary.total - summary.left, 'request')} answered{kept}"
     if not summary.timings.predicted_tokens:
         return done
     return (

@@ -15,7 +15,7 @@ import click
 from rest_local.errors import RestLocalError
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+    from click.shell_completion import CompletionItem, ShellComplete
 
 PROGRAM = "rest-local"
 VARIABLE = "_REST_LOCAL_COMPLETE"  # set by the script, for every completion
@@ -43,9 +43,7 @@ def answer(command: click.Command) -> int:
     """Answer the script of a shell, which has set VARIABLE, and return the exit code. What fails offers nothing."""
     from click.shell_completion import add_completion_class, shell_complete
 
-    from rest_local.cli.bash import JoinedWords
-
-    add_completion_class(JoinedWords)
+    add_completion_class(bash_completer())
     try:
         return shell_complete(command, {}, PROGRAM, VARIABLE, os.environ[VARIABLE])
     except (OSError, RestLocalError):
@@ -142,3 +140,38 @@ def _folders(place: str) -> list[str]:
             return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     except OSError:
         return []
+
+
+def bash_completer() -> type[ShellComplete]:
+    """Click's completion in bash, for words with a colon as well, such as the model llama3.2:3b.
+
+    Bash splits the command line at colons and replaces only what follows the last one. So the words are joined again,
+    and only what follows is offered. Of a word that really ends with a colon, the next one is taken for a part.
+    """
+    from click.shell_completion import BashComplete
+
+    class JoinedWords(BashComplete):
+        _cut = 0  # characters of the word that bash keeps
+
+        def get_completion_args(self) -> tuple[list[str], str]:
+            """The words before the one that is completed, and that one."""
+            args, last = super().get_completion_args()
+            words: list[str] = []
+            for word in (*args, last):
+                if words and (word.startswith(":") or words[-1].endswith(":")):
+                    words[-1] += word
+                else:
+                    words.append(word)
+            if words[-1] != last:
+                self._cut = words[-1].rindex(":") + 1
+            return words[:-1], words[-1]
+
+        def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+            """What bash may put in the place of what follows the last colon."""
+            items = super().get_completions(args, incomplete)
+            for item in items:
+                if item.type == "plain":
+                    item.value = item.value[self._cut :]
+            return items
+
+    return JoinedWords

@@ -16,8 +16,8 @@ import click
 
 from rest_local.cli import completion, inputs, opening, options
 from rest_local.cli.load_options import load_options
-from rest_local.cli.messages import fitted
 from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.terminal import fitted
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import RestLocalError
 from rest_local.llama.options import ModelOptions
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from rest_local.bench.demo import Comparison
-    from rest_local.bench.prompts import Prompt
+    from rest_local.bench.demo import Comparison, Prompt
     from rest_local.decoding.engine import Engine, Piece
 
 COLOURS = {"target": "", "datastore": "bold green", "context": "bold cyan"}
@@ -147,7 +146,7 @@ def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], Non
     """The path of the datastore to draft from, and what it holds: of `code` for as long as the demo runs, else of this
     interpreter's standard library, which is kept for the next time.
     """
-    from rest_local.bench.prompts import ensure
+    from rest_local.bench.demo import ensure
     from rest_local.llama.model import Model
     from rest_local.retrieval.building.indexing import build_datastore
 
@@ -184,7 +183,7 @@ def demo_prompts(engine: Engine, code: Path | None, is_demo_model: bool) -> list
     """First where drafting gains: an edit of a file for a model that can chat, else a changed copy of a function. Then
     a prompt with nothing to find.
     """
-    from rest_local.bench.prompts import copy_prompt, edit_prompt, unseen_prompt
+    from rest_local.bench.demo import copy_prompt, edit_prompt, unseen_prompt
 
     chat = bool(engine.model.chat_template) and not is_demo_model
     return [edit_prompt(code) if chat else copy_prompt(code), unseen_prompt(chat)]

@@ -19,19 +19,55 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, indexer, inputs, opening, options
-from rest_local.cli import live as live_options
-from rest_local.cli.diff import coloured, count_changes, unified_diff
-from rest_local.cli.live import Live
-from rest_local.cli.messages import counted, fail, say, warn
+from rest_local.cli import indexer as live_options
+from rest_local.cli.indexer import Live
 from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.terminal import counted, fail, say, warn
 from rest_local.decoding.config import EngineConfig
-from rest_local.editing.text_file import TextFile, write_whole
+from rest_local.editing.text_file import TextFile, lines_of, write_whole
 from rest_local.errors import EditRefused, InputInvalid, ModelError, PromptTooLong, RestLocalError, printable
 from rest_local.llama.options import LARGEST_DEFAULT
 from rest_local.llama.sampling import Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece, Result
+
+_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+
+
+def unified_diff(path: Path, old: str, new: str) -> Iterator[str]:
+    """The lines of a patch with their ends, as `patch -p1` and `git apply` read it (`-p0` for an absolute path);
+    none where nothing differs.
+    """
+    from difflib import unified_diff as lines_changed
+
+    name = printable(path.as_posix())
+    names = (name, name) if path.is_absolute() else (f"a/{name}", f"b/{name}")
+    before, after = ([line + end for line, end in lines_of(text)] for text in (old, new))
+    for line in lines_changed(before, after, *names):
+        if line.endswith("\n"):
+            yield line
+        else:
+            yield from (f"{line}\n", "\\ No newline at end of file\n")
+
+
+def coloured(line: str) -> str:
+    """A line of a diff for a terminal, without its end and without byte order marks. What a file holds cannot control
+    the terminal. Plain where NO_COLOR is set or the terminal is dumb.
+    """
+    shown = "\t".join(map(printable, line.rstrip("\r\n").replace("\ufeff", "").split("\t")))
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return shown
+    if line.startswith(("--- ", "+++ ")):
+        return click.style(shown, bold=True)
+    return click.style(shown, fg=_COLOURS.get(line[:1]))
+
+
+def count_changes(lines: list[str]) -> tuple[int, int]:
+    """How many lines a diff adds and removes."""
+    body = lines[2:]
+    return sum(line.startswith("+") for line in body), sum(line.startswith("-") for line in body)
+
 
 LARGEST_OWN = 32_768  # tokens of context that are opened without --ctx where the files need them
 GROWTH = 1.25  # of a file by its edit
@@ -316,7 +352,7 @@ class Edits:
             click.echo("\n".join(map(printable, text.splitlines())), err=True)
 
     def _show(self, change: Change) -> None:
-        from rest_local.cli.statistics_line import line_of
+        from rest_local.cli.terminal import line_of
 
         diff = change.diff()
         if self.target == "-":

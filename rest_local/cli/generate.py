@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import inputs, opening, options
-from rest_local.cli.messages import say
 from rest_local.cli.sections import SectionedCommand, rare_option
-from rest_local.cli.statistics_line import line_of
+from rest_local.cli.terminal import line_of, say
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.sampling import Sampling
 

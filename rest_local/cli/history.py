@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import completion
-from rest_local.cli.messages import counted
 from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
+from rest_local.cli.terminal import counted
 
 if TYPE_CHECKING:
     from rest_local.retrieval.histories import HistoryEntry
@@ -95,7 +95,7 @@ def _ask(names: list[str], prompts: bool) -> None:
         raise click.UsageError("--yes forgets without asking, which a pipe cannot answer")
     what = [f"the answers of {names[0] if len(names) == 1 else f'{len(names)} histories'}"] if names else []
     if prompts:
-        from rest_local.cli.chat.sessions import session_names
+        from rest_local.cli.chat.conversation import session_names
 
         what.append(f"{len(session_names())} saved chats, typed lines and all KV cells")
     click.confirm(f"Delete {', and '.join(what)}?", abort=True, err=True)
@@ -103,7 +103,7 @@ def _ask(names: list[str], prompts: bool) -> None:
 
 def keeps_answers_or_prompts() -> bool:
     """Whether there is something that `forget` deletes."""
-    from rest_local.cli.chat.sessions import session_names
+    from rest_local.cli.chat.conversation import session_names
     from rest_local.retrieval.histories import list_histories
 
     return bool(list_histories() or session_names() or any(_asked()))
@@ -123,7 +123,7 @@ def _forget_prompts() -> None:
     """Delete every file that holds what was asked, also what killed processes left. Raises InputInvalid where another
     process has a chat open, OSError.
     """
-    from rest_local.cli.chat.sessions import forget_sessions
+    from rest_local.cli.chat.conversation import forget_sessions
     from rest_local.paths import data_dir, delete_unfinished
     from rest_local.router.private import sweep
 

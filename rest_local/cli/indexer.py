@@ -1,28 +1,183 @@
-"""Keeps datastores up to date while a command decodes, in a child process of the lowest priority.
+"""`--code`, `--no-code` and `--watch`: datastores that are kept up to date while a command decodes.
 
-Contract: `Indexer` starts `rest_local.cli.index.worker`, and `close` ends it; it also ends by itself with this process,
-because its stdin does. Each commit is told to `committed`, so that the engine looks at once. Whatever goes wrong with
-the child costs drafts only.
+The datastore of a checkout is named after its root, so all commands share it, wherever below the root they are run. At
+a terminal the user is asked once whether to draft from it; the answer is kept in the data directory, by root.
 
-Lines for the user come at any time, also while an answer is shown or a message typed. They wait until `show_news`,
-unless `at_once` was called.
+`Indexer` starts `rest_local.cli.index.worker`, a child process of the lowest priority, and `close` ends it; it also
+ends by itself with this process, because its stdin does. `committed` is called after each commit, so that the engine
+looks at once. Whatever goes wrong with the child costs drafts only. Its lines for the user may come while an answer is
+shown or a message typed: they wait until `show_news`, unless `at_once` was called.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
+import os
+import re
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rest_local.cli.messages import counted, say, warn
+import click
 
-if TYPE_CHECKING:
-    from rest_local.cli.checkout import Code
+from rest_local.cli import completion, terminal
+from rest_local.cli.sections import in_section
+from rest_local.cli.terminal import counted, fitted, say, warn
+from rest_local.errors import InputInvalid, printable
+
+NAME_LENGTH = 40
+YES, NO, NEVER = "yes", "no", "never"
+AGAIN_S = 7 * 86_400.0  # after a "no"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text to draft from. root: of the checkout, or the path itself outside of one."""
+
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """The name of its datastore: legible, and another one for another root."""
+        legible = re.sub(r"[^A-Za-z0-9._-]+", "-", self.root.name).strip("-.")[:NAME_LENGTH] or "code"
+        digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:8]
+        return f"{legible}-{digest}"
+
+
+def code_of(path: Path) -> Code:
+    """The checkout that holds `path`, else the path alone. Raises InputInvalid if there is no such path."""
+    path = path.expanduser()
+    if not path.exists():
+        raise InputInvalid("--code", printable(str(path)), "no such file or directory")
+    path = path.resolve()
+    return Code(root_of(path) or path)
+
+
+def root_of(path: Path) -> Path | None:
+    """The root of the git checkout (or work tree, or submodule) that holds an absolute path. Runs nothing."""
+    return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
+
+
+def offered() -> Code | None:
+    """The checkout of the working directory, if the user wants it: asked the first time, at a terminal only."""
+    if not terminal.can_ask():
+        return None
+    try:
+        root = root_of(Path.cwd().resolve())
+    except OSError:  # the directory is gone, or cannot be read
+        return None
+    if root is None or root == Path.home().resolve():  # a home directory under git is no project
+        return None
+    answer = recalled(root)
+    if answer is None:
+        answer = _ask(root)
+        remember(root, answer)
+    return Code(root) if answer == YES else None
+
+
+def _ask(root: Path) -> str:
+    question = (
+        f"Draft from the code of this checkout ({root})? It is indexed in the background, without secrets and ignored "
+        "files, and stays on this machine. [y]es, [n]o, or ne[v]er here"
+    )
+    choice = click.Choice(["y", "n", "v"], case_sensitive=False)
+    answer = click.prompt(
+        fitted(printable(question), sys.stderr), type=choice, default="y", show_choices=False, err=True
+    )
+    return {"y": YES, "n": NO, "v": NEVER}[answer.lower()]
+
+
+def recalled(root: Path) -> str | None:
+    """The answer for a root; None where it was never given, or was a "no" of more than a week ago."""
+    entry = _answers().get(str(root))
+    answer, asked = (entry.get("answer"), entry.get("asked")) if isinstance(entry, dict) else (None, None)
+    if answer not in (YES, NO, NEVER):
+        return None
+    is_old = not isinstance(asked, (int, float)) or not 0 <= time.time() - asked < AGAIN_S
+    return None if answer == NO and is_old else str(answer)
+
+
+def remember(root: Path, answer: str) -> None:
+    """Keep an answer. Where that fails the question comes again."""
+    from rest_local.paths import write_atomically
+
+    answers = {**_answers(), str(root): {"answer": answer, "asked": int(time.time())}}
+    try:
+        write_atomically(_path(), (json.dumps(answers, indent=1) + "\n").encode("ascii"))
+    except OSError as error:
+        warn(f"the answer is not kept: {error.filename}: {error.strerror}")
+
+
+def _answers() -> dict[str, object]:
+    with contextlib.suppress(OSError, ValueError):  # a damaged file is as good as none: the question comes again
+        found = json.loads(_path().read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _path() -> Path:
+    """Raises OSError where the data directory cannot be made."""
+    from rest_local.paths import data_dir
+
+    return data_dir() / "checkouts.json"
+
+
+_engine = in_section("Engine")
+
+
+@dataclass(frozen=True)
+class Live:
+    """code: a checkout to index; watch: whether the datastores of -d are kept up to date too; offers: whether a
+    checkout may be offered where none was named.
+    """
+
+    code: Code | None = None
+    watch: bool = False
+    offers: bool = False
+
+    def chosen(self) -> Live:
+        """With the checkout of the working directory, if none was named and the user wants it. May ask."""
+        if self.code is not None or not self.offers:
+            return self
+
+        return replace(self, code=offered(), offers=False)
+
+
+ASLEEP = Live()
+
+
+def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --code and --no-code; the argument is `live`. Takes `watch` too where the command has it. --no-code may be
+    configured, and --code counts all the same.
+    """
+
+    @functools.wraps(command)
+    def gathered(*, code: Path | None, no_code: bool, watch: bool = False, **values: Any) -> Any:
+
+        found = None if code is None else code_of(code)
+        return command(live=Live(found, watch, offers=not no_code), **values)
+
+    with_code = _engine(
+        "--code",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        allow_from_autoenv=False,
+        shell_complete=completion.paths,
+        help="Draft from this folder, or the git checkout around it; indexed in the background, kept up to date.",
+    )
+    without = _engine(
+        "--no-code", rare=True, is_flag=True, help="Do not ask whether to draft from the checkout, and do not."
+    )
+    return with_code(without(gathered))
+
 
 END_S = 2.0  # for the child to end by itself
 _LAST_LINES = 3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli.messages import warn
+from rest_local.cli.terminal import warn
 from rest_local.errors import InputInvalid, ModelNotHere, OptionError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def model_path(value: str | Path | None) -> Path:
     except ModelNotHere as error:
         if not sys.stdin.isatty() or not sys.stderr.isatty():
             raise
-        from rest_local.cli.pull import offer
+        from rest_local.cli.models import offer
 
         return offer(error)
 

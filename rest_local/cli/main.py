@@ -18,8 +18,8 @@ import click
 
 from rest_local import __version__
 from rest_local.cli import completion, interrupt, settings
-from rest_local.cli.messages import fitted
 from rest_local.cli.sections import SummaryGroup
+from rest_local.cli.terminal import fitted
 from rest_local.errors import RestLocalError, in_options
 
 COMMANDS = (  # in the order of --help
@@ -30,11 +30,12 @@ ALSO = {  # what people try who know other programs
     "run": "chat", "ask": "chat", "complete": "generate", "ls": "models", "list": "models", "download": "pull",
     "search": "index search", "update": "index update", "build": "index build",
 }  # fmt: skip
+MODULES = {"pull": "models", "rm": "models"}  # the others are in modules of their own names
 UNCONFIGURED = ("config", "completion")  # they work whatever is wrong with the file
 
 
 class LazyGroup(SummaryGroup):
-    """Loads `rest_local.cli.NAME` when command NAME is used; the module's attribute NAME is the command."""
+    """Loads the module of a command when it is used; the module's attribute of that name is the command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -42,7 +43,7 @@ class LazyGroup(SummaryGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"rest_local.cli.{cmd_name}"), cmd_name)
+        command: click.Command = getattr(import_module(f"rest_local.cli.{MODULES.get(cmd_name, cmd_name)}"), cmd_name)
         settings.prepare(command, configured=cmd_name not in UNCONFIGURED)
         return command
 
@@ -62,7 +63,7 @@ def cli(ctx: click.Context) -> None:
     time. Every option can be set in the environment (--top-k is REST_LOCAL_TOP_K) and in a file (see `config`).
     """
     if ctx.invoked_subcommand is None:
-        from rest_local.cli.first_run import next_steps
+        from rest_local.cli.opening import next_steps
 
         click.echo("\n".join(next_steps()))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rest_local.batch.run import Summary
+    from rest_local.batch.output import Summary
 
 Report = Callable[["Summary"], None]
 

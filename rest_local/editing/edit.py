@@ -4,14 +4,19 @@
     for piece in stream: ...
     write_whole(file.target, changed(file, stream), like=file.target)
 
-Contract: the old text is the prediction of the answer, so what stays is drafted. Nothing is written here.
+The old text is the prediction of the answer, so what stays is drafted. The block of code in the answer may have text
+before and after it, and blocks in it; of several blocks, the one is taken that is most like the old file. An answer
+without a block counts as the file where it has a line of the old one. What is in doubt is refused: an answer without a
+file, and a block without an end. Nothing is written here.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, NamedTuple
 
-from rest_local.editing.answer import NoFile, fence_for, file_in
 from rest_local.editing.text_file import TextFile
 from rest_local.errors import EditRefused, printable
 
@@ -22,12 +27,113 @@ if TYPE_CHECKING:
     from rest_local.decoding.request import RequestOptions
     from rest_local.decoding.streaming import ChatStream
 
+_FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<mark>`{3,}|~{3,})(?P<info>[^`]*)")
+_SHORTEST = 3  # marks of a fence
+_INDENT = 3  # characters that an end may be indented more than its begin (CommonMark): deeper ones are in the block
+_SHOWN = 60  # characters of an answer without a file, in the message
+
+
+class NoFile(ValueError):
+    """The answer holds no file that can be used; the message says why."""
+
+
+class _Fence(NamedTuple):
+    """A line that begins or ends a block: its place among the lines, what is before the marks, they, and after."""
+
+    line: int
+    indent: str
+    mark: str
+    info: str
+
+    def ends(self, begin: _Fence) -> bool:
+        """Whether it is the end of a block with that begin."""
+        alike = self.mark[0] == begin.mark[0] and len(self.mark) >= len(begin.mark)
+        return alike and not self.info and len(self.indent) <= len(begin.indent) + _INDENT
+
+    def nests(self, outer: _Fence) -> bool:
+        """Whether it begins a block within a block with that begin, whose end would else be mistaken."""
+        return bool(self.info) and self.mark[0] == outer.mark[0] and len(self.mark) >= len(outer.mark)
+
+
+def fence_for(text: str, *, has_blocks: bool = False) -> str:
+    """A fence for the text, longer than every one in it. `has_blocks`: the text may get blocks where it has none."""
+    longest = max((len(fence.mark) for fence in _fences(text.split("\n"))), default=_SHORTEST if has_blocks else 0)
+    return "`" * max(longest + 1, _SHORTEST)
+
+
+def file_in(answer: str, old: str) -> str:
+    """The new text of the file whose text was `old`; it ends in a line feed. Raises NoFile."""
+    if not answer.strip():
+        raise NoFile("the model gave an empty answer")
+    answer = answer.replace("\r\n", "\n")
+    lines = answer.split("\n")
+    fences = _fences(lines)
+    if not fences:
+        return _plain(answer, old)
+    blocks = _blocks(lines, fences)
+    before = old.split("\n")
+    block = blocks[0] if len(blocks) == 1 else max(blocks, key=lambda block: _likeness(block, before))
+    if not any(map(str.strip, block)):
+        raise NoFile("the block of code in the answer is empty")
+    return "\n".join([*block, ""])
+
+
+def _plain(answer: str, old: str) -> str:
+    """An answer without a block: the file, if it has a line of the old one with a letter or digit."""
+    known = {line.strip() for line in old.split("\n") if any(map(str.isalnum, line))}
+    if known and known.isdisjoint(line.strip() for line in answer.split("\n")):
+        begin = " ".join(answer.split())
+        shown = begin if len(begin) <= _SHOWN else f"{begin[:_SHOWN]}..."
+        raise NoFile(f"the answer is not a file: {shown!r}")
+    return answer.removesuffix("\n") + "\n"
+
+
+def _fences(lines: Sequence[str]) -> list[_Fence]:
+    found = ((place, _FENCE.fullmatch(line)) for place, line in enumerate(lines))
+    return [_Fence(place, match["indent"], match["mark"], match["info"].strip()) for place, match in found if match]
+
+
+def _blocks(lines: Sequence[str], fences: Sequence[_Fence]) -> list[Sequence[str]]:
+    """The lines of each block that is in no other one, and of all of them as one if there are several: a block with
+    blocks in it looks like that. Raises NoFile for a block without an end.
+    """
+    blocks: list[Sequence[str]] = []
+    opened: list[_Fence] = []
+    for fence in fences:
+        if opened and fence.ends(opened[-1]):
+            begin = opened.pop()
+            if not opened:
+                blocks.append(_between(lines, begin, fence))
+        elif not opened or fence.nests(opened[-1]):
+            opened.append(fence)
+    first, last = fences[0], fences[-1]
+    if opened:
+        if not last.ends(first) or any(map(str.strip, lines[last.line + 1 :])):
+            raise NoFile("the block of code in the answer has no end")
+        return [_between(lines, first, last)]
+    return blocks if len(blocks) == 1 else [*blocks, _between(lines, first, last)]
+
+
+def _between(lines: Sequence[str], begin: _Fence, end: _Fence) -> Sequence[str]:
+    """The lines between two fences, without the white space before the first one (a block in a list)."""
+    return [line.removeprefix(begin.indent) for line in lines[begin.line + 1 : end.line]]
+
+
+def _likeness(block: Sequence[str], old: Sequence[str]) -> tuple[int, int]:
+    """How many lines with a letter or digit the two have in common in the same order; of equal ones, the shorter block
+    is more alike.
+    """
+    before, after = ([line for line in lines if any(map(str.isalnum, line))] for lines in (old, block))
+    same = sum(match.size for match in SequenceMatcher(None, before, after).get_matching_blocks())
+    return same, -len(block)
+
+
 _MARKDOWN = (".md", ".markdown", ".mdx", ".rmd", ".qmd")  # an edit may add blocks of code to these
 
 
 def messages_for(file: TextFile, instruction: str) -> list[dict[str, str]]:
     """The conversation: one message with the file first, so that a second edit of it finds it in the KV cache."""
-    begin, end = _fences(file)
+    begin, end = _block_ends(file)
     return [
         {
             "role": "user",
@@ -41,7 +147,7 @@ def messages_for(file: TextFile, instruction: str) -> list[dict[str, str]]:
 
 def prediction_for(file: TextFile) -> str:
     """What the answer most likely is: the old text in its block."""
-    begin, end = _fences(file)
+    begin, end = _block_ends(file)
     return f"{begin}\n{_ended(file.text)}{end}"
 
 
@@ -69,7 +175,7 @@ def changed(file: TextFile, stream: ChatStream) -> bytes:
         raise EditRefused(file.path, str(error), "say it in other words, or use a larger model") from error
 
 
-def _fences(file: TextFile) -> tuple[str, str]:
+def _block_ends(file: TextFile) -> tuple[str, str]:
     """The first and the last line of the block: the first with the suffix of the file as its language."""
     suffix = file.path.suffix.lower()
     fence = fence_for(file.text, has_blocks=suffix in _MARKDOWN)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.batch import capacity
-from rest_local.batch.capacity import MOST_ON_CPU, MOST_SLOTS, cells_of, fitted, free_memory, room_for
+from rest_local.batch import worker
 from rest_local.batch.jobs import Job, read_stream
+from rest_local.batch.worker import MOST_ON_CPU, MOST_SLOTS, cells_of, fitted, free_memory, room_for
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.metadata import read_metadata
 from rest_local.decoding.config import EngineConfig
@@ -32,7 +32,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that sets the free memory, in bytes."""
 
     def free(size: int) -> None:
-        monkeypatch.setattr(capacity, "free_memory", lambda config: size)
+        monkeypatch.setattr(worker, "free_memory", lambda config: size)
 
     return free
 
@@ -105,9 +105,9 @@ def test_what_has_one_slot_anyway_is_left_as_it_is() -> None:
 
 def test_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo, config = tmp_path / "meminfo", EngineConfig(n_gpu_layers=0)
-    monkeypatch.setattr(capacity, "_MEMINFO", meminfo)
-    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
-    assert free_memory(config) == capacity._UNKNOWN
+    monkeypatch.setattr(worker, "_MEMINFO", meminfo)
+    monkeypatch.setattr(worker, "_CGROUP", tmp_path)
+    assert free_memory(config) == worker._UNKNOWN
     meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    3000 kB\n")
     assert free_memory(config) == 3000 * 1024
     (tmp_path / "memory.max").write_text("max\n")

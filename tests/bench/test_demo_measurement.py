@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rest_local.bench import demo, prompts
-from rest_local.bench.demo import repeated_share
-from rest_local.bench.prompts import Prompt
+from rest_local.bench import demo
+from rest_local.bench.demo import Prompt, repeated_share
 from rest_local.decoding.results import DraftStatistics
 from rest_local.errors import OptionError
 
@@ -130,35 +129,35 @@ def test_repeated_share(tokens: list[int], share: float) -> None:
 
 
 def test_prompts_come_from_their_modules() -> None:
-    held_out = prompts.held_out_modules()
+    held_out = demo.held_out_modules()
     assert "csv.py" in held_out
     assert "queue.py" not in held_out
-    unseen, copy = prompts.unseen_prompt(chat=False), prompts.copy_prompt(None)
+    unseen, copy = demo.unseen_prompt(chat=False), demo.copy_prompt(None)
     assert unseen.text.rstrip().endswith(":")
-    assert unseen.text in (prompts.standard_library() / "csv.py").read_text(encoding="utf-8")
+    assert unseen.text in (demo.standard_library() / "csv.py").read_text(encoding="utf-8")
     old, _, begun = copy.text.rpartition("\n\n")
     assert old.startswith("    def put(self, item")
-    assert old in (prompts.standard_library() / "queue.py").read_text(encoding="utf-8")
+    assert old in (demo.standard_library() / "queue.py").read_text(encoding="utf-8")
     assert begun == old.splitlines()[0].replace("put", "put_all") + "\n"
-    edit = prompts.edit_prompt(None)
+    edit = demo.edit_prompt(None)
     assert edit.chat
     assert edit.text.endswith(edit.prediction)
     assert edit.text.startswith("Rename `")
     assert all(500 < len(prompt.text) < 2600 for prompt in (unseen, copy, edit))
-    assert prompts.unseen_prompt(chat=True).chat
+    assert demo.unseen_prompt(chat=True).chat
 
 
 def test_a_folder_of_code_provides_the_prompts(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text("x = 1\n")
     (tmp_path / "right.py").write_text("def first_name(value):\n    return value\n\n" * 130)
     (tmp_path / ".hidden.py").write_text("def secret():\n    pass\n" * 250)
-    copy, edit = prompts.copy_prompt(tmp_path), prompts.edit_prompt(tmp_path)
+    copy, edit = demo.copy_prompt(tmp_path), demo.edit_prompt(tmp_path)
     assert (copy.kind, copy.title) == ("stored", "right.py"), "no function is long enough"
     assert "first_name" in copy.text
     assert edit.title.startswith("right.py")
     assert edit.prediction in (tmp_path / "right.py").read_text()
     (tmp_path / "right.py").write_text(f"def __init__():\n{BODY}\n\ndef total(values):\n{BODY}\n\n" + "x = 1\n" * 800)
-    copy = prompts.copy_prompt(tmp_path)
+    copy = demo.copy_prompt(tmp_path)
     assert (copy.kind, copy.title) == ("edit", "right.py, total changed")
     assert copy.text == f"def total(values):\n{BODY}\ndef total_all(values):\n"
 
@@ -166,12 +165,12 @@ def test_a_folder_of_code_provides_the_prompts(tmp_path: Path) -> None:
 def test_a_folder_without_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     with pytest.raises(OptionError, match="no source file"):
-        prompts.copy_prompt(tmp_path)
+        demo.copy_prompt(tmp_path)
 
 
 def test_window_and_cut(tmp_path: Path) -> None:
     text = (
         "import x\n\nclass A:\n    pass\n\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n"
     )
-    assert prompts.window(text, "class A", 12) == text[10 : text.index("        return 1")]
-    assert prompts.begin_of("no function here", 5) == "no fu"
+    assert demo.window(text, "class A", 12) == text[10 : text.index("        return 1")]
+    assert demo.begin_of("no function here", 5) == "no fu"

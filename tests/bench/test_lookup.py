@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench import generated, lookup
+from rest_local.bench import lookup
 from rest_local.cli.main import run
 from rest_local.retrieval.rows import Rows
 
@@ -16,7 +16,7 @@ from rest_local.retrieval.rows import Rows
 @pytest.fixture(scope="module")
 def few() -> pytest.MonkeyPatch:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generated, "WALK", 500)
+        patch.setattr(lookup, "WALK", 500)
         yield patch
 
 
@@ -61,7 +61,7 @@ def test_edited_documents_keep_their_length_and_most_tokens():
     ends = np.zeros(100, np.bool_)
     ends[0] = True
     original = random.integers(0, 100, 5000).astype(np.int32)
-    (copy,) = generated.up_to(generated.edited([original], ends, random), 5000)
+    (copy,) = lookup.up_to(lookup.edited([original], ends, random), 5000)
     assert len(copy) == 5000
     assert (copy != original).any()
     same = np.minimum(np.bincount(copy, minlength=100), np.bincount(original, minlength=100)).sum()

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.bench.bounds import Reach, fair, oracle, reaches
-from rest_local.bench.recorded import Recorded
-from rest_local.bench.replay import Threshold, replay
+from rest_local.bench.replay import Reach, Threshold, fair, oracle, reaches, replay
+from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.sources import Sources
 from rest_local.planning.auto import Auto

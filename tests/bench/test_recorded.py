@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.bench import recorded
-from rest_local.bench.recorded import load
+from rest_local.bench import workload
+from rest_local.bench.workload import load
 from rest_local.errors import InputInvalid
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
@@ -67,7 +67,7 @@ def test_files_without_text_are_refused(tmp_path: Path, vocabulary: Vocabulary) 
 def test_a_file_over_the_limit_is_refused(
     tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded, "MAX_TEXT", 1000)
+    monkeypatch.setattr(workload, "MAX_TEXT", 1000)
     for text in ("x" * 5000, f"{GOOD}\n" * 100):
         (tmp_path / "huge.jsonl").write_text(text)
         with pytest.raises(InputInvalid, match="split the file"):

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, Threshold, replay, sweep
+from rest_local.bench.workload import Recorded, load
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup, Sources

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench import prompts
+from rest_local.bench import demo
 from rest_local.errors import DatastoreUnwritable
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
@@ -22,7 +22,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "test").mkdir(parents=True)
     for name in ("queue.py", "csv.py", "test/unit.py"):  # csv is held out
         (folder / name).write_text(f"import os  # {name}\n")
-    monkeypatch.setattr(prompts, "standard_library", lambda: folder)
+    monkeypatch.setattr(demo, "standard_library", lambda: folder)
     return folder
 
 
@@ -34,11 +34,11 @@ def vocabulary() -> VocabularyId:
 
 def test_it_holds_the_library_and_is_built_once(library: Path, vocabulary: VocabularyId) -> None:
     messages: list[str] = []
-    path = prompts.ensure(demo_model(), messages.append)
+    path = demo.ensure(demo_model(), messages.append)
     assert path.name == f"demo-stdlib-{vocabulary.hash[:12]}"
     with Datastore.open(path) as store:
         assert store.document_names() == [str(library / "queue.py")]
-    assert prompts.ensure(demo_model(), messages.append) == path
+    assert demo.ensure(demo_model(), messages.append) == path
     assert len(messages) == 1
     assert path.name in messages[0]
 
@@ -46,31 +46,31 @@ def test_it_holds_the_library_and_is_built_once(library: Path, vocabulary: Vocab
 def test_a_datastore_called_stdlib_is_the_users(library: Path, vocabulary: VocabularyId) -> None:
     build(datastore_path("stdlib"), [("mine", np.array([1, 2, 3]))], vocabulary=vocabulary)
     before = (datastore_path("stdlib") / "manifest.json").read_bytes()
-    path = prompts.ensure(demo_model())
+    path = demo.ensure(demo_model())
     assert (datastore_path("stdlib") / "manifest.json").read_bytes() == before
     assert list_datastores() == sorted([path.name, "stdlib"])
 
 
 def test_a_users_datastore_of_its_name_is_not_overwritten(library: Path, vocabulary: VocabularyId) -> None:
-    path = datastore_path(prompts.name_for(vocabulary.hash))
+    path = datastore_path(demo.name_for(vocabulary.hash))
     build(path, [("mine", np.array([1, 2, 3]))], vocabulary=vocabulary, recipe={"paths": ["src"]})
     before = (path / "manifest.json").read_bytes()
     with pytest.raises(DatastoreUnwritable, match="not the demo's"):
-        prompts.ensure(demo_model())
+        demo.ensure(demo_model())
     assert (path / "manifest.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("wrong", ["damaged", "of another interpreter"])
 def test_a_wrong_datastore_of_the_demo_is_built_again(library: Path, wrong: str) -> None:
-    path = prompts.ensure(demo_model())
+    path = demo.ensure(demo_model())
     if wrong == "damaged":
         (path / "manifest.json").write_text("{}")
     else:
         with Model.open(demo_model(), vocab_only=True) as model:
-            recipe = {"kind": prompts.KIND, "python": "2.7"}
+            recipe = {"kind": demo.KIND, "python": "2.7"}
             build_datastore(path, [library], vocabulary=model.vocabulary, recipe=recipe)
     messages: list[str] = []
-    prompts.ensure(demo_model(), messages.append)
+    demo.ensure(demo_model(), messages.append)
     assert len(messages) == 1
     with Datastore.open(path) as store:
         assert store.check() > 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench.recorded import Recorded
 from rest_local.bench.wall import wall_clock
+from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import SIZES, CostCurve
 from rest_local.calibration.curves import curve_file, load_curve
 from rest_local.drafting.sources import Sources

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.peers import Arctic, NgramMod, NgramSimple, Peer, PromptLookup, why_no_arctic
-from rest_local.bench.recorded import Recorded, load
 from rest_local.bench.replay import FREE, replay
+from rest_local.bench.workload import Recorded, load
 from rest_local.llama.model import Model
 
 

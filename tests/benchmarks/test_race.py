@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import player, race
-from rest_local.bench.recorded import Recorded
+from rest_local.bench.workload import Recorded
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
 

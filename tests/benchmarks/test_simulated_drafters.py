@@ -17,8 +17,8 @@ from benchmarks.simulated_drafters import (
     summary,
     unseen,
 )
-from rest_local.bench.recorded import Recorded
 from rest_local.bench.replay import replay
+from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.seam import CONFIDENT, Query

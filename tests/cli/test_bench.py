@@ -14,7 +14,7 @@ from support.repository import Repository
 
 from rest_local.calibration import curves
 from rest_local.calibration.curves import shipped
-from rest_local.cli.bench.replay import HERE
+from rest_local.cli.bench import HERE
 from rest_local.cli.main import run
 
 COPY = "The quick brown fox jumps over the lazy dog, and then it goes home to sleep. "

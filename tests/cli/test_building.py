@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rest_local.cli import building
+from rest_local.cli import terminal
 
 
 class Terminal(io.StringIO):
@@ -22,7 +22,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, width: int, *steps: tuple[str, int]) 
     monkeypatch.setattr(sys, "stderr", screen)
     for name, value in {"COLUMNS": str(width), "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    with building.progress(False, lambda: 1000) as progress:
+    with terminal.progress(False, lambda: 1000) as progress:
         for step in steps:
             progress(*step)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
@@ -40,7 +40,7 @@ def test_the_bar_shows_share_tokens_speed_and_time_left(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_without_a_terminal_nothing_is_drawn_or_counted(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
-    with building.progress(quiet, lambda: pytest.fail("walked for nothing")) as progress:
+    with terminal.progress(quiet, lambda: pytest.fail("walked for nothing")) as progress:
         progress("read", 1)
     assert capsys.readouterr().err == ""
 
@@ -50,8 +50,8 @@ def test_a_question_needs_a_terminal_and_the_main_thread(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert building.can_ask()
+    assert terminal.can_ask()
     with ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(building.can_ask).result()
+        assert not pool.submit(terminal.can_ask).result()
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    assert not building.can_ask()
+    assert not terminal.can_ask()

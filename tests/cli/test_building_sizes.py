@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from rest_local.cli.main import cli
-from rest_local.cli.sizes import size_of
+from rest_local.cli.options import size_of
 from rest_local.paths import demo_model
 from rest_local.retrieval.building import walking
 

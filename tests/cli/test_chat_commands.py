@@ -14,7 +14,7 @@ from fake_cli_engine import HELLO, FakeEngine, FakePiece
 
 from rest_local.cli.chat import commands
 from rest_local.cli.chat.commands import COMMANDS, Leave, completions, perform
-from rest_local.cli.chat.sessions import NamedSession
+from rest_local.cli.chat.conversation import NamedSession
 from rest_local.cli.chat.talk import Settings, Talk
 from rest_local.errors import DatastoreNotFound, ModelNotFound, PromptTooLong
 from rest_local.llama.sampling import Sampling

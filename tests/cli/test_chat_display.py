@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from rest_local.chat.tools import Content, Delta, Reasoning
 from rest_local.cli.chat import display
-from rest_local.cli.chat.display import MarkdownDisplay, Plain
-from rest_local.cli.chat.markdown import CONTEXT, HELD, Markdown, visible
+from rest_local.cli.chat.display import CONTEXT, HELD, Markdown, MarkdownDisplay, Plain, visible
 
 TEXTS = {
     "code without a fence": "def __init__(self, *args):\n    x = a*b*c\n    return x",

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from rest_local.cli import building, checkout
-from rest_local.cli.checkout import NEVER, NO, YES, Code, code_of, offered, recalled, remember, root_of
+from rest_local.cli import indexer, terminal
+from rest_local.cli.indexer import NEVER, NO, YES, Code, code_of, offered, recalled, remember, root_of
 from rest_local.errors import InputInvalid
 from rest_local.paths import data_dir
 
@@ -40,7 +40,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             asked.append(text)
             return waiting.pop(0)
 
-        monkeypatch.setattr(building, "can_ask", lambda: True)
+        monkeypatch.setattr(terminal, "can_ask", lambda: True)
         monkeypatch.setattr(click, "prompt", prompt)
         return asked
 
@@ -115,7 +115,7 @@ def test_nothing_is_asked_without_a_terminal_or_a_checkout(
     project: Path, tmp_path: Path, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)
-    monkeypatch.setattr(building, "can_ask", lambda: False)
+    monkeypatch.setattr(terminal, "can_ask", lambda: False)
     remember(project, YES)
     assert offered() is None
     asked = answers()
@@ -157,6 +157,6 @@ def test_an_answer_that_cannot_be_kept_is_told(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "file").write_text("")
-    monkeypatch.setattr(checkout, "_path", lambda: project / "file" / "checkouts.json")
+    monkeypatch.setattr(indexer, "_path", lambda: project / "file" / "checkouts.json")
     remember(project, YES)
     assert "the answer is not kept" in capsys.readouterr().err

@@ -16,8 +16,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 from rest_local.catalog import stores
-from rest_local.cli.bash import JoinedWords
-from rest_local.cli.completion import PROGRAM, VARIABLE
+from rest_local.cli.completion import PROGRAM, VARIABLE, bash_completer
 from rest_local.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +131,7 @@ def test_bash_splits_words_at_colons(monkeypatch: pytest.MonkeyPatch, words: lis
     monkeypatch.setattr(stores, "names", lambda: ["llama3.2:3b", "llama3.2:70b"])
     monkeypatch.setenv("COMP_WORDS", "\n".join(["rest-local", *words]))
     monkeypatch.setenv("COMP_CWORD", str(len(words)))
-    completed = JoinedWords(cli, {}, PROGRAM, VARIABLE)
+    completed = bash_completer()(cli, {}, PROGRAM, VARIABLE)
     assert completed.complete().splitlines() == [f"plain,{word}" for word in sorted(expected)]
 
 

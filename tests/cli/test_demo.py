@@ -12,7 +12,7 @@ import pytest
 from fake_cli_engine import HELLO, FakeEngine, FakePiece
 from rich.console import Console
 
-from rest_local.bench.prompts import Prompt
+from rest_local.bench.demo import Prompt
 from rest_local.cli import demo as demo_module
 from rest_local.cli.demo import Screen
 

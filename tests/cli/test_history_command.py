@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_cli_engine import FakeEngine
 
-from rest_local.cli.chat.sessions import NamedSession
+from rest_local.cli.chat.conversation import NamedSession
 from rest_local.decoding.core import acceptance_path
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval import History, VocabularyId, history_home, list_histories

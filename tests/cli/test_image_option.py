@@ -15,10 +15,10 @@ from support.images import picture
 from models import tiny_mmproj
 from rest_local.chat.images import part_of
 from rest_local.cli.chat.commands import perform
-from rest_local.cli.chat.sessions import NamedSession
+from rest_local.cli.chat.conversation import NamedSession
 from rest_local.cli.chat.talk import Settings, Talk
-from rest_local.cli.live import ASLEEP
-from rest_local.cli.served import Named, choice
+from rest_local.cli.indexer import ASLEEP
+from rest_local.cli.serve import Named, choice
 from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
 from rest_local.errors import OptionError
 from rest_local.llama.sampling import Sampling

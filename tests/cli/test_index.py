@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from rest_local.cli import building
 from rest_local.cli import index as command
-from rest_local.cli.index import common
+from rest_local.cli import terminal
+from rest_local.cli.index import group
 from rest_local.errors import (
     CorpusEmpty,
     DatastoreCorrupt,
@@ -47,8 +47,8 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def vocabulary(path: Path) -> Iterator[ByteVocabulary]:
         yield ByteVocabulary()
 
-    monkeypatch.setattr(common, "open_vocabulary", vocabulary)
-    monkeypatch.setattr(common, "model_path", lambda value: Path("toy.gguf"))
+    monkeypatch.setattr(group, "open_vocabulary", vocabulary)
+    monkeypatch.setattr(group, "model_path", lambda value: Path("toy.gguf"))
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
     source = tmp_path / "source"
     source.mkdir()
@@ -144,7 +144,7 @@ def test_a_text_that_ends_inside_a_token_finds_what_agrees_before(corpus, monkey
     def vocabulary(path: Path) -> Iterator[WordVocabulary]:
         yield WordVocabulary()
 
-    monkeypatch.setattr(common, "open_vocabulary", vocabulary)
+    monkeypatch.setattr(group, "open_vocabulary", vocabulary)
     (corpus / "d.py").write_text("x = self.y\nfor key, value in self.items():\n    pass\nself.\n")
     call("build", corpus, "-o", "mine")
     found = answer("search", "mine", "for key, value in self.")
@@ -255,7 +255,7 @@ def test_at_a_terminal_a_question_is_asked_first(corpus, monkeypatch):
     call("build", corpus, "-o", "mine")
     before = vocabularies()
     (corpus / "d.py").write_text("more = 1\n")
-    monkeypatch.setattr(building, "can_ask", lambda: True)
+    monkeypatch.setattr(terminal, "can_ask", lambda: True)
 
     def said(word, *arguments):
         done = CliRunner().invoke(command.index, [*map(str, arguments)], input=word, catch_exceptions=False)

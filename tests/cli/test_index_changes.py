@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from rest_local.cli import building
 from rest_local.cli import index as command
-from rest_local.cli.index import common
+from rest_local.cli import terminal
+from rest_local.cli.index import group
 from rest_local.errors import DatastoreError, InputInvalid, OptionError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path, indexes
@@ -39,8 +39,8 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def vocabulary(path: Path) -> Iterator[ByteVocabulary]:
         yield ByteVocabulary(path.read_text())
 
-    monkeypatch.setattr(common, "open_vocabulary", vocabulary)
-    monkeypatch.setattr(common, "model_path", lambda value: Path(value))
+    monkeypatch.setattr(group, "open_vocabulary", vocabulary)
+    monkeypatch.setattr(group, "model_path", lambda value: Path(value))
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
@@ -163,8 +163,8 @@ def test_forget_names_files_with_the_same_content(corpus: Path) -> None:
 
 def test_forget_asks_at_a_terminal(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(building, "can_ask", lambda: True)
-    monkeypatch.setattr(building, "ask", lambda question, default: bool(asked.append(question)))
+    monkeypatch.setattr(terminal, "can_ask", lambda: True)
+    monkeypatch.setattr(terminal, "ask", lambda question, default: bool(asked.append(question)))
     assert call("forget", "mine", "b.py").exit_code == 1
     assert call("forget", "mine", "b.py", "--once").exit_code == 1
     assert names_in("mine") == [["a.py", "b.py", "c.py"]] * 2
@@ -179,8 +179,8 @@ def test_forget_asks_at_a_terminal(corpus: Path, monkeypatch: pytest.MonkeyPatch
 def test_forget_everything_asks_or_needs_yes(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="give --yes"):
         call("forget", "mine", "*.py")
-    monkeypatch.setattr(building, "can_ask", lambda: True)
-    monkeypatch.setattr(building, "ask", lambda question, default: False)
+    monkeypatch.setattr(terminal, "can_ask", lambda: True)
+    monkeypatch.setattr(terminal, "ask", lambda question, default: False)
     assert call("forget", "mine", "*.py").exit_code == 1
     assert names_in("mine") == [["a.py", "b.py", "c.py"]] * 2
     assert answer("forget", "mine", "*.py", "--yes")["removed"] is True

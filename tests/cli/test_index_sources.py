@@ -16,8 +16,8 @@ from support.repository import Repository
 
 from rest_local.chat.conversation import ChatTemplate
 from rest_local.cli import index as command
-from rest_local.cli.index import common
-from rest_local.cli.index.sourcing import described_sources, row_source, split_revision
+from rest_local.cli.index import group
+from rest_local.cli.index.build import described_sources, row_source, split_revision
 from rest_local.decoding import transcripts
 from rest_local.errors import DatastoreError, InputInvalid, OptionError
 from rest_local.llama.model import Model
@@ -40,8 +40,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def vocabulary(path: Path) -> Iterator[Any]:
         yield Bytes
 
-    monkeypatch.setattr(common, "open_vocabulary", vocabulary)
-    monkeypatch.setattr(common, "model_path", lambda value: Path(value or "toy.gguf"))
+    monkeypatch.setattr(group, "open_vocabulary", vocabulary)
+    monkeypatch.setattr(group, "model_path", lambda value: Path(value or "toy.gguf"))
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return tmp_path.resolve()

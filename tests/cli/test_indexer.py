@@ -19,9 +19,7 @@ from typing import Any
 import pytest
 
 from rest_local.cli import indexer, opening
-from rest_local.cli.checkout import Code
-from rest_local.cli.indexer import Indexer, held
-from rest_local.cli.live import Live
+from rest_local.cli.indexer import Code, Indexer, Live, held
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import DatastoreCorrupt
 from rest_local.llama.model import Model
@@ -158,7 +156,7 @@ def test_it_ends_with_a_parent_that_is_killed(code: Code, tmp_path: Path) -> Non
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from rest_local.cli.checkout import Code\n"
+        "from rest_local.cli.indexer import Code\n"
         "from rest_local.cli.indexer import Indexer\n"
         "from rest_local.paths import demo_model\n"
         "child = Indexer(demo_model(), code=Code(Path(sys.argv[1])))\n"

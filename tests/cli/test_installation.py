@@ -13,7 +13,7 @@ import pytest
 import tomlkit
 from fake_cli_engine import FakeEngine
 
-from rest_local.cli import installation
+from rest_local.cli import doctor
 from rest_local.errors import LibraryUnfit
 from rest_local.llama import needed
 
@@ -52,7 +52,7 @@ def project() -> dict[str, Any]:
 
 
 def test_every_extra_is_explained() -> None:
-    assert {*installation.EXTRAS} == {*project()["optional-dependencies"]} - {"test"}
+    assert {*doctor.EXTRAS} == {*project()["optional-dependencies"]} - {"test"}
 
 
 def test_the_oldest_version_that_may_be_installed_was_tested() -> None:
@@ -62,19 +62,19 @@ def test_the_oldest_version_that_may_be_installed_was_tested() -> None:
 
 def test_what_is_there_is_said_and_what_an_extra_lacks_has_its_command(installed: Callable[..., None]) -> None:
     installed(numpy="2.4", click="8.1", ray="2.50")
-    state = installation.examine()
-    assert dict(installation.rows(state)) == {
+    state = doctor.examine()
+    assert dict(doctor.rows(state)) == {
         "required": "all there",
         "ray": "all there",
         "parquet": "pyarrow is not installed: pip install 'rest-local[parquet]' (Parquet files as sources of a "
         "datastore)",
     }
-    assert installation.problems(state) == []
+    assert doctor.problems(state) == []
 
 
 def test_an_extra_of_another_version_does_not_fit(installed: Callable[..., None]) -> None:
     installed(numpy="2.4", click="8.1", ray="2.99", pyarrow="14")
-    extras = installation.examine()["extras"]
+    extras = doctor.examine()["extras"]
     assert extras["ray"]["missing"] == ["ray 2.99 does not fit (ray<2.64,>=2.40)"]
     assert extras["parquet"]["missing"] == []
 
@@ -96,7 +96,7 @@ def test_doctor_names_what_llama_cpp_lacks(
 ) -> None:
     installed(numpy="2.4", click="8.1")
     names = ["llama_version", "llama_model_params.load_mode"]
-    monkeypatch.setattr(installation, "_unfit", lambda: ("llama-cpp-python 0.3.34 lacks 2; install one", names))
+    monkeypatch.setattr(doctor, "_unfit", lambda: ("llama-cpp-python 0.3.34 lacks 2; install one", names))
     done = call("doctor")
     assert (done.code, done.err) == (
         1, "rest-local: error: the installation is incomplete: llama-cpp-python 0.3.34 lacks 2; install one\n"
@@ -112,14 +112,14 @@ def test_a_library_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.delitem(sys.modules, "rest_local.llama.loaded", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
-    state = installation.examine()
+    state = doctor.examine()
     assert (state["llama_cpp"], state["lacks"]) == ("llama-cpp-python 0.3.34 lacks a, b; install one", ["a", "b"])
 
 
 def test_without_packaging_it_is_the_library_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "packaging.requirements", None)
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
-    assert installation.examine()["missing"] == ["packaging is not installed"]
+    assert doctor.examine()["missing"] == ["packaging is not installed"]
 
 
 def test_a_folder_that_is_not_installed_has_no_versions_to_compare(
@@ -149,7 +149,7 @@ def test_the_command_is_that_of_the_tool_that_installed_it(
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     if marker:
         (tmp_path / marker).touch()
-    assert installation.command("ray") == expected
+    assert doctor.command("ray") == expected
 
 
 def test_a_library_that_is_missing_in_use_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from rest_local.cli import building
 from rest_local.cli import index as command
+from rest_local.cli import terminal
 from rest_local.errors import DatastoreError, DatastoreExists, DatastoreNotFound, InputInvalid, OptionError
 from rest_local.retrieval import VocabularyId, build, datastore_path
 from rest_local.retrieval.documents import Document, FileState
@@ -95,7 +95,7 @@ def test_a_repair_with_loss_asks_first_and_names_what_is_lost(corpus, monkeypatc
     damage(1, "tokens")
     with pytest.raises(OptionError, match=r"--yes.*46 tokens are lost, of .*sub/b\.py"):
         call("check", "mine", "--repair")
-    monkeypatch.setattr(building, "can_ask", lambda: True)
+    monkeypatch.setattr(terminal, "can_ask", lambda: True)
     assert call("check", "mine", "--repair", stdin="n\n").exit_code == 1
     assert not answer("check", "mine")["ok"]
     done = call("check", "mine", "--repair", stdin="y\n")

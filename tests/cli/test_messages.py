@@ -16,7 +16,7 @@ import pytest
 
 import rest_local
 from rest_local.cli.main import cli, run
-from rest_local.cli.messages import fail, fitted, warn
+from rest_local.cli.terminal import fail, fitted, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.request import Request
 from rest_local.errors import OPTIONS, PromptTooLong, in_options

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_local.cli import building, missing
+from rest_local.cli import opening, terminal
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreLocked, DatastoreNotFound
 from rest_local.retrieval import Datastore, build_datastore, build_from_texts, datastore_path
 from rest_local.retrieval.files import locked
@@ -53,8 +53,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """A terminal: what is said to the questions, in order. No question may come that has no answer."""
     given: list[bool] = []
-    monkeypatch.setattr(building, "can_ask", lambda: True)
-    monkeypatch.setattr(building, "ask", lambda question, default: given.pop(0))
+    monkeypatch.setattr(terminal, "can_ask", lambda: True)
+    monkeypatch.setattr(terminal, "ask", lambda question, default: given.pop(0))
     return given
 
 
@@ -63,7 +63,7 @@ def decide(name: str, build: bool | None = None, is_named: bool = False) -> bool
     try:
         Datastore.open(path, vocabulary_hash=MODEL.vocabulary.hash, vocabulary_name=MODEL.vocabulary.name).close()
     except DatastoreError as error:
-        return missing.unusable(build, is_named)(name, error, MODEL)
+        return opening.unusable(build, is_named)(name, error, MODEL)
     raise AssertionError("it opens")
 
 
@@ -106,7 +106,7 @@ def test_no_is_remembered(store: Path, answers: list[bool], capsys: pytest.Captu
 
 def test_what_was_told_elsewhere_does_not_keep_the_question_away(store: Path, answers: list[bool]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "can_ask", lambda: False)
+        patch.setattr(terminal, "can_ask", lambda: False)
         assert not decide("default")
     answers.append(True)
     assert decide("default")
@@ -147,7 +147,7 @@ def test_a_place_that_cannot_be_written_costs_a_line(store: Path, capsys: pytest
 
 
 def test_other_faults_are_refused_where_it_was_named(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    named, default = missing.unusable(None, True), missing.unusable(None, False)
+    named, default = opening.unusable(None, True), opening.unusable(None, False)
     for error in (DatastoreNotFound(store), DatastoreLocked(store, "x")):
         with pytest.raises(type(error)):
             named("default", error, MODEL)
@@ -169,7 +169,7 @@ def test_a_cache_that_cannot_be_written_costs_another_line(
 
 
 @contextlib.contextmanager
-def terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def at_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """`rest-local` with a terminal of 80 columns as input and stderr."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
@@ -200,7 +200,7 @@ def read_until(terminal: int, text: str) -> str:
 @pytest.mark.parametrize(("key", "built"), [(b"n\n", 1), (b"\n", 2)], ids=["no", "return"])
 def test_the_question_at_a_real_terminal(store: Path, tiny_model: Callable[..., Path], key: bytes, built: int) -> None:
     model = str(tiny_model("llama"))
-    with terminal("generate", "x", "-n", "2", "--threads", "1", "--no-history", "-m", model) as (process, screen):
+    with at_terminal("generate", "x", "-n", "2", "--threads", "1", "--no-history", "-m", model) as (process, screen):
         asked = read_until(screen, "[Y/n]").replace("\r\n", "")
         assert "Datastore default has nothing for this model's vocabulary" in asked
         assert "from 1 files (500 bytes; " in asked

@@ -23,8 +23,8 @@ import pytest
 from support.hub_server import HubServer, serving
 
 from rest_local.catalog.describe import Header, ModelFacts
-from rest_local.cli import first_run, inputs
-from rest_local.cli.live import Live
+from rest_local.cli import inputs, opening
+from rest_local.cli.indexer import Live
 from rest_local.cli.models import row_of, table
 from rest_local.paths import demo_model
 
@@ -291,7 +291,7 @@ def test_rest_local_alone_says_what_to_do_next(call: Call, home: Path, tiny_mode
     done = call()
     lines = done.out.splitlines()
     assert (done.code, len(lines), done.err) == (0, 5, "")
-    assert lines[2].strip() == f"rest-local pull {first_run.suggestion()}"
+    assert lines[2].strip() == f"rest-local pull {opening.suggestion()}"
     (home / "models" / "mine.gguf").symlink_to(tiny_model("llama"))
     lines = call().out.splitlines()
     assert len(lines) == 5
@@ -306,8 +306,8 @@ def test_the_suggested_model_fits_the_machine(processors: int, fit: list[str], m
     sizes = []
     monkeypatch.setattr("rest_local.llama.cores.usable_cpus", lambda: set(range(processors)))
     for memory in (2.0, 4.0, 8.0, 64.0):
-        monkeypatch.setattr(first_run, "_memory_gb", lambda memory=memory: memory)
-        sizes.append(first_run.suggestion().split("-")[2])
+        monkeypatch.setattr(opening, "_memory_gb", lambda memory=memory: memory)
+        sizes.append(opening.suggestion().split("-")[2])
     assert sizes == fit
 
 

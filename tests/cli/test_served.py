@@ -11,8 +11,8 @@ from typing import Any
 import click
 import pytest
 
-from rest_local.cli import served, sizes
-from rest_local.cli.live import ASLEEP
+from rest_local.cli import options, serve
+from rest_local.cli.indexer import ASLEEP
 from rest_local.cli.main import cli
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import InputInvalid, ModelNotFound, OptionError
@@ -30,7 +30,7 @@ def folder_of(tmp_path: Path, *names: str) -> Path:
 
 
 def test_without_a_model_it_is_the_demo() -> None:
-    assert served.named([]) == [served.Named("demo", None, True)]
+    assert serve.named([]) == [serve.Named("demo", None, True)]
 
 
 def test_a_folder_is_all_its_models_and_none_is_loaded_at_once(
@@ -38,7 +38,7 @@ def test_a_folder_is_all_its_models_and_none_is_loaded_at_once(
 ) -> None:
     folder = folder_of(tmp_path, "b.gguf", "a.gguf", "deep/c-Q4_K_M.gguf", "mmproj-a.gguf")
     (folder / "broken.gguf").write_bytes(b"no model")
-    found = served.named([str(folder)])
+    found = serve.named([str(folder)])
     assert sorted((each.name, each.eager) for each in found) == [("a", False), ("b", False), ("c-Q4_K_M", False)]
     assert "broken.gguf is left out: " in capsys.readouterr().err
 
@@ -47,34 +47,34 @@ def test_files_and_folders_keep_their_order(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "a.gguf")
     other = tmp_path / "z.gguf"
     shutil.copyfile(demo_model(), other)
-    assert [each.name for each in served.named([str(other), str(folder)])] == ["z", "a"]
-    assert [each.name for each in served.named([str(folder), str(other)])] == ["a", "z"]
+    assert [each.name for each in serve.named([str(other), str(folder)])] == ["z", "a"]
+    assert [each.name for each in serve.named([str(folder), str(other)])] == ["a", "z"]
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputInvalid, match="holds no model"):
-        served.named([str(tmp_path)])
+        serve.named([str(tmp_path)])
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "a.gguf")
     with pytest.raises(OptionError, match="two models are called a"):
-        served.named([str(folder), str(folder / "a.gguf")])
+        serve.named([str(folder), str(folder / "a.gguf")])
 
 
 def test_an_unknown_name_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
-        served.named([str(folder_of(tmp_path, "a.gguf")), "no-such-model"])
+        serve.named([str(folder_of(tmp_path, "a.gguf")), "no-such-model"])
 
 
 def test_aliases_are_of_the_first_model_unless_they_name_another() -> None:
     given = ("coder", "*", "fast=b", "a=b=b", "x=unknown")
-    assert served.aliases(given, ["a", "b"]) == {"a": ("coder", "x=unknown"), "b": ("fast", "a=b")}
+    assert serve.aliases(given, ["a", "b"]) == {"a": ("coder", "x=unknown"), "b": ("fast", "a=b")}
 
 
 def test_what_loads_a_model_can_be_sent_to_its_process(tmp_path: Path) -> None:
     path = folder_of(tmp_path, "a.gguf") / "a.gguf"
-    choice = served.choice(served.Named("a", path, True), EngineConfig(n_ctx=64), ASLEEP, ())
+    choice = serve.choice(serve.Named("a", path, True), EngineConfig(n_ctx=64), ASLEEP, ())
     engine = pickle.loads(pickle.dumps(choice.load))()
     with engine:
         assert (engine.model.path, engine.n_ctx) == (path, 64)
@@ -86,13 +86,13 @@ def test_what_loads_a_model_can_be_sent_to_its_process(tmp_path: Path) -> None:
     [("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400), ("45", 45), ("1.5M", 90), ("0", None), (None, None)],
 )
 def test_times(text: str | None, seconds: float | None) -> None:
-    assert sizes.duration(*_option(), text) == seconds
+    assert options.duration(*_option(), text) == seconds
 
 
 @pytest.mark.parametrize("text", ["soon", "-5m", "", "m", "1e99d", "nan"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is no time"):
-        sizes.duration(*_option(), text)
+        options.duration(*_option(), text)
 
 
 def _option() -> tuple[click.Context, click.Parameter]:
@@ -128,8 +128,8 @@ def test_wrong_starts(
 )
 def test_an_alias_that_would_mean_two_models_is_refused(given: tuple[str, ...], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        served.aliases(given, ["a", "b"])
+        serve.aliases(given, ["a", "b"])
 
 
 def test_a_model_may_be_given_its_own_name_again() -> None:
-    assert served.aliases(("a", "b=b", "x", "x"), ["a", "b"]) == {"a": ("a", "x", "x"), "b": ("b",)}
+    assert serve.aliases(("a", "b=b", "x", "x"), ["a", "b"]) == {"a": ("a", "x", "x"), "b": ("b",)}

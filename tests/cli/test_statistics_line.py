@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rest_local.cli.statistics_line import drafted_share, statistics_line
+from rest_local.cli.terminal import drafted_share, statistics_line
 from rest_local.decoding.results import DraftStatistics, Timings
 from rest_local.decoding.stream import Result
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.editing.answer import NoFile, fence_for, file_in
+from rest_local.editing.edit import NoFile, fence_for, file_in
 
 OLD = "import os\n\n\ndef f(a):\n    return a\n"
 NEW = "import os\n\n\ndef f(b):\n    return b\n"

@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from rest_local.bench.prompts import held_out_modules, standard_library, well_known_modules
+from rest_local.bench.demo import held_out_modules, standard_library, well_known_modules
 from rest_local.chat.renderer import render
 from rest_local.llama.model import Model
 

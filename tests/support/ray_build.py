@@ -69,7 +69,7 @@ class Opened:
 
 
 def _main(control: Path, least: int, arguments: list[str]) -> None:
-    from rest_local.cli.index import common
+    from rest_local.cli.index import group
     from rest_local.cli.main import main
     from rest_local.retrieval.building import shards
     from rest_local.retrieval.building.cluster import Cluster
@@ -88,7 +88,7 @@ def _main(control: Path, least: int, arguments: list[str]) -> None:
     if (control / "shards").exists():
         Cluster.slots = lambda self, memory: int((control / "shards").read_text())  # type: ignore[method-assign]
     shards.LEAST_SHARD = least
-    common.open_vocabulary, common.model_path = vocabulary, lambda model: Path("bytes")  # type: ignore[assignment]
+    group.open_vocabulary, group.model_path = vocabulary, lambda model: Path("bytes")  # type: ignore[assignment]
     Cluster.build_shards = changed  # type: ignore[method-assign]
     sys.argv[1:] = ["index", "build", *arguments]
     main()

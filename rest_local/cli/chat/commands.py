@@ -17,14 +17,12 @@ from typing import Any
 
 import click
 
-from rest_local.cli import inputs, missing
-from rest_local.cli.chat.conversation import Attachment, text_of
-from rest_local.cli.chat.display import COLOURS, of_source
-from rest_local.cli.chat.markdown import visible
-from rest_local.cli.chat.prompt import is_dumb
-from rest_local.cli.chat.sessions import NamedSession, session_names
+from rest_local.cli import inputs, opening
+from rest_local.cli.chat.command import is_dumb
+from rest_local.cli.chat.conversation import Attachment, NamedSession, session_names, text_of
+from rest_local.cli.chat.display import COLOURS, of_source, visible
 from rest_local.cli.chat.talk import Talk, note
-from rest_local.cli.messages import counted
+from rest_local.cli.terminal import counted
 from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError, in_options
 from rest_local.llama.sampling import Sampling
 
@@ -127,7 +125,7 @@ def _switched(value: str, now: bool) -> bool:
 
 
 def _system(talk: Talk, argument: str) -> None:
-    from rest_local.cli.chat.prompt import unquoted
+    from rest_local.cli.chat.command import unquoted
 
     if not argument:
         note(talk.conversation.system or "there is no system message")
@@ -263,7 +261,7 @@ def _add_datastore(talk: Talk, name: str) -> None:
     engine = talk.engine
     if any(other.path == datastore_path(name) for other in engine.datastores):
         raise OptionError(f"datastore {name} is drafted from already")
-    unusable = missing.unusable(engine.config.build_missing, is_named=True)
+    unusable = opening.unusable(engine.config.build_missing, is_named=True)
     with ExitStack() as undo:
         stores = open_datastores(replace(engine.config, datastores=(name,)), engine.model, undo, unusable)
         talk.use_datastores([*engine.datastores, *stores])

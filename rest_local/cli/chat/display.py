@@ -1,24 +1,203 @@
 """How an answer is shown while it comes: as Markdown, with its drafted tokens marked, or as it is.
 
-Contract: a `Display` belongs to one answer. `show` is called with each piece, `finish` once at the end, however the
-answer ended; what was shown then ends with a line end. None of them raises for what a model writes. Each shows every
-character of the answer, and changes nothing that was shown.
+A `Display` belongs to one answer. `show` is called with each piece, `finish` once at the end, however the answer ended;
+what was shown then ends with a line end. None of them raises for what a model writes. Each shows every character of the
+answer, and changes nothing that was shown.
+
+Marks of Markdown stay, so what is on the screen can be copied into a file, whatever the model meant by them. Nothing is
+wrapped or moved: a terminal breaks long lines itself, and joins them again when they are copied. Text is only added at
+the end. A part of it is held back while its style is open: a line of code, or text after a mark that may be closed in
+the same line; at most HELD characters.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-
-from rest_local.cli.chat.markdown import Markdown, visible
 
 if TYPE_CHECKING:
     from rest_local.chat.tools import Delta
     from rest_local.decoding.engine import Engine, Piece
+
+HELD = 200
+CONTEXT = 2000  # characters of a code block that are read again for a line; then code is forgotten, between two tokens
+
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^`\n]*)(\n|\Z)")
+_HEADING = re.compile(r" {0,3}#{1,6}[ \t]")
+_UNDECIDED = re.compile(r"[ \t]*(?:`{0,2}|~{0,2}|#{0,6}|(?:`{3,}|~{3,})[^`\n]*)")  # may become one of these
+_MARK = re.compile(r"[`*_\n]")
+_RUN = re.compile(r"(.)\1*")
+_OPENING = re.compile(r"(?<![`\\])`|(?<![\w*\\])\*{1,2}(?![\s*])|(?<![\w\\])_(?![\s_])|[`*_]+\Z", re.ASCII)
+_PAIR = re.compile(  # a mark, the text, the mark again
+    r"(?<![`\\])(?P<code>`+)(?!`)[^\n]+?(?<!`)(?P=code)(?!`)"
+    r"|(?<![\w*\\])(?P<bold>\*\*)(?![\s*])[^\n]*?[^\s*]\*\*(?![\w*])"
+    r"|(?<![\w*\\])(?P<italic>\*)(?![\s*])(?:[^*\n]*[^\s*])\*(?![\w*])"
+    r"|(?<![\w\\])(?P<emphasis>_)(?![\s_])(?:[^_\n]*[^\s_])_(?!\w)",
+    re.ASCII,
+)
+_STYLES: dict[str, dict[str, Any]] = {
+    "code": {"bold": True}, "bold": {"bold": True}, "italic": {"italic": True}, "emphasis": {"italic": True},
+}  # fmt: skip
+_TOKENS: dict[tuple[str, ...], dict[str, Any]] = {  # of Pygments; those below them look alike
+    ("Comment",): {"dim": True},
+    ("Generic", "Deleted"): {"fg": "red"},
+    ("Generic", "Inserted"): {"fg": "green"},
+    ("Keyword",): {"fg": "magenta"},
+    ("Literal", "Number"): {"fg": "cyan"},
+    ("Literal", "String"): {"fg": "green"},
+    ("Name", "Attribute"): {"fg": "cyan"},
+    ("Name", "Builtin"): {"fg": "cyan"},
+    ("Name", "Class"): {"fg": "blue"},
+    ("Name", "Decorator"): {"fg": "yellow"},
+    ("Name", "Function"): {"fg": "blue"},
+    ("Name", "Tag"): {"fg": "blue"},
+    ("Name", "Variable"): {"fg": "yellow"},
+    ("Operator", "Word"): {"fg": "magenta"},
+}
+
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_CONTROLS[ord("\r")] = ""
+
+
+def visible(text: str) -> str:
+    """The text without what would control the terminal: a model may write anything."""
+    return text.translate(_CONTROLS)
+
+
+class Markdown:
+    """Styles text that arrives in parts. The parts change nothing: each character has the style that it has in the
+    whole text. `colours`: of code; without them there is only bold, dim and italic text.
+    """
+
+    def __init__(self, colours: bool) -> None:
+        self._colours = colours
+        self._held = ""
+        self._before = "\n"  # the character before what is held
+        self._fence = ""  # of the open code block
+        self._code = _Code("", colours)
+        self._long = False  # whether the line of code began already
+        self._heading = False
+
+    def feed(self, text: str) -> str:
+        """What is certain now, with escape sequences."""
+        self._held += text
+        return self._styled(ends=False)
+
+    def finish(self) -> str:
+        """The rest, at the end of the text."""
+        return self._styled(ends=True)
+
+    def _styled(self, ends: bool) -> str:
+        shown = []
+        while self._held:
+            length, style = self._code_line(ends) if self._fence else self._text(ends)
+            if not length:
+                break
+            self._before = self._held[length - 1]
+            self._held = self._held[length:]
+            shown.append(style)
+        return "".join(shown)
+
+    def _text(self, ends: bool) -> tuple[int, str]:
+        """How many characters are certain, and how they are shown; 0 where more text decides."""
+        text = self._held[:HELD]
+        certain = ends or len(text) == HELD
+        if self._before == "\n":
+            fence = _FENCE.match(text)
+            if fence and (fence[3] or ends):
+                self._fence, self._code = fence[1], _Code(fence[2], self._colours)
+                return len(fence[0]), _in(fence[0], dim=True)
+            if not certain and _UNDECIDED.fullmatch(text):
+                return 0, ""
+            self._heading = bool(_HEADING.match(text))
+        found = re.search("\n", self._held) if self._heading else _MARK.search(self._held)
+        before = self._held[: found.start()] if found else self._held
+        if before:
+            return len(before), _in(before, bold=True) if self._heading else before
+        if text[0] == "\n":
+            return 1, "\n"
+        line, newline, _ = text.partition("\n")
+        certain = certain or bool(newline)
+        whole = self._before + line
+        pair = _PAIR.match(whole, 1)
+        if pair and (certain or pair.end() < len(whole)):
+            mark = pair[pair.lastgroup or 0]
+            inner = _in(pair[0][len(mark) : -len(mark)], **_STYLES[pair.lastgroup or ""])
+            return len(pair[0]), f"{_in(mark, dim=True)}{inner}{_in(mark, dim=True)}"
+        if not certain and _OPENING.match(whole, 1):
+            return 0, ""
+        run = _RUN.match(line)
+        length = len(run[0]) if run else 1
+        return length, line[:length]
+
+    def _code_line(self, ends: bool) -> tuple[int, str]:
+        """As `_text`, in a code block. A long line is shown as it comes, without colours."""
+        line, newline, _ = self._held.partition("\n")
+        length = len(line) + len(newline)
+        if self._long or len(line) >= HELD:
+            self._long = not newline
+            return length, line + newline
+        if not newline and not ends:
+            return 0, ""
+        if line.strip().startswith(self._fence) and not line.strip().strip(self._fence[0]):
+            self._fence = ""
+            return length, _in(line, dim=True) + newline
+        return length, self._code.line(line) + newline
+
+
+class _Code:
+    """Colours code line by line. `named`: what its fence says of the language."""
+
+    def __init__(self, named: str, colours: bool) -> None:
+        from pygments.lexers import get_lexer_by_name
+        from pygments.util import ClassNotFound
+
+        self._before = ""  # the lines before, as far as they matter
+        self._between = True  # whether the last line ended between tokens, and not in a text of many lines
+        self._lexer = None
+        name = (named.split() or [""])[0].strip("{}.")
+        if name and colours:
+            try:
+                self._lexer = get_lexer_by_name(name)
+            except ClassNotFound:
+                return
+
+    def line(self, line: str) -> str:
+        """The next line. Takes up to 5 ms."""
+        if self._lexer is None:
+            return line
+        if len(self._before) > (CONTEXT if self._between else 4 * CONTEXT):
+            self._before = ""
+        begin = len(self._before)
+        self._before += f"{line}\n"
+        tokens = [
+            (token[max(begin - at, 0) :].rstrip("\n"), kind)
+            for at, kind, token in self._lexer.get_tokens_unprocessed(self._before)
+            if at + len(token) > begin
+        ]
+        self._between = bool(tokens) and tokens[-1][1][:1] == ("Text",)
+        if "".join(text for text, _ in tokens) != line:  # a lexer that changes text
+            return line
+        return "".join(_in(text, **_look(kind)) for text, kind in tokens)
+
+
+def _look(kind: tuple[str, ...]) -> dict[str, Any]:
+    """The style of a token, or of what it is a kind of."""
+    while kind and kind not in _TOKENS:
+        kind = kind[:-1]
+    return _TOKENS.get(kind, {})
+
+
+def _in(text: str, **style: Any) -> str:
+    """Text in a style that ends before the line does."""
+    line = text.rstrip("\n")
+    return click.style(line, **style) + text[len(line) :] if line and style else text
+
 
 LONG_QUESTION = 4000  # characters, about a thousand tokens: seconds on a CPU
 COLOURS = {

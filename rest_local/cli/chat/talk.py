@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import interrupt
-from rest_local.cli.chat.conversation import Conversation, text_of
+from rest_local.cli.chat.command import is_dumb, quiet_keyboard
+from rest_local.cli.chat.conversation import Conversation, NamedSession, text_of
 from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain, Silent
-from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
-from rest_local.cli.chat.sessions import NamedSession
-from rest_local.cli.messages import counted, fitted
-from rest_local.cli.statistics_line import line_of, statistics_line
+from rest_local.cli.terminal import counted, fitted, line_of, statistics_line
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.sampling import MAX_SEED, Sampling
 

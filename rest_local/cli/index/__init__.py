@@ -1,18 +1,6 @@
 """`rest-local index`: build, change, look into, move and remove datastores."""
 
-from rest_local.cli.index import (  # noqa: F401  importing a module adds its commands to the group
-    building,
-    changing,
-    checking,
-    forgetting,
-    moving,
-    pruning,
-    removing,
-    showing,
-    sourcing,
-    stats,
-    watching,
-)
-from rest_local.cli.index.common import index
+from rest_local.cli.index import build, change, maintenance, show, watch  # noqa: F401  they add commands to the group
+from rest_local.cli.index.group import index
 
 __all__ = ["index"]

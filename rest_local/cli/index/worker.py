@@ -69,8 +69,8 @@ def _end_with_stdin(stop: threading.Event) -> None:
 
 
 def _work(request: dict[str, Any], stop: threading.Event) -> None:
-    from rest_local.cli.index.common import open_vocabulary
-    from rest_local.cli.index.watching import end_at_sigterm
+    from rest_local.cli.index.group import open_vocabulary
+    from rest_local.cli.index.watch import end_at_sigterm
     from rest_local.retrieval.changing.updating import update
     from rest_local.retrieval.changing.watching import Watcher
 

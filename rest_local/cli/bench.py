@@ -1,6 +1,6 @@
-"""`rest-local bench replay`: drafting, driven with recorded answers.
+"""`rest-local bench`: what drafting would give on recorded answers, and the time of a lookup.
 
-Its tables are for people; `--json` has the same figures and more.
+The tables are for people; `--json` has the same figures and more.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, inputs
-from rest_local.cli.bench.common import bench
-from rest_local.cli.messages import fitted
 from rest_local.cli.options import json_option
+from rest_local.cli.sections import SummaryGroup
+from rest_local.cli.terminal import fitted
 from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import ModelInvalid, OptionError
 
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from rest_local.bench.replay import MakePolicy
     from rest_local.bench.workload import Workload
     from rest_local.calibration.cost import CostCurve
+
+
+@click.group(cls=SummaryGroup)
+def bench() -> None:
+    """Measure drafting on recorded answers."""
 
 
 HERE = "this machine"
@@ -232,7 +237,7 @@ def replay(as_json: bool, **options: Any) -> None:
 
 def _report(choice: ReplayChoice) -> dict[str, Any]:
     """Check the options first, then measure: what is wrong should not be found after minutes."""
-    from rest_local.bench.replay_report import compare_curves, full_sweep
+    from rest_local.bench.replay import compare_curves, full_sweep
     from rest_local.calibration.curves import load_curve, shipped
 
     make_policy = choice.make_policy()
@@ -296,3 +301,48 @@ def _wall_clock(choice: ReplayChoice, model: str, workload: Workload, make_polic
     if choice.save_curve:
         choice.save_curve.write_text(curve_file(result.curve, f"measured: {result.report['model']}"), "utf-8")
     return result.report
+
+
+@bench.command()
+@click.option(
+    "--tokens", type=click.IntRange(min=1000), default=20_000_000, show_default=True, help="Size of the text."
+)
+@click.option("--queries", type=click.IntRange(min=1), default=2000, show_default=True, help="Number of contexts.")
+@click.option(
+    "--segments",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Compare with the same text in N segments.",
+)
+@click.option("--cold", is_flag=True, help="Also drop the files from the page cache before each lookup.")
+@click.option(
+    "--model",
+    metavar="GGUF",
+    allow_from_autoenv=False,
+    shell_complete=completion.models,
+    help="Tokenize Python sources of this machine with this vocabulary. Default: a synthetic text.",
+)
+@click.option(
+    "--directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Measure the datastore in this directory, and build none.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the text and the contexts.")
+@json_option
+def lookup(as_json: bool, model: str | None, directory: Path | None, **options: Any) -> None:
+    """Measure lookups: build a datastore in a temporary directory and search it.
+
+    Without other load, for figures that can be compared: times include whatever else the machine does.
+    """
+    from rest_local.bench.lookup import Choice, measure
+
+    path = model and str(inputs.model_path(model))
+    report = measure(Choice(model=path, datastore=directory, **options))
+    if not as_json:
+        for key, value in report.items():
+            click.echo(f"{key:<20} {value}")
+    else:
+        click.echo(json.dumps(report))

@@ -1,17 +1,18 @@
-"""`index info`, `index list` and `index search`."""
+"""`index info`, `list`, `search` and `stats`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion
-from rest_local.cli.index import common
-from rest_local.cli.index.common import (
+from rest_local.cli.index import group
+from rest_local.cli.index.build import OF_SOURCES, described_sources
+from rest_local.cli.index.group import (
     index,
     indexes_of,
     info_of,
@@ -21,9 +22,8 @@ from rest_local.cli.index.common import (
     recorded_model,
     vocabulary_option,
 )
-from rest_local.cli.index.sourcing import OF_SOURCES, described_sources
-from rest_local.cli.messages import counted
 from rest_local.cli.options import json_option
+from rest_local.cli.terminal import counted
 from rest_local.errors import DatastoreError, printable
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def _line(row: Mapping[str, Any]) -> str:
 @json_option
 def search(name: str, text: str, model: str | None, as_json: bool) -> None:
     """Show where the end of TEXT occurs, how much of it agrees, and how it goes on there."""
-    path = common.model_path(model or recorded_model(name))
-    with common.open_vocabulary(path) as vocabulary, open_store(name, vocabulary) as store:
+    path = group.model_path(model or recorded_model(name))
+    with group.open_vocabulary(path) as vocabulary, open_store(name, vocabulary) as store:
         found = _search(store, vocabulary, text)
     if as_json:
         return print_json(found)
@@ -166,3 +166,64 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
             for text in sorted(weights, key=lambda text: -weights[text])[:CONTINUATIONS]
         ],
     }
+
+
+_WIDTH = 12
+_UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@vocabulary_option
+@click.option("--changes", is_flag=True, help="Look at every recorded file, and count those that look changed.")
+@json_option
+def stats(name: str, vocabulary: str | None, changes: bool, as_json: bool) -> None:
+    """Show what a datastore holds, in numbers: files, tokens, segments, bytes, duplicates, what is deleted.
+
+    Tokens by folder, extension and file are those of the ten largest.
+    """
+    from rest_local.retrieval.keeping.statistics import statistics
+
+    found = [statistics(directory, changes=changes) for directory in indexes_of(name, vocabulary)]
+    if as_json:
+        return print_json({"name": name, "indexes": found})
+    return click.echo("\n\n".join("\n".join(map(printable, _lines(one))) for one in found))
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    vocabulary, dead, sizes = found["vocabulary"], found["dead"], dict(found["bytes"])
+    everything = sizes.pop("all")
+    kinds = ", ".join(f"{kind} {in_bytes(size)}" for kind, size in sizes.items())
+    yield _fact("path", found["path"])
+    yield _fact("vocabulary", f"{vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}")
+    yield _fact("commit", f"{found['revision']}, {found['created']}{_ago(found['age_s'])}")
+    for source in found["recipe"].get("paths", ()):
+        yield _fact("source", source)
+    yield _fact("files", f"{found['files']:,}, {found['duplicates']:,} of them duplicates")
+    yield _fact("documents", f"{found['documents']:,}, and {dead['documents']:,} deleted ones that wait for a merge")
+    yield _fact("tokens", f"{found['tokens']:,}, and {dead['tokens']:,} deleted ones")
+    yield _fact("bytes", f"{in_bytes(everything)}, {found['bytes_a_token']:.2f} a token: {kinds}")
+    for tier in found["tiers"]:
+        size = f"up to {tier['up_to']:,} tokens" if tier["up_to"] else "larger"
+        yield _fact("segments", f"{tier['segments']} {size}: {tier['tokens']:,} tokens")
+    if "changed" in found:
+        yield _fact("since then", ", ".join(f"{count:,} {what}" for what, count in found["changed"].items()))
+    for title, key in (("folders", "folders"), ("extensions", "extensions"), ("files", "largest")):
+        yield from _table(title, found[key], found["tokens"])
+
+
+def _fact(title: str, value: object) -> str:
+    return f"{title:<{_WIDTH}}{value}"
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]], tokens: int) -> Iterator[str]:
+    yield f"largest {title}"
+    for row in rows:
+        yield f"{row['tokens']:>15,} {row['tokens'] / tokens:6.1%}  {row['name']}"
+
+
+def _ago(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    name, size = next(((name, size) for name, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
+    return f", {seconds // size:.0f} {name} ago"

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import completion
-from rest_local.cli.index import common
-from rest_local.cli.index.common import index, print_json
-from rest_local.cli.messages import counted, say, warn
+from rest_local.cli.index import group
+from rest_local.cli.index.group import index, print_json
 from rest_local.cli.options import json_option
+from rest_local.cli.terminal import counted, say, warn
 from rest_local.errors import DatastoreError, DatastoreNotFound, RestLocalError
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def watch(names: tuple[str, ...], poll_s: float | None, as_json: bool) -> None:
     A saved file can be drafted from a fraction of a second later, by programs that run as well. An index whose model
     is no longer on the disk stays as it is.
     """
-    from rest_local.cli import logged
+    from rest_local.cli import terminal
     from rest_local.retrieval.changing.updating import update
     from rest_local.retrieval.changing.watching import Watcher
 
-    logged.show_warnings()
+    terminal.show_warnings()
     stop = threading.Event()
 
     def report(commit: Commit) -> None:
@@ -91,7 +91,7 @@ def targets_of(name: str, stack: ExitStack) -> Iterator[Target]:
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import manifests
 
-    path = common.path_of(name)
+    path = group.path_of(name)
     found = manifests(path)
     if not found:
         raise DatastoreNotFound(path)
@@ -102,7 +102,7 @@ def targets_of(name: str, stack: ExitStack) -> Iterator[Target]:
             raise DatastoreError(f"datastore {name}: it was not built from files that can be watched")
         else:
             try:
-                vocabulary = stack.enter_context(common.open_vocabulary(common.model_path(_model_of(manifest))))
+                vocabulary = stack.enter_context(group.open_vocabulary(group.model_path(_model_of(manifest))))
                 if vocabulary.hash != manifest.vocabulary.hash:
                     raise DatastoreError("its model has another vocabulary now")
             except RestLocalError as error:

@@ -1,0 +1,485 @@
+"""`index build`, `rebuild`, `prune` and `recipes`, and the options that say what text an index is built from."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import MISSING, astuple, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from rest_local.catalog.quantization import in_bytes
+from rest_local.cli import completion, terminal
+from rest_local.cli.index import group
+from rest_local.cli.index.group import (
+    index,
+    indexes_of,
+    model_option,
+    path_of,
+    print_json,
+    replace_option,
+    vocabulary_option,
+)
+from rest_local.cli.options import jobs_option, json_option, memory_option, ray_option
+from rest_local.cli.terminal import counted, without_messages_of_ray
+from rest_local.errors import OptionError, printable
+
+if TYPE_CHECKING:
+    from rest_local.llama.vocabulary import Vocabulary
+    from rest_local.retrieval.building.cluster import Cluster
+    from rest_local.retrieval.building.indexing import Built
+    from rest_local.retrieval.changing.pruning import Pruned, Target
+    from rest_local.retrieval.format import Manifest
+    from rest_local.retrieval.sources.corpus import Filters
+    from rest_local.retrieval.sources.source import Render, Source
+
+OF_SOURCES = ("sources", "paths", "include", "exclude", "allow_secrets", "max_file_size")
+"""The fields of a recipe that `described_sources` describes."""
+
+AnyCommand = TypeVar("AnyCommand", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths),
+    click.option(
+        "--git",
+        "repositories",
+        multiple=True,
+        metavar="REPO[@REV]",
+        shell_complete=completion.paths,
+        allow_from_autoenv=False,
+        help="The tracked files of a revision, without a checkout; default: HEAD; repeatable.",
+    ),
+    click.option(
+        "--history", is_flag=True, allow_from_autoenv=False, help="With --git: also what the newest commits wrote."
+    ),
+    click.option(
+        "--commits",
+        type=click.IntRange(min=1),
+        default=1000,
+        show_default=True,
+        metavar="N",
+        allow_from_autoenv=False,
+        help="With --history: how many commits.",
+    ),
+    click.option(
+        "--text",
+        "texts",
+        multiple=True,
+        metavar="FILE:FIELD",
+        shell_complete=completion.paths,
+        allow_from_autoenv=False,
+        help="A field of each row of a .jsonl, .jsonl.gz or .parquet file; a.b.0 leads inside; repeatable.",
+    ),
+    click.option(
+        "--chat",
+        "chats",
+        multiple=True,
+        metavar="FILE",
+        shell_complete=completion.paths,
+        allow_from_autoenv=False,
+        help="What the assistant wrote in chats in OpenAI's message form; repeatable.",
+    ),
+    click.option("--python", is_flag=True, allow_from_autoenv=False, help="The standard library of Python."),
+    click.option("--site-packages", is_flag=True, allow_from_autoenv=False, help="The installed Python packages."),
+    click.option(
+        "--recipe",
+        "recipes",
+        multiple=True,
+        metavar="NAME|FILE",
+        shell_complete=completion.paths,
+        allow_from_autoenv=False,
+        help="What a recipe names; `index recipes` lists them; repeatable.",
+    ),
+    click.option(
+        "--include", multiple=True, metavar="GLOB", help="Take these files, not the usual extensions; repeatable."
+    ),
+    click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out these files; repeatable."),
+    click.option("--allow-secrets", is_flag=True, help="Take text that looks as if it held keys or passwords."),
+    click.option(
+        "--max-file-size",
+        type=click.IntRange(min=1),
+        default=1 << 20,
+        show_default=True,
+        metavar="BYTES",
+        help="Skip larger files.",
+    ),
+)
+
+
+def source_options(command: AnyCommand) -> AnyCommand:
+    """Add the argument PATH and all options of sources to a command. Its parameters go to `chosen_sources`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+class Chosen(NamedTuple):
+    """What a command line chose. recorded: what the manifest says of the only recipe; name: of it, else None."""
+
+    sources: list[Source]
+    recorded: dict[str, str]
+    name: str | None
+
+
+def chosen_sources(
+    paths: Sequence[str],
+    repositories: Sequence[str],
+    history: bool,
+    commits: int,
+    texts: Sequence[str],
+    chats: Sequence[str],
+    python: bool,
+    site_packages: bool,
+    recipes: Sequence[str],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    allow_secrets: bool,
+    max_file_size: int,
+) -> Chosen:
+    """The sources of the parameters that `source_options` added, prepared. Raises UsageError if there are none,
+    OptionError, InputInvalid.
+    """
+    from rest_local.retrieval.sources import Chat, Git, Python
+    from rest_local.retrieval.sources.corpus import Filters
+    from rest_local.retrieval.sources.recipes import read_recipe
+
+    filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    sources = _path_sources(paths, filters)
+    for repository, revision in map(split_revision, repositories):
+        sources.append(Git(repository, revision, "", history, commits, *astuple(filters)))
+    for text in texts:
+        sources.append(row_source(text, allow_secrets) or _refuse(text))
+    sources += [Chat(chat, allow_secrets) for chat in chats]
+    sources += [Python(False)] if python else []
+    sources += [Python(True)] if site_packages else []
+    read = [read_recipe(recipe) for recipe in recipes]
+    sources += [source for recipe in read for source in recipe.present()]
+    if not sources:
+        raise click.UsageError("give a PATH, --git, --text, --chat, --python, --site-packages or --recipe")
+    if history and not repositories:
+        raise click.UsageError("--history needs --git")
+    recorded, name = (read[0].recorded(), read[0].name) if len(read) == 1 else ({}, None)
+    return Chosen([source.prepared() for source in sources], recorded, name)
+
+
+def _path_sources(paths: Sequence[str], filters: Filters) -> list[Source]:
+    """The sources of the arguments PATH: one walk of files and folders, then rows, then the standard input."""
+    from rest_local.retrieval.sources import Stdin, Walk
+
+    secret = filters.allow_secrets
+    rows = {path: source for path in paths if (source := row_source(path, secret)) and not os.path.exists(path)}
+    walked = tuple(path for path in paths if path != "-" and path not in rows)
+    walk: list[Source] = [Walk(walked, *astuple(filters))] if walked else []
+    return [*walk, *rows.values(), *([Stdin(secret)] if "-" in paths else [])]
+
+
+def described_sources(recipe: Mapping[str, Any], in_full: bool = False) -> list[str]:
+    """What a recorded recipe names, for a person; in full: with all that differs from the defaults."""
+    from rest_local.retrieval.sources import from_recipe
+
+    try:
+        sources = from_recipe(recipe)
+    except OptionError:  # of a newer version
+        return [json.dumps(recipe["sources"])]
+    return [_in_full(source) if in_full else source.about() for source in sources]
+
+
+def _in_full(source: Source) -> str:
+    known = [(field.name, field.default, getattr(source, field.name)) for field in fields(source)]
+    different = [(name, value) for name, default, value in known if default is not MISSING and value != default]
+    shown = [f"{name} {' '.join(value) if isinstance(value, tuple) else value}" for name, value in different]
+    return f"{source.about()} ({'; '.join(shown)})" if shown else source.about()
+
+
+def split_revision(given: str) -> tuple[str, str]:
+    """The repository and the revision of REPO[@REV]; a folder whose name has an @ is a repository."""
+    repository, at, revision = given.rpartition("@")
+    return (repository, revision) if at and repository and not os.path.isdir(given) else (given, "HEAD")
+
+
+def row_source(given: str, allow_secrets: bool = False) -> Source | None:
+    """The source of FILE:FIELD, None if the file has no ending of a file of rows."""
+    from rest_local.retrieval.sources import Jsonl, Parquet
+    from rest_local.retrieval.sources.jsonl import ENDINGS
+
+    path, _, field = given.rpartition(":")
+    if not field or not path.lower().endswith((*ENDINGS, ".parquet")):
+        return None
+    kind = Parquet if path.lower().endswith(".parquet") else Jsonl
+    return kind(path, field, allow_secrets)
+
+
+def _refuse(given: str) -> Source:
+    raise OptionError(f"--text {given}: give FILE:FIELD, with a file that ends in .jsonl, .jsonl.gz or .parquet")
+
+
+@index.command()
+@json_option
+def recipes(as_json: bool) -> None:
+    """List the recipes for `index build --recipe`: text that most machines have. Nothing is downloaded."""
+    from rest_local.retrieval.sources.recipes import list_recipes
+
+    found = list_recipes()
+    if as_json:
+        return print_json({"recipes": [recipe.to_dict() for recipe in found]})
+    width = max((len(recipe.name) for recipe in found), default=0)
+    for recipe in found:
+        click.echo(printable(f"{recipe.name:<{width}}  {recipe.description}; {recipe.size}"))
+    return None
+
+
+prune_option = click.option(
+    "--prune",
+    metavar="seen:N|SIZE",
+    allow_from_autoenv=False,
+    help="Then keep what matters most, as `index prune` does: seen:2, 200MB.",
+)
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@click.argument("target", metavar="seen:N|SIZE")
+@vocabulary_option
+@click.option("--dry-run", is_flag=True, allow_from_autoenv=False, help="Only say what would be left.")
+@json_option
+def prune(name: str, target: str, vocabulary: str | None, dry_run: bool, as_json: bool) -> None:
+    """Make a datastore smaller: keep the files with the most common contexts.
+
+    seen:2 keeps files until every context that occurs twice is in one of them; 200MB keeps that much for each
+    vocabulary. A context is 4 tokens and what follows them. `index update` and `index rebuild` bring the other files
+    back.
+    """
+    from rest_local.retrieval.home import read_manifest
+
+    meant = target_of(target)
+    rows = []
+    for directory in indexes_of(name, vocabulary):
+        identity = read_manifest(directory).vocabulary
+        pruned = prune_index(name, identity.hash, str(meant), dry=dry_run)
+        rows.append({"vocabulary": identity.name, **pruned.to_dict()})
+        if not as_json:
+            click.echo(described(pruned, "would be left" if dry_run else "left"))
+    if as_json:
+        print_json({"path": str(path_of(name)), "target": str(meant), "dry_run": dry_run, "indexes": rows})
+
+
+def target_of(text: str) -> Target:
+    """Raises OptionError unless it is a target."""
+    from rest_local.retrieval.changing.pruning import Target
+
+    return Target.parse(text)
+
+
+def prune_index(name: str, vocabulary_hash: str | None, target: str, *, dry: bool = False) -> Pruned:
+    from rest_local.retrieval.changing.pruning import prune as prune_documents
+
+    return prune_documents(path_of(name), target_of(target), vocabulary_hash=vocabulary_hash, dry=dry)
+
+
+def described(pruned: Pruned, left: str = "left") -> str:
+    """One line."""
+    (documents, kept), (tokens, kept_tokens), (size, kept_size) = pruned.documents, pruned.tokens, pruned.bytes
+    return (
+        f"{left}: {kept:,} of {documents:,} files, {kept_tokens:,} of {tokens:,} tokens, "
+        f"{in_bytes(kept_size)} of {in_bytes(size)}"
+    )
+
+
+class Means(NamedTuple):
+    """What a build may use. memory: bytes, None: a quarter of the machine's; jobs: processes; ray: the address of a
+    cluster, None: this machine.
+    """
+
+    memory: int | None
+    jobs: int
+    ray: str | None
+
+    @property
+    def cluster(self) -> Cluster | None:
+        if self.ray is None:
+            return None
+        from rest_local.retrieval.building.cluster import Cluster
+
+        return Cluster(self.ray, warn=terminal.warn)
+
+
+@index.command()
+@source_options
+@click.option(
+    "-o",
+    "--output",
+    "name",
+    metavar="NAME",
+    shell_complete=completion.datastores,
+    help="Name or path; default: the name of the recipe, else `default`.",
+)
+@model_option
+@memory_option
+@jobs_option
+@ray_option
+@prune_option
+@replace_option
+@json_option
+def build(
+    name: str | None,
+    model: str | None,
+    memory: int | None,
+    jobs: int | None,
+    ray: str | None,
+    prune: str | None,
+    replace: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Index the text files below PATH... and other text for one model's vocabulary.
+
+    Hidden, git-ignored, binary, oversized and minified files are skipped, and text that looks like secrets. What the
+    datastore has for other vocabularies stays. PATH may be FILE:FIELD, as for --text, and - for the standard input.
+    """
+    if prune is not None:
+        target_of(prune)  # a wrong one should not be found after minutes
+    chosen = chosen_sources(**given)
+    path = group.model_path(model)
+    means = Means(memory, jobs or os.cpu_count() or 1, ray)
+    _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, means, replace, as_json, prune)
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@model_option
+@memory_option
+@jobs_option
+@ray_option
+@replace_option
+@json_option
+def rebuild(
+    name: str,
+    model: str | None,
+    memory: int | None,
+    jobs: int | None,
+    ray: str | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Index what a datastore was built from again, for one model's vocabulary.
+
+    So a datastore gets an index for another model, or the present text.
+    """
+    from rest_local.retrieval.building.indexing import recorded_sources
+    from rest_local.retrieval.home import datastore_path, newest_manifest
+
+    path = datastore_path(name)
+    sources, recipe = recorded_sources(path), newest_manifest(path).recipe
+    fields = {key: str(recipe[key]) for key in ("recipe", "description", "licence") if key in recipe}
+    means = Means(memory, jobs or os.cpu_count() or 1, ray)
+    _build(name, group.model_path(model), sources, fields, means, replace, as_json)
+
+
+def _build(
+    name: str,
+    model: Path,
+    sources: list[Source],
+    fields: Mapping[str, str],
+    means: Means,
+    replace: bool,
+    as_json: bool,
+    prune: str | None = None,
+) -> None:
+    from rest_local.retrieval.building.indexing import build_from_sources
+
+    recipe = {**fields, "model": str(model.absolute())}
+    with group.open_vocabulary(model) as vocabulary:
+        replace, render = replace or _may_replace(name, vocabulary), renderer(model, sources)
+        began = time.perf_counter()
+        cluster = means.cluster
+        with (
+            without_messages_of_ray() if cluster else nullcontext(),
+            terminal.progress(as_json, lambda: sum(source.measure()[1] for source in sources)) as progress,
+        ):
+            built = build_from_sources(
+                name,
+                sources,
+                vocabulary=vocabulary,
+                recipe=recipe,
+                progress=progress,
+                replace=replace,
+                render=render,
+                memory=means.memory,
+                jobs=means.jobs,
+                cluster=cluster,
+            )
+        pruned = None if prune is None else prune_index(name, vocabulary.hash, prune)
+    _report(built, time.perf_counter() - began, as_json, pruned)
+
+
+def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
+    """What renders the transcripts of chats among the sources, None if there are none."""
+    from rest_local.retrieval.sources.chat import Chat
+
+    if not any(isinstance(source, Chat) for source in sources):
+        return None
+    from rest_local.decoding.transcripts import turn_renderer
+    from rest_local.llama.model import Model
+
+    with Model.open(path, vocab_only=True) as model:
+        return turn_renderer(model, sources)
+
+
+def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
+    """Ask whether to replace the index for this vocabulary, if there is one and a terminal. Without a
+    terminal the build refuses.
+    """
+    from rest_local.retrieval.format import Manifest
+    from rest_local.retrieval.home import datastore_path, find, manifests
+
+    path = datastore_path(name)
+    found = manifests(path).get(find(path, vocabulary.hash))
+    if (
+        found is None
+        or not terminal.can_ask()
+        or (isinstance(found, Manifest) and found.vocabulary.hash != vocabulary.hash)
+    ):
+        return False
+    held = _about(found) if isinstance(found, Manifest) else f"damaged: {found}"
+    terminal.ask_or_leave(f"Datastore {name} exists ({held}). Replace it?")
+    return True
+
+
+def _about(manifest: Manifest) -> str:
+    tokens = sum(segment.tokens for segment in manifest.segments)
+    what = ", ".join(described_sources(manifest.recipe))
+    return f"{tokens:,} tokens{f' of {what}' if what else ''}, built {manifest.created[:10]}"
+
+
+def _report(built: Built, seconds: float, as_json: bool, pruned: Pruned | None) -> None:
+    if as_json:
+        fields = {**built.to_dict(), "seconds": round(seconds, 3)}
+        return print_json(fields if pruned is None else {**fields, "pruned": pruned.to_dict()})
+    click.echo(
+        f"{built.path}: {built.tokens:,} tokens of {counted(built.documents, 'file')}, {in_bytes(built.bytes)}, "
+        f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
+    )
+    if pruned is not None:
+        click.echo(described(pruned))
+    for secret in built.skipped.secrets:
+        click.echo(f"looks like it holds a secret, left out (--allow-secrets takes it): {secret}")
+    for other in _others(built):
+        click.echo(printable(f"for vocabulary {other.vocabulary.name} it still holds {_about(other)}"))
+    return None
+
+
+def _others(built: Built) -> list[Manifest]:
+    """The datastore's indexes for other vocabularies that were built from other files or in another way."""
+    from rest_local.retrieval.format import Manifest
+    from rest_local.retrieval.home import manifests
+
+    def walked(manifest: Manifest) -> list[str]:
+        return described_sources(manifest.recipe, in_full=True)
+
+    found = [manifest for manifest in manifests(built.path).values() if isinstance(manifest, Manifest)]
+    return [manifest for manifest in found if walked(manifest) != walked(built.manifest)]

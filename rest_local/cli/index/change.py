@@ -1,0 +1,421 @@
+"""`index add`, `update`, `merge`, `forget` and `remove`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_local.catalog.quantization import in_bytes
+from rest_local.cli import completion, terminal
+from rest_local.cli.history import keeps_answers_or_prompts
+from rest_local.cli.index import group
+from rest_local.cli.index.build import chosen_sources, renderer, source_options
+from rest_local.cli.index.group import index, indexes_of, info_of, model_option, path_of, print_json, vocabulary_option
+from rest_local.cli.options import json_option
+from rest_local.cli.terminal import counted, warn
+from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError, printable
+
+if TYPE_CHECKING:
+    from rest_local.llama.vocabulary import Vocabulary
+    from rest_local.retrieval.building.build import Progress
+    from rest_local.retrieval.changing.updating import Updated
+    from rest_local.retrieval.format import Manifest
+    from rest_local.retrieval.sources.source import Render, Source
+
+Change = Callable[["Vocabulary", "Progress", "Render | None"], "Updated"]
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@source_options
+@vocabulary_option
+@model_option
+@json_option
+def add(name: str, vocabulary: str | None, model: str | None, as_json: bool, **given: Any) -> None:
+    """Add the files below PATH... and other text to a datastore. Only these are read.
+
+    Every later update reads them again too. What is added has the filters that are given here.
+    """
+    from rest_local.retrieval.changing.updating import add_sources
+
+    sources, path = chosen_sources(**given).sources, path_of(name)
+
+    def change(known: Vocabulary, progress: Progress, render: Render | None) -> Updated:
+        return add_sources(path, sources, vocabulary=known, merging=True, render=render, progress=progress)
+
+    _change_each(name, vocabulary, model, change, lambda manifest: sources, as_json)
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@vocabulary_option
+@model_option
+@click.option(
+    "--missing",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Delete the files of a recorded path that is gone or empty; otherwise that is refused.",
+)
+@json_option
+def update(name: str, vocabulary: str | None, model: str | None, missing: bool, as_json: bool) -> None:
+    """Bring a datastore up to date with the files it was built from.
+
+    A file of the same size and time of change is not read, and one of the same content not tokenized. Each index is
+    updated with the model it was built with, or the one for the vocabulary of --model.
+    """
+    from rest_local.retrieval.changing.updating import update
+    from rest_local.retrieval.sources.registry import from_recipe
+
+    path = path_of(name)
+
+    def change(known: Vocabulary, progress: Progress, render: Render | None) -> Updated:
+        return update(path, vocabulary=known, missing=missing, merging=True, render=render, progress=progress)
+
+    _change_each(name, vocabulary, model, change, lambda manifest: from_recipe(manifest.recipe), as_json)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """An index, and the file of a model with its vocabulary; `stale` says why there is none."""
+
+    manifest: Manifest
+    model: Path | None
+    stale: str = ""
+
+
+def _change_each(
+    name: str,
+    vocabulary: str | None,
+    model: str | None,
+    change: Change,
+    sources: Callable[[Manifest], Sequence[Source]],
+    as_json: bool,
+) -> None:
+    """Change the chosen indexes of a datastore, and report each in a line."""
+    rows: list[dict[str, Any]] = []
+    stale: list[dict[str, str]] = []
+    for target in _targets(name, vocabulary, model):
+        about = target.manifest.vocabulary.name
+        try:
+            rows.append(_changed(target, change, sources(target.manifest), as_json))
+        except _Stale as error:
+            stale.append({"vocabulary": about, "cause": str(error)})
+            warn(f"datastore {name}: the index for vocabulary {about} is stale: {error}")
+        else:
+            if not as_json:
+                _report(name, rows[-1])
+    if not rows:
+        raise DatastoreError(f"datastore {name}: no index could be changed")
+    if as_json:
+        print_json({"name": name, "path": str(path_of(name)), "indexes": rows, "stale": stale})
+
+
+class _Stale(Exception):
+    """An index has no model, so that its text cannot be tokenized."""
+
+
+def _targets(name: str, vocabulary: str | None, model: str | None) -> Iterator[_Target]:
+    from rest_local.retrieval.home import read_manifest
+
+    way = (
+        f"give --model with a model of this vocabulary, or remove it with `rest-local index remove {name} --vocabulary"
+    )
+    for directory in indexes_of(name, vocabulary):
+        manifest = read_manifest(directory)
+        remedy = f"{way} {manifest.vocabulary.hash[:12]}`"
+        if model is not None:
+            yield _Target(manifest, group.model_path(model), "its vocabulary is not that of --model")
+            continue
+        recorded = str(manifest.recipe.get("model", ""))
+        if os.path.isfile(recorded):
+            yield _Target(manifest, group.model_path(recorded), f"{recorded} has another vocabulary now; {remedy}")
+        else:
+            gone = f"the model it was built with is gone ({recorded})" if recorded else "no model is recorded"
+            yield _Target(manifest, None, f"{gone}; {remedy}")
+
+
+def _changed(target: _Target, change: Change, sources: Sequence[Source], as_json: bool) -> dict[str, Any]:
+    """Change one index. Raises _Stale if its model is gone or has another vocabulary."""
+    if target.model is None:
+        raise _Stale(target.stale)
+    began = time.perf_counter()
+    with group.open_vocabulary(target.model) as vocabulary:
+        if vocabulary.hash != target.manifest.vocabulary.hash:
+            raise _Stale(target.stale)
+        render = renderer(target.model, sources)
+        with terminal.progress(as_json, lambda: sum(source.measure()[1] for source in sources)) as progress:
+            updated = change(vocabulary, progress, render)
+    return _row(updated, time.perf_counter() - began)
+
+
+def _row(updated: Updated, seconds: float) -> dict[str, Any]:
+    """JSON-ready. tokens: of what was tokenized; total: of the index, without deleted documents' number."""
+    segments = updated.manifest.segments
+    return {
+        "vocabulary": updated.manifest.vocabulary.name,
+        "added": updated.added,
+        "changed": updated.changed,
+        "deleted": updated.deleted,
+        "unchanged": updated.unchanged,
+        "tokens": updated.tokens,
+        "total": sum(segment.tokens for segment in segments),
+        "documents": sum(segment.live for segment in segments),
+        "segments": len(segments),
+        "skipped": dict(updated.skipped.counts),
+        "secrets": updated.skipped.secrets,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _report(name: str, row: dict[str, Any]) -> None:
+    done = ", ".join(f"{row[what]:,} {what}" for what in ("added", "changed", "deleted") if row[what])
+    done = f"{done} ({row['tokens']:,} tokens)" if done else "nothing changed"
+    held = f"{row['total']:,} tokens of {counted(row['documents'], 'document')}"
+    click.echo(printable(f"{name} ({row['vocabulary']}): {done}; {held}, in {row['seconds']:.1f} s"))
+    for secret in row["secrets"]:
+        click.echo(f"looks like it holds a secret, left out: {secret}")
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@vocabulary_option
+@json_option
+def merge(name: str, vocabulary: str | None, as_json: bool) -> None:
+    """Write a datastore's segments again as few, without deleted text. An update merges by itself what is due."""
+    from rest_local.retrieval.changing.merging import merge
+    from rest_local.retrieval.home import read_manifest
+
+    rows = []
+    for directory in indexes_of(name, vocabulary):
+        before, began = read_manifest(directory), time.perf_counter()
+        known = before.vocabulary.hash
+        with terminal.progress(as_json, lambda: 0) as progress:
+            after = merge(path_of(name), vocabulary_hash=known, everything=True, progress=progress) or before
+        seconds = round(time.perf_counter() - began, 3)
+        rows.append({"vocabulary": before.vocabulary.name, **_sizes(before, after), "seconds": seconds})
+        if not as_json:
+            click.echo(printable(f"{name} ({before.vocabulary.name}): {_merged(rows[-1])}"))
+    if as_json:
+        print_json({"name": name, "path": str(path_of(name)), "indexes": rows})
+
+
+def _sizes(before: Manifest, after: Manifest) -> dict[str, list[int]]:
+    both = (before.segments, after.segments)
+    sizes = [sum(file.size for segment in segments for file in segment.files.values()) for segments in both]
+    return {"segments": [len(segments) for segments in both], "bytes": sizes}
+
+
+def _merged(row: dict[str, Any]) -> str:
+    (old, new), (large, small) = row["segments"], row["bytes"]
+    if (old, large) == (new, small):
+        return f"nothing to merge; {counted(new, 'segment')}, {in_bytes(small)}"
+    return f"{old} segments are {new} now, {in_bytes(large)} are {in_bytes(small)}, in {row['seconds']:.1f} s"
+
+
+_SHOWN = 10
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@click.argument("files", nargs=-1, required=True, metavar="FILE|GLOB...", shell_complete=completion.paths)
+@click.option(
+    "--once",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Do not record it: the next update takes a file that is still there.",
+)
+@click.option("-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask, also where nothing is left.")
+@json_option
+def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bool) -> None:
+    """Delete files from a datastore: when it ends, no file of the datastore holds their text.
+
+    FILE is a path, or the name of a document; GLOB is as in .gitignore, compared with the path below each recorded
+    path. It is recorded that they are left out from now on, also by later updates, unless --once is given. All indexes
+    of the datastore forget them, and what killed commands left there is deleted. A terminal asks first.
+
+    Not in a datastore, and so not forgotten: earlier answers, chats and prompts, which may quote a file (`rest-local
+    history forget`), exports, and the answers of batches.
+    """
+    from rest_local.retrieval import home
+    from rest_local.retrieval.changing.forgetting import forget_where
+
+    path = path_of(name)
+    if not home.indexes(path) and home.holds_files(path):
+        home.remove(path)
+        return _say(name, _Done([], removed=True), once, as_json)
+    home.clear(path, everything=True)  # also where there is no such datastore: an import of it may have been killed
+    held = {directory: _names(directory) for directory in indexes_of(name, None)}
+    every = set().union(*held.values())
+    recipes = {directory: home.read_manifest(directory) for directory in held}
+    meant = {directory: _meant(one.recipe, files, every) for directory, one in recipes.items()}
+    emptied = [directory for directory, names in held.items() if names <= meant[directory].names]
+    if emptied:
+        _confirm(name, yes)
+    elif not yes and terminal.can_ask() and (found := sorted(set().union(*(one.names for one in meant.values())))):
+        after = "" if once else f" Later updates leave {'it' if len(found) == 1 else 'them'} out as well."
+        terminal.ask_or_leave(f"Delete {_listed(found)} from datastore {name}?{after}")
+    if len(emptied) == len(held):
+        home.remove(path)
+        return _say(name, _Done(sorted(every), removed=True), once, as_json)
+    forgotten: set[str] = set()
+    copies: set[str] = set()
+    for directory, one in meant.items():
+        done = forget_where(
+            path,
+            one.names.__contains__,
+            recipe=(lambda recipe, _: recipe) if once else one.recipe,
+            whole=True,
+            vocabulary_hash=recipes[directory].vocabulary.hash,
+        )
+        forgotten |= set(done.names)
+        copies |= set(done.copies)
+    if not forgotten:
+        raise OptionError(f"datastore {name}: it holds no file that {' '.join(files)!r} names")
+    back = [one for one in forgotten if (os.path.exists(one) if once else not _can_exclude(meant.values(), one))]
+    return _say(name, _Done(sorted(forgotten), sorted(copies), sorted(back)), once, as_json)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What was removed. copies: files that stay and have the content of one of `forgotten`; returning: files that the
+    next update brings back.
+    """
+
+    forgotten: list[str]
+    copies: list[str] = field(default_factory=list)
+    returning: list[str] = field(default_factory=list)
+    removed: bool = False
+
+
+@dataclass(frozen=True)
+class _Meant:
+    """names: those that are to be forgotten; globs: given by these."""
+
+    names: frozenset[str]
+    files: tuple[str, ...]
+    globs: tuple[str, ...]
+    recorded: Mapping[str, Any]
+
+    def recipe(self, recipe: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+        from rest_local.retrieval.changing.excluding import excluding
+
+        return excluding(recipe, self.files, self.globs)
+
+
+def _can_exclude(meant: Iterable[_Meant], name: str) -> bool:
+    from rest_local.retrieval.changing.excluding import excludable
+
+    return all(excludable(one.recorded, name) for one in meant)
+
+
+def _meant(recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str]) -> _Meant:
+    """What the arguments mean: a path or name that is held, or files below a folder; else a glob."""
+    from pathspec import GitIgnoreSpec
+
+    from rest_local.retrieval.changing.excluding import relative_names
+
+    files: set[str] = set()
+    globs: list[str] = []
+    for argument in given:
+        parent, base = os.path.split(os.path.abspath(argument))
+        spellings = {argument, os.path.join(parent, base), os.path.join(os.path.realpath(parent), base)}
+        below = tuple(os.path.join(one, "") for one in spellings if os.path.isabs(one))
+        found = {one for one in held if one in spellings or one.startswith(below)}
+        files |= found
+        if not found:
+            globs.append(argument)
+    try:
+        spec = GitIgnoreSpec.from_lines(globs)
+    except ValueError as error:
+        raise OptionError(f"glob {' '.join(globs)!r}: {error}") from error
+    matched = {one for one in held if globs and any(map(spec.match_file, relative_names(recipe, one)))}
+    return _Meant(frozenset(files | matched), tuple(sorted(files)), tuple(globs), recipe)
+
+
+def _names(directory: Path) -> set[str]:
+    from rest_local.retrieval.changing.forgetting import names_in
+    from rest_local.retrieval.datastore import Datastore
+
+    with Datastore.open(directory) as store:
+        return names_in(store)
+
+
+def _confirm(name: str, yes: bool) -> None:
+    if yes:
+        return
+    what = f"datastore {name}: nothing would be left of it, or of what it has for a vocabulary"
+    if not terminal.can_ask():
+        raise OptionError(f"{what}; give --yes to delete it without a question")
+    terminal.ask_or_leave(f"{what}. Delete it?")
+
+
+def _say(name: str, done: _Done, once: bool, as_json: bool) -> None:
+    if as_json:
+        return print_json({"path": str(path_of(name)), **asdict(done)})
+    if not done.forgotten:
+        return click.echo(printable(f"{name}: deleted what a build left that did not end; there was nothing else"))
+    click.echo(printable(f"{name}: forgot {_listed(done.forgotten)}"))
+    if done.removed:
+        click.echo("nothing was left; deleted")
+    if done.copies:
+        click.echo(printable(f"other files have the same content and stay: {_listed(done.copies)}"))
+    if done.returning:
+        click.echo(printable(f"the next update brings back {_listed(done.returning)}"))
+    elif not once and not done.removed:
+        click.echo("recorded: no update brings this back; `index info` shows what is left out")
+    if keeps_answers_or_prompts():
+        click.echo("earlier answers and prompts may quote it; `rest-local history forget --all --prompts` deletes them")
+    return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = names[:_SHOWN]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@vocabulary_option
+@click.option("-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Delete without a question.")
+@json_option
+def remove(name: str, vocabulary: str | None, yes: bool, as_json: bool) -> None:
+    """Delete a datastore, or what it has for one vocabulary."""
+    from rest_local.retrieval import home
+
+    path = home.datastore_path(name)
+    chosen = indexes_of(name, vocabulary) if vocabulary is not None or home.indexes(path) else []
+    if not chosen and not home.holds_files(path):
+        raise DatastoreNotFound(path)
+    if not yes:
+        _confirm_removal(name, chosen, vocabulary is not None)
+    if vocabulary is None:
+        home.remove(path)
+    else:
+        home.remove_index(path, chosen[0])
+    removed = path if vocabulary is None else chosen[0]
+    if as_json:
+        return print_json({"removed": str(removed)})
+    click.echo(f"removed {removed}")
+    return None
+
+
+def _confirm_removal(name: str, chosen: list[Path], is_one: bool) -> None:
+    """Ask before the removal. Raises OptionError without a terminal."""
+    if not terminal.can_ask():
+        raise OptionError(f"datastore {name}: give --yes to delete it without a question")
+    held = []
+    for directory in chosen:
+        try:
+            row = info_of(directory)
+            held.append(f"{row['vocabulary']['name']}: {row['tokens']:,} tokens, {in_bytes(row['bytes'])}")
+        except DatastoreError:
+            held.append("damaged")
+    what = f"what datastore {name} has for one vocabulary" if is_one else f"datastore {name}"
+    terminal.ask_or_leave(f"Delete {what} ({'; '.join(held) or 'nothing complete'})?")
