@@ -56,8 +56,7 @@ bench: $(TOOLS)  ## the figures of the README and docs/LOG.md (half an hour)
 	$(BIN)/rest-local bench lookup --model models/demo.gguf --cold --json
 
 docs: $(TOOLS)  ## write docs/CLI.md and the manual pages, and the documentation as a site into build/site
-	$(BIN)/python -m rest_local.cli.reference > docs/CLI.md
-	$(BIN)/python -m rest_local.cli.reference --man docs/man
+	$(BIN)/python scripts/reference.py
 	$(SITE)
 
 dist: $(TOOLS)  ## build sdist and wheel into dist/ and test both; FULL=1 installs all libraries anew

@@ -1,4 +1,4 @@
-"""The command group: exit codes, one-line errors, closed outputs, interrupts, and the reference that cannot drift."""
+"""The command group: exit codes, one-line errors, closed outputs, and interrupts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pytest
 
 import rest_local
 from rest_local.cli.main import COMMANDS, cli
-from rest_local.cli.reference import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 Call = Callable[..., Any]
@@ -107,21 +106,6 @@ def test_a_group_without_a_command_shows_its_help(call: Call, group: str) -> Non
     assert done.code == 2
     assert done.err.startswith(f"Usage: rest-local {group} ")
     assert "Commands:" in done.err
-
-
-def test_reference_is_what_the_commands_say() -> None:
-    written = (ROOT / "docs" / "CLI.md").read_text(encoding="utf-8")
-    assert written == reference(), "run `make docs`"
-
-
-def test_every_row_of_the_reference_has_three_cells() -> None:
-    rows = [line for line in reference().splitlines() if line.startswith("| `-")]
-    assert len(rows) > 100
-    assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {5}, "a bar in an option's text ends a cell"
-
-
-def test_every_option_explains_itself() -> None:
-    assert "|  |\n" not in reference()
 
 
 def test_commands_are_loaded_by_name_only() -> None:

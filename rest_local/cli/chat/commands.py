@@ -254,7 +254,7 @@ def _datastore(talk: Talk, argument: str) -> None:
 
 
 def _add_datastore(talk: Talk, name: str) -> None:
-    """Draft from one more. What cannot be opened is as for -d (`cli.missing`). Raises DatastoreError, OptionError."""
+    """Draft from one more. What cannot be opened is as for -d (`cli.opening`). Raises DatastoreError, OptionError."""
     from rest_local.decoding.core import open_datastores
     from rest_local.retrieval.home import datastore_path
 
