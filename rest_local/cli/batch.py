@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from rest_local.cli import inputs, interrupt, opening, options, terminal
 from rest_local.cli.sections import SectionedCommand
-from rest_local.cli.terminal import without_messages_of_ray
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import OptionError, RestLocalError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rest_local.batch.worker import JobAnswer
 
 STANDARD = Path("-")
-Command = Callable[..., None]
+LINE_S = 60.0  # between two lines about the progress, where there is no bar
 
 
 def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) -> Shard | None:
@@ -33,54 +33,6 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
     from rest_local.batch.jobs import Shard
 
     return Shard.parse(value)
-
-
-def _cluster_options(command: Command) -> Command:
-    """`--ray` and what a replica gets, as the argument `cluster`."""
-
-    @click.option(
-        "--ray",
-        metavar="ADDRESS",
-        help="Run on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local` for "
-        "replicas on this machine, such as one for each GPU. Needs rest-local[ray].",
-    )
-    @click.option(
-        "--replicas",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="With --ray: N replicas of the model. Default: as many as the nodes have room for.",
-    )
-    @click.option(
-        "--replica-cpus",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="With --ray: N CPUs for a replica. Default: -t; without it 1 with a GPU, else those of the smallest node.",
-    )
-    @click.option(
-        "--replica-gpus",
-        type=click.FloatRange(min=0),
-        metavar="X",
-        help="With --ray: X GPUs for a replica, also a part of one. Default: 1 where the cluster has GPUs.",
-    )
-    @functools.wraps(command)
-    def gathered(
-        *args: Any,
-        ray: str | None,
-        replicas: int | None,
-        replica_cpus: int | None,
-        replica_gpus: float | None,
-        **values: Any,
-    ) -> None:
-        cluster = None
-        if ray is not None:
-            from rest_local.batch.cluster import Cluster
-
-            cluster = Cluster(ray, replicas, replica_cpus, replica_gpus)
-        elif (replicas, replica_cpus, replica_gpus) != (None, None, None):
-            raise click.UsageError("--replicas, --replica-cpus and --replica-gpus need --ray")
-        command(*args, cluster=cluster, **values)
-
-    return gathered
 
 
 @click.command(cls=SectionedCommand)
@@ -117,7 +69,30 @@ def _cluster_options(command: Command) -> Command:
 )
 @options.engine_options
 @options.history_option
-@_cluster_options
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    help="Run on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local` for "
+    "replicas on this machine, such as one for each GPU. Needs rest-local[ray].",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --ray: N replicas of the model. Default: as many as the nodes have room for.",
+)
+@click.option(
+    "--replica-cpus",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --ray: N CPUs for a replica. Default: -t; without it 1 with a GPU, else those of the smallest node.",
+)
+@click.option(
+    "--replica-gpus",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    help="With --ray: X GPUs for a replica, also a part of one. Default: 1 where the cluster has GPUs.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON; needs -o.")
 def batch(
     requests: Path,
@@ -126,7 +101,10 @@ def batch(
     shard: Shard | None,
     tokens: int | None,
     config: EngineConfig,
-    cluster: Cluster | None,
+    ray: str | None,
+    replicas: int | None,
+    replica_cpus: int | None,
+    replica_gpus: float | None,
     as_json: bool,
 ) -> None:
     """Answer the requests in INPUT (- for the standard input), many at a time.
@@ -139,29 +117,47 @@ def batch(
 
     With --ray the requests are answered on a Ray cluster, by as many replicas of the model as it has room for.
     """
-    from rest_local.batch.jobs import in_order
+    from rest_local.batch.jobs import in_order, read_jobs, read_stream
     from rest_local.batch.output import Output, Summary, run
-    from rest_local.cli.progress import shown
 
+    cluster = None
+    if ray is not None:
+        from rest_local.batch.cluster import Cluster
+
+        cluster = Cluster(ray, replicas, replica_cpus, replica_gpus)
+    elif (replicas, replica_cpus, replica_gpus) != (None, None, None):
+        raise click.UsageError("--replicas, --replica-cpus and --replica-gpus need --ray")
     _check_paths(requests, output, as_json)
-    jobs = _read(requests, shard)
+    jobs = read_stream(sys.stdin.buffer, "-", shard) if requests == STANDARD else read_jobs(requests, shard)
     with Output(output, jobs, inputs.model_name(config.model), replace=replace) as out:
         summary = Summary(len(jobs), len(out.done.names), failed_before=out.done.failed)
         left = in_order([job for job in jobs if job.custom_id not in out.done.names])
-        in_terminal = output == STANDARD and sys.stdout.isatty()
         try:
             with (
                 interrupt.terminable(),
-                without_messages_of_ray() if cluster else nullcontext(),
-                shown(summary, in_terminal=in_terminal) as report,
+                terminal.without_messages_of_ray() if cluster else nullcontext(),
+                _progress(hidden=output == STANDARD and sys.stdout.isatty()) as report,
                 _answering(config, left, tokens, cluster) as answers,
             ):
                 run(answers, out, summary, report)
         except KeyboardInterrupt as error:
             how = "terminated" if isinstance(error, interrupt.Terminated) else "interrupted"
-            click.echo(f"rest-local: {how}; {_way_on(summary, output)}", err=True)
+            done = f"{summary.total - summary.left} of {summary.total} requests are answered"
+            way_on = "; with -o FILE, the same command goes on from there"
+            if output != STANDARD:
+                way_on = f" in {output}; the same command goes on from there"
+            click.echo(f"rest-local: {how}; {done}{way_on}", err=True)
             raise
-    _finish(summary, output, as_json)
+    if as_json:
+        terminal.print_json(summary.to_dict())
+    else:
+        click.echo(f"rest-local: {_sentence(summary)}", err=True)
+    if summary.all_failed:
+        where = "" if output == STANDARD else f" in {output}"
+        raise RestLocalError(
+            f"{summary.all_failed} of {summary.total} requests have an error in place of an answer; "
+            f"their lines{where} say why"
+        )
 
 
 @contextmanager
@@ -176,29 +172,17 @@ def _answering(
     if not good:
         yield iter(failed)
     elif cluster is not None:
-        found = cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=terminal.warn)
-        with closing(_joined(failed, found)) as answers:
-            yield answers
+        with closing(
+            cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=terminal.warn)
+        ) as answers:
+            yield chain(failed, answers)
     else:
         with (
             opening.open_engine(fitted(config, good, tokens)) as engine,
             Worker(engine, max_tokens=tokens) as worker,
-            closing(_joined(failed, worker.answers(good))) as answers,
+            closing(worker.answers(good)) as answers,
         ):
-            yield answers
-
-
-def _joined(first: Iterable[JobAnswer], second: Iterator[JobAnswer]) -> Generator[JobAnswer, None, None]:
-    yield from first
-    yield from second
-
-
-def _read(path: Path, shard: Shard | None) -> list[Job]:
-    from rest_local.batch.jobs import read_jobs, read_stream
-
-    if path != STANDARD:
-        return read_jobs(path, shard)
-    return read_stream(sys.stdin.buffer, "-", shard)
+            yield chain(failed, answers)
 
 
 def _check_paths(requests: Path, output: Path, as_json: bool) -> None:
@@ -211,27 +195,33 @@ def _check_paths(requests: Path, output: Path, as_json: bool) -> None:
         raise OptionError(f"output {output}: is a directory; give a file")
 
 
-def _way_on(summary: Summary, output: Path) -> str:
-    done = summary.total - summary.left
-    if output == STANDARD:
-        return f"{done} of {summary.total} requests are answered; with -o FILE, the same command goes on from there"
-    return f"{done} of {summary.total} requests are answered in {output}; the same command goes on from there"
+@contextmanager
+def _progress(hidden: bool) -> Iterator[Callable[[Summary], None]]:
+    """What shows the progress: a bar at a terminal, a line now and then elsewhere. `hidden`: the answers go to the
+    terminal themselves, where a bar would be drawn between them.
+    """
+    last = time.monotonic()
+    with terminal.Bar(quiet=hidden) as bar:
+
+        def report(summary: Summary) -> None:
+            nonlocal last
+            done = summary.total - summary.left
+            bar.show("", done, summary.total, f"{done}/{summary.total}, {_rates(summary)}")
+            if bar.hidden and summary.left and time.monotonic() - last >= LINE_S:
+                last = time.monotonic()
+                click.echo(f"rest-local: {done} of {summary.total} requests, {_rates(summary)}", err=True)
+
+        yield report
 
 
-def _finish(summary: Summary, output: Path, as_json: bool) -> None:
-    """Print the summary. Raises RestLocalError where requests have errors."""
-    if as_json:
-        import json
-
-        click.echo(json.dumps(summary.to_dict()))
-    else:
-        click.echo(f"rest-local: {_sentence(summary)}", err=True)
+def _rates(summary: Summary) -> str:
+    """Tokens per second, the share of drafted tokens, and the time left."""
+    parts = [f"{summary.tokens_per_second:.0f} tokens/s", f"{summary.drafted_share:.0%} drafted"]
+    if summary.seconds_left is not None and summary.left:
+        parts.append(f"{terminal.duration(summary.seconds_left)} left")
     if summary.all_failed:
-        where = "" if output == STANDARD else f" in {output}"
-        raise RestLocalError(
-            f"{summary.all_failed} of {summary.total} requests have an error in place of an answer; "
-            f"their lines{where} say why"
-        )
+        parts.append(f"{summary.all_failed} failed")
+    return ", ".join(parts)
 
 
 def _sentence(summary: Summary) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from rest_local.cli import completion, indexer, inputs, opening, options
 from rest_local.cli import indexer as live_options
 from rest_local.cli.indexer import Live
 from rest_local.cli.sections import SectionedCommand
-from rest_local.cli.terminal import counted, fail, say, warn
+from rest_local.cli.terminal import Bar, counted, fail, say, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile, lines_of, write_whole
 from rest_local.errors import EditRefused, InputInvalid, ModelError, PromptTooLong, RestLocalError, printable
@@ -30,7 +30,7 @@ from rest_local.llama.options import LARGEST_DEFAULT
 from rest_local.llama.sampling import Sampling
 
 if TYPE_CHECKING:
-    from rest_local.decoding.engine import Engine, Piece, Result
+    from rest_local.decoding.engine import Engine, Result
 
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -334,10 +334,12 @@ class Edits:
         from rest_local.editing.edit import begin, changed
 
         file, limit = change.file, self.engine.n_ctx if self.tokens < 0 else self.tokens
-        with _progress(file, hidden=self.quiet or self.as_json) as advance:
+        characters = tokens = 0
+        with Bar(quiet=self.quiet or self.as_json) as bar:
             stream = begin(self.engine, file, self.instruction, max_tokens=limit, sampling=self.sampling)
             for piece in stream:
-                advance(piece)
+                characters, tokens = characters + len(piece.text), tokens + len(piece.tokens)
+                bar.show(printable(file.path.name), characters, max(len(file.text), 1), f"{tokens} tokens")
         change.result = stream.result
         change.speedup = stream.result.speedup
         change.content = changed(file, stream)
@@ -445,31 +447,3 @@ def _interrupts_off() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _progress(file: TextFile, *, hidden: bool) -> Iterator[Callable[[Piece], None]]:
-    """Yield what takes the pieces of an answer: at a terminal a bar, which is gone at the end."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-    from rich.table import Column
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[tokens]} tokens"),
-    )
-    hidden = hidden or not console.is_terminal or console.is_dumb_terminal
-    with Progress(*columns, console=console, transient=True, expand=True, disable=hidden) as progress:
-        task = progress.add_task(escape(printable(str(file.path))), total=None, tokens=0)
-        count = 0
-
-        def advance(piece: Piece) -> None:
-            nonlocal count
-            count += len(piece.tokens)
-            progress.update(task, total=max(len(file.text), 1), advance=len(piece.text), tokens=count)
-
-        yield advance

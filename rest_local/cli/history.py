@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +12,7 @@ import click
 from rest_local.cli import completion
 from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
-from rest_local.cli.terminal import counted
+from rest_local.cli.terminal import columns, confirm, counted, print_json
 
 if TYPE_CHECKING:
     from rest_local.retrieval.histories import HistoryEntry
@@ -40,12 +38,12 @@ def list_(as_json: bool) -> None:
 
     found = list_histories()
     if as_json:
-        click.echo(json.dumps({"home": str(history_home()), "histories": [asdict(listed) for listed in found]}))
-        return
-    for listed in found:
-        click.echo(_line(listed))
+        return print_json({"home": str(history_home()), "histories": [asdict(listed) for listed in found]})
+    for line in columns([_row(listed) for listed in found], right=(1, 2, 3)):
+        click.echo(line)
     if not found:
         click.echo(f"no answers are kept in {history_home()}")
+    return None
 
 
 @history.command()
@@ -64,6 +62,7 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
 
     A server that runs writes again what it has in memory: end it first.
     """
+    from rest_local.decoding.core import acceptance_path
     from rest_local.retrieval.histories import forget_history, list_histories
 
     if (name is not None) + everything > 1 or not (name is not None or everything or prompts):
@@ -80,25 +79,23 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
         for each in names:
             forget_history(each)
             forgotten.append(each)
-            _forget_acceptance(each)
+            acceptance_path(each).unlink(missing_ok=True)
             if not as_json:
                 click.echo(f"forgotten: {each}")
     finally:  # what is gone is said also where the next one cannot be deleted
         if as_json:
-            click.echo(json.dumps({"forgotten": forgotten} | ({"prompts": True} if prompts else {})))
+            print_json({"forgotten": forgotten} | ({"prompts": True} if prompts else {}))
     if not names and not prompts and not as_json:
         click.echo("no answers are kept")
 
 
 def _ask(names: list[str], prompts: bool) -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError("--yes forgets without asking, which a pipe cannot answer")
     what = [f"the answers of {names[0] if len(names) == 1 else f'{len(names)} histories'}"] if names else []
     if prompts:
         from rest_local.cli.chat.conversation import session_names
 
         what.append(f"{len(session_names())} saved chats, typed lines and all KV cells")
-    click.confirm(f"Delete {', and '.join(what)}?", abort=True, err=True)
+    confirm(f"Delete {', and '.join(what)}?", "--yes forgets without asking, which a pipe cannot answer")
 
 
 def keeps_answers_or_prompts() -> bool:
@@ -135,19 +132,9 @@ def _forget_prompts() -> None:
     sweep()
 
 
-def _forget_acceptance(name: str) -> None:
-    from rest_local.decoding.core import acceptance_path
-
-    acceptance_path(name).unlink(missing_ok=True)
-
-
-def _line(listed: HistoryEntry) -> str:
-    from rest_local.errors import printable
-
-    parts = [f"{listed.name:<40}"]
-    if listed.last_use:
-        parts.append(
-            f"{counted(listed.answers, 'answer'):>15} {listed.tokens:>11,} tokens {listed.bytes / 1e6:>8.1f} MB"
-        )
-        parts.append(f"{listed.last_use[:16].replace('T', ' ')}  {printable(listed.model)}")
-    return "  ".join([*parts, printable(listed.error)]).rstrip()
+def _row(listed: HistoryEntry) -> tuple[str, ...]:
+    if not listed.last_use:
+        return listed.name, listed.error
+    size = f"{listed.bytes / 1e6:.1f} MB"
+    about = "  ".join(filter(None, (listed.last_use[:16].replace("T", " "), listed.model, listed.error)))
+    return listed.name, counted(listed.answers, "answer"), f"{listed.tokens:,} tokens", size, about

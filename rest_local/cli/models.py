@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +15,7 @@ import click
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion
 from rest_local.cli.options import json_option
+from rest_local.cli.terminal import Bar, columns, confirm, print_json
 from rest_local.errors import HubError, ModelNotFound, ModelNotHere, OptionError, printable
 
 if TYPE_CHECKING:
@@ -25,10 +23,8 @@ if TYPE_CHECKING:
     from rest_local.catalog.hub import Choice, Hub, Repository
 
 HEADINGS = ("NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING")
-TO_THE_RIGHT = (0, 2, 4)  # of the columns after the name
-GAP = "  "
 SHORT, LAST = 16, 12  # columns of a narrow terminal: for names in the same line, for DRAFTING at least
-PATIENCE_S = 1.0
+PATIENCE_S = 1.0  # before a bar is drawn
 DRAFTING = {"tree": "trees", "chain": "chains", "none": "no"}
 
 
@@ -44,11 +40,16 @@ def models(as_json: bool) -> None:
     """
     from rest_local.catalog.describe import list_models
 
-    with _counter(as_json) as advance:
-        found = list_models(progress=advance)
-    if as_json:
-        click.echo(json.dumps([_fields(facts) for facts in found], ensure_ascii=False))
-        return
+    with Bar(as_json) as bar:
+
+        def progress(done: int, total: int) -> None:
+            if bar.seconds > PATIENCE_S:
+                bar.show("reading models", done, total)
+
+        found = list_models(progress=progress)
+    if as_json:  # the facts, with those of the header among them
+        rows = [{**asdict(facts), **asdict(facts.header)} for facts in found]
+        return print_json([{key: row[key] for key in row if key not in ("header", "kind")} for row in rows])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in table([row_of(facts) for facts in found], width):
         click.echo(line)
@@ -56,19 +57,11 @@ def models(as_json: bool) -> None:
         from rest_local.cli.opening import suggestion
 
         click.echo(f"Only the demo model is here. Get another: rest-local pull {suggestion()}", err=True)
-
-
-def _fields(facts: ModelFacts) -> dict[str, object]:
-    """The object of --json: the facts, with those of the header among them."""
-    fields = asdict(facts)
-    header = fields.pop("header")
-    header.pop("kind")
-    return {**fields, **header}
+    return None
 
 
 def row_of(facts: ModelFacts) -> tuple[str, ...]:
     """The columns of one model. A damaged one has its error in the place of all but the name."""
-    from rest_local.catalog.quantization import in_bytes
     from rest_local.catalog.stores import DEMO
 
     if facts.error:
@@ -94,46 +87,17 @@ def table(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
     lines, and a long name has a line of its own.
     """
     every = [HEADINGS, *rows]
-    names = max(len(row[0]) for row in every)
-    details = _aligned([row[1:] for row in every])
-    if width is not None:
-        begin, end = (max(len(row[at]) for row in details if row[0]) for at in (0, 1))
-        room = width - len(GAP) - begin
-        names = min(names, max(room - end, min(SHORT, room - LAST), 0))
-    for row, (begins, ends) in zip(every, details, strict=True):
-        indent = names + len(GAP) + len(begins)
-        lines = [ends] if width is None else textwrap.wrap(ends, max(width - indent, LAST))
+    names, details = max(len(row[0]) for row in every), [*columns([row[1:] for row in every], right=(0, 2, 4))]
+    begins = [len(line) - len(row[-1]) for row, line in zip(every, details, strict=True)]
+    if width is not None and names + 2 + max(map(len, details)) > width:
+        names = max(min(names, SHORT, width - 2 - max(begins) - LAST), 0)
+    for row, line, begin in zip(every, details, begins, strict=True):
+        indent = names + 2 + begin
+        ends = [row[-1]] if width is None else textwrap.wrap(row[-1], max(width - indent, LAST))
         if len(row[0]) > names:
             yield row[0]
-        yield f"{row[0] if len(row[0]) <= names else '':<{names}}{GAP}{begins}{lines[0]}"
-        yield from (" " * indent + line for line in lines[1:])
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
-    """The columns after the name: all but the last in one text, aligned, and the last. A row of one has no others."""
-    whole = [row for row in rows if len(row) > 1]
-    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
-    return [("".join(_cell(at, row[at], widths[at]) + GAP for at in range(len(row) - 1)), row[-1]) for row in rows]
-
-
-def _cell(at: int, text: str, width: int) -> str:
-    return f"{text:>{width}}" if at in TO_THE_RIGHT else f"{text:<{width}}"
-
-
-@contextmanager
-def _counter(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """What shows how many files were looked at, on stderr at a terminal, from the second second on."""
-    began, shown = time.monotonic(), not quiet and sys.stderr.isatty()
-
-    def advance(done: int, total: int) -> None:
-        if shown and time.monotonic() - began > PATIENCE_S:
-            click.echo(f"\rreading {done} of {total} models", nl=False, err=True)
-
-    try:
-        yield advance
-    finally:
-        if shown and time.monotonic() - began > PATIENCE_S:
-            click.echo(f"\r{'':40}\r", nl=False, err=True)
+        yield f"{row[0] if len(row[0]) <= names else '':<{names}}  {line[:begin]}{ends[0]}"
+        yield from (" " * indent + end for end in ends[1:])
 
 
 @click.command()
@@ -150,6 +114,7 @@ def pull(name: str, list_: bool, as_json: bool) -> None:
     The files go to the cache of huggingface_hub, which other programs share. HF_TOKEN, HF_HOME, HF_ENDPOINT and
     HF_HUB_OFFLINE have their usual meaning.
     """
+    from rest_local.catalog.find import find_model
     from rest_local.catalog.hub import Hub, parsed
 
     hub, wanted = Hub(), parsed(name)
@@ -157,8 +122,12 @@ def pull(name: str, list_: bool, as_json: bool) -> None:
         return _list(hub, hub.repository(wanted.repo), as_json)
     try:
         repository = hub.repository(wanted.repo)
-    except HubError as error:
-        path = _here_already(name, error)
+    except HubError as error:  # it may be on the disk
+        try:
+            path = find_model(name).path
+        except ModelNotFound:
+            raise error from None
+        click.echo(f"{name} is on the disk already; {error.cause}", err=True)
         return _done(name, path, 0, as_json)
     choice, why = repository.choose(wanted.label)
     size = hub.missing(repository, choice)
@@ -166,18 +135,6 @@ def pull(name: str, list_: bool, as_json: bool) -> None:
         _announce(repository, choice, why, size)
     path = download(hub, repository, choice, quiet=as_json)
     return _done(f"{wanted.repo}:{choice.label}", path, size, as_json)
-
-
-def _here_already(name: str, error: HubError) -> Path:
-    """The file of that name on the disk, where the hub cannot be asked; else the error."""
-    from rest_local.catalog.find import find_model
-
-    try:
-        path = find_model(name).path
-    except ModelNotFound:
-        raise error from None
-    click.echo(f"{name} is on the disk already; {error.cause}", err=True)
-    return path
 
 
 def _announce(repository: Repository, choice: Choice, why: str, size: int) -> None:
@@ -196,32 +153,35 @@ def _announce(repository: Repository, choice: Choice, why: str, size: int) -> No
 
 def _done(name: str, path: Path, size: int, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"name": name, "path": str(path), "downloaded": size}))
-        return
+        return print_json({"name": name, "path": str(path), "downloaded": size})
     from rest_local.catalog.projectors import is_projector_file
 
     click.echo(str(path))
     if sys.stderr.isatty() and not is_projector_file(path.name):
         click.echo(f"Use it: rest-local chat -m {name}", err=True)
+    return None
 
 
 def _list(hub: Hub, repository: Repository, as_json: bool) -> None:
-    rows = [
-        {
-            "name": f"{repository.name}:{choice.label}",
-            "bytes": choice.size,
-            "files": [file.name for file in choice.files],
-            "missing": hub.missing(repository, choice),
-        }
-        for choice in repository.choices
-    ]
+    missing = {choice.label: hub.missing(repository, choice) for choice in repository.choices}
     if as_json:
-        click.echo(json.dumps(rows))
-        return
-    width = max(len(choice.label) for choice in repository.choices)
-    for choice, row in zip(repository.choices, rows, strict=True):
-        here = "" if row["missing"] == choice.size else "  partly here" if row["missing"] else "  here"
-        click.echo(f"{choice.label:<{width}}  {in_bytes(choice.size):>8}  {choice.files[0].name}{here}")
+        return print_json(
+            [
+                {
+                    "name": f"{repository.name}:{choice.label}",
+                    "bytes": choice.size,
+                    "files": [file.name for file in choice.files],
+                    "missing": missing[choice.label],
+                }
+                for choice in repository.choices
+            ]
+        )
+    rows = []
+    for choice in repository.choices:
+        left = missing[choice.label]
+        here = "" if left == choice.size else "  partly here" if left else "  here"
+        rows.append((choice.label, in_bytes(choice.size), f"{choice.files[0].name}{here}"))
+    return click.echo("\n".join(columns(rows, right=(1,))))
 
 
 def offer(error: ModelNotHere) -> Path:
@@ -241,33 +201,22 @@ def offer(error: ModelNotHere) -> Path:
 def download(hub: Hub, repository: Repository, choice: Choice, quiet: bool = False) -> Path:
     """Download with a bar on stderr where that is a terminal. After Ctrl-C it says that nothing is lost."""
     try:
-        with _bar(quiet) as (progress, notice):
+        with Bar(quiet) as bar:
+
+            def progress(done: int, total: int) -> None:
+                text = "checking" if done == total else "downloading"
+                bar.show(text, done, total, f"{in_bytes(done)} of {in_bytes(total)}")
+
+            def notice(text: str) -> None:
+                if not quiet:
+                    bar.say(f"rest-local: {text}")
+
             return hub.download(repository, choice, progress, notice)
     except KeyboardInterrupt:
         left = hub.missing(repository, choice)
         kept = f"{in_bytes(choice.size - left)} of {in_bytes(choice.size)} are kept"
         click.echo(f"rest-local: {kept}; the same command goes on there", err=True)
         raise
-
-
-@contextmanager
-def _bar(quiet: bool) -> Iterator[tuple[Callable[[int, int], None], Callable[[str], None]]]:
-    """What moves the bar, and what shows a line above it. Nothing moves where stderr is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True))
-    with Progress(
-        TextColumn("{task.description}"), *columns, console=console, transient=True,
-        disable=quiet or not console.is_terminal,
-    ) as bar:  # fmt: skip
-        task = bar.add_task("", total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, description="checking" if done == total else "")
-
-        yield progress, lambda text: None if quiet else bar.console.print(f"rest-local: {text}", markup=False)
 
 
 @click.command()
@@ -281,7 +230,6 @@ def rm(name: str, yes: bool, as_json: bool) -> None:
     files in the cache of huggingface_hub keeps them.
     """
     from rest_local.catalog.find import matching
-    from rest_local.catalog.quantization import in_bytes
     from rest_local.catalog.removal import removal_of
     from rest_local.catalog.stores import stored_models
 
@@ -296,11 +244,8 @@ def rm(name: str, yes: bool, as_json: bool) -> None:
     removal = removal_of(model)
     size = in_bytes(removal.bytes)
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("--yes deletes without asking, which a pipe cannot answer")
-        click.confirm(f"Delete {model.name} ({size})?", abort=True, err=True)
+        confirm(f"Delete {model.name} ({size})?", "--yes deletes without asking, which a pipe cannot answer")
     removal.run()
     if as_json:
-        click.echo(json.dumps({"removed": model.name, "bytes": removal.bytes}))
-    else:
-        click.echo(f"removed {model.name}, {size}")
+        return print_json({"removed": model.name, "bytes": removal.bytes})
+    return click.echo(f"removed {model.name}, {size}")

@@ -30,8 +30,7 @@ import click
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import inputs, terminal
 from rest_local.cli.indexer import ASLEEP, Live
-from rest_local.cli.progress import duration
-from rest_local.cli.terminal import say, warn
+from rest_local.cli.terminal import duration, say, warn
 from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
 from rest_local.errors import (
     DatastoreCorrupt,
@@ -210,7 +209,7 @@ def _build(name: str | Path, model: Model, sources: list[Source]) -> bool:
     from rest_local.decoding.transcripts import turn_renderer
     from rest_local.retrieval.building.indexing import build_from_sources
 
-    with terminal.progress(False, lambda: sum(source.measure()[1] for source in sources)) as progress:
+    with terminal.build_bar(False, sources) as progress:
         made = {"model": str(model.path.absolute())}
         render = turn_renderer(model, sources)
         build_from_sources(

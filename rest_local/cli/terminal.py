@@ -6,23 +6,28 @@ place. What a message quotes may come from a file, so control characters do not 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import textwrap
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from rest_local.errors import RestLocalError, in_options, printable
+from rest_local.errors import OptionError, RestLocalError, in_options, printable
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
     from rest_local.decoding.engine import Engine, Result
     from rest_local.retrieval.building.build import Progress
+    from rest_local.retrieval.sources.source import Source
 
 
 def warn(message: str) -> None:
@@ -33,6 +38,14 @@ def warn(message: str) -> None:
 def counted(number: int, what: str) -> str:
     """Such as "1 answer" or "1,234 answers"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Such as `45 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def fail(error: RestLocalError, more: str = "") -> str:
@@ -71,48 +84,100 @@ def ask(question: str, default: bool) -> bool:
     return click.confirm(fitted(printable(question), sys.stderr), default=default, err=True)
 
 
-def ask_or_leave(question: str) -> None:
-    """Ask before something is replaced or deleted. "No" ends the command with exit code 1."""
+def confirm(question: str, without: str = "") -> None:
+    """Ask before something is replaced or deleted. "No" ends the command with exit code 1. Where nobody can be asked,
+    raises OptionError with the text of `without`.
+    """
+    if without and not can_ask():
+        raise OptionError(without)
     if not ask(question, default=False):
         click.echo("nothing was changed", err=True)
         raise click.exceptions.Exit(1)
 
 
-@contextmanager
-def progress(quiet: bool, total: Callable[[], int]) -> Iterator[Progress]:
-    """A bar on stderr while an index is built: share of the bytes, tokens, tokens/s, time left. Without a terminal or
-    with `quiet` it shows nothing. total: the bytes to read; called only for a bar.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+def print_json(fields: Any) -> None:
+    """One line of JSON, in ASCII: names of files may hold anything."""
+    click.echo(json.dumps(fields))
 
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal or console.is_dumb_terminal:
-        yield lambda what, amount: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[tokens]}"),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=console, transient=True, expand=True) as bar:
-        task = bar.add_task("listing files", total=max(total(), 1), tokens="")
-        tokens = 0
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
+    """The rows as lines whose columns are aligned, those of the numbers in `right` at the right. The last column of a
+    row is as long as it is.
+    """
+    widths: dict[int, int] = {}
+    for row in rows:
+        for at, cell in enumerate(row[:-1]):
+            widths[at] = max(widths.get(at, 0), len(cell))
+    for row in rows:
+        cells = [
+            f"{cell:>{widths[at]}}" if at in right else f"{cell:<{widths[at]}}" for at, cell in enumerate(row[:-1])
+        ]
+        yield printable("  ".join([*cells, row[-1]]))
+
+
+class Bar:
+    """A progress bar on stderr: a text, the share, a note, and the time left. It is drawn from the first `show` on, so
+    that questions can be asked before, and erased at the end. Nothing is drawn with `quiet`, and where stderr is no
+    terminal that can move its cursor.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.hidden = quiet or not sys.stderr.isatty() or os.environ.get("TERM") in ("dumb", "unknown")
+        self._begun = time.monotonic()
+        self._bar: RichProgress | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The time since it was made."""
+        return time.monotonic() - self._begun
+
+    def show(self, text: str, done: float, total: float | None, note: str = "") -> None:
+        """Draw it. `total`: None where it is not known."""
+        if self.hidden:
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+            texts = [TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]")]
+            parts = (texts[0], BarColumn(bar_width=None), TaskProgressColumn(), texts[1], TimeRemainingColumn(True))
+            self._bar = Progress(*parts, console=Console(stderr=True), transient=True, expand=True)
+            self._bar.add_task("", total=None, note="")
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], description=text, completed=done, total=total, note=note)
+
+    def say(self, text: str) -> None:
+        """A line on stderr, above the bar."""
+        if self._bar is None:
+            say(text)
+        else:
+            self._bar.console.print(printable(text), markup=False)
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def build_bar(quiet: bool, sources: Sequence[Source] = ()) -> Iterator[Progress]:
+    """A bar while an index is built from these sources: the share of their bytes, tokens, tokens a second. The sources
+    are measured for a bar only.
+    """
+    with Bar(quiet) as bar:
+        if bar.hidden:
+            yield lambda what, amount: None
+            return
+        total, counts = max(sum(source.measure()[1] for source in sources), 1), Counter[str]()
+        bar.show("listing files", 0, total)
 
         def advance(what: str, amount: int) -> None:
-            nonlocal tokens
-            shown = bar.tasks[task]
-            if what == "read":
-                bar.update(task, advance=amount, description="tokenizing")
-            elif what == "tokenized":
-                tokens += amount
-                rate = f", {tokens / shown.elapsed:,.0f}/s" if shown.elapsed else ""
-                bar.update(task, tokens=f"{tokens:,} tokens{rate}")
-            if shown.finished:  # everything was read, and is sorted and written now
-                bar.update(task, description="sorting")
+            counts[what] += amount
+            rate = f", {counts['tokenized'] / bar.seconds:,.0f}/s" if bar.seconds else ""
+            text = "tokenizing" if counts["read"] < total else "sorting"  # and writing, once all is read
+            bar.show(text, counts["read"], total, f"{counts['tokenized']:,} tokens{rate}")
 
         yield advance
 

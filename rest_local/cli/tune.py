@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import opening, options
+from rest_local.cli import opening, options, terminal
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import RestLocalError
@@ -32,21 +29,20 @@ def tune(config: EngineConfig, as_json: bool) -> None:
 
     with opening.open_engine(config) as engine:
         try:
-            with progress_bar() as advance:
-                measured = engine.tune(advance)
+            with terminal.Bar() as bar:
+                measured = engine.tune(lambda done, total: bar.show("measuring", done, total))
         except ValueError as error:
             raise RestLocalError(f"the costs of {engine.model.name} cannot be measured: {error}") from error
         engine.compare()
         facts = findings(measured, engine.calibration, engine.settings)
         contexts = measured.curve.contexts
     if as_json:
-        click.echo(json.dumps(facts, ensure_ascii=False))
-        return
+        return terminal.print_json(facts)
     for n_ctx in contexts:
         for line in explain(measured.curve, n_ctx):
             click.echo(line)
         click.echo()
-    click.echo(verdict(measured))
+    return click.echo(verdict(measured))
 
 
 def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,18 +70,3 @@ def verdict(measured: Measured) -> str:
         disturbed = f"other processes disturbed {100 * measured.busy:.0f}% of the batches"
         return f"These costs are provisional: {disturbed} ({noise}). Run this again when the machine does nothing else."
     return f"These costs are provisional ({noise}). They are refined while the model answers."
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("measuring"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(),
-        console=console, disable=not sys.stderr.isatty(), transient=True,
-    ) as bar:  # fmt: skip
-        task = bar.add_task("measuring", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -18,7 +18,7 @@ import pytest
 from support.batches import COMMAND, ENVIRONMENT, answers_of, kill_and_go_on, write_requests
 
 from rest_local.cli import opening
-from rest_local.cli.progress import duration
+from rest_local.cli.terminal import duration
 
 Call = Callable[..., Any]
 SMALL = ("-c", "256", "-t", "1", "--no-history")

@@ -399,7 +399,7 @@ def _build(
         cluster = means.cluster
         with (
             without_messages_of_ray() if cluster else nullcontext(),
-            terminal.progress(as_json, lambda: sum(source.measure()[1] for source in sources)) as progress,
+            terminal.build_bar(as_json, sources) as progress,
         ):
             built = build_from_sources(
                 name,
@@ -446,7 +446,7 @@ def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
     ):
         return False
     held = _about(found) if isinstance(found, Manifest) else f"damaged: {found}"
-    terminal.ask_or_leave(f"Datastore {name} exists ({held}). Replace it?")
+    terminal.confirm(f"Datastore {name} exists ({held}). Replace it?")
     return True
 
 

@@ -149,7 +149,7 @@ def _changed(target: _Target, change: Change, sources: Sequence[Source], as_json
         if vocabulary.hash != target.manifest.vocabulary.hash:
             raise _Stale(target.stale)
         render = renderer(target.model, sources)
-        with terminal.progress(as_json, lambda: sum(source.measure()[1] for source in sources)) as progress:
+        with terminal.build_bar(as_json, sources) as progress:
             updated = change(vocabulary, progress, render)
     return _row(updated, time.perf_counter() - began)
 
@@ -195,7 +195,7 @@ def merge(name: str, vocabulary: str | None, as_json: bool) -> None:
     for directory in indexes_of(name, vocabulary):
         before, began = read_manifest(directory), time.perf_counter()
         known = before.vocabulary.hash
-        with terminal.progress(as_json, lambda: 0) as progress:
+        with terminal.build_bar(as_json) as progress:
             after = merge(path_of(name), vocabulary_hash=known, everything=True, progress=progress) or before
         seconds = round(time.perf_counter() - began, 3)
         rows.append({"vocabulary": before.vocabulary.name, **_sizes(before, after), "seconds": seconds})
@@ -259,7 +259,7 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
         _confirm(name, yes)
     elif not yes and terminal.can_ask() and (found := sorted(set().union(*(one.names for one in meant.values())))):
         after = "" if once else f" Later updates leave {'it' if len(found) == 1 else 'them'} out as well."
-        terminal.ask_or_leave(f"Delete {_listed(found)} from datastore {name}?{after}")
+        terminal.confirm(f"Delete {_listed(found)} from datastore {name}?{after}")
     if len(emptied) == len(held):
         home.remove(path)
         return _say(name, _Done(sorted(every), removed=True), once, as_json)
@@ -352,7 +352,7 @@ def _confirm(name: str, yes: bool) -> None:
     what = f"datastore {name}: nothing would be left of it, or of what it has for a vocabulary"
     if not terminal.can_ask():
         raise OptionError(f"{what}; give --yes to delete it without a question")
-    terminal.ask_or_leave(f"{what}. Delete it?")
+    terminal.confirm(f"{what}. Delete it?")
 
 
 def _say(name: str, done: _Done, once: bool, as_json: bool) -> None:
@@ -418,4 +418,4 @@ def _confirm_removal(name: str, chosen: list[Path], is_one: bool) -> None:
         except DatastoreError:
             held.append("damaged")
     what = f"what datastore {name} has for one vocabulary" if is_one else f"datastore {name}"
-    terminal.ask_or_leave(f"Delete {what} ({'; '.join(held) or 'nothing complete'})?")
+    terminal.confirm(f"Delete {what} ({'; '.join(held) or 'nothing complete'})?")

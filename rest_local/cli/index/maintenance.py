@@ -99,7 +99,7 @@ def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[Plan]:
         what = "; ".join(_lost(planned) for planned in lossy)
         if not terminal.can_ask():
             raise OptionError(f"datastore {name}: give --yes to repair it without a question ({what})")
-        terminal.ask_or_leave(f"Repair datastore {name} ({what})?")
+        terminal.confirm(f"Repair datastore {name} ({what})?")
     for planned in plans:
         repair(planned)
     return plans
