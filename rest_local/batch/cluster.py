@@ -29,7 +29,7 @@ import socket
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ class Cluster:
         opened: Opened | None = None,
         max_tokens: int | None = None,
         warn: Callable[[str], None] = lambda _: None,
-    ) -> Iterator[JobAnswer]:
+    ) -> Generator[JobAnswer, None, None]:
         """The answers to all jobs, as they arrive. `opened`: opens the engine of a replica; `max_tokens`: as for
         `Worker`. What runs is stopped where the iterator is closed.
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -174,7 +174,7 @@ class Worker:
         self._embedder: Embedder | None = None
         self._scorer: Scorer | None = None
 
-    def answers(self, jobs: Iterable[Job]) -> Iterator[JobAnswer]:
+    def answers(self, jobs: Iterable[Job]) -> Generator[JobAnswer, None, None]:
         """The answers to all jobs, each as it ends. What runs is cancelled where the iterator is closed.
 
         Raises only what belongs to no job: KeyboardInterrupt, a fault of this program.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.mimo2 import convert, halves
-from rest_local.bench.prompts import held_out_modules, standard_library, well_known_modules
+from rest_local.bench.demo import held_out_modules, standard_library, well_known_modules
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 
