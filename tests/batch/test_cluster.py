@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,15 @@ import pytest
 from support.batches import COMMAND, ENVIRONMENT, answers_of, write_requests
 from support.ray_nodes import RayNodes, needs_ray
 
+from rest_local.batch import cluster
 from rest_local.batch.cluster import TRIES, Cluster, _share
 from rest_local.batch.jobs import read_jobs
 from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.results import Timings
 from rest_local.errors import ClusterFailed, OptionError
 
 EXACT = ("-c", "256", "-t", "1", "--no-history", "--exact")
-REQUESTS = 16
+REQUESTS = 12
 SECONDS = 300.0
 
 
@@ -156,43 +159,35 @@ def test_replicas_of_this_machine_alone_leave_nothing(tmp_path: Path) -> None:
     shutil.rmtree(folder)
 
 
-DEADLY = """
-import os, sys
-from pathlib import Path
-from types import SimpleNamespace
-from rest_local.batch.cluster import Cluster
-from rest_local.batch.jobs import read_jobs
-from rest_local.decoding.config import EngineConfig
-from rest_local.decoding.engine import Engine
+def test_a_request_that_ends_its_replica_is_answered_with_an_error(
+    requests: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are answered, and the batch ends. Ray loses the group of that request each time."""
+    sizes: list[int] = []
 
-def opened(config):
-    from rest_local.batch import worker
-    begin = worker.Worker._begin
-    def deadly(self, job, batch):
-        if job.custom_id == "r3":
-            os._exit(1)
-        return begin(self, job, batch)
-    worker.Worker._begin = deadly
-    return Engine(config)
+    def stream(groups: Any, share: Any, setup: Any, *, alone: bool) -> Iterator[Any]:
+        sizes.append(max(map(len, groups)))
+        for group in groups:
+            for job in group:
+                if job.custom_id == "r3":
+                    break  # what the replica had not answered of its group is lost
+                yield job.number, {"response": {"status_code": 200}}, Timings()
 
-if __name__ == "__main__":
-    cluster = Cluster(sys.argv[1], cpus=1)
-    for answer in cluster.answers(read_jobs(Path(sys.argv[2])), EngineConfig(threads=1, n_ctx=256), opened=opened):
-        print(answer.job.custom_id, answer.ok, answer.record["response"]["body"].get("error", {}).get("message"))
-"""
-
-
-@needs_ray
-def test_a_request_that_ends_its_replica_is_answered_with_an_error(nodes: RayNodes, tmp_path: Path) -> None:
-    """The others are answered, and the batch ends."""
-    source, script = write_requests(tmp_path / "in.jsonl", 8), tmp_path / "deadly.py"
-    script.write_text(DEADLY)
-    command = [sys.executable, str(script), nodes.address, str(source)]
-    done = subprocess.run(command, env=nodes.environment, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith("r"))  # Ray prints more
-    assert lines.pop("r3").startswith(f"False {TRIES} replicas ended while they answered this request")
-    assert lines == {f"r{number}": "True None" for number in range(8) if number != 3}
+    monkeypatch.setattr(cluster, "_stream", stream)
+    monkeypatch.setattr(cluster, "connected", lambda address: nullcontext())
+    monkeypatch.setattr(cluster, "_share", lambda *_: cluster._Share(1, 0, 1))
+    warnings: list[str] = []
+    jobs = read_jobs(requests)
+    answers = [*Cluster("auto").answers(jobs, EngineConfig(), warn=warnings.append)]
+    assert sorted(answer.job.number for answer in answers) == [job.number for job in jobs]
+    (lost,) = [answer for answer in answers if answer.job.error is None and not answer.ok]
+    assert lost.job.custom_id == "r3"
+    message = lost.record["response"]["body"]["error"]["message"]
+    assert message.startswith(f"{TRIES} replicas ended while they answered this request")
+    assert len(sizes) == TRIES
+    assert sizes == sorted(sizes, reverse=True), "lost jobs go in smaller groups"
+    assert sizes[-1] == 1
+    assert len(warnings) == TRIES
 
 
 def test_without_ray_the_error_names_the_extra(requests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +248,7 @@ LOST: dict[str, Any] = {"Alive": False, "Resources": {"CPU": 64.0}}
 
 
 @pytest.mark.parametrize(
-    ("nodes_up", "cluster", "config", "expected_share"),
+    ("nodes_up", "options", "config", "expected_share"),
     [
         ([node(CPU=8.0), node(CPU=16.0), LOST], {}, {}, (8, 0, 3)),  # those of the smallest node
         ([node(CPU=8.0), node(CPU=16.0)], {}, {"threads": 4}, (4, 0, 6)),
@@ -270,11 +265,11 @@ LOST: dict[str, Any] = {"Alive": False, "Resources": {"CPU": 64.0}}
 def test_a_replica_gets_its_share_of_the_nodes(
     monkeypatch: pytest.MonkeyPatch,
     nodes_up: list[dict[str, Any]],
-    cluster: dict[str, Any],
+    options: dict[str, Any],
     config: dict[str, Any],
     expected_share: tuple[int, float, int],
 ) -> None:
     """CPUs, GPUs and the number of replicas. Only what Ray says about its nodes is made up."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes_up))
-    share = _share(Cluster("auto", **cluster), EngineConfig(**config))
+    share = _share(Cluster("auto", **options), EngineConfig(**config))
     assert (share.cpus, share.gpus, share.count) == expected_share

@@ -221,7 +221,7 @@ def test_an_interrupt_keeps_the_answers_and_says_how_to_go_on(
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
 def test_killed_at_random_moments_it_goes_on(tmp_path: Path, name: str) -> None:
     """Nothing lost, nothing doubled; `tests/soak/soak_batch.py` does it 50 times."""
-    kill_and_go_on(tmp_path, name, kills=2, requests=60, random=random.Random(name))
+    kill_and_go_on(tmp_path, name, kills=1, requests=20, random=random.Random(name))
 
 
 def test_the_progress_at_a_terminal(requests: Path, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from rest_local.paths import demo_model
-
 ROOT = Path(__file__).resolve().parents[2]
 Ask = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
@@ -107,10 +105,3 @@ def test_ctrl_c_keeps_what_came_in_the_session(tiny_model: Callable[..., Path], 
     stored = json.loads((tmp_path / "sessions" / "work.json").read_text(encoding="utf-8"))
     assert stored["messages"][1]["content"].rstrip("\n") == (first + rest).decode("utf-8", "replace").rstrip("\n")
     assert (tmp_path / "sessions" / "work.cells").stat().st_size > 0
-
-
-def test_the_demo_model_with_a_template_chats(ask: Ask, tmp_path: Path) -> None:
-    (tmp_path / "x.jinja").write_text("{% for m in messages %}# {{ m.content }}\n{% endfor %}")
-    done = ask("--chat-template-file", str(tmp_path / "x.jinja"), "a function", model=demo_model())
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()

@@ -54,52 +54,28 @@ def answered(terminal: Terminal, answers: int = 1) -> str:
     return terminal.wait_for("tokens/s", answers)
 
 
-def test_a_question_is_answered_and_ctrl_d_leaves(chat: Open) -> None:
-    terminal = chat()
+def test_what_is_typed_and_pasted_is_one_message(chat: Open) -> None:
+    """With its indentation; Windows line ends are line ends, a path is no command, and Ctrl-D leaves."""
+    terminal = chat(width=200, height=60)
     terminal.type("hello", "Enter")
     assert "1: 'hello'" in answered(terminal)
-    terminal.type("C-d")
-    assert terminal.wait_for_exit() == 0
-
-
-def test_a_pasted_text_is_one_message_with_its_indentation(chat: Open) -> None:
-    terminal = chat(width=200)
     terminal.paste(PASTED)
     terminal.wait_for("return 1")
-    assert "tokens/s" not in terminal.screen(), "only Enter sends"
+    assert "3: " not in terminal.screen(), "only Enter sends"
     terminal.type("Enter")
-    assert f"1: {PASTED.rstrip()!r}" in answered(terminal)
-
-
-def test_windows_line_ends_of_a_pasted_text_are_line_ends(chat: Open) -> None:
-    terminal = chat()
+    assert f"3: {PASTED.rstrip()!r}" in answered(terminal, 2)
     terminal.paste("one\r\n  two\r\n")
-    terminal.wait_for("two")
+    terminal.wait_for("  two")
     terminal.type("Enter")
-    assert r"1: 'one\n  two'" in answered(terminal)
-
-
-def test_a_pasted_path_is_no_command(chat: Open) -> None:
-    terminal = chat()
+    assert r"5: 'one\n  two'" in answered(terminal, 3)
     terminal.type("/usr/bin/env", "Enter")
-    assert "1: '/usr/bin/env'" in answered(terminal)
-
-
-def test_alt_enter_begins_another_line(chat: Open) -> None:
-    terminal = chat()
+    assert "7: '/usr/bin/env'" in answered(terminal, 4)
     terminal.type("one", "M-Enter", "  two", "Enter")
-    assert r"1: 'one\n  two'" in answered(terminal)
-
-
-def test_quotes_begin_and_end_a_message_of_many_lines(chat: Open) -> None:
-    terminal = chat()
+    assert r"9: 'one\n  two'" in answered(terminal, 5)
     terminal.type('"""', "Enter", "  one", "Enter", "Enter", 'two"""', "Enter")
-    assert r"1: '  one\n\ntwo'" in answered(terminal)
-
-
-def being_written(screen: str) -> bool:
-    """Whether the endless answer goes on: its text is the last line, however much of it has scrolled off."""
-    return "word" in screen.rpartition("\n")[2]
+    assert r"11: '  one\n\ntwo'" in answered(terminal, 6)
+    terminal.type("C-d")
+    assert terminal.wait_for_exit() == 0
 
 
 def test_ctrl_c_stops_the_answer_keeps_it_and_the_chat_goes_on(chat: Open) -> None:
@@ -143,17 +119,17 @@ def test_what_is_typed_during_an_answer_is_not_mixed_with_it(chat: Open) -> None
     answered(terminal)
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-@pytest.mark.parametrize("name", ["markdown", "code"])
-def test_an_answer_is_copied_as_the_model_wrote_it_at_every_width(chat: Open, width: int, name: str) -> None:
-    terminal = chat(width=width, height=50)
-    terminal.type(name, "Enter")
-    answered(terminal)
-    copied = "\n".join(line.rstrip() for line in terminal.screen(copied=True).splitlines())
-    assert f"> {name}\n{ANSWERS[name]}\n[" in copied
+@pytest.mark.parametrize("width", [60, 200])
+def test_an_answer_is_copied_as_the_model_wrote_it_at_every_width(chat: Open, width: int) -> None:
+    terminal = chat(width=width, height=100)
+    for number, name in enumerate(("markdown", "code"), 1):
+        terminal.type(name, "Enter")
+        answered(terminal, number)
+        copied = "\n".join(line.rstrip() for line in terminal.screen(copied=True).splitlines())
+        assert f"> {name}\n{ANSWERS[name]}\n[" in copied
+    assert "\x1b[1m" in terminal.screen(colours=True)
     terminal.type("/raw", "Enter")
-    terminal.wait_for(ANSWERS[name].splitlines()[0], 2)
-    assert "\x1b[1m" in terminal.screen(colours=True) or name == "code"
+    terminal.wait_for(ANSWERS["code"].splitlines()[0], 2)
 
 
 def test_an_answer_longer_than_the_screen_scrolls_and_is_complete(chat: Open) -> None:
@@ -166,12 +142,12 @@ def test_an_answer_longer_than_the_screen_scrolls_and_is_complete(chat: Open) ->
     assert numbers == list(range(1, 301))
 
 
-@pytest.mark.parametrize(("width", "height"), [(60, 40), (120, 30)])
-def test_a_resize_during_an_answer_changes_nothing(chat: Open, width: int, height: int) -> None:
+def test_a_resize_during_an_answer_changes_nothing(chat: Open) -> None:
     terminal = chat(width=100, height=40)
     terminal.type("endless", "Enter")
-    terminal.wait_for("word20")
-    terminal.resize(width, height)
+    for word, width, height in (("word10", 60, 40), ("word30", 120, 30)):
+        terminal.wait_for(word)
+        terminal.resize(width, height)
     terminal.wait_until(lambda screen: "word60 " in screen.replace("\n", ""), "word60")
     terminal.type("C-c")
     answered(terminal)
@@ -180,18 +156,14 @@ def test_a_resize_during_an_answer_changes_nothing(chat: Open, width: int, heigh
     assert len(words) > 60
 
 
-def test_control_sequences_of_an_answer_do_not_reach_the_terminal(chat: Open) -> None:
+def test_reasoning_is_dim_and_control_sequences_do_not_reach_the_terminal(chat: Open) -> None:
     terminal = chat()
     terminal.type("control", "Enter")
     screen = answered(terminal)
     assert "/help for help" in screen, "the screen was not erased"
     assert "before\ufffd[2J\ufffd]0;title\ufffdafter" in screen
-
-
-def test_reasoning_is_dim_before_the_answer(chat: Open) -> None:
-    terminal = chat()
     terminal.type("think", "Enter")
-    answered(terminal)
+    answered(terminal, 2)
     coloured = terminal.screen(colours=True)
     assert "\x1b[2;3mfirst a thought" in coloured
     assert "think>" not in coloured

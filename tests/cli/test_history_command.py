@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fake_cli_engine import FakeEngine
 
+from rest_local.cli import terminal
 from rest_local.cli.chat.conversation import NamedSession
 from rest_local.decoding.core import acceptance_path
 from rest_local.errors import DatastoreLocked
@@ -138,12 +139,9 @@ def test_a_terminal_is_asked(
 ) -> None:
     from rest_local.cli.main import run
 
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stdin", Terminal(answer))
-    assert run(["history", "forget", "toy-1"]) == (0 if len(left) == 1 else 130)
+    monkeypatch.setattr(terminal, "can_ask", lambda: True)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    assert run(["history", "forget", "toy-1"]) == (0 if len(left) == 1 else 1)
     out, err = capsys.readouterr()
     assert "Delete the answers of toy-1?" in err
     assert "Delete" not in out

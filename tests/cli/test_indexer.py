@@ -276,7 +276,7 @@ def test_commits_are_lines_on_stderr(code: Code, watching: Watching) -> None:
     assert "mine: 1 changed; " in child.stderr.readline()
 
 
-@pytest.mark.parametrize("kill_after", range(6))
+@pytest.mark.parametrize("kill_after", [0, 1, 3])
 def test_a_killed_watch_leaves_a_good_datastore(kill_after: int, code: Code, watching: Watching) -> None:
     """At some moment of an update; `test_build` and others kill at every step of the commit."""
     child = watching("--json")

@@ -9,9 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -21,6 +21,7 @@ from rest_local.cli.serve import MOST_SLOTS
 from rest_local.errors import InputInvalid
 from rest_local.llama.batch import MOST_IDS
 from rest_local.llama.context import ContextSettings
+from rest_local.server import http
 
 BODY_CAP = 1 << 20
 
@@ -81,25 +82,13 @@ def test_sigterm_lets_the_answer_end_and_exits_0() -> None:
         assert "Traceback" not in errors
 
 
-def test_ctrl_c_exits_130() -> None:
-    with process() as server:
-        url = server.url()
-        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
-        server.process.send_signal(signal.SIGINT)
-        code, errors = server.end()
-    assert code == 130, errors
-    assert "Traceback" not in errors
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_loading_is_not_waited_for(number: int, code: int, tmp_path: Path) -> None:
+def test_loading_is_not_waited_for(tmp_path: Path) -> None:
     """With an empty cache it measures for seconds, and keeps what it measured: nothing of that is there."""
     with process(REST_LOCAL_CACHE=str(tmp_path)) as server:
         address = server.errors.readline().split()[1]
         assert httpx.get(f"{address}/health").status_code == 503, "it serves, and so has its signal handlers"
-        server.process.send_signal(number)
-        found, errors = server.end()
-    assert (found, errors) == (code, "")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == (0, "")
     assert not list(tmp_path.rglob("tuning/*"))
 
 
@@ -185,13 +174,7 @@ def at_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int,
         server.wait()
 
 
-def test_it_ends_when_its_terminal_closes() -> None:
-    with at_terminal() as (server, master, _):
-        os.close(master)
-        assert server.wait(timeout=60) == 0
-
-
-def test_an_answer_in_progress_ends_before_it() -> None:
+def test_it_ends_when_its_terminal_closes_after_the_answer_in_progress() -> None:
     with at_terminal() as (server, master, url), httpx.Client(base_url=url, timeout=60) as client:
         with client.stream("POST", "/v1/chat/completions", json=chat(300)) as answer:
             lines = answer.iter_lines()
@@ -232,30 +215,39 @@ def test_a_daemon_goes_on_when_its_terminal_closes() -> None:
             2,
             "llm.example.org: other machines reach it by that name; give --api-key-file",
         ),
+        (("--idle", "soon"), 2, "give one like 90s, 10m or 2h"),
+        (("--memory", "much"), 2, "give one like 2G"),
+        (("--memory", "1K"), 1, "and --memory allows 1 kB"),
         (("--host", "no.such.host.invalid", "--api-key-file", "KEYS"), 1, "no.such.host.invalid"),
     ],
 )
-def test_wrong_starts_are_one_line(arguments: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
+def test_wrong_starts_are_one_line(
+    call: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(http, "log_to_stderr", lambda: None)  # it would go on to this test's stderr in later ones
     keys = tmp_path / "keys"
     keys.write_text("a key of mine\n")
     keys.chmod(0o600)
     given = [str(keys) if argument == "KEYS" else argument for argument in arguments]
-    with process(*given) as server:
-        found, errors = server.end()
-    assert found == code, errors
-    last = errors.splitlines()[-1]
+    done = call("serve", "--port", "0", "--no-history", *given)
+    assert done.code == code, done.err
+    last = done.err.splitlines()[-1]
     assert last.startswith("rest-local: error: ")
     assert message in last
-    assert "a key of mine" not in errors
+    assert "a key of mine" not in done.err
 
 
-def test_a_port_in_use_is_one_line() -> None:
+def test_a_port_in_use_is_one_line(call: Callable[..., Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with process("--port", str(port)) as server:
-            code, errors = server.end()
-    assert code == 1
-    (line,) = errors.splitlines()
+        done = call("serve", "--no-history", "--port", str(port))
+    assert done.code == 1
+    (line,) = done.err.splitlines()
     assert f"port {port} on 127.0.0.1: " in line
 
 
@@ -281,7 +273,7 @@ def test_large_bodies_take_no_memory() -> None:
             (head + b"Content-Length: 52428800\r\n\r\n", b" " * 0x10000),
             (head + b"Transfer-Encoding: chunked\r\n\r\n", chunk),
             (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: ", b"a" * 0x10000),
-        ) * 3:
+        ):
             connection = socket.create_connection(("127.0.0.1", port), timeout=30)
             with connection, contextlib.suppress(OSError):  # it closes on us
                 connection.sendall(opening)
@@ -308,7 +300,7 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
-def test_several_addresses_and_a_template_of_ones_own(tmp_path: Path) -> None:
+def test_several_addresses_a_template_of_ones_own_and_ctrl_c(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for message in messages %}<<{{ message.content }}>>{% endfor %}{{ name }}")
     given = ("--chat-template-file", str(template), "--chat-template-kwargs", '{"name": "Ada"}')
@@ -319,6 +311,10 @@ def test_several_addresses_and_a_template_of_ones_own(tmp_path: Path) -> None:
             assert made.json() == {"prompt": "<<hi>>Ada"}, host
             refused = httpx.get(f"http://{host}:{port}/health", headers={"host": "elsewhere.example"})
             assert refused.status_code == 403
+        serving.process.send_signal(signal.SIGINT)
+        code, errors = serving.end()
+    assert code == 130, errors
+    assert "Traceback" not in errors
 
 
 def test_as_many_slots_are_offered_as_llama_cpp_has_ids_for() -> None:

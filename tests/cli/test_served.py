@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -17,7 +15,6 @@ from rest_local.cli.main import cli
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import InputInvalid, ModelNotFound, OptionError
 from rest_local.paths import demo_model
-from rest_local.server import http
 
 
 def folder_of(tmp_path: Path, *names: str) -> Path:
@@ -97,24 +94,6 @@ def test_what_is_no_time(text: str) -> None:
 
 def _option() -> tuple[click.Context, click.Parameter]:
     return click.Context(cli), click.Option(["--idle"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("--idle", "soon"), 2, "give one like 90s, 10m or 2h"),
-        (("--memory", "much"), 2, "give one like 2G"),
-        (("--memory", "1K"), 1, "and --memory allows 1 kB"),
-        (("-m", "no-such-model"), 1, "no-such-model"),
-    ],
-)
-def test_wrong_starts(
-    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, message: str
-) -> None:
-    monkeypatch.setattr(http, "log_to_stderr", lambda: None)  # it would go on to this test's stderr in later ones
-    result = call("serve", "--port", "0", *arguments)
-    assert result.code == code
-    assert message in result.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
