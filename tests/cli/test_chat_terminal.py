@@ -78,6 +78,11 @@ def test_what_is_typed_and_pasted_is_one_message(chat: Open) -> None:
     assert terminal.wait_for_exit() == 0
 
 
+def being_written(screen: str) -> bool:
+    """Whether the endless answer goes on: its text is the last line, however much of it has scrolled off."""
+    return "word" in screen.rpartition("\n")[2]
+
+
 def test_ctrl_c_stops_the_answer_keeps_it_and_the_chat_goes_on(chat: Open) -> None:
     terminal = chat()
     terminal.type("endless", "Enter")

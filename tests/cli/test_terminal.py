@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import re
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rest_local.cli import terminal
+
+SOURCE: Any = SimpleNamespace(measure=lambda: (1, 1000))
+NEVER: Any = SimpleNamespace(measure=lambda: pytest.fail("walked for nothing"))
 
 
 class Terminal(io.StringIO):
@@ -22,7 +27,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, width: int, *steps: tuple[str, int]) 
     monkeypatch.setattr(sys, "stderr", screen)
     for name, value in {"COLUMNS": str(width), "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    with terminal.progress(False, lambda: 1000) as progress:
+    with terminal.build_bar(False, [SOURCE]) as progress:
         for step in steps:
             progress(*step)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
@@ -40,7 +45,7 @@ def test_the_bar_shows_share_tokens_speed_and_time_left(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_without_a_terminal_nothing_is_drawn_or_counted(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
-    with terminal.progress(quiet, lambda: pytest.fail("walked for nothing")) as progress:
+    with terminal.build_bar(quiet, [NEVER]) as progress:
         progress("read", 1)
     assert capsys.readouterr().err == ""
 
