@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import MISSING, astuple, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,17 +22,15 @@ from rest_local.cli.index.group import (
     indexes_of,
     model_option,
     path_of,
-    print_json,
     replace_option,
     vocabulary_option,
 )
 from rest_local.cli.options import jobs_option, json_option, memory_option, ray_option
-from rest_local.cli.terminal import counted, without_messages_of_ray
+from rest_local.cli.terminal import columns, counted, print_json, without_messages_of_ray
 from rest_local.errors import OptionError, printable
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
-    from rest_local.retrieval.building.cluster import Cluster
     from rest_local.retrieval.building.indexing import Built
     from rest_local.retrieval.changing.pruning import Pruned, Target
     from rest_local.retrieval.format import Manifest
@@ -43,56 +42,43 @@ OF_SOURCES = ("sources", "paths", "include", "exclude", "allow_secrets", "max_fi
 
 AnyCommand = TypeVar("AnyCommand", bound=Callable[..., Any])
 
+_source = partial(click.option, allow_from_autoenv=False)
+_sources = partial(_source, multiple=True, shell_complete=completion.paths)
 _OPTIONS = (
     click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths),
-    click.option(
+    _sources(
         "--git",
         "repositories",
-        multiple=True,
         metavar="REPO[@REV]",
-        shell_complete=completion.paths,
-        allow_from_autoenv=False,
         help="The tracked files of a revision, without a checkout; default: HEAD; repeatable.",
     ),
-    click.option(
-        "--history", is_flag=True, allow_from_autoenv=False, help="With --git: also what the newest commits wrote."
-    ),
-    click.option(
+    _source("--history", is_flag=True, help="With --git: also what the newest commits wrote."),
+    _source(
         "--commits",
         type=click.IntRange(min=1),
         default=1000,
         show_default=True,
         metavar="N",
-        allow_from_autoenv=False,
         help="With --history: how many commits.",
     ),
-    click.option(
+    _sources(
         "--text",
         "texts",
-        multiple=True,
         metavar="FILE:FIELD",
-        shell_complete=completion.paths,
-        allow_from_autoenv=False,
         help="A field of each row of a .jsonl, .jsonl.gz or .parquet file; a.b.0 leads inside; repeatable.",
     ),
-    click.option(
+    _sources(
         "--chat",
         "chats",
-        multiple=True,
         metavar="FILE",
-        shell_complete=completion.paths,
-        allow_from_autoenv=False,
         help="What the assistant wrote in chats in OpenAI's message form; repeatable.",
     ),
-    click.option("--python", is_flag=True, allow_from_autoenv=False, help="The standard library of Python."),
-    click.option("--site-packages", is_flag=True, allow_from_autoenv=False, help="The installed Python packages."),
-    click.option(
+    _source("--python", is_flag=True, help="The standard library of Python."),
+    _source("--site-packages", is_flag=True, help="The installed Python packages."),
+    _sources(
         "--recipe",
         "recipes",
-        multiple=True,
         metavar="NAME|FILE",
-        shell_complete=completion.paths,
-        allow_from_autoenv=False,
         help="What a recipe names; `index recipes` lists them; repeatable.",
     ),
     click.option(
@@ -153,7 +139,9 @@ def chosen_sources(
     for repository, revision in map(split_revision, repositories):
         sources.append(Git(repository, revision, "", history, commits, *astuple(filters)))
     for text in texts:
-        sources.append(row_source(text, allow_secrets) or _refuse(text))
+        if (source := row_source(text, allow_secrets)) is None:
+            raise OptionError(f"--text {text}: give FILE:FIELD, with a file that ends in .jsonl, .jsonl.gz or .parquet")
+        sources.append(source)
     sources += [Chat(chat, allow_secrets) for chat in chats]
     sources += [Python(False)] if python else []
     sources += [Python(True)] if site_packages else []
@@ -214,10 +202,6 @@ def row_source(given: str, allow_secrets: bool = False) -> Source | None:
     return kind(path, field, allow_secrets)
 
 
-def _refuse(given: str) -> Source:
-    raise OptionError(f"--text {given}: give FILE:FIELD, with a file that ends in .jsonl, .jsonl.gz or .parquet")
-
-
 @index.command()
 @json_option
 def recipes(as_json: bool) -> None:
@@ -227,10 +211,8 @@ def recipes(as_json: bool) -> None:
     found = list_recipes()
     if as_json:
         return print_json({"recipes": [recipe.to_dict() for recipe in found]})
-    width = max((len(recipe.name) for recipe in found), default=0)
-    for recipe in found:
-        click.echo(printable(f"{recipe.name:<{width}}  {recipe.description}; {recipe.size}"))
-    return None
+    rows = [(recipe.name, f"{recipe.description}; {recipe.size}") for recipe in found]
+    return click.echo("\n".join(columns(rows)))
 
 
 prune_option = click.option(
@@ -254,31 +236,20 @@ def prune(name: str, target: str, vocabulary: str | None, dry_run: bool, as_json
     vocabulary. A context is 4 tokens and what follows them. `index update` and `index rebuild` bring the other files
     back.
     """
+    from rest_local.retrieval.changing.pruning import Target
+    from rest_local.retrieval.changing.pruning import prune as prune_documents
     from rest_local.retrieval.home import read_manifest
 
-    meant = target_of(target)
+    meant = Target.parse(target)
     rows = []
     for directory in indexes_of(name, vocabulary):
         identity = read_manifest(directory).vocabulary
-        pruned = prune_index(name, identity.hash, str(meant), dry=dry_run)
+        pruned = prune_documents(path_of(name), meant, vocabulary_hash=identity.hash, dry=dry_run)
         rows.append({"vocabulary": identity.name, **pruned.to_dict()})
         if not as_json:
             click.echo(described(pruned, "would be left" if dry_run else "left"))
     if as_json:
         print_json({"path": str(path_of(name)), "target": str(meant), "dry_run": dry_run, "indexes": rows})
-
-
-def target_of(text: str) -> Target:
-    """Raises OptionError unless it is a target."""
-    from rest_local.retrieval.changing.pruning import Target
-
-    return Target.parse(text)
-
-
-def prune_index(name: str, vocabulary_hash: str | None, target: str, *, dry: bool = False) -> Pruned:
-    from rest_local.retrieval.changing.pruning import prune as prune_documents
-
-    return prune_documents(path_of(name), target_of(target), vocabulary_hash=vocabulary_hash, dry=dry)
 
 
 def described(pruned: Pruned, left: str = "left") -> str:
@@ -288,24 +259,6 @@ def described(pruned: Pruned, left: str = "left") -> str:
         f"{left}: {kept:,} of {documents:,} files, {kept_tokens:,} of {tokens:,} tokens, "
         f"{in_bytes(kept_size)} of {in_bytes(size)}"
     )
-
-
-class Means(NamedTuple):
-    """What a build may use. memory: bytes, None: a quarter of the machine's; jobs: processes; ray: the address of a
-    cluster, None: this machine.
-    """
-
-    memory: int | None
-    jobs: int
-    ray: str | None
-
-    @property
-    def cluster(self) -> Cluster | None:
-        if self.ray is None:
-            return None
-        from rest_local.retrieval.building.cluster import Cluster
-
-        return Cluster(self.ray, warn=terminal.warn)
 
 
 @index.command()
@@ -341,12 +294,22 @@ def build(
     Hidden, git-ignored, binary, oversized and minified files are skipped, and text that looks like secrets. What the
     datastore has for other vocabularies stays. PATH may be FILE:FIELD, as for --text, and - for the standard input.
     """
-    if prune is not None:
-        target_of(prune)  # a wrong one should not be found after minutes
+    from rest_local.retrieval.changing.pruning import Target
+
+    target = None if prune is None else Target.parse(prune)
     chosen = chosen_sources(**given)
-    path = group.model_path(model)
-    means = Means(memory, jobs or os.cpu_count() or 1, ray)
-    _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, means, replace, as_json, prune)
+    _build(
+        name or chosen.name or "default",
+        group.model_path(model),
+        chosen.sources,
+        chosen.recorded,
+        replace,
+        as_json,
+        target,
+        memory=memory,
+        jobs=jobs,
+        ray=ray,
+    )
 
 
 @index.command()
@@ -376,8 +339,8 @@ def rebuild(
     path = datastore_path(name)
     sources, recipe = recorded_sources(path), newest_manifest(path).recipe
     fields = {key: str(recipe[key]) for key in ("recipe", "description", "licence") if key in recipe}
-    means = Means(memory, jobs or os.cpu_count() or 1, ray)
-    _build(name, group.model_path(model), sources, fields, means, replace, as_json)
+    model_file = group.model_path(model)
+    _build(name, model_file, sources, fields, replace, as_json, memory=memory, jobs=jobs, ray=ray)
 
 
 def _build(
@@ -385,18 +348,23 @@ def _build(
     model: Path,
     sources: list[Source],
     fields: Mapping[str, str],
-    means: Means,
     replace: bool,
     as_json: bool,
-    prune: str | None = None,
+    target: Target | None = None,
+    *,
+    memory: int | None,
+    jobs: int | None,
+    ray: str | None,
 ) -> None:
+    from rest_local.retrieval.building.cluster import Cluster
     from rest_local.retrieval.building.indexing import build_from_sources
+    from rest_local.retrieval.changing.pruning import prune as prune_documents
 
     recipe = {**fields, "model": str(model.absolute())}
     with group.open_vocabulary(model) as vocabulary:
         replace, render = replace or _may_replace(name, vocabulary), renderer(model, sources)
         began = time.perf_counter()
-        cluster = means.cluster
+        cluster = None if ray is None else Cluster(ray, warn=terminal.warn)
         with (
             without_messages_of_ray() if cluster else nullcontext(),
             terminal.build_bar(as_json, sources) as progress,
@@ -409,11 +377,13 @@ def _build(
                 progress=progress,
                 replace=replace,
                 render=render,
-                memory=means.memory,
-                jobs=means.jobs,
+                memory=memory,
+                jobs=jobs or os.cpu_count() or 1,
                 cluster=cluster,
             )
-        pruned = None if prune is None else prune_index(name, vocabulary.hash, prune)
+        pruned = None
+        if target is not None:
+            pruned = prune_documents(path_of(name), target, vocabulary_hash=vocabulary.hash)
     _report(built, time.perf_counter() - began, as_json, pruned)
 
 

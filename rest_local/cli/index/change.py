@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,9 @@ from rest_local.cli import completion, terminal
 from rest_local.cli.history import keeps_answers_or_prompts
 from rest_local.cli.index import group
 from rest_local.cli.index.build import chosen_sources, renderer, source_options
-from rest_local.cli.index.group import index, indexes_of, info_of, model_option, path_of, print_json, vocabulary_option
+from rest_local.cli.index.group import index, indexes_of, info_of, model_option, path_of, vocabulary_option, yes_option
 from rest_local.cli.options import json_option
-from rest_local.cli.terminal import counted, warn
+from rest_local.cli.terminal import counted, print_json, warn
 from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError, printable
 
 if TYPE_CHECKING:
@@ -80,15 +80,6 @@ def update(name: str, vocabulary: str | None, model: str | None, missing: bool, 
     _change_each(name, vocabulary, model, change, lambda manifest: from_recipe(manifest.recipe), as_json)
 
 
-@dataclass(frozen=True)
-class _Target:
-    """An index, and the file of a model with its vocabulary; `stale` says why there is none."""
-
-    manifest: Manifest
-    model: Path | None
-    stale: str = ""
-
-
 def _change_each(
     name: str,
     vocabulary: str | None,
@@ -98,60 +89,32 @@ def _change_each(
     as_json: bool,
 ) -> None:
     """Change the chosen indexes of a datastore, and report each in a line."""
+    from rest_local.retrieval.home import read_manifest
+
     rows: list[dict[str, Any]] = []
     stale: list[dict[str, str]] = []
-    for target in _targets(name, vocabulary, model):
-        about = target.manifest.vocabulary.name
+    for directory in indexes_of(name, vocabulary):
+        manifest, began = read_manifest(directory), time.perf_counter()
+        about, chosen = manifest.vocabulary.name, sources(manifest)
         try:
-            rows.append(_changed(target, change, sources(target.manifest), as_json))
-        except _Stale as error:
-            stale.append({"vocabulary": about, "cause": str(error)})
-            warn(f"datastore {name}: the index for vocabulary {about} is stale: {error}")
-        else:
-            if not as_json:
-                _report(name, rows[-1])
+            with (
+                group.vocabulary_of(manifest, model) as (path, known),
+                terminal.build_bar(as_json, chosen) as progress,
+            ):
+                updated = change(known, progress, renderer(path, chosen))
+        except group.Stale as error:
+            remove = f"`rest-local index remove {name} --vocabulary {manifest.vocabulary.hash[:12]}`"
+            way_on = "" if model else f"; give --model with a model of this vocabulary, or remove it with {remove}"
+            stale.append({"vocabulary": about, "cause": f"{error}{way_on}"})
+            warn(f"datastore {name}: the index for vocabulary {about} is stale: {error}{way_on}")
+            continue
+        rows.append(_row(updated, time.perf_counter() - began))
+        if not as_json:
+            _report(name, rows[-1])
     if not rows:
         raise DatastoreError(f"datastore {name}: no index could be changed")
     if as_json:
         print_json({"name": name, "path": str(path_of(name)), "indexes": rows, "stale": stale})
-
-
-class _Stale(Exception):
-    """An index has no model, so that its text cannot be tokenized."""
-
-
-def _targets(name: str, vocabulary: str | None, model: str | None) -> Iterator[_Target]:
-    from rest_local.retrieval.home import read_manifest
-
-    way = (
-        f"give --model with a model of this vocabulary, or remove it with `rest-local index remove {name} --vocabulary"
-    )
-    for directory in indexes_of(name, vocabulary):
-        manifest = read_manifest(directory)
-        remedy = f"{way} {manifest.vocabulary.hash[:12]}`"
-        if model is not None:
-            yield _Target(manifest, group.model_path(model), "its vocabulary is not that of --model")
-            continue
-        recorded = str(manifest.recipe.get("model", ""))
-        if os.path.isfile(recorded):
-            yield _Target(manifest, group.model_path(recorded), f"{recorded} has another vocabulary now; {remedy}")
-        else:
-            gone = f"the model it was built with is gone ({recorded})" if recorded else "no model is recorded"
-            yield _Target(manifest, None, f"{gone}; {remedy}")
-
-
-def _changed(target: _Target, change: Change, sources: Sequence[Source], as_json: bool) -> dict[str, Any]:
-    """Change one index. Raises _Stale if its model is gone or has another vocabulary."""
-    if target.model is None:
-        raise _Stale(target.stale)
-    began = time.perf_counter()
-    with group.open_vocabulary(target.model) as vocabulary:
-        if vocabulary.hash != target.manifest.vocabulary.hash:
-            raise _Stale(target.stale)
-        render = renderer(target.model, sources)
-        with terminal.build_bar(as_json, sources) as progress:
-            updated = change(vocabulary, progress, render)
-    return _row(updated, time.perf_counter() - began)
 
 
 def _row(updated: Updated, seconds: float) -> dict[str, Any]:
@@ -255,8 +218,9 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     recipes = {directory: home.read_manifest(directory) for directory in held}
     meant = {directory: _meant(one.recipe, files, every) for directory, one in recipes.items()}
     emptied = [directory for directory, names in held.items() if names <= meant[directory].names]
-    if emptied:
-        _confirm(name, yes)
+    if emptied and not yes:
+        what = f"datastore {name}: nothing would be left of it, or of what it has for a vocabulary"
+        terminal.confirm(f"{what}. Delete it?", f"{what}; give --yes to delete it without a question")
     elif not yes and terminal.can_ask() and (found := sorted(set().union(*(one.names for one in meant.values())))):
         after = "" if once else f" Later updates leave {'it' if len(found) == 1 else 'them'} out as well."
         terminal.confirm(f"Delete {_listed(found)} from datastore {name}?{after}")
@@ -346,15 +310,6 @@ def _names(directory: Path) -> set[str]:
         return names_in(store)
 
 
-def _confirm(name: str, yes: bool) -> None:
-    if yes:
-        return
-    what = f"datastore {name}: nothing would be left of it, or of what it has for a vocabulary"
-    if not terminal.can_ask():
-        raise OptionError(f"{what}; give --yes to delete it without a question")
-    terminal.confirm(f"{what}. Delete it?")
-
-
 def _say(name: str, done: _Done, once: bool, as_json: bool) -> None:
     if as_json:
         return print_json({"path": str(path_of(name)), **asdict(done)})
@@ -383,7 +338,7 @@ def _listed(names: Sequence[str]) -> str:
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
-@click.option("-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Delete without a question.")
+@yes_option
 @json_option
 def remove(name: str, vocabulary: str | None, yes: bool, as_json: bool) -> None:
     """Delete a datastore, or what it has for one vocabulary."""
@@ -394,7 +349,10 @@ def remove(name: str, vocabulary: str | None, yes: bool, as_json: bool) -> None:
     if not chosen and not home.holds_files(path):
         raise DatastoreNotFound(path)
     if not yes:
-        _confirm_removal(name, chosen, vocabulary is not None)
+        held = "; ".join(map(_held, chosen)) or "nothing complete"
+        what = f"what datastore {name} has for one vocabulary" if vocabulary is not None else f"datastore {name}"
+        without = f"datastore {name}: give --yes to delete it without a question"
+        terminal.confirm(f"Delete {what} ({held})?", without)
     if vocabulary is None:
         home.remove(path)
     else:
@@ -406,16 +364,9 @@ def remove(name: str, vocabulary: str | None, yes: bool, as_json: bool) -> None:
     return None
 
 
-def _confirm_removal(name: str, chosen: list[Path], is_one: bool) -> None:
-    """Ask before the removal. Raises OptionError without a terminal."""
-    if not terminal.can_ask():
-        raise OptionError(f"datastore {name}: give --yes to delete it without a question")
-    held = []
-    for directory in chosen:
-        try:
-            row = info_of(directory)
-            held.append(f"{row['vocabulary']['name']}: {row['tokens']:,} tokens, {in_bytes(row['bytes'])}")
-        except DatastoreError:
-            held.append("damaged")
-    what = f"what datastore {name} has for one vocabulary" if is_one else f"datastore {name}"
-    terminal.confirm(f"Delete {what} ({'; '.join(held) or 'nothing complete'})?")
+def _held(directory: Path) -> str:
+    try:
+        row = info_of(directory)
+    except DatastoreError:
+        return "damaged"
+    return f"{row['vocabulary']['name']}: {row['tokens']:,} tokens, {in_bytes(row['bytes'])}"

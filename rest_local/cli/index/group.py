@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,15 +13,16 @@ import click
 from rest_local.cli import completion
 from rest_local.cli.inputs import model_path as model_path
 from rest_local.cli.sections import SummaryGroup
-from rest_local.errors import DatastoreNotFound, OptionError
+from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
-    from rest_local.retrieval.datastore import Datastore
+    from rest_local.retrieval.format import Manifest
 
 model_option = click.option(
     "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="Model whose vocabulary is used."
 )
+yes_option = click.option("-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Delete without a question.")
 replace_option = click.option(
     "--replace",
     is_flag=True,
@@ -94,12 +94,6 @@ def recorded_model(name: str) -> str | None:
     return next((model for model in models if os.path.isfile(model)), None)
 
 
-def open_store(name: str, vocabulary: Vocabulary) -> Datastore:
-    from rest_local.retrieval.datastore import Datastore
-
-    return Datastore.open(path_of(name), vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name)
-
-
 @contextmanager
 def open_vocabulary(path: Path) -> Iterator[Vocabulary]:
     from rest_local.llama.model import Model
@@ -108,5 +102,20 @@ def open_vocabulary(path: Path) -> Iterator[Vocabulary]:
         yield model.vocabulary
 
 
-def print_json(fields: Any) -> None:
-    click.echo(json.dumps(fields))
+class Stale(DatastoreError):
+    """No text can be tokenized for an index: no model with its vocabulary is on the disk."""
+
+
+@contextmanager
+def vocabulary_of(manifest: Manifest, model: str | None = None) -> Iterator[tuple[Path, Vocabulary]]:
+    """The file of `model`, or of the one that an index was built with, and its vocabulary. Raises Stale where it is
+    gone or has another vocabulary than the index, ModelError.
+    """
+    recorded = str(manifest.recipe.get("model", ""))
+    if model is None and not os.path.isfile(recorded):
+        raise Stale(f"the model it was built with is gone ({recorded or 'none is recorded'})")
+    path = model_path(model or recorded)
+    with open_vocabulary(path) as vocabulary:
+        if vocabulary.hash != manifest.vocabulary.hash:
+            raise Stale("its vocabulary is not that of --model" if model else f"{recorded} has another vocabulary now")
+        yield path, vocabulary

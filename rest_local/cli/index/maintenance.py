@@ -12,8 +12,9 @@ import click
 
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
-from rest_local.cli.index.group import index, indexes_of, path_of, print_json, vocabulary_option
+from rest_local.cli.index.group import index, indexes_of, path_of, vocabulary_option
 from rest_local.cli.options import json_option
+from rest_local.cli.terminal import print_json
 from rest_local.errors import DatastoreNotFound, InputInvalid, OptionError, printable
 
 if TYPE_CHECKING:
@@ -97,9 +98,8 @@ def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[Plan]:
     lossy = [planned for planned in plans if planned.lost or planned.copy]
     if lossy and not yes:
         what = "; ".join(_lost(planned) for planned in lossy)
-        if not terminal.can_ask():
-            raise OptionError(f"datastore {name}: give --yes to repair it without a question ({what})")
-        terminal.confirm(f"Repair datastore {name} ({what})?")
+        without = f"datastore {name}: give --yes to repair it without a question ({what})"
+        terminal.confirm(f"Repair datastore {name} ({what})?", without)
     for planned in plans:
         repair(planned)
     return plans

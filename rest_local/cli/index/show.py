@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,13 +17,12 @@ from rest_local.cli.index.group import (
     indexes_of,
     info_of,
     model_option,
-    open_store,
-    print_json,
+    path_of,
     recorded_model,
     vocabulary_option,
 )
 from rest_local.cli.options import json_option
-from rest_local.cli.terminal import counted
+from rest_local.cli.terminal import columns, counted, print_json
 from rest_local.errors import DatastoreError, printable
 
 if TYPE_CHECKING:
@@ -49,23 +48,21 @@ def info(name: str, vocabulary: str | None, as_json: bool) -> None:
 
 
 def _described(found: Mapping[str, Any]) -> str:
-    vocabulary = found["vocabulary"]
-    lines = [
-        f"path        {found['path']}",
-        f"created     {found['created']}",
-        f"tokens      {found['tokens']:,} in {counted(found['documents'], 'document')}, "
-        f"{counted(found['segments'], 'segment')}",
-        f"size        {in_bytes(found['bytes'])}, {found['bytes'] / found['tokens']:.2f} bytes a token",
-        f"vocabulary  {vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}",
+    vocabulary, recipe = found["vocabulary"], found["recipe"]
+    held = f"{found['tokens']:,} in {counted(found['documents'], 'document')}, {counted(found['segments'], 'segment')}"
+    facts = [
+        ("path", found["path"]),
+        ("created", found["created"]),
+        ("tokens", held),
+        ("size", f"{in_bytes(found['bytes'])}, {found['bytes'] / found['tokens']:.2f} bytes a token"),
+        ("vocabulary", f"{vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}"),
     ]
-    recipe = found["recipe"]
     sources = described_sources(recipe, in_full=True)
-    lines += [f"{'source':<11} {source}" for source in sources]
+    facts += [("source", source) for source in sources]
     for key, value in recipe.items():
-        if key in OF_SOURCES and sources:
-            continue
-        lines.append(f"{key:<11} {', '.join(map(str, value)) if isinstance(value, list) else value}")
-    return "\n".join(map(printable, lines))
+        if not sources or key not in OF_SOURCES:
+            facts.append((key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return "\n".join(columns(facts))
 
 
 @index.command(name="list")
@@ -94,21 +91,16 @@ def list_(as_json: bool) -> None:
         rows.append({"name": name, "error": f"its build has not ended; `rest-local index remove {name}` deletes it"})
     if as_json:
         return print_json({"home": str(datastores_home()), "datastores": rows})
-    width = max((len(row["name"]) for row in rows), default=0)
-    width = max(width, len("NAME"))
-    if rows:
-        click.echo(f"{'NAME':<{width}}  {'TOKENS':>13}  {'SIZE':>9}  VOCABULARY")
-    for row in rows:
-        click.echo(printable(f"{row['name']:<{width}}  {row.get('error') or _line(row)}"))
     if not rows:
-        click.echo(f"no datastores in {datastores_home()}; make one with `rest-local index build PATH`")
-    return None
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    vocabulary = row["vocabulary"]
-    held = f"{row['tokens']:>13,}  {in_bytes(row['bytes']):>9}"
-    return f"{held}  {vocabulary['hash'][:8]} {vocabulary['name']}"
+        return click.echo(f"no datastores in {datastores_home()}; make one with `rest-local index build PATH`")
+    lines: list[tuple[str, ...]] = [("NAME", "TOKENS", "SIZE", "VOCABULARY")]
+    for row in rows:
+        if "error" in row:
+            lines.append((row["name"], row["error"]))
+        else:
+            about = f"{row['vocabulary']['hash'][:8]} {row['vocabulary']['name']}"
+            lines.append((row["name"], f"{row['tokens']:,}", in_bytes(row["bytes"]), about))
+    return click.echo("\n".join(columns(lines, right=(1, 2))))
 
 
 @index.command()
@@ -118,8 +110,13 @@ def _line(row: Mapping[str, Any]) -> str:
 @json_option
 def search(name: str, text: str, model: str | None, as_json: bool) -> None:
     """Show where the end of TEXT occurs, how much of it agrees, and how it goes on there."""
+    from rest_local.retrieval.datastore import Datastore
+
     path = group.model_path(model or recorded_model(name))
-    with group.open_vocabulary(path) as vocabulary, open_store(name, vocabulary) as store:
+    with (
+        group.open_vocabulary(path) as vocabulary,
+        Datastore.open(path_of(name), vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name) as store,
+    ):
         found = _search(store, vocabulary, text)
     if as_json:
         return print_json(found)
@@ -168,10 +165,6 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
     }
 
 
-_WIDTH = 12
-_UNITS = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-
-
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
@@ -187,43 +180,38 @@ def stats(name: str, vocabulary: str | None, changes: bool, as_json: bool) -> No
     found = [statistics(directory, changes=changes) for directory in indexes_of(name, vocabulary)]
     if as_json:
         return print_json({"name": name, "indexes": found})
-    return click.echo("\n\n".join("\n".join(map(printable, _lines(one))) for one in found))
+    return click.echo("\n\n".join("\n".join((*columns([*_facts(one)]), *_largest(one))) for one in found))
 
 
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     vocabulary, dead, sizes = found["vocabulary"], found["dead"], dict(found["bytes"])
     everything = sizes.pop("all")
     kinds = ", ".join(f"{kind} {in_bytes(size)}" for kind, size in sizes.items())
-    yield _fact("path", found["path"])
-    yield _fact("vocabulary", f"{vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}")
-    yield _fact("commit", f"{found['revision']}, {found['created']}{_ago(found['age_s'])}")
+    age = "" if found["age_s"] is None else f", {_duration(found['age_s'])} ago"
+    yield "path", str(found["path"])
+    yield "vocabulary", f"{vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}"
+    yield "commit", f"{found['revision']}, {found['created']}{age}"
     for source in found["recipe"].get("paths", ()):
-        yield _fact("source", source)
-    yield _fact("files", f"{found['files']:,}, {found['duplicates']:,} of them duplicates")
-    yield _fact("documents", f"{found['documents']:,}, and {dead['documents']:,} deleted ones that wait for a merge")
-    yield _fact("tokens", f"{found['tokens']:,}, and {dead['tokens']:,} deleted ones")
-    yield _fact("bytes", f"{in_bytes(everything)}, {found['bytes_a_token']:.2f} a token: {kinds}")
+        yield "source", source
+    yield "files", f"{found['files']:,}, {found['duplicates']:,} of them duplicates"
+    yield "documents", f"{found['documents']:,}, and {dead['documents']:,} deleted ones that wait for a merge"
+    yield "tokens", f"{found['tokens']:,}, and {dead['tokens']:,} deleted ones"
+    yield "bytes", f"{in_bytes(everything)}, {found['bytes_a_token']:.2f} a token: {kinds}"
     for tier in found["tiers"]:
         size = f"up to {tier['up_to']:,} tokens" if tier["up_to"] else "larger"
-        yield _fact("segments", f"{tier['segments']} {size}: {tier['tokens']:,} tokens")
+        yield "segments", f"{tier['segments']} {size}: {tier['tokens']:,} tokens"
     if "changed" in found:
-        yield _fact("since then", ", ".join(f"{count:,} {what}" for what, count in found["changed"].items()))
+        yield "since then", ", ".join(f"{count:,} {what}" for what, count in found["changed"].items())
+
+
+def _largest(found: Mapping[str, Any]) -> Iterator[str]:
     for title, key in (("folders", "folders"), ("extensions", "extensions"), ("files", "largest")):
-        yield from _table(title, found[key], found["tokens"])
+        yield f"largest {title}"
+        for row in found[key]:
+            yield printable(f"{row['tokens']:>15,} {row['tokens'] / found['tokens']:6.1%}  {row['name']}")
 
 
-def _fact(title: str, value: object) -> str:
-    return f"{title:<{_WIDTH}}{value}"
-
-
-def _table(title: str, rows: Sequence[Mapping[str, Any]], tokens: int) -> Iterator[str]:
-    yield f"largest {title}"
-    for row in rows:
-        yield f"{row['tokens']:>15,} {row['tokens'] / tokens:6.1%}  {row['name']}"
-
-
-def _ago(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    name, size = next(((name, size) for name, size in _UNITS if seconds >= 2 * size), _UNITS[-1])
-    return f", {seconds // size:.0f} {name} ago"
+def _duration(seconds: float) -> str:
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+    name, size = next(((name, size) for name, size in units if seconds >= 2 * size), units[-1])
+    return f"{seconds // size:.0f} {name}"

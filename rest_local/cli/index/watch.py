@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -15,14 +14,13 @@ import click
 
 from rest_local.cli import completion
 from rest_local.cli.index import group
-from rest_local.cli.index.group import index, print_json
+from rest_local.cli.index.group import index
 from rest_local.cli.options import json_option
-from rest_local.cli.terminal import counted, say, warn
+from rest_local.cli.terminal import counted, print_json, say, warn
 from rest_local.errors import DatastoreError, DatastoreNotFound, RestLocalError
 
 if TYPE_CHECKING:
     from rest_local.retrieval.changing.watched import Commit, Target
-    from rest_local.retrieval.format import Manifest
 
 
 @index.command()
@@ -102,21 +100,12 @@ def targets_of(name: str, stack: ExitStack) -> Iterator[Target]:
             raise DatastoreError(f"datastore {name}: it was not built from files that can be watched")
         else:
             try:
-                vocabulary = stack.enter_context(group.open_vocabulary(group.model_path(_model_of(manifest))))
-                if vocabulary.hash != manifest.vocabulary.hash:
-                    raise DatastoreError("its model has another vocabulary now")
+                _, vocabulary = stack.enter_context(group.vocabulary_of(manifest))
             except RestLocalError as error:
                 about = manifest.vocabulary.name or manifest.vocabulary.hash[:12]
                 warn(f"datastore {name}: the index for vocabulary {about} goes stale: {error}")
             else:
                 yield Target(name, path, vocabulary)
-
-
-def _model_of(manifest: Manifest) -> str:
-    model = str(manifest.recipe.get("model", ""))
-    if not os.path.isfile(model):
-        raise DatastoreError(f"the model it was built with is gone ({model or 'none is recorded'})")
-    return model
 
 
 def line_of(commit: Commit) -> str:
