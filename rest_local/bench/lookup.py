@@ -14,7 +14,6 @@ import os
 import sysconfig
 import tempfile
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -26,10 +25,9 @@ import numpy.typing as npt
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.growth import Draft, draft
-from rest_local.drafting.tree import ROOT
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
-from rest_local.retrieval.building.build import SEGMENT_TOKENS, build
+from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.format import VocabularyId
@@ -113,21 +111,20 @@ Times = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """tokens: of the text; segments: measure the same text in so many segments, too; datastore: measure this one,
-    and build none; model: whose vocabulary; cold: with the files dropped from the page cache before each lookup.
+class LookupOptions:
+    """tokens: of the text; datastore: measure this one, and build none; model: whose vocabulary; cold: with the files
+    dropped from the page cache before each lookup.
     """
 
     tokens: int = 20_000_000
     queries: int = 2000
-    segments: int = 1
     datastore: Path | None = None
     model: str | None = None
     cold: bool = False
     seed: int = 0
 
 
-def measure(choice: Choice) -> dict[str, Any]:
+def measure(options: LookupOptions) -> dict[str, Any]:
     """Measure as the choice says, in a temporary directory. Times in microseconds:
 
     - `lookup_us`, the headline: one `Datastore.rows` of 64 rows and 16 tokens, and their weighted trie
@@ -138,67 +135,44 @@ def measure(choice: Choice) -> dict[str, Any]:
     Memory in MB: `open_rss_mb` after opening; `used_rss_mb` after all queries, including mapped pages, which the system
     may reclaim at any time; `own_rss_mb` without them; `trimmed_rss_mb` after `Datastore.trim`.
     """
-    random = np.random.default_rng(choice.seed)
-    if choice.datastore is not None:
-        return {"text": str(choice.datastore), **_measure_store(choice.datastore, choice, random)}
-    stored, vocabulary, source = _text(choice, random)
+    random = np.random.default_rng(options.seed)
+    if options.datastore is not None:
+        return {"text": str(options.datastore), **_measure_store(options.datastore, options, random)}
+    stored, vocabulary, source = _text(options, random)
     report: dict[str, Any] = {"text": source, "sort_tokens_per_s": _sort_speed(stored, vocabulary.size)}
     with tempfile.TemporaryDirectory() as directory:
         one = Path(directory) / "one"
         began = time.perf_counter()
-        _build(one, stored, vocabulary, SEGMENT_TOKENS)
+        named = (Document(f"{number}.py", tokens) for number, tokens in enumerate(stored))
+        build(one, named, vocabulary=vocabulary, recipe={})
         report["build_s"] = round(time.perf_counter() - began, 1)
-        if choice.segments > 1:
-            parts = Path(directory) / "parts"
-            _build(parts, stored, vocabulary, _cap(stored, choice.segments))
-            report["parts"] = _compare_segments(one, parts, choice, random)
         del stored
         gc.collect()
-        return {**report, **_measure_store(one, choice, random)}
+        return {**report, **_measure_store(one, options, random)}
 
 
-def _text(choice: Choice, random: np.random.Generator) -> tuple[list[Int32Array], VocabularyId, str]:
-    if choice.model is None:
+def _text(options: LookupOptions, random: np.random.Generator) -> tuple[list[Int32Array], VocabularyId, str]:
+    if options.model is None:
         identity = VocabularyId("0" * 64, SYNTHETIC_SIZE, "synthetic")
-        return list(up_to(synthetic(random), choice.tokens)), identity, "synthetic Zipf-Markov"
+        return list(up_to(synthetic(random), options.tokens)), identity, "synthetic Zipf-Markov"
     from rest_local.llama.model import Model
 
-    with Model.open(choice.model, vocab_only=True) as opened:
+    with Model.open(options.model, vocab_only=True) as opened:
         vocabulary = opened.vocabulary
         identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-        documents, copies = sources_and_edits(vocabulary, choice.tokens, random)
+        documents, copies = sources_and_edits(vocabulary, options.tokens, random)
     return documents, identity, f"Python sources, {copies:.0%} edited copies, vocabulary of {identity.name}"
 
 
-def _build(path: Path, documents: Iterable[Int32Array], vocabulary: VocabularyId, segment_tokens: int) -> None:
-    named = (Document(f"{number}.py", tokens) for number, tokens in enumerate(documents))
-    build(path, named, vocabulary=vocabulary, recipe={}, segment_tokens=segment_tokens)
-
-
-def _cap(documents: Sequence[Int32Array], segments: int) -> int:
-    """The least size of segments with which documents need no more than so many."""
-    sizes = [len(document) + 1 for document in documents]
-
-    def needed(cap: int) -> int:
-        count, total = 1, 0
-        for size in sizes:
-            total += size
-            if total > cap:
-                count, total = count + 1, size
-        return count
-
-    return bisect_left(range(sum(sizes)), True, lo=max(sizes), key=lambda cap: needed(cap) <= segments)
-
-
-def _measure_store(path: Path, choice: Choice, random: np.random.Generator) -> dict[str, Any]:
+def _measure_store(path: Path, options: LookupOptions, random: np.random.Generator) -> dict[str, Any]:
     opened_ms = sorted(_opening(path) for _ in range(_OPENED))[_OPENED // 2]
     before, before_own = _resident()
     with Datastore.open(path, mmap=True) as store:
         opened, _ = _resident()
-        contexts = _contexts(store, choice.queries, random)
+        contexts = _contexts(store, options.queries, random)
         first = _times(store, contexts, _trie)
         passes = [_times(store, contexts, _trie) for _ in range(PASSES)]
-        rows, drafts = _times(store, contexts, _nothing), _times(store, contexts, _drafted(16))
+        rows, drafts = _times(store, contexts, lambda rows: None), _times(store, contexts, _drafted(16))
         used, used_own = _resident()
         flushed = _times(store, contexts[:COLD_QUERIES], _trie, np.zeros(FLUSHED, np.uint8))
         store.trim()
@@ -209,7 +183,7 @@ def _measure_store(path: Path, choice: Choice, random: np.random.Generator) -> d
             "vocabulary": store.manifest.vocabulary.size,
             "width": width_of(store.manifest.vocabulary.size),
             "segments": info["segments"],
-            "queries": choice.queries,
+            "queries": options.queries,
             "open_ms": round(opened_ms, 2),
             "lookup_us": {**_quantiles(np.concatenate(passes)), "best": _best(passes)},
             "first_lookup_us": _quantiles(first),
@@ -222,7 +196,7 @@ def _measure_store(path: Path, choice: Choice, random: np.random.Generator) -> d
             "own_rss_mb": round(used_own - before_own, 1),
             "bytes_per_token": round(info["bytes"] / info["tokens"], 3),
         }
-        if choice.cold:
+        if options.cold:
             report["cold"] = _cold(store, contexts[:COLD_QUERIES])
     return report
 
@@ -249,7 +223,9 @@ def _cold(store: Datastore, contexts: Sequence[Int32Array]) -> dict[str, Any]:
     for context in contexts:
         store.trim()  # nor is a mapped one
         for file in files:
-            _drop(file)
+            descriptor = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
         before = resource.getrusage(resource.RUSAGE_SELF)
         began = time.perf_counter_ns()
         _trie(store.rows(context))
@@ -259,41 +235,6 @@ def _cold(store: Datastore, contexts: Sequence[Int32Array]) -> dict[str, Any]:
         faults.append(after.ru_majflt - before.ru_majflt)
     milliseconds = {name: round(value / 1000, 2) for name, value in _quantiles(np.array(times)).items()}
     return {"lookup_ms": milliseconds, "disk_kb": float(np.median(read)), "major_faults": float(np.median(faults))}
-
-
-def _drop(file: Path) -> None:
-    """Drop a file from the page cache."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-
-
-def _compare_segments(one: Path, parts: Path, choice: Choice, random: np.random.Generator) -> dict[str, Any]:
-    """The same lookups in one datastore and in one of more segments, alternately."""
-    with Datastore.open(one, mmap=True) as whole, Datastore.open(parts, mmap=True) as split:
-        contexts = _contexts(whole, choice.queries, random)
-        passes: dict[Datastore, list[Times]] = {whole: [], split: []}
-        for _ in range(PASSES + 1):  # the first pass maps the files
-            for store, times in passes.items():
-                times.append(_times(store, contexts, _trie))
-        best = {store: _best(times[1:]) for store, times in passes.items()}
-        return {
-            "segments": [len(whole.segments), len(split.segments)],
-            "lookup_us": [{**_quantiles(np.concatenate(passes[store][1:])), "best": best[store]} for store in best],
-            "ratio": round(best[split] / best[whole], 2),
-        }
-
-
-def _accepted(found: Draft, following: Sequence[int]) -> int:
-    node, count = ROOT, 0
-    for token in following:
-        child = found.tree.child(node, token)
-        if child is None:
-            break
-        node, count = child, count + 1
-    return count
 
 
 def _contexts(store: Datastore, queries: int, random: np.random.Generator) -> list[Int32Array]:
@@ -336,10 +277,6 @@ def _times(
         then(store.rows(context))
         times.append(time.perf_counter_ns() - began)
     return np.array(times)
-
-
-def _nothing(rows: Rows) -> None:
-    """Do nothing with the rows."""
 
 
 def _trie(rows: Rows) -> tuple[Int32Array, npt.NDArray[np.intp]]:

@@ -282,7 +282,7 @@ _PREDICTION = SOURCE_NUMBER["prediction"]
 
 
 @dataclass
-class Reach:
+class OracleMatch:
     """One answer. `longest[i]`: length of the longest right chain of candidates after `i` known tokens, i >= 1."""
 
     n_prompt: int
@@ -290,7 +290,7 @@ class Reach:
     seen: list[int]  # bucket of the match lengths that are visible there
 
 
-def reaches(recorded: Sequence[Recorded], make_sources: Callable[[], Predictable]) -> list[Reach]:
+def reaches(recorded: Sequence[Recorded], make_sources: Callable[[], Predictable]) -> list[OracleMatch]:
     """Make one lookup for every token of every answer. The result does not depend on a curve and serves all."""
     sources = make_sources()
     found = []
@@ -304,7 +304,7 @@ def reaches(recorded: Sequence[Recorded], make_sources: Callable[[], Predictable
             longest.append(max((_right(each, rest) for each in rows), default=0))
             seen.append(_evidence(rows))
             sources.extend(answer.answer[at : at + 1])
-        found.append(Reach(len(answer.prompt), longest, seen))
+        found.append(OracleMatch(len(answer.prompt), longest, seen))
     return found
 
 
@@ -326,7 +326,7 @@ def _evidence(found: Sequence[SourceRows]) -> int:
     return bisect_left(LENGTHS, ahead) * (len(LENGTHS) + 1) + bisect_left(LENGTHS, other)
 
 
-def fair(found: Sequence[Reach], curve: CostCurve) -> dict[str, Any]:
+def fair(found: Sequence[OracleMatch], curve: CostCurve) -> dict[str, Any]:
     """{"speedup", "mat", "nodes_per_step"} of the best draft size for each bucket of `seen`, in hindsight."""
     answers = [
         _Answer(np.array(reach.longest[1:]), np.array(reach.seen[1:]), _cost_table(reach, curve)) for reach in found
@@ -387,13 +387,13 @@ class _Answer:
             ms_by_size[size] += np.bincount(self.seen, self.cost[np.arange(n), own] + ms[after], _N_VISIBLE)
 
 
-def _cost_table(reach: Reach, curve: CostCurve) -> NDArray[np.float64]:
+def _cost_table(reach: OracleMatch, curve: CostCurve) -> NDArray[np.float64]:
     known: dict[int, list[float]] = {}
     lengths = [(reach.n_prompt + at) >> 6 << 6 for at in range(1, len(reach.longest))]
     return np.array([known.setdefault(length, _costs(curve, length)) for length in lengths]).reshape(-1, LARGEST)
 
 
-def oracle(found: Sequence[Reach], curve: CostCurve) -> dict[str, Any]:
+def oracle(found: Sequence[OracleMatch], curve: CostCurve) -> dict[str, Any]:
     """{"speedup", "mat", "nodes_per_step"} of the fastest way through all answers."""
     plain = drafted = 0.0
     steps = nodes = tokens = 0
@@ -411,7 +411,7 @@ def oracle(found: Sequence[Reach], curve: CostCurve) -> dict[str, Any]:
     }
 
 
-def _fastest(reach: Reach, curve: CostCurve) -> tuple[float, list[int]]:
+def _fastest(reach: OracleMatch, curve: CostCurve) -> tuple[float, list[int]]:
     """The least milliseconds from the first token to the end, and the chain lengths of that way, computed backwards."""
     end = len(reach.longest)
     best = [0.0] * (end + 1)

@@ -5,7 +5,6 @@ The tables are for people; `--json` has the same figures and more.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,7 +16,7 @@ import click
 from rest_local.cli import completion, inputs
 from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
-from rest_local.cli.terminal import fitted
+from rest_local.cli.terminal import columns, fitted, print_json
 from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import ModelInvalid, OptionError
 
@@ -112,7 +111,7 @@ WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes 
 
 
 @dataclass(frozen=True)
-class ReplayChoice:
+class ReplayOptions:
     """The options of `bench replay`, by their names."""
 
     files: tuple[Path, ...]
@@ -227,30 +226,30 @@ def replay(as_json: bool, **options: Any) -> None:
     """
     for name in ("model", "vocab"):
         options[name] = options[name] and str(inputs.model_path(options[name]))
-    choice = ReplayChoice(**{field.name: options.pop(field.name) for field in fields(ReplayChoice)})
-    report = _report(choice)
+    given = ReplayOptions(**{field.name: options.pop(field.name) for field in fields(ReplayOptions)})
+    report = _report(given)
     if not as_json:
         print_report(report)
     if as_json or not sys.stdout.isatty():  # a person reads the tables
-        click.echo(json.dumps(report))
+        print_json(report)
 
 
-def _report(choice: ReplayChoice) -> dict[str, Any]:
+def _report(given: ReplayOptions) -> dict[str, Any]:
     """Check the options first, then measure: what is wrong should not be found after minutes."""
     from rest_local.bench.replay import compare_curves, full_sweep
     from rest_local.calibration.curves import load_curve, shipped
 
-    make_policy = choice.make_policy()
-    curves = {name: load_curve(name) for name in choice.curves or (shipped() if choice.all_curves else ())}
+    make_policy = given.make_policy()
+    curves = {name: load_curve(name) for name in given.curves or (shipped() if given.all_curves else ())}
     here = None
-    with _workload(choice) as workload:
-        if choice.vocab and not (choice.curves or choice.sweep or choice.model):
-            curve, here = _here(choice.vocab, required=not curves)
+    with _workload(given) as workload:
+        if given.vocab and not (given.curves or given.sweep or given.model):
+            curve, here = _here(given.vocab, required=not curves)
             curves = {HERE: curve, **curves} if curve else curves
         report: dict[str, Any] = {"answers": len(workload.tested), "tokens": workload.tokens, "here": here}
-        if choice.model:
-            report["wall_clock"] = _wall_clock(choice, choice.model, workload, make_policy)
-        if choice.sweep:
+        if given.model:
+            report["wall_clock"] = _wall_clock(given, given.model, workload, make_policy)
+        if given.sweep:
             report["sweep"] = full_sweep(workload)
         report["curves"] = compare_curves(workload, make_policy, curves)
     return report
@@ -271,35 +270,35 @@ def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] |
         raise OptionError(f"{error}; --curves replays with the costs of other machines") from error
 
 
-def _workload(choice: ReplayChoice) -> Workload:
+def _workload(given: ReplayOptions) -> Workload:
     from rest_local.bench.workload import open_workload
     from rest_local.llama.model import Model
 
-    vocab = choice.vocab or choice.model
+    vocab = given.vocab or given.model
     if vocab is None:
         raise OptionError("--vocab GGUF or --model MODEL: one is needed to tokenize the answers")
-    if choice.save_curve and not choice.model:
+    if given.save_curve and not given.model:
         raise OptionError("--save-curve needs --model: the curve is measured on it")
     with Model.open(vocab, vocab_only=True) as model:
         return open_workload(
             model.vocabulary,
-            files=choice.files,
-            repositories=choice.git,
-            edits=choice.edits,
-            predict=choice.predict,
-            datastores=choice.datastore,
-            history=choice.history,
-            limit=choice.limit or (WALL_ANSWERS if choice.model else None),
+            files=given.files,
+            repositories=given.git,
+            edits=given.edits,
+            predict=given.predict,
+            datastores=given.datastore,
+            history=given.history,
+            limit=given.limit or (WALL_ANSWERS if given.model else None),
         )
 
 
-def _wall_clock(choice: ReplayChoice, model: str, workload: Workload, make_policy: MakePolicy) -> dict[str, Any]:
+def _wall_clock(given: ReplayOptions, model: str, workload: Workload, make_policy: MakePolicy) -> dict[str, Any]:
     from rest_local.bench.wall import wall_clock
     from rest_local.calibration.curves import curve_file
 
     result = wall_clock(model, workload.tested, workload.sources, make_policy)
-    if choice.save_curve:
-        choice.save_curve.write_text(curve_file(result.curve, f"measured: {result.report['model']}"), "utf-8")
+    if given.save_curve:
+        given.save_curve.write_text(curve_file(result.curve, f"measured: {result.report['model']}"), "utf-8")
     return result.report
 
 
@@ -308,14 +307,6 @@ def _wall_clock(choice: ReplayChoice, model: str, workload: Workload, make_polic
     "--tokens", type=click.IntRange(min=1000), default=20_000_000, show_default=True, help="Size of the text."
 )
 @click.option("--queries", type=click.IntRange(min=1), default=2000, show_default=True, help="Number of contexts.")
-@click.option(
-    "--segments",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Compare with the same text in N segments.",
-)
 @click.option("--cold", is_flag=True, help="Also drop the files from the page cache before each lookup.")
 @click.option(
     "--model",
@@ -337,12 +328,10 @@ def lookup(as_json: bool, model: str | None, directory: Path | None, **options: 
 
     Without other load, for figures that can be compared: times include whatever else the machine does.
     """
-    from rest_local.bench.lookup import Choice, measure
+    from rest_local.bench.lookup import LookupOptions, measure
 
     path = model and str(inputs.model_path(model))
-    report = measure(Choice(model=path, datastore=directory, **options))
-    if not as_json:
-        for key, value in report.items():
-            click.echo(f"{key:<20} {value}")
-    else:
-        click.echo(json.dumps(report))
+    report = measure(LookupOptions(model=path, datastore=directory, **options))
+    if as_json:
+        return print_json(report)
+    return click.echo("\n".join(columns([(key, str(value)) for key, value in report.items()])))

@@ -6,27 +6,24 @@ pyproject.toml. llama-cpp-python is also loaded, because having it does not mean
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rest_local import __version__
-from rest_local.cli import opening, options
+from rest_local.cli import opening, options, terminal
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import InstallationIncomplete, LibraryUnfit
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
-    from rich.table import Table
 
     from rest_local.calibration.cost import CostCurve
-    from rest_local.calibration.survey import Progress
     from rest_local.decoding.engine import Engine
 
 NAME = "rest-local"
@@ -128,7 +125,7 @@ def _unfit() -> tuple[str | None, list[str]]:
     return None, []
 
 
-WIDTH = 80
+TITLES = ("flash", "cache", "thr", "chains", "chains+", "trees", "trees+", "flips", "gap", "plain", "x16")
 SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of a batch; --json has more
 CASES = (("chains", False), ("chains", True), ("trees", False), ("trees", True))
 EXPLANATION = """\
@@ -141,33 +138,18 @@ fastest being 1."""
 
 def exactness_lines(survey: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report for people of `Survey.to_dict`."""
-    from rich.console import Console
-
     yield "exactness"
-    console = Console(width=WIDTH, color_system=None, highlight=False)
-    with console.capture() as capture:
-        console.print(exactness_table(survey["settings"]))
-    yield from (line.rstrip() for line in capture.get().splitlines())
+    rows = [TITLES, *map(_row, survey["settings"])]
+    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(len(TITLES))]
+    for row in rows:
+        cells = [cell.ljust(widths[at]) if at < 3 else cell.rjust(widths[at]) for at, cell in enumerate(row)]
+        yield " ".join(cells).rstrip()
     yield from EXPLANATION.splitlines()
     if survey["drafting"] == "none":
         yield f"Nothing is drafted with this model: {survey['reason']}."
     if survey["left_out"]:
         yield f"Not measured for lack of time: {survey['left_out']} settings; give --seconds more."
     yield ""
-
-
-def exactness_table(settings: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table; a setting that llama.cpp refuses has no figures."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in ("flash", "cache", "thr"):
-        table.add_column(title, no_wrap=True)
-    for title in ("chains", "chains+", "trees", "trees+", "flips", "gap", "plain", "x16"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for setting in settings:
-        table.add_row(*_row(setting))
-    return table
 
 
 def _row(setting: Mapping[str, Any]) -> list[str]:
@@ -179,27 +161,8 @@ def _row(setting: Mapping[str, Any]) -> list[str]:
     cells = [f"{by_case[c]['different']}/{by_case[c]['rows']}" if c in by_case else "" for c in CASES]
     flips = sum(case["flips"] for case in by_case.values())
     gap = max((case["largest_gap"] for case in by_case.values()), default=0.0)
-    return [
-        *name,
-        *cells,
-        str(flips),
-        f"{gap:.2f}" if flips else "",
-        f"{setting['plain']:.2f}",
-        f"{setting['step']:.2f}",
-    ]
-
-
-def progress_line() -> Progress:
-    """Return what shows, at a terminal, on stderr, what is being tried."""
-    shown = sys.stderr.isatty()
-
-    def show(name: str, number: int, total: int) -> None:
-        if shown:
-            click.echo(f"\r\x1b[K{number} of {total}: {name}", nl=False, err=True)
-            if number == total:
-                click.echo("\r\x1b[K", nl=False, err=True)
-
-    return show
+    gaps = f"{gap:.2f}" if flips else ""
+    return [*name, *cells, str(flips), gaps, f"{setting['plain']:.2f}", f"{setting['step']:.2f}"]
 
 
 def examine(engine: Engine) -> dict[str, Any]:
@@ -259,50 +222,36 @@ def own_versions() -> dict[str, str]:
     return {"rest-local": __version__, "python": platform.python_version()}
 
 
-def incomplete(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines for people where no engine can be opened."""
+def _of_installation(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _section("versions", facts["versions"])
     yield from _section("installation", dict(installation_rows(facts["installation"])))
 
 
 def report(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for people."""
-    drafting = facts["drafting"]
-    yield from _section("versions", facts["versions"])
-    yield from _section("installation", dict(installation_rows(facts["installation"])))
-    yield from _section("backends", {"built in": _text(facts["backends"]), "GPU offload": _text(facts["gpu_offload"])})
-    yield from _section("CPU", {"compiled by": _compilers(facts["compilers"]), **_units(facts["matrix_units"])})
+    drafting, units = facts["drafting"], facts["matrix_units"]
+    used, unused = (", ".join(name for name in units if units[name] is built) for built in (True, False))
+    self_test = dict(facts["self_test"] or {"not run": "nothing to verify with"})
+    if needed := self_test.pop("rows_needed", 0):  # it promises something
+        self_test["rows"] = f"{self_test['rows']} of {needed}"
+    compiled = "; ".join(facts["compilers"]) or "unknown: llama.cpp's library does not say"
+    yield from _of_installation(facts)
+    yield from _section("backends", {"built in": facts["backends"], "GPU offload": facts["gpu_offload"]})
+    cpu = {"compiled by": compiled, "matrix units used": used or "none", "not used": unused or "none"}
+    yield from _section("CPU", cpu)
     yield from _section("model", facts["model"])
     yield from _section(
         "drafting", {"kind": drafting["kind"], "why": drafting["reason"], "lookups": drafting["lookups"]}
     )
     yield from _section("settings", {**facts["settings"], **_rope(facts["settings"].get("rope"))})
     yield from _section("threads", facts["threads"])
-    yield from _section("self-test", _rows_told(facts["self_test"]) or {"not run": "nothing to verify with"})
+    yield from _section("self-test", self_test)
     yield from _section("calibration", calibration_rows(facts["calibration"]))
     yield "cost of a batch of n tokens, relative to one"
     yield from cost_table(facts["cost_curve"])
     if "exactness" in facts:
         yield from exactness_lines(facts["exactness"])
     yield from _section("paths", facts["paths"])
-
-
-def _rows_told(self_test: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The self-test with how many rows it still needs, where it promises something."""
-    told = dict(self_test or {})
-    if needed := told.pop("rows_needed", 0):
-        told["rows"] = f"{told['rows']} of {needed}"
-    return told
-
-
-def _compilers(names: list[str]) -> str:
-    return "; ".join(names) or "unknown: llama.cpp's library does not say"
-
-
-def _units(units: Mapping[str, bool]) -> dict[str, str]:
-    """The matrix units of the CPU by whether llama.cpp was built to use them."""
-    used, unused = ([name for name in units if units[name] is built] for built in (True, False))
-    return {"matrix units used": ", ".join(used) or "none", "not used": ", ".join(unused) or "none"}
 
 
 def _rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -340,9 +289,7 @@ def _duration(seconds: float) -> str:
 
 def _section(title: str, rows: Mapping[str, Any]) -> Iterator[str]:
     yield title
-    width = max(map(len, rows), default=0)
-    for name, value in rows.items():
-        yield f"  {name:<{width}}  {_text(value)}"
+    yield from terminal.columns([(f"  {name}", _text(value)) for name, value in rows.items()])
     yield ""
 
 
@@ -398,7 +345,10 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
     state = installation()
     if problems := faults(state):
         facts = {"versions": own_versions(), "installation": state}
-        click.echo(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(incomplete(facts)))
+        if as_json:
+            terminal.print_json(facts)
+        else:
+            click.echo("\n".join(_of_installation(facts)))
         raise InstallationIncomplete(problems)
     with opening.open_engine(config) as engine:
         engine.compare()
@@ -406,9 +356,12 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
         if exactness:
             from rest_local.calibration.survey import survey
 
-            facts["exactness"] = survey(engine.model, config.threads, seconds, progress_line()).to_dict()
+            with terminal.Bar() as bar:
+
+                def progress(name: str, number: int, total: int) -> None:
+                    bar.show(f"{number} of {total}: {name}", number, total)
+
+                facts["exactness"] = survey(engine.model, config.threads, seconds, progress).to_dict()
     if as_json:
-        click.echo(json.dumps(facts, ensure_ascii=False))
-    else:
-        for line in report(facts):
-            click.echo(line)
+        return terminal.print_json(facts)
+    return click.echo("\n".join(report(facts)))

@@ -10,6 +10,9 @@ import pytest
 
 from rest_local.bench import lookup
 from rest_local.cli.main import run
+from rest_local.retrieval.building.build import build
+from rest_local.retrieval.documents import Document
+from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.rows import Rows
 
 
@@ -26,21 +29,19 @@ def report_of(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, ob
 
 
 def test_every_figure_is_reported(capsys, few):
-    result = report_of(capsys, "--segments", "4", "--cold")
+    result = report_of(capsys, "--cold")
     assert result["text"] == "synthetic Zipf-Markov"
     assert 38_000 < result["tokens"] < 41_000
     assert result["bytes_per_token"] == pytest.approx(6, abs=0.3)
     for figure in ("lookup_us", "first_lookup_us", "flushed_lookup_us", "rows_us", "draft_us"):
         assert {"p50", "p99"} <= set(result[figure])
-    assert result["parts"]["segments"] == [1, 4]
-    assert result["parts"]["ratio"] > 0
     assert set(result["cold"]) == {"lookup_ms", "disk_kb", "major_faults"}
 
 
 def test_a_datastore_can_be_measured(capsys, few, tmp_path: Path):
     documents = [np.arange(100, dtype=np.int32) for _ in range(3)]
-    identity = lookup.VocabularyId("ab" * 32, 300, "toy")
-    lookup._build(tmp_path / "toy", documents, identity, 150)
+    named = (Document(f"{number}.py", tokens) for number, tokens in enumerate(documents))
+    build(tmp_path / "toy", named, vocabulary=VocabularyId("ab" * 32, 300, "toy"), recipe={}, segment_tokens=150)
     result = report_of(capsys, "--directory", str(tmp_path / "toy"))
     assert (result["tokens"], result["segments"]) == (303, 3)
 
