@@ -62,19 +62,19 @@ def test_the_oldest_version_that_may_be_installed_was_tested() -> None:
 
 def test_what_is_there_is_said_and_what_an_extra_lacks_has_its_command(installed: Callable[..., None]) -> None:
     installed(numpy="2.4", click="8.1", ray="2.50")
-    state = doctor.examine()
-    assert dict(doctor.rows(state)) == {
+    state = doctor.installation()
+    assert dict(doctor.installation_rows(state)) == {
         "required": "all there",
         "ray": "all there",
         "parquet": "pyarrow is not installed: pip install 'rest-local[parquet]' (Parquet files as sources of a "
         "datastore)",
     }
-    assert doctor.problems(state) == []
+    assert doctor.faults(state) == []
 
 
 def test_an_extra_of_another_version_does_not_fit(installed: Callable[..., None]) -> None:
     installed(numpy="2.4", click="8.1", ray="2.99", pyarrow="14")
-    extras = doctor.examine()["extras"]
+    extras = doctor.installation()["extras"]
     assert extras["ray"]["missing"] == ["ray 2.99 does not fit (ray<2.64,>=2.40)"]
     assert extras["parquet"]["missing"] == []
 
@@ -112,14 +112,14 @@ def test_a_library_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.delitem(sys.modules, "rest_local.llama.loaded", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
-    state = doctor.examine()
+    state = doctor.installation()
     assert (state["llama_cpp"], state["lacks"]) == ("llama-cpp-python 0.3.34 lacks a, b; install one", ["a", "b"])
 
 
 def test_without_packaging_it_is_the_library_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "packaging.requirements", None)
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
-    assert doctor.examine()["missing"] == ["packaging is not installed"]
+    assert doctor.installation()["missing"] == ["packaging is not installed"]
 
 
 def test_a_folder_that_is_not_installed_has_no_versions_to_compare(

@@ -27,7 +27,7 @@ def folder_of(tmp_path: Path, *names: str) -> Path:
 
 
 def test_without_a_model_it_is_the_demo() -> None:
-    assert serve.named([]) == [serve.Named("demo", None, True)]
+    assert serve.named_models([]) == [serve.Named("demo", None, True)]
 
 
 def test_a_folder_is_all_its_models_and_none_is_loaded_at_once(
@@ -35,7 +35,7 @@ def test_a_folder_is_all_its_models_and_none_is_loaded_at_once(
 ) -> None:
     folder = folder_of(tmp_path, "b.gguf", "a.gguf", "deep/c-Q4_K_M.gguf", "mmproj-a.gguf")
     (folder / "broken.gguf").write_bytes(b"no model")
-    found = serve.named([str(folder)])
+    found = serve.named_models([str(folder)])
     assert sorted((each.name, each.eager) for each in found) == [("a", False), ("b", False), ("c-Q4_K_M", False)]
     assert "broken.gguf is left out: " in capsys.readouterr().err
 
@@ -44,29 +44,29 @@ def test_files_and_folders_keep_their_order(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "a.gguf")
     other = tmp_path / "z.gguf"
     shutil.copyfile(demo_model(), other)
-    assert [each.name for each in serve.named([str(other), str(folder)])] == ["z", "a"]
-    assert [each.name for each in serve.named([str(folder), str(other)])] == ["a", "z"]
+    assert [each.name for each in serve.named_models([str(other), str(folder)])] == ["z", "a"]
+    assert [each.name for each in serve.named_models([str(folder), str(other)])] == ["a", "z"]
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputInvalid, match="holds no model"):
-        serve.named([str(tmp_path)])
+        serve.named_models([str(tmp_path)])
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "a.gguf")
     with pytest.raises(OptionError, match="two models are called a"):
-        serve.named([str(folder), str(folder / "a.gguf")])
+        serve.named_models([str(folder), str(folder / "a.gguf")])
 
 
 def test_an_unknown_name_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
-        serve.named([str(folder_of(tmp_path, "a.gguf")), "no-such-model"])
+        serve.named_models([str(folder_of(tmp_path, "a.gguf")), "no-such-model"])
 
 
 def test_aliases_are_of_the_first_model_unless_they_name_another() -> None:
     given = ("coder", "*", "fast=b", "a=b=b", "x=unknown")
-    assert serve.aliases(given, ["a", "b"]) == {"a": ("coder", "x=unknown"), "b": ("fast", "a=b")}
+    assert serve.aliases_of(given, ["a", "b"]) == {"a": ("coder", "x=unknown"), "b": ("fast", "a=b")}
 
 
 def test_what_loads_a_model_can_be_sent_to_its_process(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def _option() -> tuple[click.Context, click.Parameter]:
 )
 def test_an_alias_that_would_mean_two_models_is_refused(given: tuple[str, ...], words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        serve.aliases(given, ["a", "b"])
+        serve.aliases_of(given, ["a", "b"])
 
 
 def test_a_model_may_be_given_its_own_name_again() -> None:
-    assert serve.aliases(("a", "b=b", "x", "x"), ["a", "b"]) == {"a": ("a", "x", "x"), "b": ("b",)}
+    assert serve.aliases_of(("a", "b=b", "x", "x"), ["a", "b"]) == {"a": ("a", "x", "x"), "b": ("b",)}
