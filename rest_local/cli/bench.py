@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, inputs
-from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
-from rest_local.cli.terminal import columns, fitted, print_json
+from rest_local.cli.terminal import columns, fitted, json_option, print_json
 from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import ModelInvalid, OptionError
 

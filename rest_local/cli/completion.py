@@ -32,8 +32,7 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from rest_local.cli.main import cli
-
+    cli = click.get_current_context().find_root().command
     script = get_completion_class(shell)
     assert script is not None
     click.echo(script(cli, {}, PROGRAM, VARIABLE).source())
@@ -109,10 +108,9 @@ def keys(context: click.Context, parameter: click.Parameter, incomplete: str) ->
     """Keys of the configuration, with the help of their options."""
     from click.shell_completion import CompletionItem
 
-    from rest_local.cli.main import cli
     from rest_local.cli.settings import options_by_key
 
-    found = options_by_key(cli)
+    found = options_by_key(context.find_root().command)
     return [
         CompletionItem(key, help=(found[key][0].help or "").partition(". ")[0])
         for key in sorted(found)
@@ -122,10 +120,9 @@ def keys(context: click.Context, parameter: click.Parameter, incomplete: str) ->
 
 def values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """What the option of the key in the same command line takes."""
-    from rest_local.cli.main import cli
     from rest_local.cli.settings import options_by_key
 
-    options = options_by_key(cli).get(context.params.get("key") or "", [])
+    options = options_by_key(context.find_root().command).get(context.params.get("key") or "", [])
     if not options:
         return []
     if options[0].is_flag:

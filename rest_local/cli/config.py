@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, settings
-from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
 from rest_local.cli.settings import ENVIRONMENT, MODEL, PROFILE, Settings, variable_of
-from rest_local.cli.terminal import warn
+from rest_local.cli.terminal import json_option, warn
 from rest_local.errors import ConfigInvalid, OptionError, RestLocalError, printable
 
 if TYPE_CHECKING:

@@ -336,7 +336,7 @@ def _ratio(value: float) -> str:
     metavar="N",
     help="Time for --exactness.",
 )
-@options.json_option
+@terminal.json_option
 def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool) -> None:
     """Show versions, what is missing, backends, what drafting can do with the model, the self-test and the cost curve.
 

@@ -10,7 +10,7 @@ import click
 
 from rest_local.cli import inputs, opening, options
 from rest_local.cli.sections import SectionedCommand, rare_option
-from rest_local.cli.terminal import line_of, say
+from rest_local.cli.terminal import json_option, line_of, say
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.sampling import Sampling
 
@@ -48,7 +48,7 @@ UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context
 @options.sampling_options
 @options.stop_option
 @options.quiet_option
-@options.json_option
+@json_option
 def generate(
     prompt: str | None,
     config: EngineConfig,

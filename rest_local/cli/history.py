@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import completion
-from rest_local.cli.options import json_option
 from rest_local.cli.sections import SummaryGroup
-from rest_local.cli.terminal import columns, confirm, counted, print_json
+from rest_local.cli.terminal import columns, confirm, counted, json_option, print_json
 
 if TYPE_CHECKING:
     from rest_local.retrieval.histories import HistoryEntry

@@ -63,7 +63,7 @@ def cli(ctx: click.Context) -> None:
     time. Every option can be set in the environment (--top-k is REST_LOCAL_TOP_K) and in a file (see `config`).
     """
     if ctx.invoked_subcommand is None:
-        from rest_local.cli.opening import next_steps
+        from rest_local.cli.models import next_steps
 
         click.echo("\n".join(next_steps()))
 

@@ -1,7 +1,13 @@
-"""`rest-local models`, `pull` and `rm`: models on the disk and from the hub. None of them loads one."""
+"""`rest-local models`, `pull` and `rm`: models on the disk and from the hub. None of them loads one.
+
+What to do next where no model was named: `rest-local` alone prints it (`next_steps`), and a command that needs a model
+to converse with asks at a terminal which one to take (`choose`).
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 import sys
 import textwrap
@@ -14,17 +20,23 @@ import click
 
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion
-from rest_local.cli.options import json_option
-from rest_local.cli.terminal import Bar, columns, confirm, print_json
+from rest_local.cli.terminal import Bar, columns, confirm, json_option, print_json
 from rest_local.errors import HubError, ModelNotFound, ModelNotHere, OptionError, printable
 
 if TYPE_CHECKING:
     from rest_local.catalog.describe import ModelFacts
     from rest_local.catalog.hub import Choice, Hub, Repository
+    from rest_local.catalog.stores import StoredModel
 
 HEADINGS = ("NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING")
 SHORT, LAST = 16, 12  # columns of a narrow terminal: for names in the same line, for DRAFTING at least
 PATIENCE_S = 1.0  # before a bar is drawn
+OFFERED = 5  # models to choose from
+LOOKED_AT = 20  # of the newest: each header takes up to 50 ms the first time
+
+# Least main memory in GB, and a model of that family that leaves half of it free: 4.7, 2.1, 1.1 and 0.5 GB.
+_SUGGESTED = ((12, "7B"), (6, "3B"), (3, "1.5B"), (0, "0.5B"))
+FEW_PROCESSORS, SMALL_GB = 4, 4.0  # with so few, no model that wants more memory than this
 DRAFTING = {"tree": "trees", "chain": "chains", "none": "no"}
 
 
@@ -54,8 +66,6 @@ def models(as_json: bool) -> None:
     for line in table([row_of(facts) for facts in found], width):
         click.echo(line)
     if all(facts.store == "demo" for facts in found):
-        from rest_local.cli.opening import suggestion
-
         click.echo(f"Only the demo model is here. Get another: rest-local pull {suggestion()}", err=True)
     return None
 
@@ -249,3 +259,79 @@ def rm(name: str, yes: bool, as_json: bool) -> None:
     if as_json:
         return print_json({"removed": model.name, "bytes": removal.bytes})
     return click.echo(f"removed {model.name}, {size}")
+
+
+def next_steps() -> list[str]:
+    """The lines of `rest-local` alone: what to do next, with what is on the disk already."""
+    newest = _newest()
+    name = newest[0].name if newest else suggestion()
+    steps = ["No model is here yet. This one fits the memory of this machine:", f"    rest-local pull {name}"]
+    if newest:
+        here = "One model is" if len(newest) == 1 else f"{len(newest)} models are"
+        steps = [
+            f"{here} here (`rest-local models`). Draft from your code, and talk:",
+            f"    rest-local index build ~/src/myproject -m {name}",
+        ]
+    return [
+        "rest-local runs GGUF models on this machine, faster with the same output.",
+        *steps,
+        f"    rest-local chat -m {name}",
+        "`rest-local demo` shows the gain, `rest-local --help` lists the commands.",
+    ]
+
+
+def choose() -> str:
+    """The name of the model that the user chooses at a terminal, of the newest that can converse.
+
+    Raises OptionError where there is none, or no terminal, after lines on stderr that say what to do.
+    """
+    from rest_local.catalog.describe import list_models
+
+    def tell(*lines: str) -> None:
+        click.echo("\n".join(lines), err=True)
+
+    facts = list_models(_newest()[:LOOKED_AT])
+    found = [each for each in facts if each.header.chat_template and not each.error][:OFFERED]
+    if not found:
+        tell(
+            "No model was named, and none that can converse is on this machine. This one fits its memory:",
+            f"    rest-local pull {suggestion()}",
+        )
+        raise OptionError("no model was named; download one, then give its name with -m")
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        tell("No model was named. On this machine:", *(f"    -m {model.name}" for model in found[: OFFERED - 2]))
+        raise OptionError("no model was named; give one with -m, `rest-local models` lists all")
+    rows = [(f"  {n}", model.name, in_bytes(model.bytes)) for n, model in enumerate(found, 1)]
+    tell("No model was named (-m). On this machine:", *columns(rows))
+    number = click.prompt("Which one", type=click.IntRange(1, len(found)), default=1, err=True)
+    return found[int(number) - 1].name
+
+
+def suggestion() -> str:
+    """A model of a hub that fits the main memory of this machine, and its processors: each token reads all of it."""
+    from rest_local.llama.cores import usable_cpus
+
+    memory = min(_memory_gb(), SMALL_GB if len(usable_cpus()) <= FEW_PROCESSORS else math.inf)
+    size = next(size for least, size in _SUGGESTED if memory >= least)
+    return f"Qwen/Qwen2.5-Coder-{size}-Instruct-GGUF:Q4_K_M"
+
+
+def _newest() -> list[StoredModel]:
+    """The models on the disk, the newest first, without the demo model."""
+    from rest_local.catalog.stores import DEMO, stored_models
+
+    def changed(model: StoredModel) -> float:
+        try:
+            return model.path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    return sorted((model for model in stored_models() if model.store != DEMO), key=changed, reverse=True)
+
+
+def _memory_gb() -> float:
+    """Main memory; 8 where the platform does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    except (AttributeError, ValueError, OSError):
+        return 8.0

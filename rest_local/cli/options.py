@@ -260,7 +260,6 @@ stop_option = click.option(
     "--stop", multiple=True, callback=_check_stops, metavar="TEXT", help="Stop before this text; may be repeated."
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print no line about the speed.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead.")
 
 
 def tokens_option(default: int, help: str, least: int = -1) -> Decorator:

@@ -95,6 +95,9 @@ def confirm(question: str, without: str = "") -> None:
         raise click.exceptions.Exit(1)
 
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead.")
+
+
 def print_json(fields: Any) -> None:
     """One line of JSON, in ASCII: names of files may hold anything."""
     click.echo(json.dumps(fields))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=SectionedCommand)
 @options.engine_options
-@options.json_option
+@terminal.json_option
 def tune(config: EngineConfig, as_json: bool) -> None:
     """Measure what batches of tokens cost with a model on this machine, and explain what pays.
 

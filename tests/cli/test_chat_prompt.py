@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.cli import interrupt
-from rest_local.cli.chat import command
-from rest_local.cli.chat.command import is_open, quiet_keyboard, read_lines, unquoted
+from rest_local.cli.chat import prompt
+from rest_local.cli.chat.prompt import is_open, quiet_keyboard, read_lines, unquoted
 
 termios = pytest.importorskip("termios", reason="Windows has no termios, and no echo to turn off")
 
@@ -71,10 +71,10 @@ def test_the_older_half_of_a_long_history_goes_at_whole_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path))
-    monkeypatch.setattr(command, "HISTORY_BYTES", 2000)
+    monkeypatch.setattr(prompt, "HISTORY_BYTES", 2000)
     for number in range(100):
-        command._history(keep=True).append_string(f"message {number}\nof two lines")
-    kept = list(command._history(keep=True).load_history_strings())
+        prompt._history(keep=True).append_string(f"message {number}\nof two lines")
+    kept = list(prompt._history(keep=True).load_history_strings())
     assert kept[0] == "message 99\nof two lines", "the newest first"
     assert kept == [f"message {number}\nof two lines" for number in range(99, 99 - len(kept), -1)]
     assert 20 < len(kept) < 60
@@ -86,7 +86,7 @@ def test_a_history_that_cannot_be_written_costs_a_warning(
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path))
     (tmp_path / "chat_history").mkdir()
-    command._history(keep=True).append_string("hello")
+    prompt._history(keep=True).append_string("hello")
     assert "what you type is not kept" in capsys.readouterr().err
 
 

@@ -17,7 +17,7 @@ import pytest
 from fake_cli_engine import FakeEngine, FakePiece, FakeStream
 
 from rest_local.cli import edit as edit_module
-from rest_local.cli import opening
+from rest_local.cli import models
 from rest_local.cli.edit import LARGEST_OWN, with_context
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile
@@ -436,7 +436,7 @@ def test_without_a_model_the_user_is_asked_for_one(
     model: Install, call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = model(fenced(NEW))
-    monkeypatch.setattr(opening, "choose", lambda: "chosen.gguf")
+    monkeypatch.setattr(models, "choose", lambda: "chosen.gguf")
     assert call("edit", str(file), "make y 20", "--yes").code == 0
     assert engine.config.model == Path("chosen.gguf")
 

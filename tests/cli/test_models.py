@@ -22,7 +22,7 @@ from huggingface_hub import constants
 from support.hub_server import HubServer, serving
 
 from rest_local.catalog.describe import Header, ModelFacts
-from rest_local.cli import inputs, opening
+from rest_local.cli import inputs, models
 from rest_local.cli.indexer import Live
 from rest_local.cli.models import row_of, table
 from rest_local.paths import demo_model
@@ -287,7 +287,7 @@ def test_rest_local_alone_says_what_to_do_next(call: Call, home: Path, tiny_mode
     done = call()
     lines = done.out.splitlines()
     assert (done.code, len(lines), done.err) == (0, 5, "")
-    assert lines[2].strip() == f"rest-local pull {opening.suggestion()}"
+    assert lines[2].strip() == f"rest-local pull {models.suggestion()}"
     (home / "models" / "mine.gguf").symlink_to(tiny_model("llama"))
     lines = call().out.splitlines()
     assert len(lines) == 5
@@ -302,8 +302,8 @@ def test_the_suggested_model_fits_the_machine(processors: int, fit: list[str], m
     sizes = []
     monkeypatch.setattr("rest_local.llama.cores.usable_cpus", lambda: set(range(processors)))
     for memory in (2.0, 4.0, 8.0, 64.0):
-        monkeypatch.setattr(opening, "_memory_gb", lambda memory=memory: memory)
-        sizes.append(opening.suggestion().split("-")[2])
+        monkeypatch.setattr(models, "_memory_gb", lambda memory=memory: memory)
+        sizes.append(models.suggestion().split("-")[2])
     assert sizes == fit
 
 

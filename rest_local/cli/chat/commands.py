@@ -18,11 +18,11 @@ from typing import Any
 import click
 
 from rest_local.cli import inputs, opening
-from rest_local.cli.chat.command import is_dumb
 from rest_local.cli.chat.conversation import Attachment, NamedSession, session_names, text_of
 from rest_local.cli.chat.display import COLOURS, of_source, visible
+from rest_local.cli.chat.prompt import is_dumb, unquoted
 from rest_local.cli.chat.talk import Talk, note
-from rest_local.cli.terminal import counted
+from rest_local.cli.terminal import counted, statistics_line
 from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError, in_options
 from rest_local.llama.sampling import Sampling
 
@@ -125,8 +125,6 @@ def _switched(value: str, now: bool) -> bool:
 
 
 def _system(talk: Talk, argument: str) -> None:
-    from rest_local.cli.chat.command import unquoted
-
     if not argument:
         note(talk.conversation.system or "there is no system message")
         return
@@ -287,10 +285,26 @@ def _raw(talk: Talk, argument: str) -> None:
 
 
 def _stats(talk: Talk, argument: str) -> None:
-    statistics = talk.engine.statistics()
-    for line in talk.totals.lines():
-        note(line)
-    note(f"context: {statistics['cells_used']} of {talk.engine.n_ctx} tokens")
+    from rest_local.decoding.results import DraftStatistics, Timings
+    from rest_local.decoding.stream import Result
+
+    timings = Timings.total(result.timings for result in talk.results)
+    drafts = [result.draft for result in talk.results]
+    steps, generated, drafted, accepted = (
+        sum(getattr(draft, name) for draft in drafts) for name in ("steps", "generated", "drafted", "accepted")
+    )
+    each = [result.draft.plain_step_ms * result.timings.predicted_tokens for result in talk.results]
+    plain_ms = sum(each) if all(each) else 0.0  # compared where each of them is
+    whole = Result(
+        sources=[source for result in talk.results for source in result.sources],
+        timings=timings,
+        draft=DraftStatistics(drafted=drafted, plain_step_ms=plain_ms / max(timings.predicted_tokens, 1)),
+    )
+    answers = counted(len(talk.results), "answer")
+    note(f"{answers}, {timings.predicted_tokens} tokens: {statistics_line(whole)}")
+    note(f"{generated / max(steps, 1):.2f} tokens a forward pass, {accepted} of {drafted} draft tokens accepted")
+    note(f"prompts: {timings.prompt_tokens} tokens evaluated, {timings.cached_tokens} were in the KV cache")
+    note(f"context: {talk.engine.statistics()['cells_used']} of {talk.engine.n_ctx} tokens")
 
 
 def _model(talk: Talk, argument: str) -> None:
@@ -348,6 +362,7 @@ def completions(talk: Talk, text: str) -> Iterator[tuple[str, int]]:
 
 def _choices(talk: Talk, word: str, rest: str) -> Iterator[str]:
     """What may follow a command; all that begin with the end of `rest` are among them."""
+    from rest_local.catalog.stores import names
     from rest_local.retrieval.home import list_datastores
 
     if word in ("file", "image"):
@@ -360,20 +375,13 @@ def _choices(talk: Talk, word: str, rest: str) -> Iterator[str]:
     elif word == "drafts":
         yield from ("on", "off")
     elif word == "model":
-        yield from _models()
+        yield from names()
         yield from paths(rest, (".gguf",))
     elif word == "datastore":
         used = [store.path.name for store in talk.engine.datastores]
         yield from ("add", "remove", "list")
         yield from (f"add {name}" for name in list_datastores() if name not in used)
         yield from (f"remove {name}" for name in used)
-
-
-def _models() -> list[str]:
-    """Names of models on the disk."""
-    from rest_local.catalog.stores import names
-
-    return names()
 
 
 def paths(begun: str, suffixes: tuple[str, ...] = ()) -> Iterator[str]:

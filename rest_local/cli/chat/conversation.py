@@ -34,8 +34,9 @@ class Attachment:
 
     def __str__(self) -> str:
         """As it stands in the message: the name, and the text in a code block that nothing in it ends."""
-        ticks = max((len(run) for run in re.findall("^`{3,}", self.text, re.MULTILINE)), default=2)
-        fence = "`" * (ticks + 1)
+        from rest_local.editing.edit import fence_for  # after --help
+
+        fence = fence_for(self.text)
         heading = f"{self.name}:\n" if self.name else ""
         return f"{heading}{fence}{PurePath(self.name).suffix[1:]}\n{self.text.rstrip()}\n{fence}"
 

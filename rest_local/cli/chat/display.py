@@ -16,7 +16,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -206,8 +206,8 @@ COLOURS = {
 }  # fmt: skip
 
 
-class Display(Protocol):
-    """Shows one answer."""
+class Display:
+    """Shows one answer; this one shows nothing."""
 
     def wait(self, n_characters: int) -> None:
         """So many characters are evaluated before the answer begins."""
@@ -219,24 +219,12 @@ class Display(Protocol):
         """The answer has ended; `deltas`: what was held back."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def wait(self, n_characters: int) -> None: ...
-
-    def show(self, piece: Piece, deltas: Sequence[Delta]) -> None: ...
-
-    def finish(self, deltas: Sequence[Delta]) -> None: ...
-
-
-class Plain:
+class Plain(Display):
     """The text of the answer as it is, without reasoning: for a pipe. `at_terminal`: without what would control it."""
 
     def __init__(self, at_terminal: bool = False) -> None:
         self._at_terminal = at_terminal
         self._text = ""  # the newest part
-
-    def wait(self, n_characters: int) -> None: ...
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
         self._print(deltas)
@@ -255,7 +243,7 @@ class Plain:
             self._text = text
 
 
-class MarkdownDisplay:
+class MarkdownDisplay(Display):
     """Styled Markdown after dim reasoning. `colours`: of code."""
 
     def __init__(self, colours: bool) -> None:
@@ -308,7 +296,7 @@ class MarkdownDisplay:
             _write(text)
 
 
-class DraftsDisplay:
+class DraftsDisplay(Display):
     """The text as the model writes it, drafted tokens underlined, and with `colours` in the one of their source."""
 
     def __init__(self, engine: Engine, colours: bool) -> None:
@@ -318,8 +306,6 @@ class DraftsDisplay:
         self._detokenizer = Detokenizer(engine.model.vocabulary.piece)
         self._sources: deque[tuple[int, str]] = deque()  # of the characters to come: how many, and their source
         self._last = "\n"
-
-    def wait(self, n_characters: int) -> None: ...
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
         for token, source in zip(piece.tokens, piece.sources, strict=True):

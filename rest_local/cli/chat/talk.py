@@ -11,16 +11,16 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from rest_local.cli import interrupt
-from rest_local.cli.chat.command import is_dumb, quiet_keyboard
 from rest_local.cli.chat.conversation import Conversation, NamedSession, text_of
-from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain, Silent
-from rest_local.cli.terminal import counted, fitted, line_of, statistics_line
+from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain
+from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
+from rest_local.cli.terminal import counted, fitted, line_of
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.sampling import MAX_SEED, Sampling
 
@@ -45,36 +45,6 @@ class Settings:
     drafts: bool = False  # `/drafts`
 
 
-@dataclass
-class Totals:
-    """Sums over the answers of a chat."""
-
-    results: list[Result] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        """What `/stats` shows."""
-        from rest_local.decoding.results import DraftStatistics, Timings
-        from rest_local.decoding.stream import Result
-
-        timings = Timings.total(result.timings for result in self.results)
-        drafts = [result.draft for result in self.results]
-        steps, generated, drafted, accepted = (
-            sum(getattr(draft, name) for draft in drafts) for name in ("steps", "generated", "drafted", "accepted")
-        )
-        each = [result.draft.plain_step_ms * result.timings.predicted_tokens for result in self.results]
-        plain_ms = sum(each) if all(each) else 0.0  # compared where each of them is
-        whole = Result(
-            sources=[source for result in self.results for source in result.sources],
-            timings=timings,
-            draft=DraftStatistics(drafted=drafted, plain_step_ms=plain_ms / max(timings.predicted_tokens, 1)),
-        )
-        return [
-            f"{counted(len(self.results), 'answer')}, {timings.predicted_tokens} tokens: {statistics_line(whole)}",
-            f"{generated / max(steps, 1):.2f} tokens a forward pass, {accepted} of {drafted} draft tokens accepted",
-            f"prompts: {timings.prompt_tokens} tokens evaluated, {timings.cached_tokens} were in the KV cache",
-        ]
-
-
 class Talk:
     """`reopen`: opens an engine for another model. `interactive`: at a terminal, where errors do not end the chat.
     Closes neither the engine nor the session by itself: `close`.
@@ -93,7 +63,7 @@ class Talk:
         self.engine, self.settings = engine, settings
         self.conversation = Conversation()
         self.session: NamedSession | None = None
-        self.totals = Totals()
+        self.results: list[Result] = []  # of the answers so far
         self.interactive = interactive
         self._as_json, self._quiet, self._reopen = as_json, quiet, reopen
         self._cells_are_new = False  # since they were read from or written to the file of the session
@@ -138,7 +108,7 @@ class Talk:
             sampling = replace(sampling, temperature=ANOTHER)
             note(f"greedy answers do not change; this one is drawn at temperature {ANOTHER}")
         if sampling.seed is not None:
-            sampling = replace(sampling, seed=(sampling.seed + 1 + len(self.totals.results)) % (MAX_SEED + 1))
+            sampling = replace(sampling, seed=(sampling.seed + 1 + len(self.results)) % (MAX_SEED + 1))
         return self._anew(sampling)
 
     def _anew(self, sampling: Sampling) -> bool:
@@ -190,7 +160,7 @@ class Talk:
     def _display(self) -> Display:
         """How the next answer is shown."""
         if self._as_json:
-            return Silent()
+            return Display()
         if not sys.stdout.isatty():
             return Plain()
         if is_dumb():
@@ -202,7 +172,7 @@ class Talk:
 
     def _keep(self, result: Result, message: dict[str, object]) -> None:
         self.conversation.answer(message)
-        self.totals.results.append(result)
+        self.results.append(result)
         self._cells_are_new, self._n_read = True, self._n_characters()
         self.write()
         if self._as_json:

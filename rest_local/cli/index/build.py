@@ -25,8 +25,8 @@ from rest_local.cli.index.group import (
     replace_option,
     vocabulary_option,
 )
-from rest_local.cli.options import jobs_option, json_option, memory_option, ray_option
-from rest_local.cli.terminal import columns, counted, print_json, without_messages_of_ray
+from rest_local.cli.options import jobs_option, memory_option, ray_option
+from rest_local.cli.terminal import columns, counted, json_option, print_json, without_messages_of_ray
 from rest_local.errors import OptionError, printable
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from rest_local.cli.history import keeps_answers_or_prompts
 from rest_local.cli.index import group
 from rest_local.cli.index.build import chosen_sources, renderer, source_options
 from rest_local.cli.index.group import index, indexes_of, info_of, model_option, path_of, vocabulary_option, yes_option
-from rest_local.cli.options import json_option
-from rest_local.cli.terminal import counted, print_json, warn
+from rest_local.cli.terminal import counted, json_option, print_json, warn
 from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError, printable
 
 if TYPE_CHECKING:

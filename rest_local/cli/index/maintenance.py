@@ -13,8 +13,7 @@ import click
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.index.group import index, indexes_of, path_of, vocabulary_option
-from rest_local.cli.options import json_option
-from rest_local.cli.terminal import print_json
+from rest_local.cli.terminal import json_option, print_json
 from rest_local.errors import DatastoreNotFound, InputInvalid, OptionError, printable
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from rest_local.cli.index.group import (
     recorded_model,
     vocabulary_option,
 )
-from rest_local.cli.options import json_option
-from rest_local.cli.terminal import columns, counted, print_json
+from rest_local.cli.terminal import columns, counted, json_option, print_json
 from rest_local.errors import DatastoreError, printable
 
 if TYPE_CHECKING:

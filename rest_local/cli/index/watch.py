@@ -15,8 +15,7 @@ import click
 from rest_local.cli import completion
 from rest_local.cli.index import group
 from rest_local.cli.index.group import index
-from rest_local.cli.options import json_option
-from rest_local.cli.terminal import counted, print_json, say, warn
+from rest_local.cli.terminal import counted, json_option, print_json, say, warn
 from rest_local.errors import DatastoreError, DatastoreNotFound, RestLocalError
 
 if TYPE_CHECKING:

@@ -1,13 +1,13 @@
-'''The command `rest-local chat`, and what the user types.
+'''What the user types: one message at a time, of one line or many.
 
-- A question on the command line, or a pipe, or both: one answer. The pipe is one text, whatever its lines; with a
-  question it is attached to it. Ctrl-C ends it with 130.
-- A terminal: a conversation, until `/bye`, Ctrl-D, or Ctrl-C twice at an empty line (130). Ctrl-C stops an answer.
+- Enter sends. Alt-Enter begins another line; in a message that begins with `"""` Enter does so as well, up to the next
+  `"""`.
+- A pasted text of many lines is one message, with its indentation (bracketed paste); Windows line ends become `\\n`.
+- The lines typed before are kept in `chat_history` of the data directory, for the arrow keys and Ctrl-R.
+- Tab completes commands, and what follows them.
+- Ctrl-X Ctrl-E opens the editor.
 
-Enter sends. Alt-Enter begins another line; in a message that begins with `"""` Enter does so as well, up to the next
-`"""`. A pasted text of many lines is one message, with its indentation (bracketed paste).
-The lines typed before are kept in `chat_history` of the data directory, for the arrow keys and Ctrl-R. Where there is a
-terminal that cannot move its cursor (`TERM=dumb`), lines are read as they are.
+Where there is a terminal that cannot move its cursor (`TERM=dumb`), lines are read as they are.
 '''
 
 from __future__ import annotations
@@ -17,26 +17,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from rest_local.cli import indexer, inputs, interrupt, opening, options
-from rest_local.cli import indexer as live_options
-from rest_local.cli.indexer import Live
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli import inputs, interrupt
 from rest_local.cli.terminal import warn
-from rest_local.decoding.config import EngineConfig
-from rest_local.llama.sampling import Sampling
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
-
-    from rest_local.cli.chat.talk import Talk
-    from rest_local.decoding.engine import Engine
 
 QUOTES = '"""'
 _QUOTED = re.compile(rf"\s*(/[a-z]+\s+)?{QUOTES}")
@@ -230,147 +217,3 @@ def quiet_keyboard() -> Iterator[None]:
     finally:
         put_back()
         interrupt.at_end.remove(put_back)
-
-
-@click.command(cls=SectionedCommand)
-@click.argument("question", required=False, metavar="[QUESTION | -]")
-@options.engine_options_of_chat
-@options.projector_option
-@options.history_option
-@live_options.code_options
-@options.tokens_option(-1, "At most N tokens an answer; -1: until it ends or the context is full.")
-@click.option(
-    "--image",
-    "images",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    help="Image that goes with the question; may be repeated. Needs a projector (--mmproj).",
-)
-@click.option("--system", metavar="TEXT", help="System message that the conversation starts with.")
-@click.option(
-    "--session", metavar="NAME", help="Keep the conversation under this name, and go on with it where it exists."
-)
-@options.template_option
-@options.sampling_options
-@options.stop_option
-@options.quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each answer instead.")
-def chat(
-    question: str | None,
-    config: EngineConfig,
-    live: Live,
-    sampling: Sampling,
-    tokens: int,
-    images: tuple[Path, ...],
-    system: str | None,
-    session: str | None,
-    chat_template_file: Path | None,
-    stop: tuple[str, ...],
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Talk to the model, or ask it one QUESTION.
-
-    What comes through a pipe is one text and goes with the question: git diff | rest-local chat "review this". In a
-    conversation /help lists the commands, Ctrl-C stops the answer, and Ctrl-D leaves.
-    """
-    from rest_local.cli.chat.conversation import NamedSession
-    from rest_local.cli.chat.talk import Settings, Talk
-
-    asked = _question(question)
-    pictures = [inputs.read_image(path) for path in images]
-    template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
-    config = _conversing(config, template)  # before anything is asked about code to draft from
-    open_ = partial(_open, template=template, live=live.chosen())
-    with ExitStack() as stack:
-        named = None if session is None else stack.enter_context(NamedSession(session))
-        kept = None if named is None else named.read()  # what is wrong with it is told before the model is loaded
-        settings = Settings(sampling, tokens, stop)
-        talk = stack.enter_context(
-            Talk(open_(config), settings, as_json=as_json, quiet=quiet, interactive=asked is None, reopen=open_)
-        )
-        if named is not None and kept is not None:
-            talk.resume(named, kept)
-        if system is not None:
-            talk.conversation.system = system
-        talk.attach_images(pictures)
-        if asked is None:
-            converse(talk, keep=config.history, greet=not as_json)
-        elif talk.ask(asked):
-            raise KeyboardInterrupt
-
-
-def _question(argument: str | None) -> str | None:
-    """The one question of the command line and of a pipe; None for a conversation. Raises click.UsageError where the
-    pipe is empty and there is no question.
-    """
-    from rest_local.cli.chat.conversation import Attachment, with_attachments
-
-    asked = "" if argument in (None, "-") else inputs.clean(argument or "", "question")
-    if sys.stdin.isatty():
-        if argument == "-":
-            return inputs.decode(sys.stdin.buffer.read(), "stdin")
-        return asked if asked.strip() else None
-    piped = inputs.decode(sys.stdin.buffer.read(), "stdin").replace("\r\n", "\n")
-    if not asked.strip() and not piped.strip():
-        raise click.UsageError("the standard input is empty; give a QUESTION")
-    if not asked.strip():
-        return piped.rstrip()
-    return with_attachments(asked, [Attachment("", piped)] if piped.strip() else [])
-
-
-def _conversing(config: EngineConfig, template: str | None) -> EngineConfig:
-    """As `opening.conversing`; with a template of the user's, any model will do."""
-    return config if template is not None else opening.conversing(config)
-
-
-def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
-    """An engine of a model that can chat, with this template where it is given. Raises ModelError."""
-    from rest_local.cli.chat.talk import require_template
-
-    engine = opening.open_engine(_conversing(config, template), live)
-    try:
-        if template is not None:
-            engine.model.chat_template = template
-        require_template(engine)
-    except BaseException:
-        engine.close()
-        raise
-    return engine
-
-
-def converse(talk: Talk, *, keep: bool, greet: bool) -> None:
-    """Read messages and answer them, until the user leaves. Raises KeyboardInterrupt for Ctrl-C twice at an empty
-    line.
-    """
-    from rest_local.cli.chat.command import Prompt
-    from rest_local.cli.chat.commands import Leave, completions, perform
-    from rest_local.cli.chat.talk import note
-
-    if greet:
-        note(f"{talk.engine.model.name}: /help for help, /bye to leave")
-    prompt = Prompt(lambda text: completions(talk, text), keep)
-    warned = False
-    while True:
-        indexer.show_news()
-        try:
-            text = prompt.ask()
-        except KeyboardInterrupt:
-            if warned:
-                raise
-            warned = True
-            interrupt.reset()
-            note("/bye or Ctrl-D leaves, and so does another Ctrl-C")
-            continue
-        warned = False
-        if text is None:
-            return
-        try:
-            if text.strip():
-                perform(talk, text)
-        except Leave:
-            return
-        except KeyboardInterrupt:  # in a command
-            interrupt.reset()
-            note("stopped")
