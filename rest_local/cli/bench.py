@@ -182,11 +182,7 @@ class ReplayOptions:
     help=f"Test at most N answers. Default: all; {WALL_ANSWERS} with --model.",
 )
 @click.option(
-    "--policy",
-    type=click.Choice(POLICY_NAMES),
-    default="auto",
-    show_default=True,
-    help="What decides what is drafted.",
+    "--policy", type=click.Choice(POLICY_NAMES), default="auto", show_default=True, help="What decides what is drafted."
 )
 @click.option(
     "--budget", type=click.IntRange(1, 63), metavar="N", help="Draft the N likeliest nodes at every step instead."

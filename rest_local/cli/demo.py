@@ -218,13 +218,7 @@ _threads, _gpu_layers = options.device_options(click.option)
 
 
 @click.command(cls=SectionedCommand)
-@click.option(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    shell_complete=completion.models,
-    help=options.MODEL_HELP,
-)
+@click.option("-m", "--model", metavar="MODEL", shell_complete=completion.models, help=options.MODEL_HELP)
 @_threads
 @_gpu_layers
 @click.option(

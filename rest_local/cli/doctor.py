@@ -329,12 +329,7 @@ def _ratio(value: float) -> str:
     help="Also measure every combination of flash attention, cache type and threads: how exact, and at what cost.",
 )
 @click.option(
-    "--seconds",
-    type=click.FloatRange(min=0),
-    default=120,
-    show_default=True,
-    metavar="N",
-    help="Time for --exactness.",
+    "--seconds", type=click.FloatRange(min=0), default=120, show_default=True, metavar="N", help="Time for --exactness."
 )
 @terminal.json_option
 def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool) -> None:

@@ -49,10 +49,7 @@ class LazyGroup(SummaryGroup):
 
 
 @click.group(
-    cls=LazyGroup,
-    also=ALSO,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=LazyGroup, also=ALSO, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, prog_name="rest-local", help="Show the version and exit.")
 @click.pass_context

@@ -98,11 +98,7 @@ def test_clear_forgets_an_image_that_waits(talk: Talk, image: Path) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "told"),
-    [
-        ("", "/image: give a path"),
-        (" /no/such.png", "No such file or directory"),
-        (" {text}", "the data is no image"),
-    ],
+    [("", "/image: give a path"), (" /no/such.png", "No such file or directory"), (" {text}", "the data is no image")],
 )
 def test_what_is_no_image_is_not_attached(talk: Talk, argument: str, told: str, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "x.png").write_text("text")

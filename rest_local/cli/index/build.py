@@ -17,14 +17,7 @@ import click
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.index import group
-from rest_local.cli.index.group import (
-    index,
-    indexes_of,
-    model_option,
-    path_of,
-    replace_option,
-    vocabulary_option,
-)
+from rest_local.cli.index.group import index, indexes_of, model_option, path_of, replace_option, vocabulary_option
 from rest_local.cli.options import jobs_option, memory_option, ray_option
 from rest_local.cli.terminal import columns, counted, json_option, print_json, without_messages_of_ray
 from rest_local.errors import OptionError, printable
@@ -76,10 +69,7 @@ _OPTIONS = (
     _source("--python", is_flag=True, help="The standard library of Python."),
     _source("--site-packages", is_flag=True, help="The installed Python packages."),
     _sources(
-        "--recipe",
-        "recipes",
-        metavar="NAME|FILE",
-        help="What a recipe names; `index recipes` lists them; repeatable.",
+        "--recipe", "recipes", metavar="NAME|FILE", help="What a recipe names; `index recipes` lists them; repeatable."
     ),
     click.option(
         "--include", multiple=True, metavar="GLOB", help="Take these files, not the usual extensions; repeatable."
@@ -321,13 +311,7 @@ def build(
 @replace_option
 @json_option
 def rebuild(
-    name: str,
-    model: str | None,
-    memory: int | None,
-    jobs: int | None,
-    ray: str | None,
-    replace: bool,
-    as_json: bool,
+    name: str, model: str | None, memory: int | None, jobs: int | None, ray: str | None, replace: bool, as_json: bool
 ) -> None:
     """Index what a datastore was built from again, for one model's vocabulary.
 
@@ -365,10 +349,7 @@ def _build(
         replace, render = replace or _may_replace(name, vocabulary), renderer(model, sources)
         began = time.perf_counter()
         cluster = None if ray is None else Cluster(ray, warn=terminal.warn)
-        with (
-            without_messages_of_ray() if cluster else nullcontext(),
-            terminal.build_bar(as_json, sources) as progress,
-        ):
+        with without_messages_of_ray() if cluster else nullcontext(), terminal.build_bar(as_json, sources) as progress:
             built = build_from_sources(
                 name,
                 sources,
