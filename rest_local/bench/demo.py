@@ -232,7 +232,7 @@ DISTURBED = 1.3  # times the slowest of the plain runs; on a quiet machine they 
 class Display(Protocol):
     """Shows the first pair of runs."""
 
-    def begin(self, prompt: Prompt, mode: str, sampled: bool) -> None: ...
+    def begin(self, prompt: Prompt, mode: str) -> None: ...
 
     def piece(self, side: str, piece: Piece) -> None: ...
 
@@ -313,7 +313,7 @@ def compare(
     over = time.perf_counter() + seconds
     sampling = choose_sampling(engine, prompt, max_tokens)
     if display is not None:
-        display.begin(prompt, mode, not sampling.is_greedy)
+        display.begin(prompt, mode)
     shown = {side: run(engine, prompt, side, sampling, max_tokens, display) for side in SIDES}
     timed: list[dict[str, Result]] = []
     while len(timed) < repeats and time.perf_counter() < over:

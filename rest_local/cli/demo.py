@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import click
 from rest_local.cli import completion, inputs, opening, options
 from rest_local.cli.load_options import load_options
 from rest_local.cli.sections import SectionedCommand
-from rest_local.cli.terminal import fitted
+from rest_local.cli.terminal import fitted, print_json
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import RestLocalError
 from rest_local.llama.options import ModelOptions
@@ -76,69 +75,55 @@ class Column:
 
 
 class Screen:
-    """Shows the first pair of runs in two columns while they stream; the display of `bench.demo.compare`."""
+    """The display of `bench.demo.compare`, which shows the first pair of runs while they stream: two columns at a
+    terminal, one text after the other in a pipe.
+    """
 
     def __init__(self, engine: Engine, console: Console) -> None:
         self._engine, self._console = engine, console
         self._live: Live | None = None
         self._columns: dict[str, Column] = {}
 
-    def begin(self, prompt: Prompt, mode: str, sampled: bool) -> None:
+    def begin(self, prompt: Prompt, mode: str) -> None:
+        if not self._console.is_terminal:
+            return click.echo(f"== {prompt.title}, {mode} mode")
         from rich.live import Live
 
-        self.end()
-        self._columns = {}
         self._live = Live(console=self._console, refresh_per_second=12, transient=False)
-        self._live.start()
+        return self._live.start()
 
     def piece(self, side: str, piece: Piece) -> None:
         if side not in self._columns:
+            if self._live is None:
+                click.echo(f"\n-- {side}" if self._columns else f"-- {side}")
             self._columns[side] = Column(self._engine)
         self._columns[side].add(piece)
-        if self._live is not None:
+        if self._live is None:
+            click.echo(piece.text, nl=False)
+        else:
             self._live.update(self._table())
 
     def end(self) -> None:
         if self._live is not None:
             self._live.stop()
-            self._live = None
+        elif self._columns:
+            click.echo()
+        self._live, self._columns = None, {}
 
     def _table(self) -> Any:
         from rich.panel import Panel
         from rich.table import Table
 
         table = Table.grid(expand=True)
-        for _ in self._columns:
-            table.add_column(ratio=1)
-        titles = (f"{side}: {column.speed():.0f} tokens/s" for side, column in self._columns.items())
         width = max(self._console.width // max(len(self._columns), 1) - 4, 8)  # 4: the border and its padding
         height = max(min(SHOWN_LINES, self._console.height - 4), 4)
-        tails = (column.tail(self._console, width, height) for column in self._columns.values())
-        panels = (Panel(tail, title=title) for title, tail in zip(titles, tails, strict=True))
+        panels = []
+        for side, column in self._columns.items():
+            table.add_column(ratio=1)
+            title = f"{side}: {column.speed():.0f} tokens/s"
+            panels.append(Panel(column.tail(self._console, width, height), title=title))
         table.add_row(*panels)
         return table
-
-
-class Plain:
-    """The same for a pipe: no colours, one side after the other."""
-
-    def __init__(self) -> None:
-        self._side = ""
-
-    def begin(self, prompt: Prompt, mode: str, sampled: bool) -> None:
-        self._side = ""
-        click.echo(f"== {prompt.title}, {mode} mode")
-
-    def piece(self, side: str, piece: Piece) -> None:
-        if side != self._side:
-            click.echo(f"\n-- {side}" if self._side else f"-- {side}")
-            self._side = side
-        click.echo(piece.text, nl=False)
-
-    def end(self) -> None:
-        if self._side:
-            click.echo()
-            self._side = ""
 
 
 @contextmanager
@@ -257,6 +242,8 @@ def demo(
     A model with a chat template edits a file; any other one writes a changed copy of a function. A second prompt has
     nothing to draft from. Exit code 1 if an output of exact mode differs from plain decoding.
     """
+    from rich.console import Console
+
     from rest_local.bench.demo import CONTEXT, compare, to_json
 
     def say(line: str) -> None:
@@ -272,7 +259,7 @@ def demo(
         if not as_json:
             tell(f"{inputs.model_path(model).name} writes the same answer twice, in {mode} mode: plain,")
             tell(f"and drafted from {held} and the text so far.")
-        audience = None if as_json else _audience(engine)
+        audience = None if as_json else Screen(engine, Console())
         if audience is not None:
             stack.callback(audience.end)  # a live display gives the terminal back whatever happens
         measured = partial(compare, engine, mode=mode, max_tokens=tokens, repeats=repeats, seconds=SECONDS)
@@ -282,7 +269,7 @@ def demo(
             tell(describe(comparisons[0]))
         comparisons.append(measured(unseen))
     if as_json:
-        click.echo(json.dumps(to_json(comparisons), ensure_ascii=False))
+        print_json(to_json(comparisons))
     else:
         tell(describe(comparisons[1]))
         if any(comparison.disturbed for comparison in comparisons):
@@ -296,11 +283,3 @@ def demo(
 def tell(line: str) -> None:
     """A line of the result."""
     click.echo(fitted(line, sys.stdout))
-
-
-def _audience(engine: Engine) -> Screen | Plain:
-    """Two columns at a terminal, plain text in a pipe."""
-    from rich.console import Console
-
-    console = Console()
-    return Screen(engine, console) if console.is_terminal else Plain()

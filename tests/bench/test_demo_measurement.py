@@ -51,8 +51,8 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[Any] = []
 
-    def begin(self, prompt: Prompt, mode: str, sampled: bool) -> None:
-        self.seen.append((prompt.kind, mode, sampled))
+    def begin(self, prompt: Prompt, mode: str) -> None:
+        self.seen.append((prompt.kind, mode))
 
     def piece(self, side: str, piece: Any) -> None:
         self.seen.append(side)
@@ -102,7 +102,7 @@ def test_both_sides_sample_with_one_seed_if_greedy_decoding_loops() -> None:
 def test_only_the_first_pair_is_shown() -> None:
     recorder = Recorder()
     measure(lambda *_: list(range(30)), display=recorder)
-    assert recorder.seen == [("stored", "exact", False), "plain", "drafted"]
+    assert recorder.seen == [("stored", "exact"), "plain", "drafted"]
 
 
 def test_a_question_goes_through_the_chat_template_with_its_prediction() -> None:

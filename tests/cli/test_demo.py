@@ -102,7 +102,7 @@ def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() 
     engine: Any = FakeEngine([HELLO])
     screen = Screen(engine, console)
     with console.capture() as capture:
-        screen.begin(Prompt("stored", "a title", "text"), "fast", sampled=True)
+        screen.begin(Prompt("stored", "a title", "text"), "fast")
         for side in ("plain", "drafted"):
             for piece in HELLO:
                 screen.piece(side, piece)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = FakeEngine([HELLO])
     screen = Screen(engine, console)
     with console.capture() as capture:
-        screen.begin(Prompt("stored", "a title", "text"), "fast", sampled=False)
+        screen.begin(Prompt("stored", "a title", "text"), "fast")
         screen.piece("plain", HELLO[0])  # type: ignore[arg-type]
         screen.end()
     assert "\x1b[1;32m" not in capture.get()
