@@ -277,37 +277,25 @@ def tokens_option(default: int, help: str, least: int = -1) -> Decorator:
     )
 
 
-def engine_options(command: Command) -> Command:
-    """Add the options of the engine and of loading its model; the argument is `config`. Give such a command
-    `cls=SectionedCommand`, so that its help stays readable.
-    """
+def _engine_options(model_option: Decorator, several: bool = False) -> Decorator:
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def gathered(*, load: ModelOptions, **values: Any) -> Any:
+            if several:
+                values["models"] = values.pop("model")
+            given = {field.name: values.pop(field.name) for field in fields(EngineConfig) if field.name in values}
+            return command(config=EngineConfig(**given, options=load), **values)
 
-    return _engine_options(command, _MODEL_OPTION)
+        return _with_options((model_option, *_ENGINE_OPTIONS), load_options(gathered))
 
-
-def engine_options_of_chat(command: Command) -> Command:
-    """As `engine_options`, for a command that needs a model that can chat (`opening.conversing`)."""
-    return _engine_options(command, _CHAT_MODEL_OPTION)
-
-
-def _engine_options(command: Command, model_option: Decorator) -> Command:
-    @functools.wraps(command)
-    def gathered(*, load: ModelOptions, **values: Any) -> Any:
-        given = {field.name: values.pop(field.name) for field in fields(EngineConfig) if field.name in values}
-        return command(config=EngineConfig(**given, options=load), **values)
-
-    return _with_options((model_option, *_ENGINE_OPTIONS), load_options(gathered))
+    return add
 
 
-def engine_options_of_models(command: Command) -> Command:
-    """As `engine_options` for several models: the arguments are `models`, as they were named, and `config` without."""
-
-    @functools.wraps(command)
-    def gathered(*, load: ModelOptions, model: tuple[str, ...], **values: Any) -> Any:
-        given = {field.name: values.pop(field.name) for field in fields(EngineConfig) if field.name in values}
-        return command(config=EngineConfig(**given, options=load), models=model, **values)
-
-    return _with_options((_MODELS_OPTION, *_ENGINE_OPTIONS), load_options(gathered))
+# They add the options of the engine and of loading its model; the argument is `config`. Give such a command
+# `cls=SectionedCommand`, so that its help stays readable.
+engine_options = _engine_options(_MODEL_OPTION)
+engine_options_of_chat = _engine_options(_CHAT_MODEL_OPTION)  # it needs a model that can chat (`opening.conversing`)
+engine_options_of_models = _engine_options(_MODELS_OPTION, several=True)  # `models`, as named, and `config` without
 
 
 def sampling_options(command: Command) -> Command:
