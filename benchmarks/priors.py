@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.thresholds import Threshold
 from benchmarks.transcripts import FORMATS, changes_of, renames_of, transcripts
-from rest_local.bench.replay import FREE, Threshold, replay
+from rest_local.bench.replay import FREE, replay
 from rest_local.bench.workload import Recorded, load, load_edits
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
 from rest_local.drafting.growth import Draft

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import compare_peers
+from benchmarks.thresholds import full_sweep
 from rest_local.bench.demo import standard_library
-from rest_local.bench.replay import compare_curves, full_sweep
+from rest_local.bench.replay import compare_curves
 from rest_local.bench.workload import open_workload
 from rest_local.calibration.curves import load_curve, shipped
 from rest_local.decoding.logprobs import entropy_of

@@ -9,14 +9,15 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 
 from rest_local.bench.demo import (
     Prompt,
     begin_of,
-    function_of,
+    functions_in,
     held_out_modules,
-    rename_request,
     standard_library,
     well_known_modules,
 )
@@ -36,7 +37,7 @@ def prompts() -> Iterator[Prompt]:
             continue
         text = path.read_text("utf-8")
         yield Prompt("unseen", name, begin_of(text, 900)[-1600:])
-        if function := function_of(text):
+        if function := next(functions_in(text, 1400), None):
             yield Prompt("edit", name, _edit(function))
         piece = begin_of(text[len(text) // 3 :].partition("\n")[2], 900)[:1600].rpartition("\n")[0] + "\n"
         again = "".join(piece.splitlines(keepends=True)[:4])
@@ -45,5 +46,13 @@ def prompts() -> Iterator[Prompt]:
 
 def _edit(function: str) -> str:
     """A request in ChatML, the format of the demo model's training, and the beginning of its answer."""
-    request, begun = rename_request(function)
+    request, begun = _rename_request(function)
     return f"<|im_start|>user\n{request}<|im_end|>\n<|im_start|>assistant\n{begun}"
+
+
+def _rename_request(function: str) -> tuple[str, str]:
+    """A request to rename the most common name of a function, and the beginning of the answer to it."""
+    names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
+    old = next((n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"}), "name")
+    begun = function.splitlines(keepends=True)[0].replace(old, f"new_{old}")
+    return f"Rename `{old}` to `new_{old}`:\n```python\n{function}```", f"```python\n{begun}"

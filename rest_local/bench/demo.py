@@ -96,23 +96,11 @@ def window(text: str, landmark: str, characters: int) -> str:
     return begin_of(text[at:], characters)
 
 
-def function_of(text: str) -> str | None:
-    """The first function or method of 400 to 1 400 characters, with its indentation."""
-    return next(_functions(text, 1400), None)
-
-
-def _functions(text: str, most: int) -> Iterator[str]:
+def functions_in(text: str, most: int) -> Iterator[str]:
+    """The functions and methods of 400 to `most` characters, with their indentation."""
     for found in re.finditer(r"(?m)^( *)def .*\n(?:(?:\1 +.*)?\n)+", text):
         if 400 <= len(found.group()) <= most:
             yield found.group().rstrip() + "\n"
-
-
-def rename_request(function: str) -> tuple[str, str]:
-    """A request to rename the most common name of a function, and the beginning of the answer to it."""
-    names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
-    old = next((n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"}), "name")
-    begun = function.splitlines(keepends=True)[0].replace(old, f"new_{old}")
-    return f"Rename `{old}` to `new_{old}`:\n```python\n{function}```", f"```python\n{begun}"
 
 
 def unseen_prompt(chat: bool) -> Prompt:
@@ -131,7 +119,7 @@ def copy_prompt(code: Path | None) -> Prompt:
     """
     path, text = _file_of(code)
     text = text if code else window(text, "    def put(", 2000)
-    for function in _functions(text, 1500):
+    for function in functions_in(text, 1500):
         name = re.match(r" *def (\w+)\(.*\):\n", function)
         if name and not name[1].startswith("__"):
             begun = name[0].replace(name[1], f"{name[1]}_all", 1)

@@ -36,12 +36,9 @@ from rest_local.bench.workload import Recorded, Workload
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.verify import verify
 from rest_local.drafting.candidates import LENGTHS, SOURCE_NUMBER, SOURCES, SourceRows
-from rest_local.drafting.growth import Draft, draft
-from rest_local.drafting.sources import DEPTH, Lookup
+from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
-from rest_local.planning.acceptance import Acceptance, TokenCalibrator
-from rest_local.planning.auto import LONG_RUN
-from rest_local.planning.policy import Policy, Stateless, StepContext, StepCost
+from rest_local.planning.policy import Policy, StepContext, StepCost
 
 SHORTEST_ANSWER = 3
 LOOKUP_MS = 0.15  # time of each lookup for the policy: with measured times a replay would not be repeatable
@@ -137,55 +134,6 @@ class Tally:
             "worst_answer": round(worst, 4),
             "worst_name": name,
         }
-
-
-class Threshold(Stateless):
-    """A policy that drafts every node whose joint probability reaches `least`, and at most the `nodes` likeliest. It
-    serves to plot MAT against nodes per step, and for fixed budgets.
-    """
-
-    name = "threshold"
-
-    def __init__(self, least: float, nodes: int = LARGEST - 1) -> None:
-        self.least = least
-        self.nodes = nodes
-        self.acceptance = Acceptance()
-        self.calibrator = TokenCalibrator()
-        self._depth = DEPTH
-
-    def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The largest tree that the threshold and the budget allow."""
-        limit = min(self.nodes, at.limit)
-        begun = time.perf_counter()
-        rows = sources.rows(depth=self._depth)
-        lookup_us = 1e6 * (time.perf_counter() - begun)
-        result = draft(
-            rows,
-            self.acceptance.estimate,
-            lambda p: p >= self.least,
-            limit,
-            at.leaves,
-            calibrate=self.calibrator.calibrate,
-        )
-        result.lookup_us = lookup_us
-        return result
-
-    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Learn like `auto`."""
-        self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
-        self.acceptance.learn(drafted.outcomes(tokens))
-        self.calibrator.learn(drafted.calibrations(tokens))
-
-
-def sweep(
-    recorded: Sequence[Recorded], make_sources: Callable[[], Predictable], thresholds: Sequence[float]
-) -> list[dict[str, Any]]:
-    """One row {"threshold", "nodes_per_step", "mat", "draft_ms"} per threshold, each from a cold start."""
-    rows = []
-    for least in thresholds:
-        result = replay(recorded, make_sources, Threshold(least), FREE).to_dict()
-        rows.append({"threshold": least, **{k: result[k] for k in ("nodes_per_step", "mat", "draft_ms")}})
-    return rows
 
 
 def counted(recorded: Sequence[Recorded]) -> list[Recorded]:
@@ -432,9 +380,6 @@ def _costs(curve: CostCurve, n_ctx: int) -> list[float]:
     return costs
 
 
-THRESHOLDS = (0.2, 0.1, 0.06, 0.04, 0.03, 0.02)
-
-
 def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Mapping[str, CostCurve]) -> dict[str, Any]:
     """For each curve, the results of the policy, the oracle and the fair bound, and the policy's share of both."""
     found = reaches(workload.tested, workload.sources) if curves else []
@@ -451,8 +396,3 @@ def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Mapping[
             "share_of_fair": round(float(row["speedup"] / bound["speedup"]), 4),
         }
     return report
-
-
-def full_sweep(workload: Workload) -> list[dict[str, Any]]:
-    """Rows by threshold."""
-    return sweep(workload.tested, workload.sources, THRESHOLDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,6 @@ def print_report(report: Mapping[str, Any]) -> None:
     _say(f"{report['answers']} answers, {report['tokens']:,} tokens")
     if "wall_clock" in report:
         _print_wall(report["wall_clock"])
-    for row in report.get("sweep", ()):
-        _say(f"  above {row['threshold']:<5} {row['nodes_per_step']:>6.2f} nodes a pass   {_tokens(row)}")
     for name, row in report["curves"].items():
         _print_curve(name, row)
 
@@ -122,23 +121,10 @@ class ReplayOptions:
     history: str | None
     limit: int | None
     policy: str
-    budget: int | None
     curves: tuple[str, ...]
     all_curves: bool
-    sweep: bool
     model: str | None
     save_curve: Path | None
-
-    def make_policy(self) -> MakePolicy:
-        from functools import partial
-
-        from rest_local.bench.replay import Threshold
-        from rest_local.planning.policies import make_policy
-
-        if self.budget is not None:
-            nodes = self.budget
-            return lambda curve: Threshold(0.0, nodes)
-        return partial(make_policy, self.policy)
 
 
 @bench.command()
@@ -185,9 +171,6 @@ class ReplayOptions:
     "--policy", type=click.Choice(POLICY_NAMES), default="auto", show_default=True, help="What decides what is drafted."
 )
 @click.option(
-    "--budget", type=click.IntRange(1, 63), metavar="N", help="Draft the N likeliest nodes at every step instead."
-)
-@click.option(
     "--curve",
     "curves",
     multiple=True,
@@ -196,7 +179,6 @@ class ReplayOptions:
     help="Cost curve to plan by, a file or a shipped name; repeatable.",
 )
 @click.option("--curves", "all_curves", is_flag=True, help="Plan by the shipped curves of other machines, too.")
-@click.option("--sweep", is_flag=True, help="Draft above several thresholds; show tokens a forward pass against nodes.")
 @click.option(
     "-m",
     "--model",
@@ -231,21 +213,20 @@ def replay(as_json: bool, **options: Any) -> None:
 
 def _report(given: ReplayOptions) -> dict[str, Any]:
     """Check the options first, then measure: what is wrong should not be found after minutes."""
-    from rest_local.bench.replay import compare_curves, full_sweep
+    from rest_local.bench.replay import compare_curves
     from rest_local.calibration.curves import load_curve, shipped
+    from rest_local.planning.policies import make_policy as policy_of
 
-    make_policy = given.make_policy()
+    make_policy = partial(policy_of, given.policy)
     curves = {name: load_curve(name) for name in given.curves or (shipped() if given.all_curves else ())}
     here = None
     with _workload(given) as workload:
-        if given.vocab and not (given.curves or given.sweep or given.model):
+        if given.vocab and not (given.curves or given.model):
             curve, here = _here(given.vocab, required=not curves)
             curves = {HERE: curve, **curves} if curve else curves
         report: dict[str, Any] = {"answers": len(workload.tested), "tokens": workload.tokens, "here": here}
         if given.model:
             report["wall_clock"] = _wall_clock(given, given.model, workload, make_policy)
-        if given.sweep:
-            report["sweep"] = full_sweep(workload)
         report["curves"] = compare_curves(workload, make_policy, curves)
     return report
 

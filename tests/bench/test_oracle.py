@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.bench.replay import OracleMatch, Threshold, fair, oracle, reaches, replay
+from benchmarks.thresholds import Threshold
+from rest_local.bench.replay import OracleMatch, fair, oracle, reaches, replay
 from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.sources import Sources

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.bench.replay import FREE, Threshold, replay, sweep
+from benchmarks.thresholds import Threshold, sweep
+from rest_local.bench.replay import FREE, replay
 from rest_local.bench.workload import Recorded, load
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.growth import Draft
