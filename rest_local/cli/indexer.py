@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import re
@@ -47,6 +46,8 @@ class Code:
     @property
     def name(self) -> str:
         """The name of its datastore: legible, and another one for another root."""
+        import hashlib  # after --help
+
         legible = re.sub(r"[^A-Za-z0-9._-]+", "-", self.root.name).strip("-.")[:NAME_LENGTH] or "code"
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:8]
         return f"{legible}-{digest}"
