@@ -108,16 +108,6 @@ def test_defaults_are_those_of_sampling(fake_engine: Install, call: Call) -> Non
     assert engine.arguments[0]["sampling"] == Sampling()
 
 
-def test_engine_options_reach_the_engine(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    given = shlex.split("-m a.gguf -d one -d two --ctx 512 --threads 2 --gpu-layers 0 --policy off --exact")
-    assert call("generate", "x", *given).code == 0
-    assert engine.config.model == Path("a.gguf")
-    assert engine.config.datastores == ("one", "two")
-    assert (engine.config.n_ctx, engine.config.threads, engine.config.n_gpu_layers) == (512, 2, 0)
-    assert (engine.config.policy, engine.config.exact) == ("off", True)
-
-
 def test_every_option_is_read_from_the_environment(
     fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,10 +162,12 @@ def test_a_file_that_cannot_be_read_is_refused_by_every_option(
     assert not engine.prompts
 
 
-def test_a_prediction_is_read_from_a_pipe(fake_engine: Install, call: Call) -> None:
+def test_a_prediction_is_read_from_a_pipe_or_a_file(fake_engine: Install, call: Call, tmp_path: Path) -> None:
     engine = fake_engine()
-    assert call("generate", "x", "--prediction", "-", stdin=b"x = 1\n").code == 0
-    assert (engine.prompts, engine.arguments[0]["prediction"]) == (["x"], "x = 1\n")
+    (tmp_path / "old.py").write_text("x = 1\n")
+    for given in ("-", str(tmp_path / "old.py")):
+        assert call("generate", "x", "--prediction", given, stdin=b"x = 1\n").code == 0
+        assert (engine.prompts[-1], engine.arguments[-1]["prediction"]) == ("x", "x = 1\n")
 
 
 @pytest.mark.parametrize("prompt", [[], ["-"]])
@@ -258,13 +250,6 @@ def test_interrupt_with_json_still_prints_the_line(fake_engine: Install, call: C
     done = call("generate", "x", "--json")
     assert done.code == 130
     assert json.loads(done.out)["finish_reason"] == "cancelled"
-
-
-def test_a_prediction_is_read_from_its_file(fake_engine: Install, call: Call, tmp_path: Path) -> None:
-    engine = fake_engine()
-    (tmp_path / "old.py").write_text("x = 1\n")
-    assert call("generate", "x", "--prediction", str(tmp_path / "old.py")).code == 0
-    assert engine.arguments[0]["prediction"] == "x = 1\n"
 
 
 def test_minus_one_token_is_as_many_as_there_are(fake_engine: Install, call: Call) -> None:
