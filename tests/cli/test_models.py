@@ -8,6 +8,7 @@ import pty
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 from support.hub_server import HubServer, serving
 
 from rest_local.catalog.describe import Header, ModelFacts
@@ -54,16 +55,19 @@ def hub_server(tiny_model: TinyModel) -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def command(hub_server: HubServer, call: Call, home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return a function that runs one command line with the hub on loopback."""
-    monkeypatch.setattr(constants, "ENDPOINT", hub_server.url)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hf" / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "no-token"))
+def command(hub_server: HubServer) -> Callable[..., Any]:
+    """Return a function that runs one command line in a process of its own, with the hub on loopback."""
 
-    def run(*arguments: str, offline: bool = False) -> Any:
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-        return call(*arguments)
+    def run(*arguments: str, **environment: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "rest_local", *arguments],
+            env={**os.environ, "HF_ENDPOINT": hub_server.url, "HF_HUB_DISABLE_XET": "1", **environment},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+        )
+        return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
     return run
 
@@ -148,10 +152,10 @@ def test_pull_list_downloads_nothing(command: Call, hub_server: HubServer) -> No
 def test_offline_what_is_here_is_used_and_the_rest_is_one_line(command: Call, hub_server: HubServer) -> None:
     path = command("pull", f"{REPO}:Q8_0").out
     asked = len(hub_server.requests)
-    here = command("pull", f"{REPO}:Q8_0", offline=True)
+    here = command("pull", f"{REPO}:Q8_0", HF_HUB_OFFLINE="1")
     assert (here.code, here.out) == (0, path)
     assert "is on the disk already; HF_HUB_OFFLINE is set" in here.err
-    other = command("pull", f"{REPO}:Q4_K_M", offline=True)
+    other = command("pull", f"{REPO}:Q4_K_M", HF_HUB_OFFLINE="1")
     assert (other.code, other.out) == (1, "")
     assert other.err == (
         f"rest-local: error: model {REPO}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it to download\n"
