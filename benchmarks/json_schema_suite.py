@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 
 from rest_local.errors import OptionError
 from rest_local.grammar import Grammar, json_schema
+from rest_local.grammar.compiler import Tokens
 from rest_local.grammar.constraint import Constraint
-from rest_local.grammar.tokens import Tokens
 
 DRAFTS = ("draft2020-12", "draft7")
 OLD_DRAFTS = {f"draft{number}": f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)}

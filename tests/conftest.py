@@ -68,11 +68,11 @@ def _children_are_forked() -> Iterator[None]:
     """Each model is tried in a child process before it is loaded; tests of these children start real ones."""
     from support.forked import can_fork, forked
 
-    from rest_local.llama import probe
+    from rest_local import sandbox
 
     with pytest.MonkeyPatch.context() as patch:
         if can_fork():
-            patch.setattr(probe, "run", forked(probe.run))
+            patch.setattr(sandbox, "run", forked(sandbox.run))
         yield
 
 

@@ -1,7 +1,7 @@
 """The settings of a context: what the user's options fix, and the combinations that they leave open.
 
 A setting is a combination of flash attention and cache types, the rest is size. `tuning` chooses among the candidates;
-a child process tries them before the model is loaded (`rest_local.llama.ladder`).
+a child process tries them before the model is loaded (`rest_local.llama.load_fallback`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rest_local.kv_cache.backend import Capability
-from rest_local.llama import ladder, library
+from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import FLOAT_CACHE_TYPES, ModelOptions
@@ -100,7 +100,7 @@ def open_settings(
 def contexts_to_try(
     options: ModelOptions, n_ctx: int, threads: int, n_slots: int, n_cells: int | None, exact: bool
 ) -> list[ContextSettings]:
-    """The contexts that a child process tries first (`rest_local.llama.ladder`), for a model of unknown kind.
+    """The contexts that a child process tries first (`rest_local.llama.load_fallback`), for a model of unknown kind.
 
     On a CPU in fast mode this is only the one that will be used: each takes about 16 plain steps, and `tune_thoroughly`
     tries the others. On a GPU it includes those of a later exact request, because the model does not fit the GPU twice.
@@ -125,4 +125,4 @@ def usable(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
     process can compute. Raises OSError if no process can be started.
     """
     first, *others = preferred(model, wanted)
-    return [first, *(settings for settings in others if ladder.works(model, settings))]
+    return [first, *(settings for settings in others if load_fallback.works(model, settings))]

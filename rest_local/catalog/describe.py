@@ -17,11 +17,10 @@ from typing import Any
 
 from rest_local.calibration.known import Known, known_models
 from rest_local.calibration.known import key_of as identity_key
-from rest_local.catalog.metadata import Metadata, read_metadata
 from rest_local.catalog.quantization import FILE_TYPES, label_of, stem_of
 from rest_local.catalog.stores import StoredModel, stored_models
 from rest_local.errors import DatastoreError, ModelError
-from rest_local.llama.gguf_header import shards_of
+from rest_local.llama.gguf import Gguf, read_gguf, shards_of
 from rest_local.llama.options import LARGEST_DEFAULT
 from rest_local.paths import cache_dir, write_atomically
 
@@ -183,7 +182,7 @@ class _Headers:
             size, time, fields = self._known[key[0]]
             if (size, time) == key[1:]:
                 return Header(**fields)
-        header = header_of(read_metadata(path), path)
+        header = header_of(read_gguf(path), path)
         self._known[key[0]] = [key[1], key[2], asdict(header)]
         self._changed = True
         return header
@@ -196,7 +195,7 @@ class _Headers:
                 write_atomically(cache_dir() / CACHE, content.encode())
 
 
-def header_of(metadata: Metadata, path: Path) -> Header:
+def header_of(metadata: Gguf, path: Path) -> Header:
     """What the keys of a header say. `path`: its name may say the quantization where the keys do not."""
     architecture = metadata.text("general.architecture")
     counted = metadata.counts.get("tokenizer.ggml.tokens", 0)
@@ -216,7 +215,7 @@ def header_of(metadata: Metadata, path: Path) -> Header:
     )
 
 
-def _kind(metadata: Metadata, architecture: str) -> str:
+def _kind(metadata: Gguf, architecture: str) -> str:
     kind = metadata.text("general.type") or "model"
     if architecture == "clip":
         return "mmproj"
@@ -225,7 +224,7 @@ def _kind(metadata: Metadata, architecture: str) -> str:
     return kind
 
 
-def _drafting(metadata: Metadata, architecture: str) -> str:
+def _drafting(metadata: Gguf, architecture: str) -> str:
     if architecture.startswith("t5") or metadata.values.get(f"{architecture}.attention.causal") is False:
         return "none"
     if architecture in ROLLED_BACK:
@@ -234,7 +233,7 @@ def _drafting(metadata: Metadata, architecture: str) -> str:
     return "none" if recurrent or architecture in NOT_ROLLED_BACK else "tree"
 
 
-def _kv_bytes(metadata: Metadata, architecture: str) -> int:
+def _kv_bytes(metadata: Gguf, architecture: str) -> int:
     """Keys and values of all layers with attention, as f16; a sliding window takes less."""
 
     def number(key: str, default: int = 0) -> int:
@@ -246,7 +245,7 @@ def _kv_bytes(metadata: Metadata, architecture: str) -> int:
     return sum(_kv_heads(metadata, architecture, heads)) * size * _F16
 
 
-def _kv_heads(metadata: Metadata, architecture: str, heads: int) -> Iterable[int]:
+def _kv_heads(metadata: Gguf, architecture: str, heads: int) -> Iterable[int]:
     """The number of KV heads of each layer."""
     found = metadata.values.get(f"{architecture}.attention.head_count_kv", heads)
     if isinstance(found, list):

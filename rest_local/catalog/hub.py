@@ -48,7 +48,7 @@ from rest_local.catalog.find import HubName, hub_name
 from rest_local.catalog.projectors import is_projector_file
 from rest_local.catalog.quantization import in_bytes, is_meant, is_model_file, label_of, preferred, stem_of
 from rest_local.errors import DownloadFailed, HubError
-from rest_local.llama.gguf_header import part_of
+from rest_local.llama.gguf import part_of
 
 TIMEOUT_S = 20.0  # for the answer about a repository; the library's own limits hold for its files
 LARGEST = constants.MAX_HTTP_DOWNLOAD_SIZE  # bytes: a larger file comes only through the library's other protocol

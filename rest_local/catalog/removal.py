@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rest_local.catalog.stores import StoredModel, hub_cache
 from rest_local.errors import ModelError, ModelNotOurs
-from rest_local.llama.gguf_header import shards_of
+from rest_local.llama.gguf import shards_of
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 
 from rest_local.catalog.quantization import is_model_file, label_of, stem_of
 from rest_local.errors import ModelNotFound
-from rest_local.llama.gguf_header import part_of
+from rest_local.llama.gguf import part_of
 from rest_local.paths import data_home, demo_model
 
 DEMO = "demo"

@@ -222,7 +222,7 @@ def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: s
     what the model was trained for. A file that has more tokens itself is left to the engine, which refuses it. Reads
     the vocabulary only for files that may not fit the usual context.
     """
-    from rest_local.catalog.metadata import trained_context
+    from rest_local.llama.gguf import trained_context
     from rest_local.llama.model import Model
 
     if config.n_ctx is not None:

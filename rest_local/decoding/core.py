@@ -36,7 +36,6 @@ from typing import Any
 
 from rest_local.calibration.settings import contexts_to_try, settings_for
 from rest_local.catalog.find import model_file
-from rest_local.catalog.metadata import trained_context
 from rest_local.catalog.projectors import projector_of
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.config import (
@@ -70,8 +69,9 @@ from rest_local.errors import (
     PromptTooLong,
 )
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama import ladder
+from rest_local.llama import load_fallback
 from rest_local.llama.context import ContextSettings
+from rest_local.llama.gguf import trained_context
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.placeholders import text_of
@@ -103,7 +103,7 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
 
     n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
     try:
-        chosen = ladder.choose(path, config.n_gpu_layers, config.options, contexts, n_ctx)
+        chosen = load_fallback.choose(path, config.n_gpu_layers, config.options, contexts, n_ctx)
     except ModelInvalid:
         check_is_model(path)
         raise

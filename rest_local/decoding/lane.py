@@ -41,7 +41,7 @@ from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.session_files import PART, SESSIONS, SessionFiles
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama import ladder, library
+from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import can_wait_briefly, others_run, wait_briefly
 from rest_local.llama.model import Model
@@ -399,7 +399,7 @@ class Lanes:
         """
         if library.supports_gpu():
             return
-        chosen = ladder.choose(
+        chosen = load_fallback.choose(
             model.path,
             model.n_gpu_layers,
             model.options,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rest_local.catalog.find import model_file
-from rest_local.catalog.metadata import read_metadata
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.core import EngineCore
 from rest_local.decoding.counts import Totals
@@ -19,6 +18,7 @@ from rest_local.decoding.offers import Offers
 from rest_local.decoding.request import Request
 from rest_local.errors import CannotGenerate, ModelError, ModelInvalid
 from rest_local.llama.embedding import longest_text, pooling_of
+from rest_local.llama.gguf import read_gguf
 from rest_local.llama.model import Model
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def is_encoder(path: Path) -> bool:
     """Whether the file says that its model reads in both directions. False for what is no model."""
     try:
-        return read_metadata(path).is_encoder
+        return read_gguf(path).is_encoder
     except (ModelError, OSError):
         return False
 

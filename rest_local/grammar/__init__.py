@@ -2,8 +2,7 @@
 
 - `grammar`: the notations; each becomes Lark. `Lark` builds grammars from parts.
 - `schema`: JSON schemas as llguidance reads them, and what is refused.
-- `trial`: compiles each new grammar in a child process first.
-- `tokens`: compiles a grammar for a vocabulary.
+- `compiler`: compiles grammars for a vocabulary, each in a child process first.
 - `constraint`: the state of one answer.
 
 The room knows nothing about llama.cpp: a vocabulary is a list of byte strings.

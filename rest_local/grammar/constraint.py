@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.errors import GenerationError
+from rest_local.grammar.compiler import Tokens, readable
 from rest_local.grammar.forced import Forced, ForcedText
 from rest_local.grammar.grammar import Grammar
-from rest_local.grammar.tokens import Tokens
-from rest_local.grammar.trial import readable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -63,8 +62,8 @@ class Constraint:
         self._forced: Forced | None = None
         if grammar is not None:
             tokens = vocabulary.grammar_tokens()
-            self._matcher = tokens.matcher(grammar)
-            self._forced = Forced(tokens.matcher(grammar, ahead=True), tokens)
+            self._matcher = tokens.matcher(grammar.compiled_text)
+            self._forced = Forced(tokens.matcher(grammar.compiled_text, ahead=True), tokens)
 
     @property
     def forbids_ends(self) -> bool:

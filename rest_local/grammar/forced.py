@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from rest_local.grammar.tokens import Tokens
+    from rest_local.grammar.compiler import Tokens
 
 N_KINDS = 5
 CERTAIN, REPEATED, ASSUMED, LAST, CHARACTER = range(N_KINDS)

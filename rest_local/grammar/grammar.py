@@ -1,7 +1,7 @@
 """Grammars in the notations that callers use: GBNF, Lark, JSON schemas. Each becomes Lark, which is then compiled.
 
-Contract: every function compiles the grammar in a child process (`trial`) before it returns, so that each `Grammar` can
-be compiled in bounded time and memory. That takes 6 ms for a schema of 30 properties, and nothing for one of the 64
+Contract: every function compiles the grammar in a child process (`compiler`) before it returns, so that each `Grammar`
+can be compiled in bounded time and memory. That takes 6 ms for a schema of 30 properties, and nothing for one of the 64
 newest grammars.
 
 `Lark` builds Lark text from literals, special tokens, text up to a marker and JSON schemas, for formats of tool
@@ -52,7 +52,7 @@ def gbnf(text: str) -> Grammar:
     A grammar without recursion becomes one regular expression. Between the parts of other rules the longest match wins,
     as in Lark. Raises OptionError, also for what the converter cannot read (references to tokens, `<think>`).
     """
-    from rest_local.grammar.trial import convert
+    from rest_local.grammar.compiler import convert
 
     _check_text(text, "GBNF text with a rule `root`")
     try:
@@ -71,7 +71,7 @@ def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
     Raises OptionError for a schema that cannot be kept exactly: keywords that llguidance does not support, unknown
     formats, references outside the schema; and for schemas that allow nothing, are too deep or too large.
     """
-    from rest_local.grammar.trial import compile_apart
+    from rest_local.grammar.compiler import compile_apart
 
     grammar = Grammar(f"start: {json_rule(schema)}", json.dumps(schema))
     try:
@@ -94,7 +94,7 @@ def _check_text(text: object, wanted: str) -> None:
 
 
 def _try(grammar: Grammar) -> None:
-    from rest_local.grammar.trial import compile_apart
+    from rest_local.grammar.compiler import compile_apart
 
     try:
         compile_apart(grammar.compiled_text)

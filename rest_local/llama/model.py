@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rest_local.errors import ModelError, ModelInvalid
-from rest_local.llama import library, probe
-from rest_local.llama.gguf_header import check_headers, identity_of
+from rest_local.llama import library
+from rest_local.llama.gguf import check_headers, identity_of, vocabulary_file
 from rest_local.llama.loaded import bindings, llama_cpp
+from rest_local.llama.loading import Adapters, LoadParameters, ensure_loadable, one_line
 from rest_local.llama.options import ModelOptions, Override
-from rest_local.llama.parameters import Adapters, LoadParameters
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.llama.vocabulary_file import vocabulary_file
 
 _ALL_LAYERS = -1
 
@@ -99,11 +98,11 @@ class Model:
             n_gpu_layers = _ALL_LAYERS if library.supports_gpu() else 0
         parameters = LoadParameters.of(options, n_gpu_layers, vocab_only=vocab_only)
         parameters.struct.load_mtp = mtp
-        probe.ensure_loadable(files, vocab_only or is_head, options)
+        ensure_loadable(files, vocab_only or is_head, options)
         with library.log_lines.collected_errors() as errors:
             pointer = llama_cpp.llama_model_load_from_file(os.fsencode(file), parameters.struct)
         if not pointer:
-            raise ModelInvalid(file, probe.one_line(errors))
+            raise ModelInvalid(file, one_line(errors))
         key = identity_of(files)
         try:
             model = cls(pointer, file, vocab_only=vocab_only, n_gpu_layers=n_gpu_layers, options=options, cache_key=key)

@@ -2,7 +2,7 @@
 
 Contract: frozen values, checked when they are made as far as no model is needed for that; what is left at its default
 is chosen, by llama.cpp or by measuring (`rest_local.calibration.tuning`). Imports nothing heavy, so that the command
-line can declare its options from here. Knows nothing of llama.cpp's structures (`rest_local.llama.parameters`).
+line can declare its options from here. Knows nothing of llama.cpp's structures (`rest_local.llama.loading`).
 """
 
 from __future__ import annotations

@@ -4,24 +4,22 @@ Images come from clients and are not trusted. Their bytes reach no C library of 
 
 - The child reads width and height from the header and refuses more than MAX_PIXELS, and a side of more than MAX_SIDE,
   before it decodes anything.
-- It has MEMORY bytes of address space and SECONDS; two children run at a time. Windows and macOS do not limit the
-  memory of a process, so there only the pixels and the time are bounded.
-- What the child prints is read as a number of bytes that the header fixes, whatever has become of the child.
+- It has MEMORY bytes of address space and SECONDS (`rest_local.sandbox`); two children run at a time, and each decodes
+  one image, so that one which was taken over sees no other.
+- Of its answer only as many bytes are read as the largest image has.
 
 A child takes 0.1 s to start. Knows nothing about models.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-import sys
 import threading
-from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
+from rest_local import sandbox
 from rest_local.errors import OptionError
+from rest_local.sandbox import Worker
 
 MAX_BYTES = 1 << 25  # of a file
 MAX_PIXELS = 1 << 25  # 100 MB decoded; the cameras of phones have 12 to 50 million, models see one or two
@@ -49,56 +47,29 @@ def pixels_of(data: bytes) -> Pixels:
     if len(data) > MAX_BYTES:
         raise OptionError(f"the image has {len(data)} bytes, more than {MAX_BYTES}")
     with _children:
-        head, rgb = _decoded(data)
-    try:
-        answer = json.loads(head)
-        if isinstance(answer.get("error"), str):
-            raise OptionError(answer["error"][:300])
-        width, height = int(answer["width"]), int(answer["height"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise OptionError("the image cannot be decoded") from None
+        worker = Worker(__name__)
+        try:
+            head, _, rgb = worker.ask(data, SECONDS, SECONDS, 3 * MAX_PIXELS + _LINE).partition(b"\n")
+            answer = json.loads(head[:_LINE])
+            if isinstance(answer.get("error"), str):
+                raise OptionError(answer["error"][:300])
+            width, height = int(answer["width"]), int(answer["height"])
+        except sandbox.NotStarted as error:
+            raise OptionError(f"images are decoded in a child process: {error}") from error
+        except (sandbox.TookTooLong, sandbox.Died, RecursionError, ValueError, KeyError, TypeError, AttributeError):
+            raise OptionError("the image cannot be decoded") from None
+        finally:
+            worker.close()
     if min(width, height) < 1 or len(rgb) != 3 * width * height:
         raise OptionError("the image cannot be decoded")
     return Pixels(width, height, rgb)
 
 
-def _decoded(data: bytes) -> tuple[bytes, bytes]:
-    """The first line of the child, and what follows it."""
-    root = Path(__file__).parents[2]  # `-m` looks in the working directory first
-    pipe = subprocess.PIPE
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "rest_local.llama.picture"],
-            cwd=root,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError as error:
-        raise OptionError(f"no process can be started to decode the image: {error}") from error
-    timer = threading.Timer(SECONDS, child.kill)
-    timer.daemon = True
-    timer.start()
-    with child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(data)
-                child.stdin.close()
-            head = child.stdout.readline(_LINE)
-            return head, child.stdout.read(3 * MAX_PIXELS + 1)
-        finally:
-            timer.cancel()
-            child.kill()
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()
+# The rest of this module runs in the child.
 
 
-def main(source: IO[bytes], sink: IO[bytes]) -> None:
-    """The child: a file in, a line of JSON and the pixels out."""
-    _bound()
-    data = source.read()
+def _answer(data: bytes) -> bytes:
+    """A line of JSON and the pixels."""
     rgb = b""
     try:
         answer, rgb = _decode(data)
@@ -108,8 +79,7 @@ def main(source: IO[bytes], sink: IO[bytes]) -> None:
         answer = {"error": "images need Pillow: pip install 'rest-local[images]'"}
     except Exception as error:
         answer = {"error": f"the image cannot be decoded ({type(error).__name__})"}
-    sink.write(json.dumps(answer).encode() + b"\n" + rgb)
-    sink.flush()
+    return json.dumps(answer).encode() + b"\n" + rgb
 
 
 def _decode(data: bytes) -> tuple[dict[str, object], bytes]:
@@ -142,16 +112,5 @@ def _decode(data: bytes) -> tuple[dict[str, object], bytes]:
     return {"width": image.width, "height": image.height}, image.tobytes()
 
 
-def _bound() -> None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    limits = ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, int(SECONDS)), (resource.RLIMIT_CORE, 0))
-    for limit, most in limits:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(limit, (most, most))
-
-
 if __name__ == "__main__":
-    main(sys.stdin.buffer, sys.stdout.buffer)
+    sandbox.serve(_answer, MEMORY)

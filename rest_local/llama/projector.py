@@ -10,7 +10,7 @@
   own, one image at a time: milliseconds on a GPU, seconds on a CPU. Nothing can break that off.
 - Both remember: the layout of the newest images by their bytes, and CACHE_BYTES of rows. So a conversation that is
   sent again decodes and encodes nothing.
-- A projector file is tried in a child process the first time it is seen, as models are (`probe`).
+- A projector file is tried in a child process the first time it is seen, as models are (`loading`).
 
 `python -m rest_local.llama.projector TASK` is that child.
 """
@@ -33,12 +33,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local import stop
+from rest_local import sandbox, stop
 from rest_local.errors import GenerationError, ModelInvalid, ModelNotFound, OptionError, ProjectorInvalid
-from rest_local.llama import library, needed, probe
-from rest_local.llama.gguf_content import content_of
-from rest_local.llama.gguf_header import check_header, identity_of
+from rest_local.llama import library, needed
+from rest_local.llama.gguf import check_header, identity_of, read_gguf
 from rest_local.llama.loaded import llama_cpp
+from rest_local.llama.loading import cause_of, one_line
 from rest_local.llama.model import Model
 from rest_local.llama.picture import Pixels, pixels_of
 from rest_local.llama.placeholders import ids_of
@@ -156,17 +156,17 @@ class Projector:
             raise ProjectorInvalid(file, "no such file", "give the path of a GGUF file, or `none`") from None
         except ModelInvalid as error:
             raise ProjectorInvalid(file, error.cause) from None
-        if not (kinds := content_of(file).projectors):
+        if not (kinds := read_gguf(file).projectors):
             raise ProjectorInvalid(file, "is no projector")
         if other := set(kinds).intersection(PLACE_DEPENDENT):
             raise ProjectorInvalid(file, f"projectors of type {other.pop()} are not supported", "give `none`")
-        if cause := probe.cause_of(__name__, [(file, status)], json.dumps({"path": os.path.abspath(file)})):
+        if cause := cause_of(__name__, [(file, status)], {"path": os.path.abspath(file)}):
             raise ProjectorInvalid(file, cause)
         gpu = library.supports_gpu() and model.n_gpu_layers != 0 if gpu is None else gpu
         with library.log_lines.collected_errors() as errors:
             pointer = _load(file, model.pointer, threads, gpu)
         if not pointer:
-            raise ProjectorInvalid(file, probe.one_line(errors))
+            raise ProjectorInvalid(file, one_line(errors))
         if not _mtmd().mtmd_support_vision(pointer):
             _mtmd().mtmd_free(pointer)
             raise ProjectorInvalid(file, NO_IMAGES)
@@ -367,13 +367,13 @@ def load_error(path: Path) -> str | None:
     with library.log_lines.collected_errors() as errors:
         pointer = _load(path, None, 1, False, warmup=True)
     if not pointer:
-        return probe.one_line(errors)
+        return one_line(errors)
     return None if _mtmd().mtmd_support_vision(pointer) else NO_IMAGES
 
 
 def main(text: str) -> None:
     """The child process. `text`: JSON, the path."""
-    print(json.dumps({"error": load_error(Path(json.loads(text)["path"]))}), flush=True)
+    sandbox.report(error=load_error(Path(json.loads(text)["path"])))
     os._exit(0)  # without cleanup, because freeing a damaged projector may crash
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.errors import ModelError
-from rest_local.grammar.tokens import Tokens
+from rest_local.grammar.compiler import Tokens
 from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.tokenizer import Lease, Tokenizer
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rest_local.catalog.describe import header_of
-from rest_local.catalog.metadata import read_metadata
 from rest_local.catalog.projectors import projector_of
 from rest_local.catalog.quantization import in_bytes
 from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
-from rest_local.llama.gguf_header import shards_of
+from rest_local.llama.gguf import read_gguf, shards_of
 
 PROCESS_BYTES = 300 << 20
 _CGROUP = Path("/sys/fs/cgroup")
@@ -44,7 +43,7 @@ class Need:
 def need_of(config: EngineConfig) -> Need:
     """What the model of `config` will take. `config.model`: a file. Raises ModelError, OSError."""
     path = Path(config.model or "")
-    metadata = read_metadata(path)
+    metadata = read_gguf(path)
     if metadata.is_encoder:
         return Need(_bytes_of(path), 0)
     header = header_of(metadata, path)
@@ -53,7 +52,7 @@ def need_of(config: EngineConfig) -> Need:
     if config.draft_model is None or config.draft_model == NO_DRAFT_MODEL:
         return need
     draft = Path(config.draft_model)
-    cache = cells * header_of(read_metadata(draft), draft).kv_bytes
+    cache = cells * header_of(read_gguf(draft), draft).kv_bytes
     return Need(need.files + _bytes_of(draft), need.cache + cache)
 
 

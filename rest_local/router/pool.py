@@ -31,7 +31,7 @@ from typing import Any
 
 from rest_local.catalog.quantization import in_bytes
 from rest_local.errors import QueueFull, RestLocalError
-from rest_local.llama.gguf_header import shards_of
+from rest_local.llama.gguf import shards_of
 from rest_local.router.memory import Need
 from rest_local.router.process import ModelProcess, ModelProcessFailed
 from rest_local.router.worker import Setup

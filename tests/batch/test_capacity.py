@@ -15,9 +15,9 @@ from rest_local.batch import worker
 from rest_local.batch.jobs import Job, read_stream
 from rest_local.batch.worker import MOST_ON_CPU, MOST_SLOTS, cells_of, fitted, free_memory, room_for
 from rest_local.catalog.describe import header_of
-from rest_local.catalog.metadata import read_metadata
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama import library
+from rest_local.llama.gguf import read_gguf
 from rest_local.llama.options import ModelOptions
 from rest_local.paths import demo_model
 
@@ -68,7 +68,7 @@ def test_cells_of_a_request(body: dict[str, Any], default: int | None, cells: in
 def test_bytes_of_a_cell() -> None:
     """By the shape of the demo model: 6 layers, 2 heads of 64 for keys and for values, in f16."""
     path = demo_model()
-    assert header_of(read_metadata(path), path).kv_bytes == 6 * 2 * 2 * 64 * 2
+    assert header_of(read_gguf(path), path).kv_bytes == 6 * 2 * 2 * 64 * 2
 
 
 def test_slots_and_flash_attention_on_a_cpu(memory: Any) -> None:

@@ -17,11 +17,11 @@ from llama_cpp import llama_cpp as bindings
 
 from benchmarks.tiny import ARCHITECTURES
 from rest_local import Engine, Model, build_datastore
-from rest_local.catalog import describe, metadata
+from rest_local.catalog import describe
 from rest_local.catalog.describe import ModelFacts, header_of, list_models
-from rest_local.catalog.metadata import Metadata, read_metadata
 from rest_local.errors import ModelInvalid
-from rest_local.llama.gguf_header import shards_of
+from rest_local.llama import gguf as reader
+from rest_local.llama.gguf import Gguf, read_gguf, shards_of
 from rest_local.paths import cache_dir, demo_model
 
 MOST_ARCHITECTURES = 512
@@ -92,14 +92,14 @@ def test_a_searched_header_is_that_of_a_walk(
     name: str | None, shared_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shared_data(f"ggml-vocab-{name}.gguf") if name else demo_model()
-    searched = read_metadata(path)
-    monkeypatch.setattr(metadata, "_MANY", 1 << 60)
-    assert read_metadata(path) == searched
+    searched = read_gguf(path)
+    monkeypatch.setattr(reader, "_MANY", 1 << 60)
+    assert read_gguf(path) == searched
     assert "tokenizer.ggml.eos_token_id" in searched.values
 
 
 def test_a_text_that_looks_like_a_key_is_none(no_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "_MANY", 1)
+    monkeypatch.setattr(reader, "_MANY", 1)
     path = no_models / "texts.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_token_list(["tokenizer.", "general.", "tokenizer.json", "general.file"] * 3)
@@ -109,7 +109,7 @@ def test_a_text_that_looks_like_a_key_is_none(no_models: Path, monkeypatch: pyte
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = read_metadata(path)
+    found = read_gguf(path)
     assert found.values["general.file_type"] == 7
     assert found.counts["tokenizer.ggml.tokens"] == 12
 
@@ -123,7 +123,7 @@ def test_no_damage_is_more_than_an_error(data: st.DataObject) -> None:
     path = cache_dir() / "damaged.gguf"
     path.write_bytes(bytes(content[: data.draw(st.integers(24, len(content)))]))
     try:
-        found = read_metadata(path)
+        found = read_gguf(path)
     except ModelInvalid:
         return
     assert found.values
@@ -134,11 +134,11 @@ def test_a_header_that_names_billions_is_refused_at_once(store: Put) -> None:
     array = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 1 << 40)
     path = store("models", "hostile.gguf", content=struct.pack("<4sIqq", b"GGUF", 3, 0, 1) + array + b"\0" * 4096)
     with pytest.raises(ModelInvalid, match="damaged or truncated in its header"):
-        read_metadata(path)
+        read_gguf(path)
 
 
 def test_texts_of_a_header_reach_no_terminal_as_they_are() -> None:
-    metadata = Metadata({"general.architecture": "llama\x1b[2J", "general.size_label": "7B\n"}, {}, 1)
+    metadata = Gguf({"general.architecture": "llama\x1b[2J", "general.size_label": "7B\n"}, {}, 1)
     header = header_of(metadata, Path("x.gguf"))
     assert header.architecture.isprintable()
     assert header.parameters.isprintable()
@@ -163,7 +163,7 @@ def test_what_is_no_model_is_not_listed(values: dict[str, str], kind: str, no_mo
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert header_of(read_metadata(path), path).kind == kind
+    assert header_of(read_gguf(path), path).kind == kind
     assert [facts.name for facts in list_models()] == ["demo"]
 
 
@@ -179,7 +179,7 @@ def test_what_is_no_model_is_not_listed(values: dict[str, str], kind: str, no_mo
     ],
 )
 def test_drafting_of_architectures_that_are_not_tiny(keys: dict[str, object], drafting: str) -> None:
-    assert header_of(Metadata(keys, {}, 1), Path("x.gguf")).drafting == drafting  # type: ignore[arg-type]
+    assert header_of(Gguf(keys, {}, 1), Path("x.gguf")).drafting == drafting  # type: ignore[arg-type]
 
 
 def test_recurrent_architectures_are_those_of_llama_cpp() -> None:
@@ -211,7 +211,7 @@ def test_the_kv_cache_counts_each_layers_heads() -> None:
         "general.architecture": "x", "x.block_count": 3, "x.embedding_length": 1024, "x.attention.head_count": 8,
         "x.attention.head_count_kv": [2, 0, 4],
     }  # fmt: skip
-    assert header_of(Metadata(keys, {}, 1), Path("x.gguf")).kv_bytes == (2 + 0 + 4) * (128 + 128) * 2  # type: ignore[arg-type]
+    assert header_of(Gguf(keys, {}, 1), Path("x.gguf")).kv_bytes == (2 + 0 + 4) * (128 + 128) * 2  # type: ignore[arg-type]
 
 
 def test_headers_are_read_once_for_each_state_of_a_file(
@@ -219,11 +219,11 @@ def test_headers_are_read_once_for_each_state_of_a_file(
 ) -> None:
     read: list[str] = []
 
-    def counted(path: Path) -> Metadata:
+    def counted(path: Path) -> Gguf:
         read.append(path.name)
-        return read_metadata(path)
+        return read_gguf(path)
 
-    monkeypatch.setattr(describe, "read_metadata", counted)
+    monkeypatch.setattr(describe, "read_gguf", counted)
     store("models", "a.gguf", content=tiny_model("llama").read_bytes())
     first = list_models()
     assert sorted(read) == ["a.gguf", "demo.gguf"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.gguf_file import byte_vocabulary, write
 from rest_local.drafting.models.kinds import check_is_model, kind_of
 from rest_local.errors import ModelInvalid, ModelNotFound, OptionError
-from rest_local.llama.gguf_content import content_of
+from rest_local.llama.gguf import read_gguf
 from rest_local.paths import demo_model
 
 MODELS = demo_model().parent
@@ -21,8 +21,8 @@ EAGLE3, MTP = MODELS / "demo-eagle3.gguf", MODELS / "demo-mtp.gguf"
 
 def test_the_kinds_of_the_committed_files() -> None:
     assert [kind_of(path) for path in (demo_model(), EAGLE3, MTP)] == ["model", "eagle3", "mtp"]
-    assert content_of(MTP).n_mtp_layers == 1
-    assert content_of(demo_model()).architecture == "llama"
+    assert read_gguf(MTP).number("qwen35.nextn_predict_layers") == 1
+    assert read_gguf(demo_model()).architecture == "llama"
 
 
 @pytest.mark.parametrize(("architecture", "name"), [("dflash", "DFlash"), ("gemma4-assistant", "Gemma assistant")])
@@ -60,4 +60,4 @@ def test_a_header_that_is_cut_off_or_damaged_is_refused_or_read(
     path = tmp_path_factory.mktemp("headers") / "damaged.gguf"
     path.write_bytes(bytes(damaged))
     with suppress(ModelInvalid):  # anything else is a fault
-        assert isinstance(content_of(path).architecture, str)
+        assert isinstance(read_gguf(path, tensors=True).architecture, str)

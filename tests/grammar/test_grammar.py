@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_local.errors import OptionError
-from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark, tokens
+from rest_local.grammar import Grammar, any_object, compiler, gbnf, json_schema, lark
+from rest_local.grammar.compiler import Tokens
 from rest_local.grammar.constraint import Constraint
 from rest_local.grammar.grammar import Lark
-from rest_local.grammar.tokens import Tokens
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
@@ -294,13 +294,13 @@ def test_a_grammar_is_compiled_once_for_a_vocabulary_while_it_is_among_the_newes
         return compile_(self, text)
 
     monkeypatch.setattr(Tokens, "_compile", counted)
-    grammars = [lark(f'start: "once {number}"') for number in range(tokens._KEPT + 1)]
+    grammars = [lark(f'start: "once {number}"') for number in range(compiler._KEPT + 1)]
     for grammar in (*grammars, *grammars[1:]):
-        vocabulary.grammar_tokens().matcher(grammar)
+        vocabulary.grammar_tokens().matcher(grammar.compiled_text)
     assert compiled == [grammar.compiled_text for grammar in grammars]
-    vocabulary.grammar_tokens().matcher(grammars[0])
+    vocabulary.grammar_tokens().matcher(grammars[0].compiled_text)
     assert compiled[-1] == grammars[0].compiled_text
-    assert len(vocabulary.grammar_tokens()._compiled) == tokens._KEPT
+    assert len(vocabulary.grammar_tokens()._compiled) == compiler._KEPT
 
 
 def test_lark_is_used_unchanged(vocabulary: Vocabulary) -> None:

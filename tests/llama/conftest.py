@@ -6,26 +6,26 @@ from typing import Any
 
 import pytest
 
-from rest_local.llama import probe
+from rest_local import sandbox
 
-RUN = probe.run  # before anything replaces it
+RUN = sandbox.run  # before anything replaces it
 
 
 @pytest.fixture
 def real_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children are new processes, as for a user, and not forked (`support.forked`)."""
-    monkeypatch.setattr(probe, "run", RUN)
+    monkeypatch.setattr(sandbox, "run", RUN)
 
 
 @pytest.fixture
 def children(real_children: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The arguments of each child process that is started."""
     started: list[tuple[Any, ...]] = []
-    run = probe.run
+    run = sandbox.run
 
     def recorded(*arguments: Any) -> Any:
         started.append(arguments)
         return run(*arguments)
 
-    monkeypatch.setattr(probe, "run", recorded)
+    monkeypatch.setattr(sandbox, "run", recorded)
     return started

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from rest_local.catalog.metadata import read_metadata
 from rest_local.errors import ModelInvalid
-from rest_local.llama.gguf_content import content_of
-from rest_local.llama.gguf_header import check_header
-from rest_local.llama.vocabulary_file import vocabulary_file
+from rest_local.llama.gguf import check_header, read_gguf, vocabulary_file
 
-READERS: list[Callable[[Path], Any]] = [check_header, content_of, vocabulary_file, read_metadata]
+READERS: list[Callable[[Path], Any]] = [
+    check_header,
+    read_gguf,
+    vocabulary_file,
+    lambda path: read_gguf(path, tensors=True),
+]
 EXTREMES = [0, 2**32 - 1, 2**62, 2**63, 2**64 - 1]
 LARGE = 1 << 32  # bytes of a sparse file
 MEMORY = 64 << 20

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny import ARCHITECTURES
+from rest_local import sandbox
 from rest_local.errors import ModelError, ModelInvalid
-from rest_local.llama import probe
+from rest_local.llama import loading
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 
@@ -100,14 +101,14 @@ def _child_that(monkeypatch: pytest.MonkeyPatch, folder: Path, does: str) -> Non
     script = folder / "python"
     script.write_text(f"#!/bin/sh\n{does}\n")
     script.chmod(0o700)
-    monkeypatch.setattr(probe.sys, "executable", str(script))
+    monkeypatch.setattr(sandbox.sys, "executable", str(script))
 
 
 @pytest.mark.parametrize(
     ("does", "said"),
     [
-        ("kill -ABRT $$", "crashed on it .SIGABRT."),
-        ("kill -SEGV $$", "crashed on it .SIGSEGV."),
+        ("kill -ABRT $$", "crashed .SIGABRT."),
+        ("kill -SEGV $$", "crashed .SIGSEGV."),
         ("exit 3", "exit code 3"),
         ("echo nonsense", "exit code 0"),
         ("echo '[]'", "exit code 0"),
@@ -133,7 +134,7 @@ def test_a_probe_that_does_not_end_is_refused(
     path = tmp_path / "endless.gguf"
     path.write_bytes(tiny_model("llama").read_bytes())
     _child_that(monkeypatch, tmp_path, "exec sleep 60")
-    monkeypatch.setattr(probe, "TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(loading, "TIMEOUT_SECONDS", 0.05)
     with pytest.raises(ModelInvalid, match="did not finish"):
         Model.open(path)
 

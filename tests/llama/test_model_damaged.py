@@ -24,7 +24,7 @@ HUGE = (1 << 62, (1 << 64) - 1, 1 << 31)
 # Loads every path on stdin in one process, like the probe. A crash shows as a missing answer.
 _MANY = """
 import json, sys
-from rest_local.llama.probe import load_error
+from rest_local.llama.loading import load_error
 for path in sys.stdin.read().split("\\0"):
     print(json.dumps(load_error(path, False)), flush=True)
 """

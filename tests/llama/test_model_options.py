@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rest_local.errors import ModelInvalid, OptionError
 from rest_local.llama import library
+from rest_local.llama.loading import LoadParameters
 from rest_local.llama.model import Model
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
-from rest_local.llama.parameters import LoadParameters
 
 TinyModel = Callable[..., Path]
 

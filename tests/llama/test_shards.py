@@ -14,7 +14,7 @@ import pytest
 from benchmarks.tiny import tiny
 from rest_local.errors import ModelInvalid, ModelNotFound
 from rest_local.llama.context import Context, ContextSettings
-from rest_local.llama.gguf_header import shards_of
+from rest_local.llama.gguf import shards_of
 from rest_local.llama.model import Model
 
 TinyModel = Callable[..., Path]

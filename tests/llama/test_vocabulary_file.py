@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rest_local.errors import ModelInvalid, ModelNotFound
+from rest_local.llama.gguf import vocabulary_file
 from rest_local.llama.model import Model
-from rest_local.llama.vocabulary_file import vocabulary_file
 
 DEMO = Path(__file__).parents[2] / "models/demo.gguf"
 TEXT = "def area(self):\n    return 3.14 * self.radius ** 2  # caf\u00e9 \u4f60\u597d\n"

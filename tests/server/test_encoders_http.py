@@ -116,7 +116,7 @@ def test_nothing_is_measured_and_nothing_drafts(vectors: Encoder, monkeypatch: p
         raise AssertionError("nothing is to be measured")
 
     monkeypatch.setattr("rest_local.decoding.core.open_lane", refuse)
-    monkeypatch.setattr("rest_local.decoding.core.ladder.choose", refuse)
+    monkeypatch.setattr("rest_local.decoding.core.load_fallback.choose", refuse)
     with Engine.load(vectors.path, history=True) as engine:
         assert not engine.generates
         assert not engine.warnings

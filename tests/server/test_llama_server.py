@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support import llama_server
 
-from rest_local.catalog.metadata import read_metadata
+from rest_local.llama.gguf import read_gguf
 from rest_local.paths import demo_model
 
 FOLDER = "REST_LOCAL_LLAMA_SERVER_TESTS"
@@ -71,7 +71,7 @@ def test_llama_servers_tests_pass_but_for_those_that_are_listed(tmp_path: Path) 
         "LLAMA_SERVER_BIN_PATH": llama_server.__file__,
         "REST_LOCAL": str(Path(sys.executable).with_name("rest-local")),
         "MODEL": str(demo_model()),
-        "ARCHITECTURE": str(read_metadata(demo_model()).values["general.architecture"]),
+        "ARCHITECTURE": str(read_gguf(demo_model()).values["general.architecture"]),
         "PASSED": str(passed),
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from unittest import mock
 
-from rest_local.llama import library, probe
+from rest_local import sandbox
+from rest_local.llama import library
 
-MODULES = ("rest_local.llama.probe", "rest_local.llama.trial")
-Run = Callable[[str, str, float], probe.ChildResult]
+MODULES = ("rest_local.llama.loading", "rest_local.llama.load_fallback")
+Run = Callable[[str, str, float], sandbox.ChildResult]
 
 
 def can_fork() -> bool:
@@ -27,15 +28,15 @@ def can_fork() -> bool:
 
 
 def forked(whole: Run) -> Run:
-    """`probe.run` with forked children. `whole`: runs the commands that a test puts in place of the child's."""
+    """`sandbox.run` with forked children. `whole`: runs the commands that a test puts in place of the child's."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *MODULES])
     python = sys.executable
 
-    def run(module: str, task: str, timeout: float) -> probe.ChildResult:
-        command = probe.command(module, task)
+    def run(module: str, task: str, timeout: float) -> sandbox.ChildResult:
+        command = sandbox.command(module, task)
         if command != [python, "-m", module, task]:
-            with mock.patch.object(probe, "command", return_value=command):
+            with mock.patch.object(sandbox, "command", return_value=command):
                 return whole(module, task, timeout)
         with tempfile.TemporaryDirectory() as folder:
             process = context.Process(target=_child, args=(module, task, folder, dict(os.environ)))
@@ -46,7 +47,7 @@ def forked(whole: Run) -> Run:
             process.join()
             process.close()
             output, errors = ((Path(folder) / name).read_bytes() for name in ("1", "2"))
-        return probe.ChildResult(ended, probe._objects(output), probe._tail(errors))
+        return sandbox.ChildResult.of(ended, output, errors, timeout)
 
     return run
 

@@ -27,7 +27,7 @@ from rest_local.drafting.models.seam import (
 )
 from rest_local.drafting.tree import common_prefix
 from rest_local.errors import ModelError, ModelInvalid, OptionError
-from rest_local.llama import ladder, library
+from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
@@ -89,7 +89,7 @@ class DraftModel(GivesUp):
                 flash_attention=gpu and tried.flash_attention != "off", threads=threads, offload_kqv=tried.kv_offload,
             )  # fmt: skip
 
-        chosen = ladder.choose(
+        chosen = load_fallback.choose(
             path, n_gpu_layers, options or ModelOptions(), lambda tried: [context_settings(tried, n_ctx)]
         )
         if chosen.warning:

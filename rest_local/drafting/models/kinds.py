@@ -11,7 +11,7 @@ from rest_local.drafting.models.heads import Head
 from rest_local.drafting.models.mtp import Mtp
 from rest_local.errors import ModelInvalid, OptionError
 from rest_local.llama.context import Context
-from rest_local.llama.gguf_content import content_of
+from rest_local.llama.gguf import read_gguf
 from rest_local.llama.model import Model
 
 Kind = Literal["model", "mtp", "eagle3"]
@@ -22,7 +22,7 @@ OTHERS = {"dflash": "DFlash", "gemma4-assistant": "Gemma assistant", "medusa": "
 
 def kind_of(path: Path) -> Kind:
     """What a file drafts as. Raises ModelNotFound, ModelInvalid; OptionError for one that nothing here can drive."""
-    content = content_of(path)
+    content = read_gguf(path, tensors=True)
     if content.architecture == EAGLE3:
         return "eagle3"
     if (name := OTHERS.get(content.architecture)) is not None:
@@ -32,7 +32,7 @@ def kind_of(path: Path) -> Kind:
 
 def check_is_model(path: Path) -> None:
     """Raise ModelInvalid for a file that holds a head, and not a model that can answer."""
-    content = content_of(path)
+    content = read_gguf(path, tensors=True)
     names = {EAGLE3: "an EAGLE-3 head", **{kind: f"a {name} head" for kind, name in OTHERS.items()}}
     held = "MTP layers" if content.is_mtp_alone else names.get(content.architecture)
     if held:

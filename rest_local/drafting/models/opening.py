@@ -17,8 +17,7 @@ from rest_local.drafting.models.kinds import HEADS, kind_of
 from rest_local.drafting.models.seam import Drafter
 from rest_local.errors import ModelInvalid, OptionError
 from rest_local.llama.context import Context
-from rest_local.llama.gguf_content import content_of
-from rest_local.llama.gguf_header import Files, check_headers, n_tensors
+from rest_local.llama.gguf import Files, check_headers, read_gguf
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 
@@ -72,7 +71,7 @@ def has_usable_mtp(path: Path, options: ModelOptions, n_gpu_layers: int) -> tupl
     """Whether a model's own file has MTP layers that can be used, and a warning if they cannot. A child process tries
     them, the first time. Raises ModelNotFound, ModelInvalid for a damaged file.
     """
-    if not content_of(path).has_mtp:
+    if not read_gguf(path, tensors=True).has_mtp:
         return False, ""
     try:
         trial.ensure_usable(path, path, options, n_gpu_layers, "mtp")
@@ -96,7 +95,7 @@ def open_drafter(
     """
     file = Path(path).expanduser()
     files = check_headers(file)
-    if not n_tensors(files):
+    if not any(read_gguf(path).n_tensors for path, _ in files):
         raise ModelInvalid(file, "holds a vocabulary and no weights", "give the file with the weights")
     size, most = _bytes(files), _bytes(check_headers(model.path))
     if size > most:  # a forward pass reads all weights, so its drafts would cost more than they save

@@ -1,33 +1,29 @@
 """Tries a head in a child process, because one that does not fit its target can abort or crash llama.cpp.
 
-`python -m rest_local.drafting.models.trial TASK` loads the target and the head, evaluates a few tokens with each, and
-prints a line of JSON at each stage. It takes the load time of both, once for each pair of files: success is remembered
-in the cache directory.
+The child loads the target and the head and evaluates a few tokens with each. It takes the load time of both, once for
+each pair of files: success is remembered in the cache directory.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from rest_local import paths
 from rest_local.drafting.models.seam import Evaluated, Query
 from rest_local.errors import ModelError, ModelInvalid, RestLocalError
-from rest_local.llama import library, probe
 from rest_local.llama.context import Context, ContextSettings
-from rest_local.llama.gguf_header import check_headers, identity_of
+from rest_local.llama.gguf import check_headers
+from rest_local.llama.load_fallback import timeout_seconds
+from rest_local.llama.loading import cause_of
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
+from rest_local.sandbox import report
 
-TIMEOUT_SECONDS = 120.0
-SECONDS_PER_BYTE = 4e-8  # in addition: 280 s for 4 GB, which are read at 25 MB/s in 160 s
 N_CTX = 64
 
 
@@ -44,42 +40,9 @@ def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers:
         "n_gpu_layers": n_gpu_layers,
         "options": asdict(options),
     }
-    text = json.dumps(task, default=str)
     files = [*check_headers(target), *check_headers(head)]
-    record = json.dumps([identity_of(files), text, library.fingerprint()]).encode("utf-8", "surrogateescape")
-    path = paths.cache_dir() / f"head-{hashlib.sha256(record).hexdigest()[:32]}.json"
-    try:
-        if path.read_bytes() == record:
-            return
-    except OSError:
-        pass  # not tried before
-    cause = _cause(
-        os.path.abspath(head), text, TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files)
-    )
-    if cause:
+    if cause := cause_of(__name__, files, task, timeout_seconds(files)):
         raise ModelInvalid(head, cause, "get a head that was made for this model")
-    try:
-        paths.write_atomically(path, record)
-    except OSError as error:
-        library.logger.warning("model %s: its trial cannot be remembered: %s", head, error)
-
-
-def _cause(head: str, task: str, timeout: float) -> str:
-    try:
-        ended = probe.run(__name__, task, timeout)
-    except OSError as error:
-        return f"cannot be tried in a child process: {error}"
-    seen: dict[str, Any] = {}
-    for line in ended.lines:
-        seen.update(line)
-    if ended.code == 0 and seen.get("done"):
-        return ""
-    if refused := seen.get("refused"):
-        return str(refused).split(f"{head}: ", 1)[-1]  # the caller names the file
-    during = seen.get("at", "starting")
-    if ended.code is None:
-        return f"did not finish in {timeout:.0f} s while {during}"
-    return f"crashed llama.cpp while {during} ({ended.signal_name or f'exit code {ended.code}'})"
 
 
 def main(text: str) -> None:
@@ -114,17 +77,13 @@ def main(text: str) -> None:
         (likely,) = head.answer([Query(text_of_head, ())])
         (after,) = head.answer([Query(text_of_head, (likely[0][0],))]) if likely else ((),)
         if not likely or not after or head.failed:
-            report(refused="does not draft with this model")
+            report(error="does not draft with this model")
         else:
-            report(done=True)
+            report(error=None)
     except RestLocalError as error:
-        report(refused=getattr(error, "cause", None) or str(error))
+        cause = getattr(error, "cause", None) or str(error)
+        report(error=cause.split(f"{task['head']}: ", 1)[-1])  # the caller names the file
     os._exit(0)  # without cleanup, because a broken driver may crash there
-
-
-def report(**fields: object) -> None:
-    """Print a line for the parent, flushed before the next stage begins."""
-    print(json.dumps(fields), flush=True)
 
 
 if __name__ == "__main__":

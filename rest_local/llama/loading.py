@@ -1,30 +1,40 @@
-"""Converts `ModelOptions` to `llama_model_params`, and keeps the arrays alive that those point to.
+"""How a model file is loaded: what crosses to llama.cpp, and a child process that loads it first.
 
-Contract: this module makes no decisions; it only translates values for llama.cpp. The result must be kept until the
-load has returned.
-
-`Adapters` are the LoRA adapters of an open model. All of them of a model are loaded with it and freed before it. A
-context applies all of them, each with its scale. A child process has tried each file before, because it could crash the
-process (`rest_local.llama.probe`).
+- `LoadParameters` are `ModelOptions` as `llama_model_params`, with the arrays that those point to. They make no
+  decisions, and must be kept until the load has returned.
+- `Adapters` are the LoRA adapters of an open model. All of them are loaded with it and freed before it. A context
+  applies all of them, each with its scale.
+- `ensure_loadable` loads a model in a child process first, because a hostile or broken GGUF file can abort or crash
+  llama.cpp. The child reads no weights (mapped, CPU only, not repacked) and makes a small context, which builds the
+  compute graph. It takes about half a second for each new (path, size, mtime, options, llama.cpp); success is
+  remembered in the cache directory. Each LoRA adapter has a child of its own, which also evaluates a token, so that
+  errors name the right file.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rest_local.errors import AdapterInvalid, OptionError
+from rest_local import paths, sandbox
+from rest_local.errors import AdapterInvalid, ModelInvalid, ModelNotFound, OptionError
 from rest_local.llama import library
+from rest_local.llama.gguf import Files, check_header, identity_of
 from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.options import SPLIT_MODES, Adapter, ModelOptions, Override
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # expert tensors, as in llama.cpp's --cpu-moe
 CPU = "CPU"
+TIMEOUT_SECONDS = 60.0  # for a small file; only one that makes llama.cpp loop takes longer
+SECONDS_PER_BYTE = 2.4e-9  # in addition: 300 s in all for 100 GB, which even a slow disk maps faster
+_SAMPLE = 1 << 20  # bytes at each end of an adapter that enter its digest
 
 
 class _Placed(ctypes.Structure):
@@ -42,7 +52,7 @@ class LoadParameters:
 
     @classmethod
     def of(cls, options: ModelOptions, n_gpu_layers: int, *, vocab_only: bool, on_cpu: bool = False) -> LoadParameters:
-        """`on_cpu`: for a trial load (`probe`): mapped, not repacked, every tensor in main memory."""
+        """`on_cpu`: for a trial load in a child process: mapped, not repacked, every tensor in main memory."""
         struct = llama_cpp.llama_model_default_params()
         struct.vocab_only = vocab_only
         struct.n_gpu_layers = 0 if on_cpu else n_gpu_layers
@@ -137,9 +147,6 @@ def _shares(shares: tuple[float, ...]) -> Any:
     return (ctypes.c_float * most)(*shares)
 
 
-_SAMPLE = 1 << 20  # bytes at each end of a file that enter its digest
-
-
 class Adapters:
     """The loaded adapters of one model. `identity`: digest and scale of each, JSON-ready."""
 
@@ -149,7 +156,7 @@ class Adapters:
         self.wanted = tuple(wanted)
         try:
             for adapter in self.wanted:
-                self._pointers.append(load(model, adapter.path))
+                self._pointers.append(_load_adapter(model, adapter.path))
             self.identity = [(_digest(adapter.path), adapter.scale) for adapter in self.wanted]
         except BaseException:
             self.close()
@@ -171,23 +178,16 @@ class Adapters:
             bindings.llama_adapter_lora_free(self._pointers.pop())
 
 
-def load(model: int, path: Path) -> Any:
-    """Load a llama_adapter_lora_p. Raises AdapterInvalid. May abort on a hostile file, so `probe` tries it first."""
+def _load_adapter(model: int, path: Path) -> Any:
+    """Load a llama_adapter_lora_p. Raises AdapterInvalid. May abort on a hostile file: `ensure_loadable`."""
     with library.log_lines.collected_errors() as errors:
         pointer = bindings.llama_adapter_lora_init(model, os.fsencode(path))
     if not pointer:
-        raise AdapterInvalid(path, one_cause(errors))
+        raise AdapterInvalid(path, one_line(errors, last=True))
     if bindings.llama_adapter_get_alora_n_invocation_tokens(pointer):
         bindings.llama_adapter_lora_free(pointer)
         raise AdapterInvalid(path, "is an activated LoRA (aLoRA), which only applies after its own start sequence")
     return pointer
-
-
-def one_cause(errors: Sequence[str]) -> str:
-    """llama.cpp's errors as one cause: the last line names it, the lines before come from the file reader."""
-    last = next((line for line in reversed(errors) if line), "")
-    cause = last.split("failed to apply lora adapter: ")[-1].strip().rstrip(".: ")
-    return f"llama.cpp cannot load it: {cause[:300]}" if cause else "llama.cpp cannot load it"
 
 
 def _digest(path: Path) -> str:
@@ -197,3 +197,109 @@ def _digest(path: Path) -> str:
         begin = file.read(_SAMPLE)
         file.seek(max(size - _SAMPLE, 0))
         return hashlib.sha256(b"%d" % size + begin + file.read(_SAMPLE)).hexdigest()[:32]
+
+
+def ensure_loadable(files: Files, vocab_only: bool, options: ModelOptions) -> None:
+    """Check that a child process can load the model and each of its adapters, now or in an earlier run.
+
+    `files`: all files of the model, in order. Raises ModelInvalid or AdapterInvalid with the cause."""
+    path = files[0][0]
+    names = ("override_kv", "override_tensor", "cpu_moe", "n_cpu_moe")  # what could crash a process
+    loaded = ModelOptions(**{name: getattr(options, name) for name in names})
+    task = {"path": os.path.abspath(path), "vocab_only": vocab_only, "options": asdict(loaded)}
+    if cause := cause_of(__name__, files, task):
+        raise ModelInvalid(path, cause, "leave out the overrides, or check them" if loaded != ModelOptions() else "")
+    for adapter in () if vocab_only else options.lora:
+        try:
+            status = check_header(adapter.path)
+        except ModelNotFound:
+            raise AdapterInvalid(adapter.path, "no such file") from None
+        except ModelInvalid as error:
+            raise AdapterInvalid(adapter.path, error.cause) from None
+        absolute = Adapter(Path(os.path.abspath(adapter.path)), adapter.scale)
+        task["options"] = asdict(replace(loaded, lora=(absolute,)))
+        if cause := cause_of(__name__, [*files, (adapter.path, status)], task):
+            raise AdapterInvalid(adapter.path, cause)
+
+
+def cause_of(module: str, files: Files, task: Mapping[str, Any], timeout: float | None = None) -> str | None:
+    """Why a child process cannot load the files; None where it can, now or in an earlier run.
+
+    `module`: its `main` does what `task` describes, and reports `error`, before that perhaps stages as `at`. `timeout`:
+    seconds; None for a child that reads no weights."""
+    text = json.dumps(task, default=str)
+    record = json.dumps([identity_of(files), module, text, library.fingerprint()]).encode("utf-8", "surrogateescape")
+    name = f"probe-{hashlib.sha256(record).hexdigest()[:32]}.json"
+    try:
+        if (paths.cache_dir() / name).read_bytes() == record:
+            return None
+    except OSError:
+        pass  # not tried before
+    if timeout is None:
+        timeout = TIMEOUT_SECONDS + SECONDS_PER_BYTE * sum(status.st_size for _, status in files)
+    try:
+        ended = sandbox.run(module, text, timeout)
+    except OSError as error:
+        library.logger.warning("model %s: not tried in a child process: %s", files[-1][0], error)
+        return None
+    if "error" not in ended.seen:
+        return f"llama.cpp {ended.end} while {ended.seen.get('at', 'loading it')}"
+    if cause := ended.seen["error"]:
+        return str(cause)
+    try:
+        paths.write_atomically(paths.cache_dir() / name, record)
+    except OSError as error:
+        library.logger.warning("model %s: its trial cannot be remembered: %s", files[-1][0], error)
+    return None
+
+
+def load_error(path: str, vocab_only: bool, options: ModelOptions | None = None) -> str | None:
+    """Load the model in this process. Returns llama.cpp's error, or None. May abort; see `ensure_loadable`."""
+    options = options or ModelOptions()
+    parameters = LoadParameters.of(options, 0, vocab_only=vocab_only, on_cpu=True)
+    with library.log_lines.collected_errors() as errors:
+        model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters.struct)
+        if not model:
+            return one_line(errors)
+        if vocab_only:
+            return None
+        context_parameters = llama_cpp.llama_context_default_params()
+        context_parameters.n_ctx = context_parameters.n_batch = context_parameters.n_ubatch = 64
+        context = llama_cpp.llama_init_from_model(model, context_parameters)
+        if not context:
+            return one_line(errors)
+    return _adapter_error(model, context, options) if options.lora else None
+
+
+def _adapter_error(model: int, context: int, options: ModelOptions) -> str | None:
+    """Apply the adapters and evaluate a token, because some wrong shapes only fail, or abort, then."""
+    try:
+        Adapters(model, options.lora).apply(context)
+    except AdapterInvalid as error:
+        return error.cause
+    if not llama_cpp.llama_model_has_decoder(model):
+        return None
+    code = llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one((llama_cpp.llama_token * 1)(0), 1))
+    return f"llama.cpp cannot compute with it (llama_decode returned {code})" if code else None
+
+
+def one_line(errors: Sequence[str], last: bool = False) -> str:
+    """llama.cpp's errors as one cause. Of a model the first line names it, and later ones ("failed to load model")
+    repeat it; of an adapter the last one, after those of the file reader.
+    """
+    lines = [line for line in errors if line]
+    line = lines[-1 if last else 0] if lines else ""
+    cause = line.split("error loading model: ")[-1].split("failed to apply lora adapter: ")[-1].strip().rstrip(".: ")
+    return f"llama.cpp cannot load it: {cause[:300]}" if cause else "llama.cpp cannot load it"
+
+
+def main(text: str) -> None:
+    """The child process. `text`: the task of `ensure_loadable`."""
+    task = json.loads(text)
+    options = ModelOptions.from_dict(task["options"])
+    sandbox.report(error=load_error(task["path"], task["vocab_only"], options))
+    os._exit(0)  # without cleanup, because freeing a damaged model may crash
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,6 +1,6 @@
 """A child process that computes with a model crashes, hangs or runs out of memory at each stage; this process survives.
 
-`probe.command` starts the child. These tests replace it by a command that fails in chosen settings.
+`sandbox.command` starts the child. These tests replace it by a command that fails in chosen settings.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
+from rest_local import sandbox
 from rest_local.calibration.settings import contexts_to_try
 from rest_local.decoding.engine import Engine
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.errors import ModelError, ModelInvalid, OptionError
-from rest_local.llama import ladder, probe, trial
+from rest_local.llama import load_fallback
 from rest_local.llama.context import ContextSettings
-from rest_local.llama.ladder import LoadChoice, Rung
 from rest_local.llama.library import Device
+from rest_local.llama.load_fallback import Failure, Fallback, LoadChoice
 from rest_local.llama.model import Model
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
 
@@ -49,16 +50,16 @@ def break_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breaks], list[Task]
 
     def put(rule: Breaks) -> list[Task]:
         tried: list[Task] = []
-        whole = probe.command
+        whole = sandbox.command
 
         def command(module: str, task: str) -> list[str]:
-            if module != trial.__name__:
+            if module != load_fallback.__name__:
                 return whole(module, task)
             tried.append(json.loads(task))
             broken = rule(tried[-1])
             return ["/bin/sh", "-c", broken] if broken else whole(module, task)
 
-        monkeypatch.setattr(probe, "command", command)
+        monkeypatch.setattr(sandbox, "command", command)
         return tried
 
     return put
@@ -79,7 +80,7 @@ def choose(path: Path, n_gpu_layers: int = 0, *, exact: bool = False, **fixed: A
     def wanted(tried: ModelOptions) -> Sequence[ContextSettings]:
         return contexts_to_try(tried, 256, 1, 1, None, exact)
 
-    return ladder.choose(path, n_gpu_layers, options, wanted)
+    return load_fallback.choose(path, n_gpu_layers, options, wanted)
 
 
 def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
@@ -94,17 +95,17 @@ def test_threads_of_the_child_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> No
     """Those of this process do, which has set the variable for itself."""
     monkeypatch.setenv("GOMP_SPINCOUNT", "30000")
     program = "import json, os; print(json.dumps({'spins': os.environ['GOMP_SPINCOUNT']}))"
-    monkeypatch.setattr(probe, "command", lambda *_: [sys.executable, "-c", program])
-    assert probe.run(trial.__name__, "", 60).lines == [{"spins": "0"}]
+    monkeypatch.setattr(sandbox, "command", lambda *_: [sys.executable, "-c", program])
+    assert sandbox.run(load_fallback.__name__, "", 60).lines == [{"spins": "0"}]
 
 
 @pytest.mark.usefixtures("real_children")
 def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
     task = {
-        "path": str(model), "n_gpu_layers": 0, "n_ctx": None, "options": ladder.asdict(ModelOptions()),
+        "path": str(model), "n_gpu_layers": 0, "n_ctx": None, "options": load_fallback.asdict(ModelOptions()),
         "settings": [each.to_dict() for each in contexts_to_try(ModelOptions(), 256, 1, 1, None, exact=True)],
     }  # fmt: skip
-    ended = probe.run(trial.__name__, json.dumps(task), 60)
+    ended = sandbox.run(load_fallback.__name__, json.dumps(task), 60)
     stages = [line["at"] for line in ended.lines if "at" in line]
     for flash, cache in (("off", "f16"), ("on", "f16"), ("on", "bf16"), ("on", "q8_0")):
         for n in ("1 token", "2 tokens", "8 tokens", "32 tokens"):
@@ -179,15 +180,15 @@ def test_a_model_that_crashes_in_all_settings_is_refused(
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU, as far as the parent knows."""
-    monkeypatch.setattr(ladder.library, "supports_gpu", lambda: True)
+    monkeypatch.setattr(load_fallback.library, "supports_gpu", lambda: True)
 
 
 @pytest.fixture
 def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The free bytes of the only GPU, which a test can change."""
     free = [100]
-    monkeypatch.setattr(ladder.library, "devices", lambda: [Device("GPU0", "a GPU", 1000, free[0])])
-    monkeypatch.setattr(ladder.library, "gpus", lambda: {"GPU0": 1})
+    monkeypatch.setattr(load_fallback.library, "devices", lambda: [Device("GPU0", "a GPU", 1000, free[0])])
+    monkeypatch.setattr(load_fallback.library, "gpus", lambda: {"GPU0": 1})
     return free
 
 
@@ -256,7 +257,7 @@ def test_a_child_that_hangs_is_killed_and_reported(
 ) -> None:
     pids = model.with_name("pids")
     tried = break_when(lambda task: prints(at="decoding 8 tokens") + f"echo $$ >> {pids}; exec sleep 600")
-    monkeypatch.setattr(ladder, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(load_fallback, "TIMEOUT_SECONDS", 0.5)
     with pytest.raises(ModelInvalid, match="did not finish in 1 s while decoding 8 tokens"):
         choose(model, -1)
     assert len(tried) == 3
@@ -271,7 +272,7 @@ def test_a_gpu_that_hangs_is_not_used(
 ) -> None:
     limits = iter((0.5, 60.0))
     break_when(lambda task: "exec sleep 600" if task["n_gpu_layers"] else "")
-    monkeypatch.setattr(ladder, "timeout_seconds", lambda files: next(limits))
+    monkeypatch.setattr(load_fallback, "timeout_seconds", lambda files: next(limits))
     chosen = choose(model, -1)
     assert chosen.n_gpu_layers == 0
     assert "did not finish" in chosen.warning
@@ -330,7 +331,7 @@ def test_a_draft_model_is_tried_too(
     drafter.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"rung": {"x": 1}, "failure": null, "free": []}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"fallback": {"x": 1}, "failure": null, "free": []}', b"\xff"])
 def test_a_damaged_record_is_tried_again(
     model: Path, break_when: Callable[[Breaks], list[Task]], content: bytes
 ) -> None:
@@ -345,7 +346,7 @@ def test_a_damaged_record_is_tried_again(
 def test_a_child_that_cannot_be_started_costs_a_warning(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(probe.sys, "executable", str(model.with_name("absent")))
+    monkeypatch.setattr(sandbox.sys, "executable", str(model.with_name("absent")))
     with caplog.at_level(logging.WARNING, "rest_local"):
         assert choose(model) == LoadChoice(ModelOptions(), 0)
     assert "not tried in a child process" in caplog.text
@@ -365,19 +366,21 @@ def test_an_engine_answers_in_what_is_left_and_warns_once(
 def test_a_child_that_really_dies_is_seen(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real child kills itself by a real signal in the middle of the second decode."""
     program = (
-        "import os, signal, sys; from rest_local.llama import context, trial\n"
+        "import os, signal, sys; from rest_local.llama import context, load_fallback\n"
         "decode = context.Context.decode\n"
         "def dies(self):\n"
         "    if self.batch.n_tokens == 2 and self._model.options.repack: os.kill(os.getpid(), signal.SIGSEGV)\n"
         "    return decode(self)\n"
         "context.Context.decode = dies\n"
-        "trial.main(sys.argv[1])"
+        "load_fallback.main(sys.argv[1])"
     )
-    whole = probe.command
+    whole = sandbox.command
     monkeypatch.setattr(
-        probe,
+        sandbox,
         "command",
-        lambda module, task: [sys.executable, "-c", program, task] if module == trial.__name__ else whole(module, task),
+        lambda module, task: (
+            [sys.executable, "-c", program, task] if module == load_fallback.__name__ else whole(module, task)
+        ),
     )
     chosen = choose(model)
     assert chosen.options == ModelOptions(repack=False)
@@ -388,8 +391,8 @@ def test_a_timeout_grows_with_the_file(model: Path) -> None:
     class Size:
         st_size = 100_000_000_000
 
-    assert ladder.timeout_seconds([(model, model.stat())]) < 121
-    assert ladder.timeout_seconds([(model, Size())]) > 3600  # type: ignore[list-item]
+    assert load_fallback.timeout_seconds([(model, model.stat())]) < 121
+    assert load_fallback.timeout_seconds([(model, Size())]) > 3600  # type: ignore[list-item]
 
 
 def test_options_survive_their_way_to_the_child() -> None:
@@ -398,17 +401,17 @@ def test_options_survive_their_way_to_the_child() -> None:
         tensor_split=(1.0, 2.0), override_tensor=(Placement("x", "CPU"),), flash_attention="on",
         rope=Rope(freq_base=1e4),
     )  # fmt: skip
-    assert ModelOptions.from_dict(json.loads(json.dumps(ladder.asdict(options), default=str))) == options
+    assert ModelOptions.from_dict(json.loads(json.dumps(load_fallback.asdict(options), default=str))) == options
 
 
-def test_rungs_never_repeat_the_wanted_settings() -> None:
-    failure = trial.Failure("crash", "", "", 4)
+def test_fallbacks_never_repeat_the_wanted_settings() -> None:
+    failure = Failure("crash", "", "", 4)
     for options in (ModelOptions(), ModelOptions(repack=False), ModelOptions(flash_attention="off")):
         for layers in (0, 2, -1):
-            rungs = list(ladder.safer(failure, layers, options))
-            assert Rung() not in rungs
-            assert len(set(rungs)) == len(rungs) <= 9
-            assert all(rung.applied(options, layers) != (options, layers) for rung in rungs)
+            fallbacks = list(load_fallback.safer(failure, layers, options))
+            assert Fallback() not in fallbacks
+            assert len(set(fallbacks)) == len(fallbacks) <= 9
+            assert all(fallback.applied(options, layers) != (options, layers) for fallback in fallbacks)
 
 
 def test_on_a_cpu_only_the_settings_in_use_are_tried_at_load() -> None:
@@ -423,5 +426,5 @@ def test_settings_that_crash_are_not_tuned(model: Path, break_when: Callable[[Br
         plain, flash = (
             ContextSettings(n_ctx=256, n_cells=256, flash_attention=flash, threads=1) for flash in (False, True)
         )
-        assert ladder.works(opened, plain)
-        assert not ladder.works(opened, flash)
+        assert load_fallback.works(opened, plain)
+        assert not load_fallback.works(opened, flash)

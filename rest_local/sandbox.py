@@ -1,0 +1,329 @@
+"""Child processes for work that may crash, hang, take all memory or be taken over by hostile input.
+
+- `run` starts a process for one task and waits for its end. The task is JSON on the command line; the child reports in
+  lines of JSON (`report`), so the last line tells what it was doing when it died.
+- `Worker` is a process that answers requests one at a time, with limits of time and memory. Its module ends in a call
+  of `serve`. A child that exceeds a limit ends, and the next request starts another.
+
+The time of a request is processor time: on a busy machine a child waits for a processor most of the time, and has done
+nothing wrong. A bound by the clock, `WAIT` times as large, ends one that waits or was taken over. Memory is address
+space. macOS ignores that limit, and Windows has neither limit: there the clock bounds a request.
+
+Knows nothing about the tasks. The parent survives any behaviour of a child, and reads at most as much as it asked for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rest_local import stop
+
+IS_MEASURED = hasattr(signal, "setitimer")
+"""Whether processor time is measured: not on Windows."""
+
+WAIT = 12 if IS_MEASURED else 1
+START_SECONDS = 60.0
+KILL_SECONDS = 5.0  # a process that waits in a driver does not end when it is killed
+_ROOT = Path(__file__).parents[1]  # `-m` searches the working directory first, so do not use the user's
+_LENGTH = struct.Struct("<Q")
+_SECONDS = struct.Struct("<d")  # in front of a request
+_POLL_SECONDS = 0.05  # between two checks whether the thread was stopped
+_MOST_PARTS = 64  # of a child's output that wait to be read, at most 1 MiB each
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line of a child."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+@dataclass(frozen=True)
+class ChildResult:
+    """How a child of `run` ended.
+
+    code     its exit status, negative for a signal; None if it was killed after `timeout` seconds
+    lines    the JSON objects that it printed
+    errors   the end of its stderr
+    """
+
+    code: int | None
+    lines: Sequence[dict[str, Any]]
+    errors: str
+    timeout: float
+
+    @classmethod
+    def of(cls, code: int | None, output: bytes, errors: bytes, timeout: float) -> ChildResult:
+        """From what the child wrote."""
+        lines = []
+        for line in output.splitlines():
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(line))
+        objects = [line for line in lines if isinstance(line, dict)]
+        return cls(code, objects, errors[-4000:].decode("utf-8", "replace"), timeout)
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """All lines as one object; of equal names the last counts."""
+        return {name: value for line in self.lines for name, value in line.items()}
+
+    @property
+    def signal_name(self) -> str:
+        """The signal that ended it, such as SIGSEGV; empty without one."""
+        if self.code is None or self.code >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.code).name
+        except ValueError:
+            return f"signal {-self.code}"
+
+    @property
+    def end(self) -> str:
+        """How a child ended that did not report the end of its task."""
+        if self.code is None:
+            return f"did not finish in {self.timeout:.0f} s"
+        return f"crashed ({self.signal_name})" if self.signal_name else f"ended with exit code {self.code}"
+
+
+def run(module: str, task: str, timeout: float) -> ChildResult:
+    """Run `main(task)` of a module in a child and wait for it. Raises OSError if it cannot be started."""
+    with subprocess.Popen(
+        command(module, task),
+        cwd=_ROOT,
+        env={**os.environ, "GOMP_SPINCOUNT": "0"},  # waiting threads must not spin, as other programs may be running
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            try:
+                output, errors = process.communicate(timeout=KILL_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                for pipe in (process.stdout, process.stderr):
+                    if pipe:
+                        pipe.close()
+                process.returncode = -9  # otherwise the end of the `with` block waits for the process
+                output, errors = error.stdout or b"", error.stderr or b""
+            return ChildResult.of(None, output, errors, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return ChildResult.of(process.returncode, output, errors, timeout)
+
+
+def report(**fields: object) -> None:
+    """In a child of `run`: print a line for the parent, flushed before the next stage begins."""
+    print(json.dumps(fields), flush=True)
+
+
+class Busy(Exception):
+    """Requests of other threads take too long."""
+
+
+class NotStarted(Exception):
+    """The child cannot be started, or ends before the first request."""
+
+
+class TookTooLong(Exception):
+    """The request exceeded its time."""
+
+
+class Died(Exception):
+    """The child crashed, ran out of memory, or answered with more than was asked for."""
+
+
+class Worker:
+    """A child process for requests, and the lock that gives access to it. Thread-safe.
+
+    `module`: calls `serve` when it is run. `turn_seconds`: how long a request waits for those of other threads.
+    """
+
+    def __init__(self, module: str, turn_seconds: float = float("inf")) -> None:
+        self.module, self.turn_seconds = module, turn_seconds
+        self.process: subprocess.Popen[bytes] | None = None
+        self._turn = threading.Lock()
+        self._output: _Output | None = None
+        self._owner = 0  # the process that started the child; a process forked from it starts its own
+        _workers.add(self)
+
+    def ask(self, request: bytes, seconds: float, wait: float | None = None, most: int = 1 << 30) -> bytes:
+        """The answer of the child, at most `most` bytes.
+
+        `seconds`: of processor time; `wait`: by the clock, as a rule WAIT times as many. Raises Busy, NotStarted,
+        TookTooLong, Died; ServiceClosed if the thread was stopped (`rest_local.stop`).
+        """
+        until = time.monotonic() + self.turn_seconds
+        while not self._turn.acquire(timeout=max(0.0, min(_POLL_SECONDS, until - time.monotonic()))):
+            stop.check()
+            if time.monotonic() >= until:
+                raise Busy
+        try:
+            return self._talk(request, seconds, WAIT * seconds if wait is None else wait, most)
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            self._turn.release()
+
+    def _talk(self, request: bytes, seconds: float, wait: float, most: int) -> bytes:
+        child, output = self._running()
+        assert child.stdin is not None
+        until = time.monotonic() + wait
+        try:
+            child.stdin.write(_LENGTH.pack(len(request)) + _SECONDS.pack(seconds) + request)
+            child.stdin.flush()
+            return output.frame(until, most)
+        except TimeoutError:
+            raise TookTooLong from None
+        except (BrokenPipeError, EOFError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
+            if IS_MEASURED and child.returncode == -signal.SIGPROF:
+                raise TookTooLong from None
+            raise Died from None
+
+    def _running(self) -> tuple[subprocess.Popen[bytes], _Output]:
+        if self._owner != os.getpid():
+            self.process = None
+        if self.process is not None and self._output is not None and self.process.poll() is None:
+            return self.process, self._output
+        self._kill()
+        try:
+            self.process = subprocess.Popen(
+                command(self.module),
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C at the terminal must not reach the child
+            )
+        except OSError as error:
+            raise NotStarted(f"no process can be started: {error}") from error
+        assert self.process.stdout is not None
+        self._owner, self._output = os.getpid(), _Output(self.process.stdout)
+        try:
+            self._output.frame(time.monotonic() + START_SECONDS, 0)
+        except (TimeoutError, EOFError) as error:
+            raise NotStarted("the child process ended before it began") from error
+        return self.process, self._output
+
+    def close(self) -> None:
+        """End the child. The next request starts another."""
+        with self._turn:
+            self._kill()
+
+    def _kill(self) -> None:
+        child, self.process = self.process, None
+        if child is None or self._owner != os.getpid():
+            return
+        child.kill()
+        child.wait()
+        if self._output is not None:
+            self._output.close()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # data that was not sent is not needed
+                    pipe.close()
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for worker in list(_workers):
+        worker.close()
+
+
+class _Output:
+    """The output of a child, read by a thread of its own: Windows cannot wait for a pipe with a time limit."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._parts: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._unread = b""
+        self._closed = False
+        self._thread = threading.Thread(target=self._pump, args=(file.fileno(),), name="sandbox", daemon=True)
+        self._thread.start()
+
+    def frame(self, until: float, most: int) -> bytes:
+        """The next answer. Raises TimeoutError at the time `until`; EOFError, also for a child that sends more than
+        `most` bytes or more than one answer; ServiceClosed."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, until))
+        if length > most:
+            raise EOFError
+        found = self._read(length, until)
+        if self._unread:
+            raise EOFError
+        return found
+
+    def close(self) -> None:
+        """Wait for the end of the thread: the child is dead, so its output has ended."""
+        self._closed = True
+        self._thread.join()
+
+    def _read(self, size: int, until: float) -> bytes:
+        parts, there = [self._unread], len(self._unread)
+        while there < size:
+            stop.check()
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            with contextlib.suppress(queue.Empty):
+                parts.append(self._parts.get(timeout=min(left, _POLL_SECONDS)))
+                if not parts[-1]:
+                    raise EOFError
+                there += len(parts[-1])
+        whole = b"".join(parts)
+        self._unread = whole[size:]
+        return whole[:size]
+
+    def _pump(self, descriptor: int) -> None:
+        part = b"more"
+        while part:
+            part = os.read(descriptor, 1 << 20)
+            self._parts.put(part)
+            while self._parts.qsize() > _MOST_PARTS and not self._closed:  # the child sends what nobody asked for
+                time.sleep(_POLL_SECONDS / 10)
+
+
+def serve(answer: Callable[[bytes], bytes], memory: int, niceness: int = 0) -> None:
+    """The child of a `Worker`: answers requests until its input ends. Every exception of `answer` ends the child.
+
+    `memory`: bytes of address space; what is imported already counts as well.
+    """
+    with contextlib.suppress(ImportError):  # Windows
+        import resource
+
+        for limit, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(limit, (most, most))
+        os.nice(niceness)
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sink.write(_LENGTH.pack(0))
+    sink.flush()
+    while head := source.read(_LENGTH.size):
+        (seconds,) = _SECONDS.unpack(source.read(_SECONDS.size))
+        request = source.read(*_LENGTH.unpack(head))
+        if IS_MEASURED:
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+        found = answer(request)
+        if IS_MEASURED:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+        sink.write(_LENGTH.pack(len(found)) + found)
+        sink.flush()
