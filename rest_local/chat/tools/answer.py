@@ -24,16 +24,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rest_local.chat.tools.deepseek import CALL, DEEPSEEK
 from rest_local.chat.tools.format import Tool, ToolFormat
-from rest_local.chat.tools.gemma import GEMMA
-from rest_local.chat.tools.harmony import FINAL, HARMONY, final
-from rest_local.chat.tools.hermes import HERMES, LISTED
-from rest_local.chat.tools.llama3 import LLAMA3
-from rest_local.chat.tools.mistral import MISTRAL, MISTRAL_LIST
-from rest_local.chat.tools.pythonic import PYTHONIC
-from rest_local.chat.tools.qwen import QWEN
+from rest_local.chat.tools.json_formats import CALL, DEEPSEEK, HERMES, LISTED, LLAMA3, MISTRAL, MISTRAL_LIST
 from rest_local.chat.tools.source import Content, Delta, Malformed, Source, Wait, joined
+from rest_local.chat.tools.text_formats import FINAL, GEMMA, HARMONY, PYTHONIC, QWEN, final
 from rest_local.errors import OptionError
 from rest_local.grammar import Grammar
 from rest_local.grammar.grammar import Lark, Special, no_special

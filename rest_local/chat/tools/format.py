@@ -1,4 +1,4 @@
-"""How a model calls tools: what every format shares. Each `ToolFormat` is one module of this package.
+"""How a model calls tools: what every format shares; `json_formats` and `text_formats` have the formats.
 
 `json_call` reads calls that are written as JSON objects, `{"name": ..., "arguments": {...}}`, which most formats put in
 their markers.
@@ -159,6 +159,26 @@ def json_objects(lark: Lark, tools: Sequence[Tool], arguments: str = "arguments"
         opening = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{arguments}": '
         ways.append(f"{lark.literal(opening)} {tool.arguments(lark)} {lark.literal('}')}")
     return lark.one_of(ways)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """Calls that are written as `before`, the name, `between`, the arguments as JSON, `after`."""
+
+    before: str
+    between: str
+    after: str = ""
+
+    def rule(self, lark: Lark, tools: Sequence[Tool]) -> str:
+        """A rule for a call of any of the tools."""
+        closing = f" {lark.literal(self.after)}" if self.after else ""
+        opened = ((lark.literal(self.before + tool.name + self.between), tool) for tool in tools)
+        return lark.one_of([f"{opening} {tool.arguments(lark)}{closing}" for opening, tool in opened])
+
+    def write(self, call: Call) -> str:
+        """An earlier call."""
+        arguments = json.dumps(call["arguments"], ensure_ascii=False)
+        return f"{self.before}{call['name']}{self.between}{arguments}{self.after}"
 
 
 def repeated(call: str, between: str, many: bool) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rest_local import __version__
 from rest_local.chat.tools import format_of
 from rest_local.chat.tools.answer import ReasoningTags
-from rest_local.chat.tools.harmony import HARMONY
+from rest_local.chat.tools.text_formats import HARMONY
 from rest_local.llama.embedding import pooling
 from rest_local.server.model_info import meta
 from rest_local.server.names import tagged

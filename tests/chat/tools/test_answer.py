@@ -16,7 +16,7 @@ from tool_formats import FORMATS, PROPERTIES, SIGNS
 
 from rest_local.chat.conversation import ChatTemplate
 from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined, tools_of
-from rest_local.chat.tools.deepseek import CALL
+from rest_local.chat.tools.json_formats import CALL
 from rest_local.errors import OptionError
 
 TOOLS = [
