@@ -45,7 +45,7 @@ from rest_local.decoding.sequence import Sequence as DecodingSequence
 from rest_local.decoding.stream import Answer
 from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.backend import Capability
-from rest_local.llama.batch import Batch
+from rest_local.llama.context import Batch
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.auto import Auto

@@ -49,8 +49,8 @@ from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
+from rest_local.llama.options import Sampling
 from rest_local.llama.sampler import Sampler
-from rest_local.llama.sampling import Sampling
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto

@@ -43,7 +43,7 @@ from rest_local.bench.demo import begin_of, held_out_modules, standard_library
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 SLOTS = 8
 N_CTX = 2048

@@ -22,8 +22,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rest_local.catalog.describe import list_models
-    from rest_local.catalog.find import find_model
     from rest_local.catalog.hub import pull_model
+    from rest_local.catalog.stores import find_model
     from rest_local.decoding.async_engine import AsyncChatStream, AsyncEngine, AsyncStream
     from rest_local.decoding.batch import Finished
     from rest_local.decoding.config import EngineConfig
@@ -82,8 +82,7 @@ if TYPE_CHECKING:
     )
     from rest_local.grammar.grammar import Grammar, gbnf, json_schema, lark
     from rest_local.llama.model import Model
-    from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
-    from rest_local.llama.sampling import Sampling
+    from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope, Sampling
     from rest_local.retrieval.building.indexing import build_datastore, rebuild_datastore
     from rest_local.retrieval.datastore import Datastore
 
@@ -172,7 +171,7 @@ __all__ = [
 
 _HOMES = {
     "rest_local.catalog.describe": ("list_models",),
-    "rest_local.catalog.find": ("find_model",),
+    "rest_local.catalog.stores": ("find_model",),
     "rest_local.catalog.hub": ("pull_model",),
     "rest_local.decoding.async_engine": ("AsyncChatStream", "AsyncEngine", "AsyncStream"),
     "rest_local.decoding.batch": ("Finished",),
@@ -188,8 +187,7 @@ _HOMES = {
     "rest_local.drafting.origins": ("Origin",),
     "rest_local.grammar.grammar": ("Grammar", "gbnf", "json_schema", "lark"),
     "rest_local.llama.model": ("Model",),
-    "rest_local.llama.options": ("Adapter", "ModelOptions", "Override", "Placement", "Rope"),
-    "rest_local.llama.sampling": ("Sampling",),
+    "rest_local.llama.options": ("Adapter", "ModelOptions", "Override", "Placement", "Rope", "Sampling"),
     "rest_local.retrieval.datastore": ("Datastore",),
     "rest_local.retrieval.building.indexing": ("build_datastore", "rebuild_datastore"),
 }

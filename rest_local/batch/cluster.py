@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from rest_local import __version__
 from rest_local.batch.jobs import Job, in_order
 from rest_local.batch.worker import JobAnswer, Worker, failed, failed_line
-from rest_local.catalog.find import model_file
+from rest_local.catalog.stores import model_file
 from rest_local.cluster import check_address, connected, first_line, is_rays
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.sequence import error_of

@@ -43,7 +43,7 @@ from rest_local.llama import library
 from rest_local.llama.batch import MOST_IDS
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.embedding import Embedder
-from rest_local.llama.sampling import MAX_SEED
+from rest_local.llama.options import MAX_SEED
 from rest_local.server.answering import Asked
 from rest_local.server.bodies import ChatBody, CompletionBody, EmbeddingBody, check
 from rest_local.server.chat import Chat

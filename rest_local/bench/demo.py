@@ -36,7 +36,7 @@ from rest_local.retrieval.sources.walk import Walk
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece, Result
-    from rest_local.llama.sampling import Sampling
+    from rest_local.llama.options import Sampling
 
 SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".java", ".rb", ".kt", ".swift", ".cs")
 
@@ -322,7 +322,7 @@ def compare(
 
 def choose_sampling(engine: Engine, prompt: Prompt, max_tokens: int) -> Sampling:
     """Greedy sampling, or seeded sampling if plain greedy decoding repeats more than LOOPING of its n-grams."""
-    from rest_local.llama.sampling import Sampling
+    from rest_local.llama.options import Sampling
 
     greedy = Sampling()
     result = run(engine, prompt, "plain", greedy, max_tokens)

@@ -10,20 +10,31 @@
 
 A name that two models would have belongs to the first; the second gets its store in front (`ollama/llama3.2:3b`), and
 where that is taken too, its path. Nothing here is written. A directory that cannot be read holds nothing.
+
+`model_file` is the file that `-m` means:
+
+1. A file that exists is that file. So is what can only be a path: what ends in `.gguf`, or begins with `.`, `~` or `/`.
+2. A name of `stored_models`, letters of any case; a repository without a quantization, and an Ollama model without a
+   tag, mean the one that would be taken by default.
+3. A name of a hub that is not on the disk raises ModelNotHere, which says how to get it.
+
+`projector_of` is the projector for images that lies with a model: `mmproj*.gguf` next to it, or in its folder of a
+hub's cache. Takes a few milliseconds for hundreds of files, and never reaches the network.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rest_local.catalog.quantization import is_model_file, label_of, stem_of
-from rest_local.errors import ModelNotFound
+from rest_local.catalog.quantization import is_meant, is_model_file, label_of, preferred, stem_of
+from rest_local.errors import ModelNotFound, ModelNotHere
 from rest_local.llama.gguf import part_of
 from rest_local.paths import data_home, demo_model
 
@@ -208,3 +219,146 @@ def _is(question: Any) -> bool:
         return bool(question())
     except OSError:
         return False
+
+
+_HUB_NAME = re.compile(
+    r"(?:hf:/{1,2}|https?:/{1,2}[\w.:-]+/|hf\.co/|huggingface\.co/)?"
+    r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<label>[^:\s]+))?/?"
+)
+_CLOSE = 3  # names that an error suggests
+
+
+class HubName(NamedTuple):
+    """`user/repo:QUANT`. label: a quantization or the name of a file; None where none was given."""
+
+    repo: str
+    label: str | None
+
+    def __str__(self) -> str:
+        return self.repo + (f":{self.label}" if self.label else "")
+
+
+def hub_name(text: str) -> HubName | None:
+    """`user/repo` or `user/repo:QUANT`, also with the address of the hub in front; None for any other text."""
+    found = _HUB_NAME.fullmatch(text)
+    return HubName(found["repo"], found["label"]) if found else None
+
+
+def model_file(model: str | os.PathLike[str] | None) -> Path:
+    """The file that `-m` means, of several the first; the demo model for None. A path need not exist.
+
+    Raises ModelNotHere for a name of a hub that is not on the disk, ModelNotFound for any other name that is unknown.
+    """
+    if model is None:
+        return demo_model()
+    path = Path(model).expanduser()
+    if _is_path(os.fspath(model), path):
+        return path
+    try:
+        return find_model(os.fspath(model)).path
+    except ModelNotFound:
+        if path.exists():  # a directory, or a device: the error says what it is once it is opened
+            return path
+        raise
+
+
+def _is_path(text: str, path: Path) -> bool:
+    if path.is_file() or path.is_absolute() or text.startswith("."):
+        return True
+    named = hub_name(text)
+    return text.lower().endswith(".gguf") and not (named and named.label)  # user/repo:file.gguf is a name
+
+
+def find_model(name: str, models: Sequence[StoredModel] | None = None) -> StoredModel:
+    """The model on the disk that `name` means. `models`: to look among, by default all. Raises as `model_file`."""
+    models = stored_models() if models is None else models
+    found = matching(name, models)
+    if found:
+        return _taken_by_default(found)
+    wanted = hub_name(name)
+    if wanted:
+        raise ModelNotHere(str(wanted), _labels_of(wanted.repo, models))
+    import difflib  # takes milliseconds
+
+    known = [model.name for model in models]
+    close = difflib.get_close_matches(name, known, _CLOSE) or [
+        each for each in known if name.casefold() in each.casefold()
+    ]
+    did_you_mean = f"did you mean {' or '.join(close[:_CLOSE])}? " if close else ""
+    raise ModelNotFound(name, "no such file, and no model of that name", f"{did_you_mean}`rest-local models` lists all")
+
+
+def matching(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
+    """The models that `name` can mean: the one that is called so, else those of that repository or Ollama model."""
+    exact = [model for model in models if model.name.casefold() == name.casefold()]
+    if exact:
+        return exact
+    wanted = hub_name(name)
+    of_repo = [model for model in models if wanted and model.repo.casefold() == wanted.repo.casefold()]
+    if wanted and wanted.label is not None:
+        return [model for model in of_repo if is_meant(wanted.label, model.path.name)][:1]
+    tagged = f"{name}:latest".casefold()
+    return of_repo or [model for model in models if model.store == "ollama" and model.name.casefold() == tagged]
+
+
+def _taken_by_default(models: Sequence[StoredModel]) -> StoredModel:
+    label = preferred(model.label for model in models)
+    return next((model for model in models if model.label == label), models[0])
+
+
+def _labels_of(repo: str, models: Sequence[StoredModel]) -> tuple[str, ...]:
+    return tuple(model.name for model in models if model.repo.casefold() == repo.casefold())
+
+
+_PREFERRED = ("F16", "BF16", "Q8_0", "F32")  # a projector is small: quantized further it gains little and sees worse
+_APART = re.compile(r"[^a-z0-9]+")
+
+
+def is_projector_file(name: str) -> bool:
+    """Whether a file of this name is a projector by the habit of those who publish them."""
+    return name.lower().endswith(".gguf") and "mmproj" in name.lower()
+
+
+def projector_of(model: Path) -> Path | None:
+    """The projector of a model's file; None where there is none, or it is not clear which."""
+    return next((found for folder in _places(model) if (found := _in_folder(folder, model.name))), None)
+
+
+def _places(model: Path) -> list[Path]:
+    """The folder of the file; in the cache of a hub also the root of each snapshot of the repository."""
+    above = [folder for folder in model.parents if folder.parent.name == "snapshots"]
+    if not above:
+        return [model.parent]
+    with suppress(OSError):
+        above += sorted(folder for folder in above[0].parent.iterdir() if folder != above[0])
+    return list(dict.fromkeys([model.parent, *above]))
+
+
+def _in_folder(folder: Path, model: str) -> Path | None:
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError:
+        return None
+    named = [name for name in names if is_projector_file(name) and name != model]
+    own = _plain(model)
+    found = [name for name in named if _of(name) and (_of(name) in own or own in _of(name))]
+    if not found and {_plain(name) for name in names if is_model_file(name)} <= {own}:
+        found = [name for name in named if not _of(name)]
+    if not found:
+        return None
+    labels = {label_of(name): name for name in found}
+    best = next((label for label in _PREFERRED if label in labels), None)
+    return folder / (labels[best] if best else found[0])
+
+
+def _plain(name: str) -> str:
+    """The name of a model without its quantization, in small letters and digits."""
+    stem, label = stem_of(name), label_of(name)
+    if label != stem:
+        stem = re.sub(re.escape(label), "", stem, flags=re.IGNORECASE)
+    return _APART.sub("", stem.lower())
+
+
+def _of(name: str) -> str:
+    """The model that a projector is named after; empty for `mmproj-model-f16.gguf` and `mmproj-F16.gguf`."""
+    return _plain(name).replace("mmproj", "").removesuffix("model")

@@ -26,8 +26,7 @@ from rest_local.cli.terminal import Bar, counted, fail, say, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile, lines_of, write_whole
 from rest_local.errors import EditRefused, InputInvalid, ModelError, PromptTooLong, RestLocalError, printable
-from rest_local.llama.options import LARGEST_DEFAULT
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import LARGEST_DEFAULT, Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Result

@@ -12,7 +12,7 @@ from rest_local.cli import inputs, opening, options
 from rest_local.cli.sections import SectionedCommand, rare_option
 from rest_local.cli.terminal import json_option, line_of, say
 from rest_local.decoding.config import EngineConfig
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Result

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def model_path(value: str | Path | None) -> Path:
-    """Return the file that -m names (`rest_local.catalog.find`), the demo model without one. At a terminal, a model
+    """Return the file that -m names (`rest_local.catalog.stores`), the demo model without one. At a terminal, a model
     that is on a hub and not here is downloaded after a question. Raises ModelNotFound, HubError.
     """
-    from rest_local.catalog.find import model_file
+    from rest_local.catalog.stores import model_file
 
     try:
         return model_file(value)

@@ -19,8 +19,7 @@ from rest_local.cli.inputs import read_grammar
 from rest_local.cli.load_options import LayerCount, load_options
 from rest_local.cli.sections import in_section, rare_option
 from rest_local.decoding.config import AUTO_PROJECTOR, POLICY_NAMES, TRAINED, EngineConfig
-from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions, Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.verify import Relaxed

@@ -141,7 +141,7 @@ def _need(config: EngineConfig, path: Path) -> Need:
 
 PORT = 8012  # rest_local.server.settings.DEFAULT_PORT, whose import would cost --help
 SLOTS = 4
-MOST_SLOTS = 32  # llama.cpp's sequence ids (rest_local.llama.batch.MOST_IDS), 8 a slot (ContextSettings.n_branches)
+MOST_SLOTS = 32  # llama.cpp's sequence ids (rest_local.llama.context.MOST_IDS), 8 a slot (ContextSettings.n_branches)
 MAX_BODY = 8 << 20
 _OTHERS = 0o027  # that a key file may not grant: everything to all, writing to the group
 

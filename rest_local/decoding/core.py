@@ -35,8 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from rest_local.calibration.settings import contexts_to_try, settings_for
-from rest_local.catalog.find import model_file
-from rest_local.catalog.projectors import projector_of
+from rest_local.catalog.stores import model_file, projector_of
 from rest_local.decoding import sequence as decoding
 from rest_local.decoding.config import (
     AUTO_PROJECTOR,
@@ -73,11 +72,10 @@ from rest_local.llama import load_fallback
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.gguf import trained_context
 from rest_local.llama.model import Model
-from rest_local.llama.options import ModelOptions
+from rest_local.llama.options import ModelOptions, Sampling
 from rest_local.llama.placeholders import text_of
 from rest_local.llama.projector import Projector
 from rest_local.llama.sampler import Sampler
-from rest_local.llama.sampling import Sampling
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.paths import cache_dir
 from rest_local.planning.acceptance import Acceptance

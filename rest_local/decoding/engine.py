@@ -45,8 +45,8 @@ from rest_local.decoding.streaming import Chat, ChatStream, Stream
 from rest_local.errors import OptionError, PromptTooLong
 from rest_local.kv_cache.backend import Capability
 from rest_local.llama.model import Model
+from rest_local.llama.options import Sampling
 from rest_local.llama.projector import Projector
-from rest_local.llama.sampling import Sampling
 from rest_local.retrieval.datastore import Datastore
 
 if TYPE_CHECKING:

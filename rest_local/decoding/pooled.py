@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rest_local.catalog.find import model_file
+from rest_local.catalog.stores import model_file
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.core import EngineCore
 from rest_local.decoding.counts import Totals

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import OptionError
+from rest_local.llama.options import Sampling
 from rest_local.llama.placeholders import spans
 from rest_local.llama.projector import ImageChunk
-from rest_local.llama.sampling import Sampling
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.policy import Policy
 

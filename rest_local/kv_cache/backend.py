@@ -10,7 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.llama.batch import Batch
+from rest_local.llama.context import Batch
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from rest_local.drafting.tree import ROOT, DraftTree, Layout, common_prefix
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.owner import Owner
-from rest_local.llama.batch import Batch
+from rest_local.llama.context import Batch
 from rest_local.llama.placeholders import whole
 
 

@@ -63,11 +63,6 @@ def spans(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield int(places[start]), int(places[end - 1]) + 1
 
 
-def next_image(tokens: Sequence[int], n: int) -> int:
-    """The place of the first image at or after place `n`; the length of the text where there is none."""
-    return next((place for place in range(n, len(tokens)) if tokens[place] < 0), len(tokens))
-
-
 def text_of(tokens: Sequence[int]) -> list[int]:
     """The tokens that are text."""
     return [token for token in tokens if token >= 0]

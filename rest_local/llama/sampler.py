@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rest_local.errors import GenerationError, OptionError
 from rest_local.grammar.constraint import Constraint
 from rest_local.llama.loaded import bindings, llama_cpp
-from rest_local.llama.sampling import MAX_SEED, Sampling
+from rest_local.llama.options import MAX_SEED, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 
 __all__ = ["Sampler", "Sampling"]

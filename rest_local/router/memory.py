@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rest_local.catalog.describe import header_of
-from rest_local.catalog.projectors import projector_of
 from rest_local.catalog.quantization import in_bytes
+from rest_local.catalog.stores import projector_of
 from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
 from rest_local.llama.gguf import read_gguf, shards_of
 

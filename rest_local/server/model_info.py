@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from rest_local import __version__
 from rest_local.chat.tools import tools_of
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 from rest_local.paths import is_demo_model
 from rest_local.server.bodies import DetokenizeBody, TemplateBody, TokenizeBody, parse
 from rest_local.server.errors import ApiError, loading, no_such_model

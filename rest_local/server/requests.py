@@ -11,7 +11,7 @@ from rest_local.chat.tools import AnswerFormat, Tool
 from rest_local.decoding.request import STRICT, Request, Strict
 from rest_local.decoding.verify import Relaxed
 from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
-from rest_local.llama.sampling import MAX_SEED, Sampling
+from rest_local.llama.options import MAX_SEED, Sampling
 from rest_local.server.bodies import ChatBody, Extension, GenerationBody, NativeBody, Prediction
 from rest_local.server.errors import ApiError
 

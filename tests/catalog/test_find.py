@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.catalog.find import HubName, hub_name, model_file
+from rest_local.catalog.stores import HubName, hub_name, model_file
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import ModelNotFound, ModelNotHere
 from rest_local.paths import demo_model

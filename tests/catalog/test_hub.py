@@ -20,8 +20,7 @@ from support.hub_server import COMMIT, TOKEN, HubServer, serving
 
 from rest_local.catalog import hub as hub_module
 from rest_local.catalog.hub import Hub, pull_model
-from rest_local.catalog.projectors import projector_of
-from rest_local.catalog.stores import stored_models
+from rest_local.catalog.stores import projector_of, stored_models
 from rest_local.errors import DownloadFailed, HubError
 
 REPO = "user/tiny-GGUF"

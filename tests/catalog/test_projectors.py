@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.catalog.projectors import projector_of
 from rest_local.catalog.quantization import is_model_file
+from rest_local.catalog.stores import projector_of
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from support.hub_server import HubServer
 
-from rest_local.catalog.find import find_model
-from rest_local.catalog.hub import Hub, pull_model
-from rest_local.catalog.removal import removal_of
+from rest_local.catalog.hub import Hub, pull_model, removal_of
+from rest_local.catalog.stores import find_model
 from rest_local.errors import ModelError, ModelNotFound, ModelNotOurs
 
 REPO = "user/tiny-GGUF"

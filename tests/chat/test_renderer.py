@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rest_local.chat import renderer as module
-from rest_local.chat.capabilities import capabilities_of
+from rest_local.chat.conversation import capabilities_of
 from rest_local.chat.renderer import render, render_limited
 from rest_local.errors import TemplateFailed, TemplateTooCostly
 from rest_local.sandbox import Worker

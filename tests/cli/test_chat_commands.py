@@ -17,7 +17,7 @@ from rest_local.cli.chat.commands import COMMANDS, Leave, completions, perform
 from rest_local.cli.chat.conversation import NamedSession
 from rest_local.cli.chat.talk import Settings, Talk
 from rest_local.errors import DatastoreNotFound, ModelNotFound, PromptTooLong
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 Said = Callable[[], str]
 Scripts = list[Any]

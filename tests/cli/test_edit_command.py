@@ -23,7 +23,7 @@ from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile
 from rest_local.errors import PromptTooLong
 from rest_local.llama.model import Model
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 Install = Callable[..., FakeEngine]
 Call = Callable[..., Any]

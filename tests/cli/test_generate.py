@@ -13,7 +13,7 @@ from fake_cli_engine import HELLO, FakeEngine, FakePiece
 
 from rest_local.errors import DecodeFailed, PromptTooLong, in_options
 from rest_local.grammar import gbnf, json_schema, lark
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 Install = Callable[..., FakeEngine]
 Call = Callable[..., Any]

@@ -21,7 +21,7 @@ from rest_local.cli.indexer import ASLEEP
 from rest_local.cli.serve import Named, choice
 from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
 from rest_local.errors import OptionError
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 from rest_local.paths import demo_model
 from rest_local.router.memory import need_of
 

@@ -19,8 +19,7 @@ import pytest
 from rest_local.cli import serve as serve_module
 from rest_local.cli.serve import MOST_SLOTS
 from rest_local.errors import InputInvalid
-from rest_local.llama.batch import MOST_IDS
-from rest_local.llama.context import ContextSettings
+from rest_local.llama.context import MOST_IDS, ContextSettings
 from rest_local.server import http
 
 BODY_CAP = 1 << 20

@@ -12,7 +12,7 @@ import pytest
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.engine import Engine
 from rest_local.grammar import gbnf, json_schema, lark
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import StepContext, StepCost
 

@@ -13,7 +13,7 @@ from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.decoding.stream import Result
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 PROMPT = "def main():\n    for x in range(3):\n"
 

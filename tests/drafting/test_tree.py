@@ -9,7 +9,7 @@ from support.fake_backend import FakeBackend
 
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama.batch import Batch
+from rest_local.llama.context import Batch
 
 
 @st.composite

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.llama.batch import Batch
+from rest_local.llama.context import Batch
 
 
 @st.composite

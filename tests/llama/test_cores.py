@@ -161,7 +161,7 @@ class Watch(importlib.abc.MetaPathFinder):
             print(json.dumps(os.environ.get("GOMP_SPINCOUNT")))
             sys.meta_path.remove(self)
 sys.meta_path.insert(0, Watch())
-import rest_local.llama.batch
+import rest_local.llama.context
 """
     set_by_a_parent = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")  # the last by llama.cpp itself
     clean = {name: text for name, text in os.environ.items() if name not in set_by_a_parent}

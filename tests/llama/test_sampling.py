@@ -9,7 +9,7 @@ import pytest
 
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 
 @pytest.mark.parametrize(

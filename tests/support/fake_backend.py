@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rest_local.llama.batch import Batch
+from rest_local.llama.context import Batch
 
 N_VOCAB = 24
 END = N_VOCAB - 1

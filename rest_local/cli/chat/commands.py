@@ -24,7 +24,7 @@ from rest_local.cli.chat.prompt import is_dumb, unquoted
 from rest_local.cli.chat.talk import Talk, note
 from rest_local.cli.terminal import counted, statistics_line
 from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError, in_options
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
 _NUMBERS = tuple(

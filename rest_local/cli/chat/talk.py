@@ -22,7 +22,7 @@ from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay,
 from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
 from rest_local.cli.terminal import counted, fitted, line_of
 from rest_local.errors import ModelError, OptionError
-from rest_local.llama.sampling import MAX_SEED, Sampling
+from rest_local.llama.options import MAX_SEED, Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.config import EngineConfig

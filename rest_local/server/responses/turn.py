@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rest_local.errors import OptionError
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 from rest_local.server.bodies import ChatBody, Extension, GenerationBody
 from rest_local.server.errors import ApiError
 from rest_local.server.requests import TEMPERATURE
