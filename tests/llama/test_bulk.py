@@ -59,7 +59,7 @@ def bulk_of(vocabulary: Vocabulary) -> BulkTokenizer:
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4), forget=st.booleans())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_text_gives_the_ids_of_the_whole(
     vocabulary: Vocabulary, bulk_of: BulkTokenizer, texts: list[str], forget: bool
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_wrong_name_of_the_pre_tokenizer_is_noticed_or_harmless(kind: str) -> 
     """Harmless where no token is made of what the patterns divide differently, as in a small vocabulary."""
     options = ModelOptions(override_kv=(Override.parse(f"tokenizer.ggml.pre=str:{kind}"),))
     numbers = random.Random(3)
-    texts = ["".join(numbers.choices(PIECES, k=40)) for _ in range(200)]
+    texts = ["".join(numbers.choices(PIECES, k=40)) for _ in range(40)]
     with Model.open(demo_model(), vocab_only=True, options=options) as model:
         for name in ("llama-bpe", "qwen2"):
             made = model.vocabulary._tokenizer.bulk(name)

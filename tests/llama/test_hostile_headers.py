@@ -20,7 +20,7 @@ READERS: list[Callable[[Path], Any]] = [
     vocabulary_file,
     lambda path: read_gguf(path, tensors=True),
 ]
-EXTREMES = [0, 2**32 - 1, 2**62, 2**63, 2**64 - 1]
+EXTREMES = [2**32 - 1, 2**62, 2**64 - 1]
 LARGE = 1 << 32  # bytes of a sparse file
 MEMORY = 64 << 20
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -89,7 +89,7 @@ def test_every_place_has_an_extreme(path: Path) -> None:
 
 def test_random_damage(path: Path) -> None:
     draw, data = random.Random(1), whole()
-    for _ in range(1000):
+    for _ in range(500):
         damaged = bytearray(data)
         for _ in range(draw.randrange(1, 8)):
             damaged[draw.randrange(24, len(damaged))] = draw.choice((0, 1, 8, 9, 255, draw.randrange(256)))

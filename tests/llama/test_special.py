@@ -38,15 +38,15 @@ def cases(draw: st.DrawFn) -> tuple[list[SpecialToken], str]:
 
 
 @given(case=cases())
-@settings(max_examples=1000)
+@settings(max_examples=500)
 def test_tokens_and_stretches_equal_those_of_the_naive_rule(case: tuple[list[SpecialToken], str]) -> None:
     tokens, text = case
     assert list(SpecialTokens(tokens).split(text)) == naive(tokens, text)
 
 
 def test_hundreds_of_tokens_with_common_prefixes_are_found() -> None:
-    tokens = [SpecialToken("a" * size, size) for size in range(1, 1500)]
-    assert list(SpecialTokens(tokens).split("b" + "a" * 1501)) == ["b", 1499, 2]
+    tokens = [SpecialToken("a" * size, size) for size in range(1, 1100)]
+    assert list(SpecialTokens(tokens).split("b" + "a" * 1101)) == ["b", 1099, 2]
 
 
 def test_no_special_tokens_and_no_text() -> None:
