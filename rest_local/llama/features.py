@@ -23,77 +23,28 @@ from rest_local.llama.context import Context
 from rest_local.llama.loaded import bindings
 from rest_local.llama.model import Model
 
-_VOID, _POINTER, _UINT, _BOOL = None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
-# By name: the symbols of compilers with the Itanium ABI and of Microsoft's, the result, the arguments.
-_SIGNATURES: dict[str, tuple[tuple[str, str], Any, tuple[Any, ...]]] = {
-    "llama_set_embeddings_nextn": (
-        (
-            "_Z26llama_set_embeddings_nextnP13llama_contextbb",
-            "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
-        ),
-        _VOID,
-        (_POINTER, _BOOL, _BOOL),
-    ),
-    "llama_get_embeddings_nextn": (
-        (
-            "_Z26llama_get_embeddings_nextnP13llama_context",
-            "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
-        ),
-        _POINTER,
-        (_POINTER,),
-    ),
-    "llama_set_embeddings_layer_inp": (
-        (
-            "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
-            "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
-        ),
-        _VOID,
-        (_POINTER, _UINT, _BOOL),
-    ),
-    "llama_get_embeddings_layer_inp": (
-        (
-            "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
-            "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
-        ),
-        _POINTER,
-        (_POINTER, _UINT),
-    ),
-    "llama_set_nextn_layer_offset": (
-        (
-            "_Z28llama_set_nextn_layer_offsetP13llama_contexti",
-            "?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z",
-        ),
-        _VOID,
-        (_POINTER, ctypes.c_int32),
-    ),
-    "llama_model_target_layer_ids": (
-        (
-            "_Z28llama_model_target_layer_idsPK11llama_model",
-            "?llama_model_target_layer_ids@@YAPEBHPEBUllama_model@@@Z",
-        ),
-        _POINTER,
-        (_POINTER,),
-    ),
-    "llama_model_target_layer_ids_n": (
-        (
-            "_Z30llama_model_target_layer_ids_nPK11llama_model",
-            "?llama_model_target_layer_ids_n@@YAIPEBUllama_model@@@Z",
-        ),
-        _UINT,
-        (_POINTER,),
-    ),
-}
+_PTR, _UINT, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
+# By name: the ends of the symbols of compilers with the Itanium ABI and of Microsoft's, the result, the arguments.
+_SIGNATURES: dict[str, tuple[str, str, Any, tuple[Any, ...]]] = {
+    "llama_set_embeddings_nextn": ("P13llama_contextbb", "YAXPEAUllama_context@@_N1@Z", None, (_PTR, _BOOL, _BOOL)),
+    "llama_get_embeddings_nextn": ("P13llama_context", "YAPEAMPEAUllama_context@@@Z", _PTR, (_PTR,)),
+    "llama_set_embeddings_layer_inp": ("P13llama_contextjb", "YAXPEAUllama_context@@I_N@Z", None, (_PTR, _UINT, _BOOL)),
+    "llama_get_embeddings_layer_inp": ("P13llama_contextj", "YAPEAMPEAUllama_context@@I@Z", _PTR, (_PTR, _UINT)),
+    "llama_set_nextn_layer_offset": ("P13llama_contexti", "YAXPEAUllama_context@@H@Z", None, (_PTR, ctypes.c_int32)),
+    "llama_model_target_layer_ids": ("PK11llama_model", "YAPEBHPEBUllama_model@@@Z", _PTR, (_PTR,)),
+    "llama_model_target_layer_ids_n": ("PK11llama_model", "YAIPEBUllama_model@@@Z", _UINT, (_PTR,)),
+}  # fmt: skip
 NEXTN = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn")
 OFFSET = "llama_set_nextn_layer_offset"
 LAYERS = tuple(name for name in _SIGNATURES if name not in (*NEXTN, OFFSET))
 
 
 def _find(name: str) -> Callable[..., Any] | None:
-    symbols, result, arguments = _SIGNATURES[name]
-    for symbol in (name, *symbols):
+    itanium, microsoft, result, arguments = _SIGNATURES[name]
+    for symbol in (name, f"_Z{len(name)}{name}{itanium}", f"?{name}@@{microsoft}"):
         function = getattr(bindings._lib, symbol, None)
         if function is not None:
-            address = ctypes.cast(function, _POINTER).value
+            address = ctypes.cast(function, _PTR).value
             assert address is not None
             return ctypes.CFUNCTYPE(result, *arguments)(address)
     return None
