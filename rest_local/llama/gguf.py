@@ -202,8 +202,8 @@ def read_gguf(path: Path, *, tensors: bool = False) -> Gguf:
     def read(reader: _Reader) -> Gguf:
         found = Gguf(n_tensors=reader.n_tensors)
         for key in reader.walk(search=not tensors):
-            if key.count is not None:
-                found.counts[key.name] = key.count
+            if key.n_items is not None:
+                found.counts[key.name] = key.n_items
             if (value := reader.value(key)) is not None:
                 found.values[key.name] = value
         if tensors:
@@ -264,11 +264,11 @@ _NEXT_KEY = re.compile(rb"tokenizer\.(ggml\.[a-z_]+|chat_template)|general\.(fil
 
 class _Key(NamedTuple):
     """A key from `begin` to `end` in the file. Its value, or that of its items, has the type `kind` and begins at
-    `at`; `count`: of an array."""
+    `at`; `n_items`: of an array."""
 
     name: str
     kind: int
-    count: int | None
+    n_items: int | None
     begin: int
     at: int
     end: int
@@ -314,13 +314,13 @@ class _Reader:
     def value(self, key: _Key) -> Value | None:
         """The value of a key; None for an array of texts or of more than LONGEST_LIST numbers."""
         if key.kind == _TEXT:
-            return None if key.count is not None else self._text(key.at + 8, key.end, 4 * LONGEST_TEXT)[:LONGEST_TEXT]
-        if key.count is None:
+            return None if key.n_items is not None else self._text(key.at + 8, key.end, 4 * LONGEST_TEXT)[:LONGEST_TEXT]
+        if key.n_items is None:
             number: Value = struct.unpack_from(f"<{_NUMBERS[key.kind]}", self.data, key.at)[0]
             return number
-        if key.count > LONGEST_LIST:
+        if key.n_items > LONGEST_LIST:
             return None
-        return list(struct.unpack_from(f"<{key.count}{_NUMBERS[key.kind]}", self.data, key.at))
+        return list(struct.unpack_from(f"<{key.n_items}{_NUMBERS[key.kind]}", self.data, key.at))
 
     def tensors(self) -> Iterator[str]:
         """The names of the tensors, after all keys."""
