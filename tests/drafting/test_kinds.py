@@ -21,7 +21,7 @@ EAGLE3, MTP = MODELS / "demo-eagle3.gguf", MODELS / "demo-mtp.gguf"
 
 def test_the_kinds_of_the_committed_files() -> None:
     assert [kind_of(path) for path in (demo_model(), EAGLE3, MTP)] == ["model", "eagle3", "mtp"]
-    assert read_gguf(MTP).number("qwen35.nextn_predict_layers") == 1
+    assert read_gguf(MTP).number("mimo2.nextn_predict_layers") == 1
     assert read_gguf(demo_model()).architecture == "llama"
 
 
