@@ -33,16 +33,15 @@ from typing import TYPE_CHECKING, Any
 from rest_local import __version__
 from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, LIMITS, Job
 from rest_local.catalog.describe import header_of
-from rest_local.catalog.find import model_file
-from rest_local.catalog.metadata import read_metadata, trained_context
+from rest_local.catalog.stores import model_file
 from rest_local.decoding.batch import Batch, Finished
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.results import Timings
 from rest_local.decoding.sequence import error_of
 from rest_local.llama import library
-from rest_local.llama.batch import MOST_IDS
-from rest_local.llama.context import ContextSettings
+from rest_local.llama.context import MOST_IDS, ContextSettings
 from rest_local.llama.embedding import Embedder
+from rest_local.llama.gguf import read_gguf, trained_context
 from rest_local.llama.options import MAX_SEED
 from rest_local.server.answering import Asked
 from rest_local.server.bodies import ChatBody, CompletionBody, EmbeddingBody, check
@@ -73,7 +72,7 @@ def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = N
     if config.exact or len(generating) < 2:
         return config
     path = model_file(config.model)
-    header = header_of(read_metadata(path), path)
+    header = header_of(read_gguf(path), path)
     n_ctx = config.context_length(trained_context(path, config.options))
     needs = sorted((cells_of(job, n_ctx, max_tokens) for job in generating), reverse=True)
     size = sum(file.stat().st_size for file in _files(path))
@@ -137,7 +136,7 @@ def _cgroup_room() -> int:
 
 
 def _files(path: Path) -> list[Path]:
-    from rest_local.llama.gguf_header import check_headers
+    from rest_local.llama.gguf import check_headers
 
     return [file for file, _ in check_headers(path)]
 

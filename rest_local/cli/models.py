@@ -124,8 +124,8 @@ def pull(name: str, list_: bool, as_json: bool) -> None:
     The files go to the cache of huggingface_hub, which other programs share. HF_TOKEN, HF_HOME, HF_ENDPOINT and
     HF_HUB_OFFLINE have their usual meaning.
     """
-    from rest_local.catalog.find import find_model
     from rest_local.catalog.hub import Hub, parsed
+    from rest_local.catalog.stores import find_model
 
     hub, wanted = Hub(), parsed(name)
     if list_:
@@ -164,7 +164,7 @@ def _announce(repository: Repository, choice: Choice, why: str, size: int) -> No
 def _done(name: str, path: Path, size: int, as_json: bool) -> None:
     if as_json:
         return print_json({"name": name, "path": str(path), "downloaded": size})
-    from rest_local.catalog.projectors import is_projector_file
+    from rest_local.catalog.stores import is_projector_file
 
     click.echo(str(path))
     if sys.stderr.isatty() and not is_projector_file(path.name):
@@ -239,9 +239,8 @@ def rm(name: str, yes: bool, as_json: bool) -> None:
     Models of other programs and of folders of your own are not deleted; a message says how to. What else uses the same
     files in the cache of huggingface_hub keeps them.
     """
-    from rest_local.catalog.find import matching
-    from rest_local.catalog.removal import removal_of
-    from rest_local.catalog.stores import stored_models
+    from rest_local.catalog.hub import removal_of
+    from rest_local.catalog.stores import matching, stored_models
 
     found = matching(name, stored_models())
     if not found:

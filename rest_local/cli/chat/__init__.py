@@ -21,7 +21,7 @@ from rest_local.cli import indexer, inputs, interrupt, opening, options
 from rest_local.cli.indexer import Live, code_options
 from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 if TYPE_CHECKING:
     from rest_local.cli.chat.talk import Talk
