@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from benchmarks.program import Binary, Server
 from benchmarks.workloads import prompts
+from rest_local.drafting.models.drafter import Drafter, Evaluated, Query
 from rest_local.drafting.models.opening import mtp_inside, opener_of
-from rest_local.drafting.models.seam import Drafter, Evaluated, Query
 from rest_local.errors import DecodeFailed
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model

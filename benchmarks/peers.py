@@ -28,7 +28,7 @@ from rest_local.bench.workload import Workload
 from rest_local.calibration.curves import load_curve
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.growth import Draft
-from rest_local.drafting.models.seam import DraftText
+from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.policy import Stateless, StepContext, StepCost
 

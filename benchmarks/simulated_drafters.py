@@ -48,7 +48,7 @@ from rest_local.bench.workload import Recorded, Workload, open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve, shipped
 from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.models.seam import CONFIDENT, DraftText, Evaluated, GivesUp, Likely, Query
+from rest_local.drafting.models.drafter import CONFIDENT, DraftText, Evaluated, GivesUp, Likely, Query
 from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.corrections import ESTIMATED
-from rest_local.calibration.cost import LARGEST, SIZES, CostCurve, check_table, physical
+from rest_local.calibration.cost import ESTIMATED, LARGEST, SIZES, CostCurve, check_table, physical
 from rest_local.calibration.measuring import Timing
 from rest_local.errors import InputInvalid
 

@@ -1,19 +1,31 @@
-"""Measure whether the logits are bit-identical with drafting on and off on this machine (docs/DESIGN.md section 4).
+"""Whether the logits are bit-identical with drafting on and off on this machine (docs/DESIGN.md section 4).
 
 Real text is evaluated one token at a time (n = 1) and in batches, with and without rejected drafts between them, and
 every logit is compared bit by bit. llama.cpp chooses kernels by batch size, so a row can differ between the two by
 about 1% of its norm; then the arg-max flips at near-ties. The result is a rate and a largest gap, or "exact".
+
+`SelfTest` is the test of `--exact`, in steps short enough to run between other work:
+
+- The guarantee needs every row of the plan, at least LEAST_ROWS, without a difference.
+- Each decode uses another number of threads, as long as no row differs. So the guarantee holds for any number, and
+  exact mode may use fewer while other programs run. After a difference the test starts again with all threads.
+- The rows compared so far are stored (`SelfTest.to_dict`), and a later process continues there.
+- The backend belongs to the test, which clears its KV cache.
+
+The module knows nothing about models and files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.calibration.threads import halvings
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
@@ -274,3 +286,278 @@ def _sizes(total: int, longest: int, rng: np.random.Generator) -> Iterator[int]:
             continue
         left -= size
         yield size
+
+
+LEAST_ROWS = 256
+"""Rows that the guarantee needs. In settings that are not exact, 1% to 30% of the rows differ (docs/LOG.md). 32 rows
+miss a difference of 1% in three of four runs, 256 rows in one of 13."""
+
+SEGMENT = 32  # rows compared at a time; their logits take 19 MB for a vocabulary of 152k
+FIRST = 4  # rows of the first segment, which reveals unsuitable settings after about 8 plain steps
+DEPTH, DEEP_ROWS = 700, 128  # attention works in blocks, so the end of a longer context is compared too
+TEXT_TOKENS = 1024
+N_CTX, N_BATCH = 1024, 64  # of the background test's backend: as much as the plan needs
+SHARE = 0.25  # of the time of forward passes, in the background
+STEPS_PER_ROW = 2.0  # cost of a row in plain steps: one alone, its part of a chain, and of the text before DEPTH
+ALL_THREADS = 0.5  # share of the decodes that use all threads
+ABORTED = 2  # return value of `llama_decode`
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`n` rows at the positions from `position` on, with the text from token `offset` on."""
+
+    position: int
+    n: int
+    offset: int = 0
+
+
+def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
+    """The rows to compare in a context of `n_ctx` tokens: LEAST_ROWS rows at its start, in a short context in several
+    rounds over different text, and DEEP_ROWS rows from DEPTH on if a chain of `largest` tokens fits after them.
+    """
+    usable = min(LEAST_ROWS, max(n_ctx // 2, 1))
+    segments = []
+    left = LEAST_ROWS
+    for offset in range(0, LEAST_ROWS, usable):
+        ends = [FIRST, *range(SEGMENT, usable, SEGMENT), usable]
+        begin = 0
+        for end in ends:
+            n = min(end, usable) - begin
+            n = min(n, left)
+            if n > 0:
+                segments.append(Segment(begin, n, offset))
+                begin, left = begin + n, left - n
+    if n_ctx > DEPTH + DEEP_ROWS + largest:
+        segments += [Segment(DEPTH + begin, SEGMENT) for begin in range(0, DEEP_ROWS, SEGMENT)]
+    return segments
+
+
+class ThreadedBackend(Backend, Protocol):
+    """A backend that can decode with 1 to `threads` threads."""
+
+    threads: int
+
+    def use_threads(self, n: int) -> None: ...
+
+
+class SelfTest:
+    """Compares chains of up to `longest` drafted tokens with plain decoding. `text`: real token ids, repeated if they
+    are too few. `known`: a result of `to_dict` to continue from.
+
+    `any_threads`: no difference between numbers of threads was found so far.
+    """
+
+    def __init__(
+        self, backend: ThreadedBackend, text: Sequence[int], longest: int, known: Mapping[str, Any] | None = None
+    ) -> None:
+        self.backend = backend
+        self.longest = min(longest, backend.max_outputs - 1)
+        self._text = np.asarray(text, np.int32)
+        self.segments = plan_segments(backend.n_ctx, self.longest + 1)
+        self.comparison = Comparison.from_dict(known) if known else Comparison()
+        self.any_threads = known.get("any_threads") is True if known else backend.threads > 1
+        self.plain_ms = float("inf")  # the fastest plain step so far
+        self._steps = self._run()
+
+    @property
+    def rows_needed(self) -> int:
+        """The number of rows of the whole plan."""
+        return sum(segment.n for segment in self.segments)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the test has ended: every row was compared, or one of them differs."""
+        return self.comparison.different > 0 or self.comparison.rows >= self.rows_needed
+
+    def run(self, seconds: float) -> bool:
+        """Continue for `seconds`, and for at least one decode. Returns `complete`. An aborted decode ends the call, and
+        the next call starts its segment again. Raises DecodeFailed.
+        """
+        begun = time.perf_counter()
+        while not self.complete:
+            try:
+                over = next(self._steps, True)
+            except BaseException as error:  # the segment starts again
+                self._steps = self._run()
+                if isinstance(error, DecodeFailed) and error.code == ABORTED:
+                    break
+                raise
+            finally:
+                self.backend.use_threads(self.backend.threads)
+            if self.any_threads and self.comparison.different:
+                self.any_threads, self.comparison = False, Comparison()
+                self._steps = self._run()
+            elif over:
+                break
+            if time.perf_counter() - begun >= seconds:
+                break
+        return self.complete
+
+    def begin(self, seconds: float) -> bool:
+        """Run before the first token: the first segment, and all of them if its plain steps predict less than
+        `seconds`. Returns `complete`. Raises DecodeFailed.
+        """
+        while not self.complete and self.comparison.rows < FIRST:
+            self.run(0.0)
+        if 1e-3 * self.plain_ms * STEPS_PER_ROW * self.rows_needed < seconds:
+            self.run(seconds)
+        return self.complete
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result for JSON. `exact`: whether the guarantee holds."""
+        return {
+            **self.comparison.to_dict(),
+            "rows_needed": self.rows_needed,
+            "complete": self.complete,
+            "any_threads": self.any_threads,
+            "exact": guarantees_exactness(self.comparison, self.rows_needed),
+        }
+
+    def _run(self) -> Iterator[None]:
+        """Compare the remaining segments; yields after every decode."""
+        runner = Runner(self.backend)
+        cells: tuple[int, int] | None = None  # end position and offset of the text in the KV cache
+        first = 0
+        for number, segment in enumerate(self.segments):
+            first += segment.n
+            if first <= self.comparison.rows:
+                continue
+            found = Comparison()
+            if cells != (segment.position, segment.offset):
+                if segment.position and self.any_threads:
+                    yield from self._compare_texts(runner, segment, found)
+                else:
+                    yield from self._fill(runner, segment, self.backend.threads)
+            yield from self._compare(runner, segment, found, np.random.default_rng(number))
+            self.comparison.merge(found)
+            cells = segment.position + segment.n, segment.offset
+        self.backend.clear()
+
+    def _compare_texts(self, runner: Runner, segment: Segment, found: Comparison) -> Iterator[None]:
+        """Evaluate the text before the segment with one thread and with all, and compare the next row."""
+        rows: list[NDArray[np.float32]] = []
+        for threads in (1, self.backend.threads):
+            yield from self._fill(runner, segment, threads)
+            restore = _checkpoint(self.backend, segment.position)
+            rows.append(
+                runner.evaluate(self._tokens(segment, segment.position, segment.position + 1).tolist(), 1)[0].copy()
+            )
+            restore()
+            runner.n_past = segment.position
+        found.add(*rows)
+        found.rows = 0  # it is no row of the plan
+
+    def _fill(self, runner: Runner, segment: Segment, threads: int) -> Iterator[None]:
+        """Evaluate the text before the segment."""
+        self.backend.clear()
+        runner.n_past = 0
+        for begin in range(0, segment.position, self.backend.n_batch):
+            self.backend.use_threads(threads)
+            runner.prefill(self._tokens(segment, begin, min(begin + self.backend.n_batch, segment.position)))
+            yield
+
+    def _compare(self, runner: Runner, segment: Segment, found: Comparison, rng: np.random.Generator) -> Iterator[None]:
+        """Evaluate the rows in chains first, then alone; the tokens then stay in the KV cache."""
+        begin, end = segment.position, segment.position + segment.n
+        restore = _checkpoint(self.backend, begin)
+        drafted: list[NDArray[np.float32]] = []
+        while runner.n_past < end:
+            at = runner.n_past
+            sizes = [n for n in BATCH_SIZES if n <= min(self.longest + 1, 2 * segment.n, self.backend.n_ctx - at)]
+            size = int(rng.choice(sizes)) if sizes else 1
+            keep = min(end - at, int(rng.integers(1, size + 1)) if rng.random() < 0.5 else size)
+            chain = self._tokens(segment, at, at + size)
+            chain[keep:] = rng.choice(self._text, size - keep)
+            self._use_some_threads(rng)
+            drafted += [row.copy() for row in runner.evaluate(chain.tolist(), keep)[:keep]]
+            yield
+        restore()
+        runner.n_past = begin
+        for at, row in zip(range(begin, end), drafted, strict=True):
+            self._use_some_threads(rng)
+            begun = time.perf_counter()
+            alone = runner.evaluate(self._tokens(segment, at, at + 1).tolist(), 1)[0]
+            self.plain_ms = min(self.plain_ms, 1e3 * (time.perf_counter() - begun))
+            found.add(alone, row)
+            yield
+
+    def _use_some_threads(self, rng: np.random.Generator) -> None:
+        """Use a random number of threads in the next decode, as long as that makes no difference."""
+        if self.any_threads:
+            most = self.backend.threads
+            self.backend.use_threads(most if rng.random() < ALL_THREADS else int(rng.choice(halvings(most))))
+
+    def _tokens(self, segment: Segment, begin: int, end: int) -> NDArray[np.int32]:
+        """A copy of the text at positions [begin, end), int32."""
+        places = np.arange(segment.offset + begin, segment.offset + end) % len(self._text)
+        tokens: NDArray[np.int32] = self._text[places]
+        return tokens
+
+
+def guarantees_exactness(found: Comparison, rows_needed: int) -> bool:
+    """Whether the comparison suffices for `--exact`: enough rows and no difference."""
+    return found.different == 0 and found.rows >= max(rows_needed, LEAST_ROWS)
+
+
+def _checkpoint(backend: Backend, position: int) -> Callable[[], None]:
+    """A function that restores the KV cache to its present state at `position`. Recurrent state, which has one sequence
+    id, is restored from a copy, because it can be rolled back only within a step.
+    """
+    state = backend.save(0) if backend.n_branches == 1 and position else b""
+
+    def restore() -> None:
+        if backend.n_branches > 1:
+            done = remove_tail(backend, position)
+        else:
+            backend.clear()
+            done = not position or backend.restore(0, state)
+        if not done:
+            raise DecodeFailed(-1, position)
+
+    return restore
+
+
+class ClosableBackend(ThreadedBackend, Protocol):
+    """A backend whose memory can be freed."""
+
+    def close(self) -> None: ...
+
+
+class Background:
+    """Runs the rest of a self-test in parts, while requests are decoded plainly or the engine is idle.
+
+    `open_backend`: opens a separate backend in the settings of the serving one; called for the first part, freed by
+    `close`. `make`: creates the self-test on it.
+    """
+
+    def __init__(
+        self, open_backend: Callable[[], ClosableBackend], make: Callable[[ThreadedBackend], SelfTest]
+    ) -> None:
+        self._open, self._make = open_backend, make
+        self._backend: ClosableBackend | None = None
+        self._test: SelfTest | None = None
+        self._credit = 0.0  # seconds
+
+    def after_pass(self, seconds: float) -> SelfTest | None:
+        """Continue for SHARE of the time of forward passes; the last pass took `seconds`. Returns None if earlier parts
+        have used up that share. Raises ModelError, DecodeFailed.
+        """
+        self._credit += SHARE * seconds
+        return self.run(0.0) if self._credit > 0 else None
+
+    def run(self, seconds: float) -> SelfTest:
+        """Run for `seconds`, and for at least one decode. Raises ModelError if memory is short, and DecodeFailed."""
+        begun = time.perf_counter()
+        if self._test is None:
+            self._backend = self._open()
+            self._test = self._make(self._backend)
+        self._test.run(seconds)
+        self._credit -= time.perf_counter() - begun
+        return self._test
+
+    def close(self) -> None:
+        """Free the backend. A second call does nothing."""
+        backend, self._backend, self._test = self._backend, None, None
+        if backend:
+            backend.close()

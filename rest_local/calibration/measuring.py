@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.corrections import ATTENTION_KNOTS, KNOTS, LARGEST, Deviations
-from rest_local.calibration.cost import SIZES, CostCurve, isotonic
+from rest_local.calibration.cost import ATTENTION_KNOTS, KNOTS, LARGEST, SIZES, CostCurve, Deviations, isotonic
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot

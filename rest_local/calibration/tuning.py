@@ -25,7 +25,16 @@ from typing import Any
 from rest_local.calibration import known
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.calibration.curves import estimated
-from rest_local.calibration.exactness import Comparison, compare_chains, compare_trees
+from rest_local.calibration.exactness import (
+    LEAST_ROWS,
+    N_CTX,
+    TEXT_TOKENS,
+    Comparison,
+    SelfTest,
+    ThreadedBackend,
+    compare_chains,
+    compare_trees,
+)
 from rest_local.calibration.measuring import (
     DecodeProbe,
     LoadMeter,
@@ -35,7 +44,6 @@ from rest_local.calibration.measuring import (
     measure,
     quick,
 )
-from rest_local.calibration.self_test import LEAST_ROWS, N_CTX, TEXT_TOKENS, SelfTest, ThreadedBackend
 from rest_local.calibration.settings import (
     candidates,
     capability_of,

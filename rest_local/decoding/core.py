@@ -53,7 +53,7 @@ from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer
 from rest_local.decoding.transcripts import turn_renderer
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.models.kinds import check_is_model
+from rest_local.drafting.models.head_kinds import check_is_model
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, has_usable_mtp, mtp_inside, opener_of
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import (
@@ -78,8 +78,7 @@ from rest_local.llama.projector import Projector
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.paths import cache_dir
-from rest_local.planning.acceptance import Acceptance
-from rest_local.planning.memory import recall, remember
+from rest_local.planning.acceptance import Acceptance, recall, remember
 from rest_local.planning.policies import POLICIES
 from rest_local.planning.policy import Policy
 from rest_local.retrieval.building.indexing import build_from_sources, recorded_sources

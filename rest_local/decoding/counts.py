@@ -17,7 +17,7 @@ from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts
 from rest_local.decoding.verify import Verdict
 from rest_local.drafting.candidates import SOURCES
-from rest_local.drafting.origins import Origin
+from rest_local.drafting.growth import Origin
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.policy import StepCost
 

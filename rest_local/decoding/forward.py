@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.counts import PassClock, Step
 from rest_local.decoding.sequence import ImageRows, Sequence, Taken, error_of
-from rest_local.drafting.growth import Asker, Growth, grow_together
-from rest_local.drafting.models.seam import Drafter, Evaluated
+from rest_local.drafting.growth import DraftModelBudget, Growth, grow_together
+from rest_local.drafting.models.drafter import Drafter, Evaluated
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability, EvaluatesRows
@@ -182,11 +182,11 @@ class Forward:
         growing = [_Growing(sequence, growth) for sequence in running if (growth := sequence.drafted.growth)]
         plan = growing[0].sequence.policy.joint_plan(clock.n_ctx, room, n_other) if growing else None
         if plan is not None:
-            askers = [asker for sequence in running if (asker := sequence.drafted.asker)]
-            answers = growing[0].sequence.policy.answers(plan, askers)
-            begun, asked = time.perf_counter(), _asked_ms(askers)
+            budgets = [model_budget for sequence in running if (model_budget := sequence.drafted.model_budget)]
+            answers = growing[0].sequence.policy.answers(plan, budgets)
+            begun, asked = time.perf_counter(), _asked_ms(budgets)
             order = grow_together(growing, plan.worth, room, answers)
-            ms = (1e3 * (time.perf_counter() - begun) - _asked_ms(askers) + asked) / max(len(order), 1)
+            ms = (1e3 * (time.perf_counter() - begun) - _asked_ms(budgets) + asked) / max(len(order), 1)
             for number, each in enumerate(growing):
                 sequence = each.sequence
                 sequence.clock.draft += ms * order.count(number)
@@ -310,9 +310,9 @@ class Forward:
         return sequence.finish_step(outcome)
 
 
-def _asked_ms(askers: abc.Sequence[Asker]) -> float:
+def _asked_ms(budgets: abc.Sequence[DraftModelBudget]) -> float:
     """Milliseconds that a drafting model has taken in this step."""
-    return sum(asker.text.step_ms for asker in askers)
+    return sum(model_budget.text.step_ms for model_budget in budgets)
 
 
 def _commit(parts: abc.Sequence[Part], slots: list[Slot], clock: PassClock) -> list[Outcome]:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rest_local.calibration.cost import LARGEST
+from rest_local.calibration.exactness import N_BATCH, N_CTX, Background, SelfTest, ThreadedBackend
 from rest_local.calibration.measuring import Measured, Progress
-from rest_local.calibration.self_test import N_BATCH, N_CTX, Background, SelfTest, ThreadedBackend
 from rest_local.calibration.settings import capability_of, contexts_to_try, settings_for
 from rest_local.calibration.threads import Level, ThreadGovernor, levels
 from rest_local.calibration.tuning import (
@@ -31,8 +31,8 @@ from rest_local.calibration.tuning import (
 from rest_local.decoding.refinement import Calibration
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.sequence import Sequence
+from rest_local.drafting.models.drafter import Drafter
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener
-from rest_local.drafting.models.seam import Drafter
 from rest_local.drafting.recycled import SuccessorTable
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError, OptionError

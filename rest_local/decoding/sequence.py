@@ -31,8 +31,7 @@ from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Answer, Piece, Progress, Result
 from rest_local.decoding.verify import Relaxed, TokenConstraint, Verdict, prune, verify
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
-from rest_local.drafting.growth import Draft
-from rest_local.drafting.origins import Decode, origins_of
+from rest_local.drafting.growth import Decode, Draft, origins_of
 from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout

@@ -16,7 +16,7 @@ from typing import Any
 from rest_local.decoding.counts import Statistics, Step
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.results import DraftStatistics, Timings
-from rest_local.drafting.origins import Origin
+from rest_local.drafting.growth import Origin
 from rest_local.llama.vocabulary import Detokenizer
 
 LEAST_TOKENS = 4  # of an answer that is compared: the first step is the slowest

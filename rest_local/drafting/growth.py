@@ -13,10 +13,11 @@ branches of a level (EAGLE-2) and all requests, and text that another source kno
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace, nsmallest
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rest_local.drafting.candidates import (
     FEW_CANDIDATES,
@@ -25,14 +26,17 @@ from rest_local.drafting.candidates import (
     MAX_CANDIDATES,
     MODEL,
     NO_BIGRAM,
+    SOURCES,
     Candidate,
     ModelRows,
     PrecedingBigram,
     SourceRows,
 )
-from rest_local.drafting.models.seam import DraftText
+from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.recycled import RecycledRows
 from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.errors import DatastoreError
+from rest_local.retrieval.datastore import Datastore
 
 MIN_PROBABILITY = 0.02  # a node below this probability paid on no measured cost curve
 FORCED_FROM = 0.4  # joint probability of a node of another source from which the grammar is asked what follows.
@@ -47,7 +51,7 @@ Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probab
 _NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
 
 
-class Question(NamedTuple):
+class OpenNode(NamedTuple):
     """What follows a path? `number`: of the path, in the growth's `ModelRows`. `joint`: its probability. `known`: the
     probability of the likeliest token that is known to follow it.
     """
@@ -87,7 +91,7 @@ class Draft:
     proposals: dict[int, Proposal] = field(default_factory=dict)
     lookup_us: float | None = None
     growth: Growth | None = None
-    asker: Asker | None = None  # set with `growth` if a drafting model can be asked
+    model_budget: DraftModelBudget | None = None  # set with `growth` if a drafting model can be asked
     skipped: bool = False  # the policy decided against a lookup
 
     def outcomes(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
@@ -261,11 +265,11 @@ class Growth:
         depth = self.draft.tree.depth
         return max(joint * self._promise(0 if node == ROOT else depth[node]) for node, joint in self._open.items())
 
-    def questions(self) -> list[Question]:
+    def open_nodes(self) -> list[OpenNode]:
         """The open questions, the likeliest first, and after them the likeliest candidates that are not in the tree."""
         tree, proposals = self.draft.tree, self.draft.proposals
         asked = [
-            Question(self._number[node], tuple(tree.path(node)), joint, proposals[node].best)
+            OpenNode(self._number[node], tuple(tree.path(node)), joint, proposals[node].best)
             for node, joint in sorted(self._open.items(), key=lambda each: -each[1])
         ]
         for entry in nsmallest(SIBLINGS, self._heap):
@@ -273,7 +277,7 @@ class Growth:
                 parent, token = entry[2], entry[3]
                 number = self._model.below(self._number[parent], token)
                 if number not in self._model.answers:
-                    asked.append(Question(number, (*tree.path(parent), token), -entry[0], 0.0))
+                    asked.append(OpenNode(number, (*tree.path(parent), token), -entry[0], 0.0))
         return asked
 
     def answered(self, number: int, likely: Sequence[tuple[int, float]]) -> None:
@@ -334,7 +338,7 @@ class Growth:
         return (self._newest[1] if parent == ROOT else tree.token[parent], tree.token[node])
 
 
-class Asker(NamedTuple):
+class DraftModelBudget(NamedTuple):
     """One request of a step: its tree, its text in the drafting model, and the milliseconds it may lose to passes."""
 
     growth: Growth
@@ -423,3 +427,67 @@ def _heap_of(growths: Sequence[Growable]) -> list[tuple[float, int]]:
     heap = [(-key, number) for number, key in enumerate(keys) if key]
     heapify(heap)
     return heap
+
+
+PLACELESS = (GRAMMAR, LOGITS, MODEL)  # sources whose drafts are in no text
+log = logging.getLogger("rest_local.drafting")
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The evidence of a draft token that was accepted, for display.
+
+    `probability`: joint, as the planner estimated it. `match`: number of context tokens that agree. `file` and
+    `line` (from 1): the place of the longest match, if it is in stored text.
+    """
+
+    source: str
+    probability: float
+    match: int
+    file: str | None = None
+    line: int | None = None
+
+
+def origins_of(draft: Draft, tokens: Sequence[int], decode: Decode) -> list[Origin | None]:
+    """The origin of each token; None from the first token that was not drafted. Takes about 5 us for a token, and for
+    stored text reads the document up to the match.
+    """
+    found: list[Origin | None] = []
+    node = ROOT
+    for depth, token in enumerate(tokens):
+        child = draft.tree.child(node, token)
+        if child is None:
+            break
+        found.append(_origin(draft, node, child, depth, decode))
+        node = child
+    return found + [None] * (len(tokens) - len(found))
+
+
+def _origin(draft: Draft, parent: int, node: int, depth: int, decode: Decode) -> Origin:
+    tree = draft.tree
+    source, probability = tree.source[node], tree.probability[node]
+    proposal = draft.proposals.get(parent)
+    if proposal is None or tree.token[node] not in proposal.merged:  # the policy keeps no evidence
+        return Origin(SOURCES[source], probability, 0)
+    members = proposal.merged[tree.token[node]][2]
+    if source in PLACELESS:
+        return Origin(SOURCES[source], probability, 0)
+    of_source = [(rows, numbers[0]) for rows, numbers in members if rows.source == source]
+    if not of_source:
+        return Origin(SOURCES[source], probability, 0)
+    rows, first = max(of_source, key=lambda found: found[0].match[found[1]])  # of several datastores the better one
+    name, line = _place(rows.store, int(rows.positions[first]) + depth, decode)
+    return Origin(SOURCES[source], probability, rows.match[first] + depth, name, line)
+
+
+def _place(store: Any, position: int, decode: Decode) -> tuple[str | None, int | None]:
+    if not isinstance(store, Datastore):
+        return None, None
+    try:
+        name, line, _ = store.place(position, decode)
+        return name, line
+    except (DatastoreError, OSError, ValueError, IndexError) as error:  # a damaged table must not end the answer
+        log.warning("datastore %s: the origin of a draft is unknown (%s)", store.path, error)
+        return None, None

@@ -22,9 +22,9 @@ from rest_local.drafting.candidates import (
     PrecedingBigram,
     SourceRows,
 )
-from rest_local.drafting.edits import Edits
-from rest_local.drafting.followed import Spelling
-from rest_local.drafting.models.seam import DraftText
+from rest_local.drafting.edit_source import EditSource
+from rest_local.drafting.line_cursor import Spelling
+from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.prediction import Prediction
 from rest_local.drafting.tree import common_prefix
 from rest_local.errors import DatastoreError
@@ -78,7 +78,7 @@ class Sources:
         `spelling`: the model's vocabulary, to recognise what an answer edits; None leaves that out.
         """
         self._n_vocab = n_vocab
-        self._edits = None if spelling is None else Edits(spelling)
+        self._edits = None if spelling is None else EditSource(spelling)
         self.draft_text: DraftText | None = None  # the text of this sequence in a drafting model
         self._failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.use(datastores, history)
@@ -190,7 +190,7 @@ class Sources:
             return None
         if not len(rows) or _known(rows, own):
             return None
-        return EditRows(rows, breaks, edits.way, own, newest)
+        return EditRows(rows, breaks, edits.evidence_kind, own, newest)
 
     def _index(self) -> None:
         """Add the newest tokens to the searchable text."""

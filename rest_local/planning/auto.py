@@ -4,7 +4,7 @@
 - One rule decides: submit the n nodes that maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding,
   among those that the request's budget allows (`rest_local.planning.plan`, docs/DESIGN.md section 6).
 - A trigger decides whether a step makes a lookup at all (`rest_local.planning.plan`).
-- A drafting model is asked where a pass is worth its time (`rest_local.planning.asking`).
+- A drafting model is asked where a pass is worth its time (`rest_local.planning.draft_scheduler`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.candidates import GRAMMAR
-from rest_local.drafting.growth import Answers, Asker, Draft, Growth, grow, refuse
-from rest_local.drafting.models.seam import Drafter, DraftText
+from rest_local.drafting.growth import Answers, Draft, DraftModelBudget, Growth, grow, refuse
+from rest_local.drafting.models.drafter import Drafter, DraftText
 from rest_local.drafting.recycled import LogitsRow, RecycledRows, SuccessorTable
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
-from rest_local.planning.asking import LEAST_GAIN, Asking, ModelStats
-from rest_local.planning.plan import EXPLORATION_VALUE, Budget, Driver, Gains, Plan, Prices, Trigger
+from rest_local.planning.draft_scheduler import LEAST_GAIN, DraftModelScheduler, ModelStats
+from rest_local.planning.plan import EXPLORATION_VALUE, Budget, Driver, Gains, Plan, Prices, RowBudget, Trigger, is_flat
 from rest_local.planning.policy import NOTHING, StepContext, StepCost
-from rest_local.planning.recycling import RowBudget, is_flat
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a lookup is worth for what is learned from it.
@@ -34,7 +33,7 @@ LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as 
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
 PASS_ALLOWANCE = 0.005  # share of plain time that passes of a drafting model may lose
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
-RESTED = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
+SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
 
 
 class Auto:
@@ -73,8 +72,8 @@ class Auto:
         self._depth = DEPTH
         self._saving = 0.0  # milliseconds that the current draft is expected to save
         self._found = False  # whether the current lookup had candidates
-        self._rest = 0  # further steps in which nothing has to be decided
-        self._rested = 0  # steps of the rest so far
+        self._to_skip = 0  # further steps in which nothing has to be decided
+        self._skipped = 0  # steps of the rest so far
         self._unknown = False  # whether a drafting model is asked first, in the current step
 
     def fork(self) -> Auto:
@@ -89,7 +88,7 @@ class Auto:
 
     def begin(self, n_ctx: int) -> None:
         """Start a new request."""
-        self._wake()
+        self._count_skipped()
         self._n_other = 0
         self._depth = DEPTH
         plain, credit = self.plain_ms(n_ctx), self.model_stats.initial_credit if self.drafter else 0.0
@@ -117,12 +116,12 @@ class Auto:
         """The tree with the best expected rate, often empty. With other requests in the pass, the result also holds the
         growth from which all trees are grown together.
         """
-        if self._rest and not at.n_other and at.limit and at.forced is None:
-            self._rest -= 1
-            self._rested += 1
-            return RESTED
-        if self._rest or self._rested or self._uncounted:
-            self._wake()
+        if self._to_skip and not at.n_other and at.limit and at.forced is None:
+            self._to_skip -= 1
+            self._skipped += 1
+            return SKIPPED_STEP
+        if self._to_skip or self._skipped or self._uncounted:
+            self._count_skipped()
         self._n_other = at.n_other
         self._saving = 0.0
         plain = self.plain_ms(at.n_ctx)
@@ -155,22 +154,22 @@ class Auto:
         if not self._unknown:  # found text goes on here: what such a step yields says nothing about one without it
             plan.rate = None
         result = growth.draft
-        asker = Asker(growth, text, self.pass_budget.credit / 2) if text else None
+        model_budget = DraftModelBudget(growth, text, self.pass_budget.credit / 2) if text else None
         if at.n_other:
-            result.growth, result.asker = growth, asker
+            result.growth, result.model_budget = growth, model_budget
         else:
-            grow(growth, plan.worth, self.answers(plan, [asker] if asker else []))
+            grow(growth, plan.worth, self.answers(plan, [model_budget] if model_budget else []))
             result.tree = result.tree.cut(plan.best)
             if set(result.tree.source) != {GRAMMAR}:  # else the lookup has nothing to do with it
                 self._saving = plan.saving
         result.lookup_us, result.skipped = (lookup_us, False) if wanted else (None, True)
         return result
 
-    def answers(self, plan: object, askers: Sequence[Asker]) -> Answers:
+    def answers(self, plan: object, budgets: Sequence[DraftModelBudget]) -> Answers:
         """What asks the drafting model for the trees of these requests."""
-        if self.drafter is None or not isinstance(plan, Plan) or not askers:
+        if self.drafter is None or not isinstance(plan, Plan) or not budgets:
             return refuse
-        return Asking(self.drafter, plan, self.model_stats, askers)
+        return DraftModelScheduler(self.drafter, plan, self.model_stats, budgets)
 
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
         """Whether this step makes a lookup. `repeats`: see `Sources.repeats`."""
@@ -180,13 +179,13 @@ class Auto:
         if self.trigger.fires(at.entropies if self.watches_entropy else (), repeats, price):
             return True
         if not (self.watches_entropy or at.n_other or at.forced or self.drafter):
-            self._rest = max(0, min(self.trigger.rest(repeats), self._prices.steps_left(at.n_ctx)))
+            self._to_skip = max(0, min(self.trigger.skip_steps(repeats), self._prices.steps_left(at.n_ctx)))
         return False
 
-    def _wake(self) -> None:
+    def _count_skipped(self) -> None:
         """End the rest: do what its steps left undone, as if each had done it."""
-        rested, self._rested, self._rest = self._rested, 0, 0
-        self.trigger.skip(rested)
+        rested, self._skipped, self._to_skip = self._skipped, 0, 0
+        self.trigger.count_skipped(rested)
         self.budget.earn_again(rested)
         steps = self._uncounted
         if steps:
@@ -211,7 +210,7 @@ class Auto:
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
-        if drafted is RESTED:
+        if drafted is SKIPPED_STEP:
             self._uncounted.append(done)
             return
         if drafted.proposals:

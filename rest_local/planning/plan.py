@@ -106,7 +106,7 @@ class Trigger:
         self._cell = self._coarse + bucket * _N_COARSE
         return waited or self._pays[length]
 
-    def rest(self, repeats: Callable[[int], bool]) -> int:
+    def skip_steps(self, repeats: Callable[[int], bool]) -> int:
         """After `fires` said no: how many of the next steps cannot fire either, if each adds one token and no lookup,
         entropy or price comes in between. A text that repeats fewer than n/2 of its newest tokens needs more than n/2
         further tokens to repeat n.
@@ -118,7 +118,7 @@ class Trigger:
         half = needed // 2
         return min(most, needed - half) if half and not repeats(half) else 0
 
-    def skip(self, steps: int) -> None:
+    def count_skipped(self, steps: int) -> None:
         """Count steps for which `fires` was not called."""
         self._since += steps
 
@@ -340,3 +340,53 @@ class Plan:
         if self.rate:
             return self.expected - self.rate * extra > self._beyond
         return (self.guaranteed + self.expected) / self.cost[n] >= self.best_rate
+
+
+FLAT = 1.3  # plain steps
+FLAT_AT = 8  # tokens
+MOST_ROW_MS = 0.15  # in one step
+ROW_ALLOWANCE = 0.002  # of a plain step
+ROW_SHARE = 0.5  # of the smoothed saving
+ROW_SMOOTHING = 1 / 256  # weight of a step
+ROW_START = 0.01  # plain steps that a step is expected to save before any is counted
+
+
+def is_flat(cost: Sequence[float]) -> bool:
+    """Whether FLAT_AT tokens cost at most FLAT plain steps: elsewhere the source `logits` does not pay. With the demo
+    model's answers (docs/LOG.md) it gains 2 to 10% on curves on which 8 tokens take 1.03 and 1.15 plain
+    steps, and on those on which they take 1.6 to 2.6 it gains nothing and loses up to 2%. `cost`: by the number of
+    tokens less one.
+    """
+    return cost[min(FLAT_AT, len(cost)) - 1] <= FLAT * cost[0]
+
+
+class RowBudget:
+    """How long a step may read rows of logits for the source `logits`, in milliseconds. Shared by the requests of a
+    lane.
+
+    Every step earns a small share of a plain step, and half of what the source's own drafts save, smoothed over some
+    hundred steps. So a machine on which they do not pay spends ROW_ALLOWANCE of its time on the table and no more,
+    which is how text on which they do pay is noticed.
+    """
+
+    def __init__(self) -> None:
+        self.saving = ROW_START  # plain steps in a step
+        self._left = 0.0
+
+    def earn(self, plain: float) -> None:
+        """Start a step of one request; a plain one would take `plain` ms."""
+        self.saving -= ROW_SMOOTHING * self.saving
+        self._left = min(self._left + plain * (ROW_ALLOWANCE + ROW_SHARE * max(0.0, self.saving)), MOST_ROW_MS)
+
+    def settle(self, saved: float) -> None:
+        """Count what the drafts of the source saved in a step, in plain steps; negative if they failed."""
+        self.saving += ROW_SMOOTHING * saved
+
+    @property
+    def ms(self) -> float:
+        """What the step may take, at most MOST_ROW_MS."""
+        return self._left
+
+    def spend(self, ms: float) -> None:
+        """Count what it took, at most what was left."""
+        self._left = max(0.0, self._left - ms)

@@ -1,14 +1,365 @@
-"""The policies by name."""
+"""The policies by name, and those of papers as published: REST, SAM-Decoding, EAGLE-2 and ReSpec, to compare `auto`
+with.
+
+The policies of papers draft whatever it costs. Where the papers differ from what this program has:
+
+- REST (arXiv 2311.08252) looks up the newest 16 tokens, shortened down to 2 until stored text contains them, takes 10
+  tokens at each of at most 5 000 places, and submits the 64 beginnings that most of these places share. Stored text is
+  the datastores and, if there is one, the history: REST has one datastore and no other source. It has no drafting
+  model.
+- SAM-Decoding (arXiv 2411.10666) compares the longest match in stored text ("static": datastores and history), less 5
+  tokens, with the longest match in the request's own text ("dynamic"). The longer one wins: a chain from the newest
+  place in the request, or a tree of at most 8 nodes per depth from stored text. Either has min(60, 1 + 4 x match)
+  nodes. Matches are compared up to 32 tokens; from 15 on the draft grows no longer.
+- With a drafting model, `sam` is the paper's hybrid: where the winning match has at least 5 tokens, it drafts 40 tokens
+  from there; otherwise the model drafts, as EAGLE-2 does. The paper gives both numbers; that the draft is a chain from
+  stored text, too, is what its published program does. Of several places in stored text it takes the first one: that
+  is our reading. Where the model gives nothing (it failed, its context is full, it still evaluates the prompt), `sam`
+  drafts as without one.
+- EAGLE-2 (arXiv 2406.16858): of the nodes of a level, those with the highest joint confidence are continued in one pass
+  of the model (10 nodes of a level, 6 levels); of all nodes, the 60 with the highest joint confidence are submitted,
+  shallow ones first. The confidence of a child is at most its parent's, so they are a tree. Here a model gives at most
+  TOP_K tokens for a path, one where it is confident, and continues at most BRANCHES paths of a text at a time
+  (`rest_local.drafting.models.drafter`). With several requests in a step each asks the model by itself, in passes of
+  its own: the paper decodes one request at a time. `sam` and `respec` use the tree. The policy alone has no name:
+  without a drafting model it would draft nothing.
+- ReSpec (arXiv 2511.01282) looks up only where the target is certain (entropy of the newest tokens), scores each place
+  in the text by how much of its drafts was accepted, leaves out places below a threshold, drafts more tokens from a
+  place with a higher score, and verifies several places as branches of one tree. Its relaxed verification changes the
+  output, so only the user turns it on (`--verify relaxed`). With a drafting model it is the paper's hybrid: the model
+  drafts where the trigger does not fire or no place passes the threshold; that a step never has drafts of both is our
+  reading. The paper gives the entropy rule, the update of the score, its start and its threshold. It does not give
+  lambda, alpha, the number of places and the length that a score of 1 stands for: these values were chosen on answers
+  that no benchmark tests. A position is relative to its datastore, so two datastores share the score of equal
+  positions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 from rest_local.calibration.cost import CostCurve
+from rest_local.drafting.candidates import MODEL, SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.growth import Draft
+from rest_local.drafting.models.drafter import BRANCHES, DraftText, Query
+from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.auto import Auto
-from rest_local.planning.policy import Off, Policy
-from rest_local.planning.published import Rest, Sam
-from rest_local.planning.respec import ReSpec
+from rest_local.planning.policy import NEWEST, NOTHING, Off, Policy, Stateless, StepContext, StepCost
+from rest_local.retrieval.rows import MAX_MATCH
+
+STORED = ("datastore", "history")
+REST_NODES, REST_LONGEST, REST_SHORTEST, REST_PLACES, REST_TOKENS = 64, 16, 2, 5000, 10
+FIRST_ROWS = 64  # rows of a first, cheap lookup; more are fetched only if all of these share the longest match
+
+SAM_NODES, SAM_FACTOR, SAM_STATIC_PENALTY, SAM_PER_DEPTH = 60, 4, 5, 8
+SAM_THRESHOLD, SAM_CHAIN = 5, 40  # with a drafting model: least match, and tokens of a draft from text
+SAM_SEARCHED = (*STORED, "context")  # SAM-Decoding has no prediction
+
+EAGLE2_EXPANDED, EAGLE2_DEPTH, EAGLE2_NODES = 10, 6, 60
+AT_ANY_PRICE = 1e9  # milliseconds that a step without the model is said to lose, so that its text is caught up with
+
+RESPEC_CERTAIN, RESPEC_LAMBDA, RESPEC_ALPHA = 1.5, 0.5, 0.3  # nats; of the trigger; of the scores
+RESPEC_START = RESPEC_THRESHOLD = 0.5
+RESPEC_LONGEST, RESPEC_PLACES = 8, 4  # tokens of a draft at score 1; branches
+RESPEC_SEARCHED = SOURCES[: SOURCES.index("edit")]  # the paper searches text as it stands
+MAX_SCORES = 100_000  # places with a score; beyond, all scores are dropped
+_CONTEXT = SOURCE_NUMBER["context"]
+_OF_REQUEST = (_CONTEXT, SOURCE_NUMBER["prediction"])  # their text belongs to the request
+
+Members = list[tuple[SourceRows, Sequence[int]]]  # for each source, the rows that agree so far
+Path = tuple[int, ...]
+Place = tuple[int, int]  # source, and position in its text
+
+
+class _Timed(Stateless):
+    """A policy that looks up and drafts at every step with room for a node."""
+
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
+        """The tree of this step, with the time that it took without the passes of a drafting model."""
+        if at.limit < 1:
+            return NOTHING
+        text = sources.draft_text
+        asked, begun = text.step_ms if text else 0.0, time.perf_counter()
+        tree = self._tree(sources, at)
+        ms = 1e3 * (time.perf_counter() - begun) - (text.step_ms - asked if text else 0.0)
+        return Draft(tree, lookup_us=max(0.0, 1e3 * ms))
+
+    def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
+        raise NotImplementedError
+
+
+class Rest(_Timed):
+    """REST: the most frequent beginnings of what followed the longest match in stored text."""
+
+    name = "rest"
+
+    def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
+        found = sources.rows(FIRST_ROWS, REST_TOKENS, STORED)
+        longest, members = longest_of(found, REST_LONGEST)
+        if any(len(numbers) >= FIRST_ROWS for _, numbers in members):
+            longest, members = longest_of(sources.rows(REST_PLACES, REST_TOKENS, STORED), REST_LONGEST)
+        if longest < REST_SHORTEST:
+            return DraftTree()
+        return most_frequent(members, min(REST_NODES, at.limit), at.leaves)
+
+
+class Sam(_Timed):
+    """SAM-Decoding: a chain or a tree from the longer of the static and the dynamic match, or from a drafting model."""
+
+    name = "sam"
+
+    def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
+        found = sources.rows(FIRST_ROWS, SAM_NODES, SAM_SEARCHED)  # the paper's automaton counts all places
+        stored, members = longest_of([rows for rows in found if rows.source != _CONTEXT], MAX_MATCH)
+        own = next((rows for rows in found if rows.source == _CONTEXT), None)
+        dynamic = own.match[0] if own else 0
+        static = stored - SAM_STATIC_PENALTY
+        if sources.draft_text is not None and sources.draft_text.can_ask:
+            if max(dynamic, static) >= SAM_THRESHOLD:
+                first = next((rows for rows, _ in members if rows.match[0] >= stored), None)
+                rows = own if own and dynamic >= static else first
+                assert rows is not None
+                return _chain(rows, min(SAM_CHAIN, at.limit))
+            if len(tree := eagle2_tree(sources, at)):
+                return tree
+        if own and dynamic >= static:
+            return _chain(own, min(_sam_nodes(dynamic), at.limit))
+        if static > 0:
+            return most_frequent(members, min(_sam_nodes(static), at.limit), at.leaves, SAM_PER_DEPTH)
+        return DraftTree()
+
+
+def _sam_nodes(match: int) -> int:
+    return min(SAM_NODES, 1 + SAM_FACTOR * match)
+
+
+def _chain(rows: SourceRows, length: int) -> DraftTree:
+    """The first row, up to the end of its text."""
+    tree = DraftTree(1)
+    node = ROOT
+    for token in rows.continuations[0][:length]:
+        if token < 0:
+            break
+        node = tree.add(token, node, 1.0, rows.source)
+    return tree
+
+
+def longest_of(found: Sequence[SourceRows], cap: int) -> tuple[int, Members]:
+    """The length of the longest match, at most `cap`, and the rows that have it; (0, []) without rows."""
+    longest = min(max((rows.match[0] for rows in found), default=0), cap)
+    return longest, [(rows, range(sum(match >= longest for match in rows.match))) for rows in found]
+
+
+def most_frequent(members: Members, limit: int, leaves: int, per_depth: int | None = None) -> DraftTree:
+    """The `limit` beginnings that most rows share, as a tree of at most `leaves` leaves and `per_depth` nodes at each
+    depth. The probability of a node is the share of the rows that pass through it.
+
+    Every prefix of a frequent beginning is at least as frequent, so the most frequent first means parents first.
+    """
+    tree = DraftTree(leaves)
+    total = sum(len(numbers) for _, numbers in members)
+    heap: list[tuple[int, int, int, int, int, Members]] = []  # (-rows, arrival, parent, token, source, rows)
+    at_depth: dict[int, int] = {}
+    arrivals, node, depth = 0, ROOT, 0
+
+    def fits(parent: int) -> bool:
+        below = 1 if parent == ROOT else tree.depth[parent] + 1
+        return tree.can_add(parent) and (per_depth is None or at_depth.get(below, 0) < per_depth)
+
+    while len(tree) < limit:
+        for token, (count, source, below) in _next(members, depth).items():
+            arrivals += 1
+            heappush(heap, (-count, arrivals, node, token, source, below))
+        while heap and not fits(heap[0][2]):
+            heappop(heap)
+        if not heap:
+            break
+        minus_count, _, parent, token, source, members = heappop(heap)
+        node = tree.add(token, parent, -minus_count / total, source)
+        depth = tree.depth[node]
+        at_depth[depth] = at_depth.get(depth, 0) + 1
+    return tree
+
+
+def _next(members: Members, depth: int) -> dict[int, tuple[int, int, Members]]:
+    """For each next token: the number of rows that contain it there, the first such source, and the rows."""
+    found: dict[int, tuple[int, int, Members]] = {}
+    for rows, numbers in members:
+        if depth >= rows.depth:
+            continue
+        column = rows.column(depth)
+        groups: dict[int, list[int]] = {}
+        for number in numbers:
+            groups.setdefault(column[number], []).append(number)
+        groups.pop(-1, None)  # the end of a document
+        for token, own in groups.items():
+            count, source, below = found.get(token, (0, rows.source, []))
+            found[token] = (count + len(own), source, [*below, (rows, own)])
+    return found
+
+
+class Eagle2(Stateless):
+    """EAGLE-2 at every step, without lookups; plain decoding without a drafting model."""
+
+    name = "eagle2"
+
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
+        """The tree of this step."""
+        return Draft(eagle2_tree(sources, at), skipped=True) if at.limit else NOTHING
+
+
+def eagle2_tree(sources: Lookup, at: StepContext) -> DraftTree:
+    """The tree of the drafting model, empty where it gives none: it fails, or has no room for the text. Takes at most
+    EAGLE2_DEPTH passes; a text with many missing tokens is caught up with once a step, and drafted from afterwards.
+    """
+    tree = DraftTree(at.leaves)
+    text = sources.draft_text
+    if text is None or not text.can_ask:
+        return tree
+    try:
+        found = _expand(text, at) if text.caught_up(AT_ANY_PRICE) else {}
+    except Exception as error:  # costs drafts, never an answer
+        text.drafter.give_up("failed", error)
+        found = {}
+    nodes: dict[Path, int] = {(): ROOT}
+    for path in sorted(found, key=lambda path: (-found[path], len(path))):
+        parent = nodes.get(path[:-1])
+        if len(tree) == min(EAGLE2_NODES, at.limit):
+            break
+        if parent is not None and tree.can_add(parent):
+            nodes[path] = tree.add(path[-1], parent, found[path], MODEL)
+    return tree
+
+
+def _expand(text: DraftText, at: StepContext) -> dict[Path, float]:
+    """Paths that the model drafts, each with its joint confidence."""
+    width = min(EAGLE2_EXPANDED, BRANCHES, at.leaves)
+    found: dict[Path, float] = {}
+    level: dict[Path, float] = {(): 1.0}
+    for _ in range(min(EAGLE2_DEPTH, at.limit)):  # a path has a node for each level
+        asked = sorted(level, key=lambda path: -level[path])[:width]
+        answers = text.drafter.answer([Query(text, path) for path in asked])
+        level = {
+            (*path, token): level[path] * confidence
+            for path, likely in zip(asked, answers, strict=True)
+            for token, confidence in likely
+        }
+        found |= level
+        if not level:
+            break
+    return found
+
+
+class Candidate(NamedTuple):
+    """The continuation at one place, and the score of the place."""
+
+    place: Place
+    tokens: Sequence[int]
+    score: float
+
+
+class ReSpec(_Timed):
+    """ReSpec. Scores of stored text are kept from one request to the next. `trigger`: leaves lookups out where the
+    target is uncertain.
+    """
+
+    name = "respec"
+
+    def __init__(self, *, trigger: bool = True) -> None:
+        self.watches_entropy = trigger
+        self._scores: dict[Place, float] = {}
+        self._own: dict[Place, float] = {}  # scores of places in the request's own text
+        self._proposed: list[tuple[Candidate, int]] = []  # with the number of its tokens that were submitted
+
+    def fork(self) -> ReSpec:
+        """Make the policy of another request; forks share the scores of stored text."""
+        other = copy.copy(self)
+        other._proposed, other._own = [], {}
+        return other
+
+    def begin(self, n_ctx: int) -> None:
+        """Start a new request, and drop the scores of the previous request's text."""
+        self._own.clear()
+        if len(self._scores) > MAX_SCORES:
+            self._scores.clear()
+
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
+        """The chosen places as branches of one tree; without a lookup if the target is uncertain. The tree of a
+        drafting model, if there is one and there are no such places.
+        """
+        self._proposed = []
+        if at.limit and self.watches_entropy and not certain(at.entropies):
+            return Draft(eagle2_tree(sources, at), skipped=True)
+        return super().draft(sources, at)
+
+    def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
+        tree = DraftTree(at.leaves)
+        for candidate in self._choose(sources.rows(only=RESPEC_SEARCHED)):
+            submitted = _add(tree, candidate, at.limit) if candidate.score >= RESPEC_THRESHOLD else 0
+            self._proposed.append((candidate, submitted))
+        return tree if len(tree) else eagle2_tree(sources, at)
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        """S <- (1 - alpha) S + alpha x accepted/proposed, for each place. One that was not submitted is scored by the
+        tokens that are known.
+        """
+        for (place, continuation, score), submitted in self._proposed:
+            pairs = enumerate(zip(continuation, tokens, strict=False))
+            known = min(len(continuation), len(tokens))
+            accepted = next((n for n, (drafted_token, token) in pairs if drafted_token != token), known)
+            share = accepted / max(1, submitted, known)
+            self._of(place)[place] = (1 - RESPEC_ALPHA) * score + RESPEC_ALPHA * share
+
+    def _of(self, place: Place) -> dict[Place, float]:
+        """The scores that hold `place`: those of the request's own text are kept apart."""
+        return self._own if place[0] in _OF_REQUEST else self._scores
+
+    def _choose(self, found: Sequence[SourceRows]) -> Iterator[Candidate]:
+        """The longest matches, of equal ones the better score first; each continuation once."""
+        ranked: list[tuple[int, float, int, Place, list[int]]] = []
+        for rows in found:
+            for number, (match, position) in enumerate(zip(rows.match, rows.positions.tolist(), strict=True)):
+                place = (rows.source, position)
+                score = self._of(place).get(place, RESPEC_START)
+                ranked.append((-match, -score, len(ranked), place, rows.continuations[number]))
+        seen: set[Path] = set()
+        for _, minus_score, _, place, continuation in sorted(ranked):
+            length = max(1, round(-minus_score * RESPEC_LONGEST))
+            end = continuation.index(-1) if -1 in continuation else len(continuation)
+            tokens = tuple(continuation[: min(length, end)])
+            if tokens and tokens not in seen:
+                seen.add(tokens)
+                yield Candidate(place, tokens, -minus_score)
+                if len(seen) >= RESPEC_PLACES:
+                    return
+
+
+def certain(entropies: Sequence[float]) -> bool:
+    """Whether to make a lookup, by the entropies of the newest tokens (newest last); yes if none is known."""
+    means = [sum(entropies[-k:]) / k for k in range(1, min(NEWEST, len(entropies)) + 1)]
+    if not means:
+        return True
+    _, mean = min((mean + RESPEC_LAMBDA / k, mean) for k, mean in enumerate(means, 1))
+    return mean <= RESPEC_CERTAIN
+
+
+def _add(tree: DraftTree, candidate: Candidate, limit: int) -> int:
+    """Add the candidate to the tree, sharing existing nodes. Returns how many of its tokens there is room for."""
+    node = ROOT
+    for depth, token in enumerate(candidate.tokens):
+        child = tree.child(node, token)
+        if child is None:
+            if len(tree) >= limit or not tree.can_add(node):
+                return depth
+            child = tree.add(token, node, candidate.score, candidate.place[0])
+        node = child
+    return len(candidate.tokens)
+
 
 _MAKERS: dict[str, Callable[[CostCurve], Policy]] = {
     "off": lambda curve: Off(),

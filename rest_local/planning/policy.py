@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
-from rest_local.drafting.growth import Answers, Asker, Draft, Force, refuse
+from rest_local.drafting.growth import Answers, Draft, DraftModelBudget, Force, refuse
 from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
@@ -96,7 +96,7 @@ class Policy(Protocol):
         """
         ...
 
-    def answers(self, plan: object, askers: Sequence[Asker]) -> Answers:
+    def answers(self, plan: object, budgets: Sequence[DraftModelBudget]) -> Answers:
         """What asks a drafting model while the trees of these requests grow together."""
         ...
 
@@ -137,7 +137,7 @@ class Stateless:
         """Submit every node that fits."""
         return None
 
-    def answers(self, plan: object, askers: Sequence[Asker]) -> Answers:
+    def answers(self, plan: object, budgets: Sequence[DraftModelBudget]) -> Answers:
         """Ask no model."""
         return refuse
 

@@ -21,7 +21,7 @@ from rest_local.bench.replay import replay
 from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.growth import Draft
-from rest_local.drafting.models.seam import CONFIDENT, Query
+from rest_local.drafting.models.drafter import CONFIDENT, Query
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.policy import Stateless, StepContext

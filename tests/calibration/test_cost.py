@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.calibration.corrections import ESTIMATED, GIVEN, Corrections
-from rest_local.calibration.cost import LARGEST, MAX_QUEUED, SIZES, WINDOW_MS, CostCurve
+from rest_local.calibration.cost import ESTIMATED, GIVEN, LARGEST, MAX_QUEUED, SIZES, WINDOW_MS, Corrections, CostCurve
 
 CPU = CostCurve.from_points(
     [512], list(SIZES), [[20.0, 37.2, 50.0, 48.2, 79.2, 76.0, 107.2, 98.2, 164.4, 179.0, 278.0, 362.0]]

@@ -18,8 +18,7 @@ from support.prices import FLAT
 
 from rest_local import Engine
 from rest_local.calibration import tuning
-from rest_local.calibration.exactness import Comparison
-from rest_local.calibration.self_test import LEAST_ROWS, SelfTest, guarantees_exactness, plan_segments
+from rest_local.calibration.exactness import LEAST_ROWS, Comparison, SelfTest, guarantees_exactness, plan_segments
 from rest_local.calibration.settings import EXACT
 from rest_local.calibration.tuning import Tuning
 from rest_local.decoding import lane as lane_module

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.calibration.corrections import ESTIMATED, GIVEN, OUTLIER, STEP_ERROR, Deviations
-from rest_local.calibration.cost import FEWEST, SIZES, CostCurve
+from rest_local.calibration.cost import ESTIMATED, FEWEST, GIVEN, OUTLIER, SIZES, STEP_ERROR, CostCurve, Deviations
 from rest_local.calibration.curves import load_curve, shipped
 
 

@@ -12,8 +12,7 @@ from benchmarks.synthetic import Shape, synthetic
 from benchmarks.tiny import tiny_adapter
 from rest_local import Engine
 from rest_local.calibration import tuning
-from rest_local.calibration.corrections import ESTIMATED
-from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
 from rest_local.calibration.measuring import Measured, Timing, measure
 from rest_local.calibration.settings import EXACT, FAST, candidates, settings_for
 from rest_local.calibration.tuning import Tuning

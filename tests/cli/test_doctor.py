@@ -14,8 +14,7 @@ from fake_cli_engine import FakeEngine
 
 from benchmarks.tiny import tiny_adapter
 from rest_local.calibration import survey as survey_module
-from rest_local.calibration.corrections import Deviations
-from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.cost import SIZES, CostCurve, Deviations
 from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import Comparison
 from rest_local.calibration.measuring import Timing

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rest_local import Engine, Sampling
-from rest_local.drafting.edits import Edits
+from rest_local.drafting.edit_source import EditSource
 from rest_local.grammar import Grammar, gbnf
 from rest_local.paths import demo_model
 from rest_local.retrieval.rows import Rows
@@ -25,14 +25,14 @@ def literal(text: str) -> Grammar:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_answers_are_those_of_plain_decoding(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    rows = Edits.rows
+    rows = EditSource.rows
 
-    def watched(self: Edits, context: list[int], depth: int) -> tuple[Rows, list[bytes]]:
+    def watched(self: EditSource, context: list[int], depth: int) -> tuple[Rows, list[bytes]]:
         found = rows(self, context, depth)
         seen.append(len(found[0]))
         return found
 
-    monkeypatch.setattr(Edits, "rows", watched)
+    monkeypatch.setattr(EditSource, "rows", watched)
     with Engine.load(demo_model(), n_ctx=2048, exact=True, threads=1) as engine:
         sampling = Sampling(temperature=temperature, seed=3, grammar=literal(CALL))
         prompt = f"The file area.py:\n{NUMBERED}\n\nWrite it anew.\n"
@@ -51,10 +51,10 @@ def test_answers_are_those_of_plain_decoding(temperature: float, monkeypatch: py
 
 
 def test_a_fault_costs_drafts_only(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def fails(self: Edits, context: list[int], depth: int) -> tuple[Rows, list[bytes]]:
+    def fails(self: EditSource, context: list[int], depth: int) -> tuple[Rows, list[bytes]]:
         raise IndexError
 
-    monkeypatch.setattr(Edits, "rows", fails)
+    monkeypatch.setattr(EditSource, "rows", fails)
     with Engine.load(demo_model(), n_ctx=512, exact=True, threads=1) as engine:
         results = []
         for policy in ("off", "auto"):

@@ -14,9 +14,8 @@ from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.planning.eagle2 import Eagle2
 from rest_local.planning.plan import Budget
-from rest_local.planning.respec import ReSpec
+from rest_local.planning.policies import Eagle2, ReSpec
 
 TinyModel = Callable[..., Path]
 PROMPT = "for number in range(10): print(number)\n" * 3

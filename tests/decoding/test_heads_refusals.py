@@ -17,7 +17,7 @@ from support.heads import draft_whatever_it_costs, model_and_drafter
 from benchmarks.gguf_file import byte_vocabulary, write
 from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
 from rest_local import Engine
-from rest_local.drafting.models import kinds
+from rest_local.drafting.models import head_kinds
 from rest_local.drafting.models.heads import Head
 from rest_local.errors import ModelError
 from rest_local.llama import features
@@ -267,7 +267,7 @@ def test_a_head_that_takes_the_memory_of_an_exact_request(
         def refuse(*_: object) -> Head:
             raise ModelError(f"EAGLE-3 head {path}: no context")
 
-        monkeypatch.setitem(kinds.HEADS, "eagle3", refuse)
+        monkeypatch.setitem(head_kinds.HEADS, "eagle3", refuse)
         stream = engine.generate(PROMPT, max_tokens=12, exact=True)
         list(stream)
         assert len(stream.result.tokens) == 12

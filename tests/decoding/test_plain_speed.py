@@ -10,8 +10,7 @@ from support.fake_backend import FakeBackend
 from support.fake_sequences import prompts_of, scheduler_of, sequence_of
 from support.fake_sources import Fortune
 
-from rest_local.calibration.corrections import ESTIMATED
-from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
 from rest_local.decoding.counts import ENOUGH_STEPS
 from rest_local.decoding.sequence import Sequence
 from rest_local.drafting.candidates import SourceRows

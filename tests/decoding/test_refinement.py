@@ -11,8 +11,7 @@ from support.fake_backend import FakeBackend
 from support.fake_sequences import said, scheduler_of, sequence_of
 
 from rest_local.calibration import measuring
-from rest_local.calibration.corrections import ESTIMATED
-from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
 from rest_local.calibration.measuring import LoadMeter, Timing, probe_slot
 from rest_local.decoding import refinement as calibration
 from rest_local.decoding.refinement import MOST_BUSY, MOST_IDLE, SHARE, Calibration

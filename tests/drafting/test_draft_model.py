@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_local.drafting.models.draft_model import INLINE_CATCHUP, DraftModel, DraftModelText
-from rest_local.drafting.models.seam import BRANCHES, TOP_K, Likely, Query
+from rest_local.drafting.models.drafter import BRANCHES, TOP_K, Likely, Query
 from rest_local.errors import ModelNotFound, OptionError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model

@@ -17,8 +17,8 @@ from rest_local.chat.tools.format import ToolFormat
 from rest_local.drafting import edits as module
 from rest_local.drafting import followed
 from rest_local.drafting.candidates import EDIT, N_SHARES, SOURCE_NUMBER, EditRows
-from rest_local.drafting.edits import Edits
-from rest_local.drafting.followed import Followed
+from rest_local.drafting.edit_source import EditSource
+from rest_local.drafting.line_cursor import LineCursor
 from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
@@ -75,7 +75,7 @@ def ids(vocabulary: Any, text: str) -> list[int]:
 
 def hits(vocabulary: Any, prompt: str, answer: str, given: str = "") -> list[bool]:
     """For each token of the answer after `given` whether it was drafted as the next token."""
-    edits, rows = Edits(vocabulary), []
+    edits, rows = EditSource(vocabulary), []
     edits.restart(ids(vocabulary, prompt), 0)
     edits.extend(ids(vocabulary, given))
     said = ids(vocabulary, prompt + given)
@@ -181,7 +181,7 @@ def test_nothing_is_proposed_for_other_text(vocabulary: Vocabulary) -> None:
 def test_a_conversation_that_goes_on_is_read_from_where_it_differs(vocabulary: Vocabulary) -> None:
     first = ids(vocabulary, READ + numbered(FILE * 9) + "\n")
     second = [*first[: len(first) // 2], *ids(vocabulary, f"\nother text\n{numbered(FILE)}\n")]
-    kept, fresh = Edits(vocabulary), Edits(vocabulary)
+    kept, fresh = EditSource(vocabulary), EditSource(vocabulary)
     kept.restart(first, 0)
     kept.rows([], 16)
     kept.extend(ids(vocabulary, "import"))
@@ -226,7 +226,7 @@ SNIPPETS = st.sampled_from(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(SNIPPETS, max_size=60), st.lists(st.tuples(SNIPPETS, st.booleans()), max_size=80), st.data())
 def test_any_text_gives_rows_of_tokens(prompt: list[str], answer: list[tuple[str, bool]], data: Any) -> None:
-    edits = Edits(Bytes())
+    edits = EditSource(Bytes())
     text = list("".join(prompt).encode())
     edits.restart(text, 0)
     for piece, asks in answer:
@@ -241,7 +241,7 @@ def test_any_text_gives_rows_of_tokens(prompt: list[str], answer: list[tuple[str
         assert rows.continuations.max(initial=0) < 256
         assert rows.match.min(initial=1) >= 1
         assert sorted(rows.match.tolist(), reverse=True) == rows.match.tolist()
-        assert 0 <= edits.way < N_SHARES
+        assert 0 <= edits.evidence_kind < N_SHARES
     same = data.draw(st.integers(0, len(text)))
     edits.restart([*text[:same], 7, 10], same)
     edits.rows([7, 10], 16)
@@ -249,7 +249,7 @@ def test_any_text_gives_rows_of_tokens(prompt: list[str], answer: list[tuple[str
 
 def test_what_is_tokenized_is_paid_by_the_tokens_of_the_answer() -> None:
     spelling = Bytes()
-    edits = Edits(spelling)
+    edits = EditSource(spelling)
     letters = np.random.default_rng(1).integers(97, 123, (300, 60)).tolist()
     lines = [bytes(line).decode() for line in letters]
     edits.restart(list(numbered("\n".join(lines)).encode()), 0)
@@ -265,7 +265,7 @@ def test_what_is_tokenized_is_paid_by_the_tokens_of_the_answer() -> None:
 @pytest.mark.parametrize("string", [False, True])
 def test_tokens_that_are_added_are_those_of_the_whole_text(vocabulary: Vocabulary, string: bool) -> None:
     lines = (FILE * 30).encode().split(b"\n")
-    text = Followed(vocabulary, lines, string)
+    text = LineCursor(vocabulary, lines, string)
     text.begin(0, 0, 8)
     while True:
         text.prediction.extend(text.prediction.tokens[text.prediction.place :].tolist()[:-1])

@@ -16,8 +16,7 @@ from rest_local.drafting.candidates import (
     grammar_cell,
     grammar_rates,
 )
-from rest_local.drafting.growth import Draft, draft
-from rest_local.drafting.origins import origins_of
+from rest_local.drafting.growth import Draft, draft, origins_of
 from rest_local.drafting.tree import ROOT
 from rest_local.grammar.forced import CERTAIN, CHARACTER, LAST, N_KINDS
 from rest_local.retrieval.rows import Rows

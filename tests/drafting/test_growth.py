@@ -48,7 +48,7 @@ def _slow(sources: list[SourceRows], least: float, most: int, leaves: int, calib
     growth = Growth(sources, _estimate, most, leaves, calibrate, promise=lambda depth: 0.6)
     while growth.promised > growth.best or growth.best >= least:
         if growth.promised > growth.best:
-            for question in growth.questions():
+            for question in growth.open_nodes():
                 growth.answered(question.number, ())
         else:
             growth.grow()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import MODEL, SourceRows, model_cell, model_rates
-from rest_local.drafting.growth import MIN_PROBABILITY, SIBLINGS, Calibrated, Growth, Merged, PrecedingBigram, Question
+from rest_local.drafting.growth import MIN_PROBABILITY, SIBLINGS, Calibrated, Growth, Merged, OpenNode, PrecedingBigram
 from rest_local.drafting.tree import ROOT
 from rest_local.retrieval.rows import Rows
 
@@ -38,14 +38,14 @@ def growth(
 
 
 def reply(grown: Growth, path: Sequence[int], answer: Answer) -> None:
-    (question,) = (each for each in grown.questions() if each.path == tuple(path))
+    (question,) = (each for each in grown.open_nodes() if each.path == tuple(path))
     grown.answered(question.number, answer)
 
 
 def test_the_root_is_asked_first_and_its_answer_gives_candidates() -> None:
     grown = growth([])
     assert (grown.best, grown.promised) == (0.0, 0.6)
-    assert grown.questions() == [Question(0, (), 1.0, 0.0)]
+    assert grown.open_nodes() == [OpenNode(0, (), 1.0, 0.0)]
     grown.answered(0, [(7, 0.8), (8, 0.1)])
     assert grown.best == pytest.approx(0.8, abs=0.03)
     assert grown.promised == 0.0
@@ -65,12 +65,12 @@ def test_likely_siblings_are_asked_about_before_they_are_in_the_tree() -> None:
     grown = growth([])
     grown.answered(0, [(7, 0.6), (8, 0.3)])
     grown.grow()
-    asked = grown.questions()
+    asked = grown.open_nodes()
     assert [question.path for question in asked] == [(7,), (8,)]
     assert asked[0].joint > asked[1].joint
     for question in asked:
         grown.answered(question.number, [(9, 0.9)])
-    assert [question.path for question in grown.questions()] == [(7, 9)]  # (8,) was answered
+    assert [question.path for question in grown.open_nodes()] == [(7, 9)]  # (8,) was answered
     while grown.best:
         grown.grow()
     tree = grown.draft.tree
@@ -79,7 +79,7 @@ def test_likely_siblings_are_asked_about_before_they_are_in_the_tree() -> None:
 
 def test_no_more_siblings_than_the_limit() -> None:
     grown = growth(rows(*([token, 20, 20] for token in range(1, 9))), leaves=9)
-    assert len(grown.questions()) == 1 + SIBLINGS
+    assert len(grown.open_nodes()) == 1 + SIBLINGS
 
 
 def test_an_answer_replaces_the_candidates_of_its_node() -> None:
@@ -124,7 +124,7 @@ def test_decline_ends_the_questions_but_not_those_of_later_nodes() -> None:
     grown = growth(rows([1, 2, 3]))
     grown.decline()
     assert grown.promised == 0.0
-    assert all(question.path for question in grown.questions())  # siblings only
+    assert all(question.path for question in grown.open_nodes())  # siblings only
     grown.grow()
     assert grown.promised == pytest.approx(RETRIEVED * 0.6)
 
@@ -177,7 +177,7 @@ def test_with_any_answers_every_node_is_the_best_of_its_time(
     grown = growth(rows(*texts) if texts else [], most, leaves, promise)
     tree = grown.draft.tree
     for _ in range(60):
-        asked = grown.questions()
+        asked = grown.open_nodes()
         if asked and data.draw(st.booleans()):
             for question in data.draw(st.permutations(asked)):
                 if data.draw(st.booleans()):
@@ -195,7 +195,7 @@ def test_with_any_answers_every_node_is_the_best_of_its_time(
     assert tree.n_leaves <= leaves
     assert all(parent < node for node, parent in enumerate(tree.parent))
     assert len({(parent, token) for parent, token in zip(tree.parent, tree.token, strict=True)}) == len(tree)
-    for question in grown.questions():
+    for question in grown.open_nodes():
         node: int | None = ROOT
         for token in question.path[:-1]:
             assert node is not None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rest_local.drafting.models.seam import BLOCK, CONFIDENT, TOP_K, likeliest
+from rest_local.drafting.models.drafter import BLOCK, CONFIDENT, TOP_K, likeliest
 
 
 def naive(row: NDArray[np.float32]) -> list[tuple[int, float]]:

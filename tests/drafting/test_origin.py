@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.drafting.growth import draft
-from rest_local.drafting.origins import Origin, origins_of
+from rest_local.drafting.growth import Origin, draft, origins_of
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.building.build import build

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, LOGITS, N_CELLS, NO_BIGRAM, SOURCE_NUMBER, SourceRows
-from rest_local.drafting.growth import Draft, draft
-from rest_local.drafting.origins import origins_of
+from rest_local.drafting.growth import Draft, draft, origins_of
 from rest_local.drafting.recycled import (
     KEPT,
     LEAST_SHARE,

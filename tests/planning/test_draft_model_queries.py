@@ -12,11 +12,11 @@ from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import N_CELLS, SOURCES, model_cell, model_rates
-from rest_local.drafting.growth import Asker, Question
-from rest_local.drafting.models.seam import DraftText, GivesUp, Likely, Query
+from rest_local.drafting.growth import DraftModelBudget, OpenNode
+from rest_local.drafting.models.drafter import DraftText, GivesUp, Likely, Query
 from rest_local.drafting.tree import ROOT
-from rest_local.planning.asking import Asking, ModelStats
 from rest_local.planning.auto import Auto
+from rest_local.planning.draft_scheduler import DraftModelScheduler, ModelStats
 from rest_local.planning.plan import Plan
 from rest_local.planning.policy import StepContext, StepCost
 
@@ -129,10 +129,10 @@ def asked(drafter: Scripted, joint: float, known: float, most_ms: float = 100.0)
     """Whether a question is asked: a path of this joint probability, below which a token of `known` is known."""
     ms = GPU.at(512).tolist()
     text = cast(Any, drafter)
-    growth = cast(Any, SimpleNamespace(questions=lambda: [Question(0, (), joint, known)], answered=lambda *_: None))
+    growth = cast(Any, SimpleNamespace(open_nodes=lambda: [OpenNode(0, (), joint, known)], answered=lambda *_: None))
     stats = ModelStats()
     stats.learn([(0, 0.7)] * 100)
-    return Asking(text, Plan(ms, [0.2] * len(ms)), stats, [Asker(growth, text, most_ms)])()
+    return DraftModelScheduler(text, Plan(ms, [0.2] * len(ms)), stats, [DraftModelBudget(growth, text, most_ms)])()
 
 
 def test_no_pass_if_the_next_token_is_known_or_the_path_unlikely() -> None:
@@ -154,11 +154,11 @@ def test_what_the_model_cannot_answer_is_not_asked_and_does_not_stand_before_wha
     text, stats = cast(Any, drafter), ModelStats()
     stats.learn([(0, 0.7)] * 100)
     answered: list[int] = []
-    questions = [Question(5, (1,), 0.9, 0.0), Question(6, (), 0.8, 0.0)]
+    questions = [OpenNode(5, (1,), 0.9, 0.0), OpenNode(6, (), 0.8, 0.0)]
     growth = cast(
-        Any, SimpleNamespace(questions=lambda: questions, answered=lambda number, likely: answered.append(number))
+        Any, SimpleNamespace(open_nodes=lambda: questions, answered=lambda number, likely: answered.append(number))
     )
-    asking = Asking(text, Plan(ms, [0.2] * len(ms)), stats, [Asker(growth, text, 100.0)])
+    asking = DraftModelScheduler(text, Plan(ms, [0.2] * len(ms)), stats, [DraftModelBudget(growth, text, 100.0)])
     assert asking()
     assert answered == [6]
     del questions[1]

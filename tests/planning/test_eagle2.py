@@ -11,9 +11,9 @@ from support.fake_sequences import Silent
 from support.scripted_drafter import ByTable, Table
 
 from rest_local.drafting.candidates import MODEL
-from rest_local.drafting.models.seam import BRANCHES, TOP_K
+from rest_local.drafting.models.drafter import BRANCHES, TOP_K
 from rest_local.drafting.tree import DraftTree
-from rest_local.planning.eagle2 import DEPTH, NODES, Eagle2, eagle2_tree
+from rest_local.planning.policies import EAGLE2_DEPTH, EAGLE2_NODES, Eagle2, eagle2_tree
 from rest_local.planning.policy import NOTHING, StepContext
 
 ROOMY = StepContext(100, 63, 64)
@@ -74,7 +74,7 @@ def test_of_equal_nodes_the_shallow_one_is_kept() -> None:
 
 def test_six_levels_and_sixty_nodes() -> None:
     tree, drafter = drafted(full())
-    assert (DEPTH, NODES) == (6, 60)
+    assert (EAGLE2_DEPTH, EAGLE2_NODES) == (6, 60)
     assert len(drafter.passes_asked) == 6
     assert max(tree.depth) <= 6
     assert len(tree) == 3 + 9 + 4 * 3 * 4 == 60
@@ -118,7 +118,7 @@ def test_it_keeps_what_the_limits_allow(answers: list[list[float]], limit: int, 
             return sorted(enumerate(answers[at % len(answers)]), key=lambda each: -each[1])
 
     tree, drafter = drafted(Varied(), StepContext(100, limit, leaves))
-    assert len(tree) <= min(limit, NODES)
+    assert len(tree) <= min(limit, EAGLE2_NODES)
     assert tree.n_leaves <= leaves
     assert all(len(asked) <= min(leaves, BRANCHES) for asked in drafter.passes_asked)
     if leaves < 8:
@@ -130,7 +130,7 @@ def test_it_keeps_what_the_limits_allow(answers: list[list[float]], limit: int, 
             for token, confidence in Varied().get(path):
                 joint[(*path, token)] = joint[path] * confidence
     del joint[()]
-    likeliest = sorted(joint.values(), reverse=True)[: min(limit, NODES)]
+    likeliest = sorted(joint.values(), reverse=True)[: min(limit, EAGLE2_NODES)]
     assert sorted(roomy.probability, reverse=True) == pytest.approx(likeliest)
 
 

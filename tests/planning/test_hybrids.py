@@ -10,9 +10,8 @@ from test_papers import Fixed, Found, branches, drafted
 
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import DraftTree
+from rest_local.planning.policies import ReSpec, Rest, Sam
 from rest_local.planning.policy import Policy, StepContext, StepCost
-from rest_local.planning.published import Rest, Sam
-from rest_local.planning.respec import ReSpec
 
 ROOMY = StepContext(100, 63, 64)
 UNSURE = StepContext(100, 63, 64, (4.0, 4.0, 4.0))
@@ -106,7 +105,7 @@ def test_respec_drafts_from_text_if_it_is_certain() -> None:
 
 
 def test_respec_lets_the_model_draft_for_a_place_that_failed_and_goes_on_scoring_it() -> None:
-    policy, sources = ReSpec(candidates=1), Hybrid({"context": [(5, [1] * 16)]}, ByTable(TABLE))
+    policy, sources = ReSpec(), Hybrid({"context": [(5, [1] * 16)]}, ByTable(TABLE))
     done = StepCost(100, 1, 0, 1.0, 0.0)
     seen = []
     for generated in ([9], [91, 9], [1], [1, 1]):  # 0.5, then 0.35, 0.245, 0.4715 and over the threshold

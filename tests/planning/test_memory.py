@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, LENGTHS, N_CELLS, ROWS, SHARES, SOURCES, cell_of
-from rest_local.planning import memory
-from rest_local.planning.acceptance import HALVE_AT, Acceptance
-from rest_local.planning.memory import LAYOUT, recall, remember
+from rest_local.planning import acceptance as memory
+from rest_local.planning.acceptance import HALVE_AT, LAYOUT, Acceptance, recall, remember
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import sealed
 

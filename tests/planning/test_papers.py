@@ -13,10 +13,21 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.policies import POLICIES, make_policy
+from rest_local.planning import policies
+from rest_local.planning.policies import (
+    FIRST_ROWS,
+    POLICIES,
+    RESPEC_ALPHA,
+    RESPEC_LAMBDA,
+    RESPEC_LONGEST,
+    REST_PLACES,
+    ReSpec,
+    Rest,
+    Sam,
+    certain,
+    make_policy,
+)
 from rest_local.planning.policy import Policy, StepContext, StepCost
-from rest_local.planning.published import REST_FIRST_ROWS, REST_PLACES, Rest, Sam
-from rest_local.planning.respec import ALPHA, LAMBDA, LONGEST, ReSpec, certain, follow
 from rest_local.retrieval.rows import Rows
 
 FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.0]])
@@ -118,8 +129,8 @@ def test_rest_reads_10_tokens_and_fetches_more_places_only_if_there_are_more() -
     few, many = Fixed({"datastore": [(5, list(range(16)))]}), Fixed({"datastore": [(5, [n % 7]) for n in range(200)]})
     assert max(Rest().draft(few, ROOMY).tree.depth) == 10
     tree = Rest().draft(many, ROOMY).tree
-    assert few.lookups == [(REST_FIRST_ROWS, 10)]
-    assert many.lookups == [(REST_FIRST_ROWS, 10), (REST_PLACES, 10)]
+    assert few.lookups == [(FIRST_ROWS, 10)]
+    assert many.lookups == [(FIRST_ROWS, 10), (REST_PLACES, 10)]
     assert tree.probability[0] == 29 / 200
 
 
@@ -153,7 +164,7 @@ def test_the_trigger_weighs_the_newest_against_the_mean() -> None:
     # k = 1: 1.4 + lambda; k = 2: 3.2 + lambda / 2: the newest alone is the cheapest, and certain
     assert certain([5.0, 1.4])
     # k = 1: 1.6 + 0.5; k = 2: 1.45 + 0.25; k = 3: 1.4 + 0.1667: the mean of three
-    assert LAMBDA == 0.5
+    assert RESPEC_LAMBDA == 0.5
     assert certain([1.3, 1.3, 1.6])
     # k = 1: 1.4 + 0.5 = 1.9; k = 2: 1.55 + 0.25 = 1.8: the mean of two is cheaper, and not certain
     assert not certain([1.7, 1.4])
@@ -169,15 +180,9 @@ def test_no_lookup_if_the_target_is_uncertain() -> None:
     assert (ReSpec().watches_entropy, ReSpec(trigger=False).watches_entropy) == (True, False)
 
 
-def test_the_score_follows_the_acceptance_rate() -> None:
-    assert follow(0.5, 2, 4) == 0.5
-    assert follow(0.5, 4, 4) == pytest.approx(0.5 + ALPHA / 2)
-    assert follow(0.5, 0, 4) == pytest.approx(0.5 - ALPHA / 2)
-
-
 @pytest.mark.parametrize("source", ["context", "prediction"])
 def test_a_place_whose_draft_fails_is_left_out_until_it_is_right_again(source: str) -> None:
-    policy, found = ReSpec(candidates=1), Fixed({source: [(5, [1] * 16)]})
+    policy, found = ReSpec(), Fixed({source: [(5, [1] * 16)]})
     lengths = []
     # 0.5; no token right: 0.35; the one known token right: 0.545; all 4 right: 0.6815. Each times 8 tokens
     for generated in ([9], [1], [1, 1, 1, 1, 9]):
@@ -185,28 +190,18 @@ def test_a_place_whose_draft_fails_is_left_out_until_it_is_right_again(source: s
         lengths.append(len(draft.tree))
         policy.learn(draft, generated, DONE)
     lengths.append(len(policy.draft(found, ROOMY).tree))
-    assert (ALPHA, LONGEST) == (0.3, 8)
+    assert (RESPEC_ALPHA, RESPEC_LONGEST) == (0.3, 8)
     assert lengths == [4, 0, 4, 5]
     policy.begin(1)
     assert len(policy.draft(found, ROOMY).tree) == 4, "a new request has another text"
 
 
-def test_candidates_are_branches_and_scores_of_stored_text_are_kept() -> None:
+def test_candidates_are_branches_and_scores_of_stored_text_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "RESPEC_PLACES", 3)
     found: Found = {"datastore": [(6, [1, 2]), (5, [1, 3]), (5, [4]), (4, [5])]}
-    assert branches(drafted(ReSpec(candidates=1), found)) == {(1, 2)}
-    assert branches(drafted(ReSpec(candidates=3), found)) == {(1, 2), (1, 3), (4,)}
-    policy = ReSpec(candidates=3)
+    assert branches(drafted(ReSpec(), found)) == {(1, 2), (1, 3), (4,)}
+    policy = ReSpec()
     draft = policy.draft(Fixed(found), ROOMY)
     policy.learn(draft, [4, 9], DONE)
     policy.begin(1)
     assert branches(policy.draft(Fixed(found), ROOMY).tree) == {(4,)}
-    unscored = ReSpec(candidates=3, feedback=False)
-    unscored.learn(unscored.draft(Fixed(found), ROOMY), [4, 9], DONE)
-    assert branches(unscored.draft(Fixed(found), ROOMY).tree) == {(1, 2), (1, 3), (4,)}
-
-
-def test_scores_by_match_length_apply_to_other_places() -> None:
-    policy = ReSpec(candidates=1, by="match")
-    policy.learn(policy.draft(Fixed({"datastore": [(6, [1, 2])]}), ROOMY), [9], DONE)
-    assert not policy.draft(Fixed({"datastore": [(9, [9]), (6, [7])][1:]}), ROOMY).tree
-    assert policy.draft(Fixed({"datastore": [(7, [7])]}), ROOMY).tree

@@ -10,7 +10,7 @@ import pytest
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.verify import verify
 from rest_local.drafting.sources import Sources
-from rest_local.planning.auto import RESTED, SKIPPED, Auto
+from rest_local.planning.auto import SKIPPED, SKIPPED_STEP, Auto
 from rest_local.planning.plan import LONGEST_WAIT, REPEATS, Trigger
 from rest_local.planning.policy import StepContext, StepCost
 
@@ -26,7 +26,7 @@ class Restless(Auto):
 
     def _make_own(self, gains):  # type: ignore[no-untyped-def]
         super()._make_own(gains)
-        self.trigger.rest = lambda repeats: 0  # type: ignore[method-assign]
+        self.trigger.skip_steps = lambda repeats: 0  # type: ignore[method-assign]
 
 
 @dataclass
@@ -98,8 +98,8 @@ def play(policy: Auto, texts: list[list[int]], together: bool, seed: int) -> Pla
                 at[number] += len(tokens)
                 played.lookups.append(looked is not None)
                 played.sizes.append(len(tree))
-                played.rested += drafted is RESTED
-                assert drafted.skipped == (drafted in (RESTED, SKIPPED))
+                played.rested += drafted is SKIPPED_STEP
+                assert drafted.skipped == (drafted in (SKIPPED_STEP, SKIPPED))
     for fork in forks:
         fork.begin(PROMPT)  # a new request: the last rest ends
     return played
@@ -146,15 +146,15 @@ def test_a_rest_ends_where_there_is_something_to_decide(reason: str) -> None:
     sources.restart(range(50))
     policy.begin(50)
     policy._prices.at(50)
-    policy._rest = 5
+    policy._to_skip = 5
     at = {
         "another request": StepContext(50, 12, 8, n_other=1),
         "no room for a node": StepContext(50, 0, 8),
         "forced text": StepContext(50, 12, 8, forced=lambda path: ()),
     }[reason]
-    assert policy.draft(sources, StepContext(50, 12, 8)) is RESTED
-    assert policy.draft(sources, at) is not RESTED
-    assert policy._rested == 0
+    assert policy.draft(sources, StepContext(50, 12, 8)) is SKIPPED_STEP
+    assert policy.draft(sources, at) is not SKIPPED_STEP
+    assert policy._skipped == 0
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -177,7 +177,7 @@ def test_no_step_of_a_rest_would_have_fired(seed: int) -> None:
             assert not fired
             resting -= 1
         elif not fired:
-            resting = trigger.rest(sources.repeats)
+            resting = trigger.skip_steps(sources.repeats)
         if fired:
             looked += 1
             assert not waited or trigger._since >= LONGEST_WAIT

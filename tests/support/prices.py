@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from rest_local.calibration.corrections import Deviations
-from rest_local.calibration.cost import LARGEST, CostCurve
+from rest_local.calibration.cost import LARGEST, CostCurve, Deviations
 from rest_local.calibration.tuning import Tuning
 from rest_local.decoding import lane, verify
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.draft_model import DraftModel
+from rest_local.drafting.models.drafter import Drafter, PassTimes
 from rest_local.drafting.models.heads import Head
-from rest_local.drafting.models.seam import Drafter, PassTimes
 from rest_local.drafting.recycled import ROW_MS, SuccessorTable
 from rest_local.grammar import forced
 from rest_local.llama.context import Context

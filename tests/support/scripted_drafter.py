@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rest_local.drafting.models.seam import DraftText, GivesUp, Likely, Query
+from rest_local.drafting.models.drafter import DraftText, GivesUp, Likely, Query
 
 Table = Mapping[tuple[int, ...], Sequence[Likely]]
 

@@ -2,7 +2,7 @@
 
 Contract: the text of a request and a drafted path after it go in; the model's likeliest next tokens come out, with
 their probabilities. Each request has a `DraftModelText`, which keeps the text in the KV cache of the small model and
-evaluates only new tokens. This module does not know when a query pays (`rest_local.planning.asking` does).
+evaluates only new tokens. This module does not know when a query pays (`rest_local.planning.draft_scheduler` does).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.models.seam import (
+from rest_local.drafting.models.drafter import (
     BRANCHES,
     DraftText,
     Evaluated,

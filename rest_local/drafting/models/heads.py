@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.models.seam import (
+from rest_local.drafting.models.drafter import (
     BRANCHES,
     Drafter,
     DraftText,
@@ -58,8 +58,9 @@ class Head(GivesUp, Drafter):
     `width`: floats of a feature of the target. `shift`: positions by which a pair stands before its token.
     """
 
+    target_model: Model  # that it drafts for
     shift = 0
-    n_layers = 1  # more than one are chained (`rest_local.drafting.models.chained`)
+    n_layers = 1  # more than one are chained (`rest_local.drafting.models.head_kinds`)
 
     def __init__(self, model: Model, context: Context, target: Context, width: int) -> None:
         self.model, self.context, self.target, self.width = model, context, target, width
@@ -275,11 +276,6 @@ class Head(GivesUp, Drafter):
         self.context.close()
         if self.model is not self.target_model:
             self.model.close()
-
-    @property
-    @abstractmethod
-    def target_model(self) -> Model:
-        """The model that the head drafts for."""
 
     def __enter__(self) -> Head:
         return self

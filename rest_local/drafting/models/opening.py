@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rest_local.drafting.models import trial
 from rest_local.drafting.models.draft_model import DraftModel
-from rest_local.drafting.models.kinds import HEADS, kind_of
-from rest_local.drafting.models.seam import Drafter
+from rest_local.drafting.models.drafter import Drafter
+from rest_local.drafting.models.head_kinds import kind_of, open_head
 from rest_local.errors import ModelInvalid, OptionError
 from rest_local.llama.context import Context
 from rest_local.llama.gguf import Files, check_headers, read_gguf
@@ -59,12 +59,12 @@ def opener_of(
     if kind == "model":
         return Opener(shared=open_drafter(file, model, n_ctx, n_slots, threads, n_gpu_layers))
     trial.ensure_usable(file, model.path, model.options, model.n_gpu_layers, kind)
-    return Opener(lambda context: HEADS[kind](file, context, model, context.n_slots, n_gpu_layers))
+    return Opener(lambda context: open_head(kind, file, context, model, context.n_slots, n_gpu_layers))
 
 
 def mtp_inside(model: Model) -> Opener:
     """What opens the MTP layers in the file of `model`, which was loaded with them."""
-    return Opener(lambda context: HEADS["mtp"](None, context, model, context.n_slots, model.n_gpu_layers))
+    return Opener(lambda context: open_head("mtp", None, context, model, context.n_slots, model.n_gpu_layers))
 
 
 def has_usable_mtp(path: Path, options: ModelOptions, n_gpu_layers: int) -> tuple[bool, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rest_local.drafting.models.seam import Evaluated, Query
+from rest_local.drafting.models.drafter import Evaluated, Query
 from rest_local.errors import ModelError, ModelInvalid, RestLocalError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.gguf import check_headers
@@ -31,7 +31,7 @@ def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers:
     """Check that a child process can draft with the head, now or in an earlier run.
 
     `head`: the target's own file for MTP layers inside it. `options`, `n_gpu_layers`: of the target. `kind`: a key of
-    `kinds.HEADS`. Raises ModelInvalid.
+    `head_kinds.HEADS`. Raises ModelInvalid.
     """
     task = {
         "target": os.path.abspath(target),
@@ -47,7 +47,7 @@ def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers:
 
 def main(text: str) -> None:
     """The child process. `text`: the task of `ensure_usable`."""
-    from rest_local.drafting.models.kinds import HEADS
+    from rest_local.drafting.models.head_kinds import open_head
 
     task = json.loads(text)
     try:
@@ -57,7 +57,7 @@ def main(text: str) -> None:
         target = Model.open(task["target"], n_gpu_layers=task["n_gpu_layers"], options=options, mtp=inside)
         context = Context(target, ContextSettings(n_ctx=N_CTX, n_batch=N_CTX, n_branches=1, n_rs_seq=0))
         report(at="loading the head")
-        head = HEADS[task["kind"]](None if inside else Path(task["head"]), context, target, 1, task["n_gpu_layers"])
+        head = open_head(task["kind"], None if inside else Path(task["head"]), context, target, 1, task["n_gpu_layers"])
         report(at="evaluating the model")
         tokens = [token % target.n_vocab for token in range(1, 6)]
         for again in (False, True):

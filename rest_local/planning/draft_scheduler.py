@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.growth import Asker, Question
-from rest_local.drafting.models.seam import Drafter, Query
+from rest_local.drafting.growth import DraftModelBudget, OpenNode
+from rest_local.drafting.models.drafter import Drafter, Query
 from rest_local.planning.plan import MARGIN, Plan
 
 INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model
@@ -161,14 +161,14 @@ class PassValues:
         """What candidates of these joint probabilities are worth to a tree of `n` nodes; same shape."""
         return np.maximum(joint - self._node[n] + np.interp(joint, _JOINT, self._below[n + 1]), 0.0)
 
-    def of(self, questions: Sequence[Question], n: int) -> list[float]:
-        """What the answer to each question is worth to a tree of `n` nodes, without the time of the pass. 40 us."""
+    def of(self, nodes: Sequence[OpenNode], n: int) -> list[float]:
+        """What the answer to each node is worth to a tree of `n` nodes, without the time of the pass. 40 us."""
         if n >= len(self._node):
-            return [0.0] * len(questions)
+            return [0.0] * len(nodes)
         deepest = len(self._confidences) - 1
-        confidences = self._confidences[[min(len(question.path), deepest) for question in questions]]
-        joint = np.array([question.joint for question in questions])
-        known = np.array([question.known for question in questions])
+        confidences = self._confidences[[min(len(node.path), deepest) for node in nodes]]
+        joint = np.array([node.joint for node in nodes])
+        known = np.array([node.known for node in nodes])
         answered = self._added(joint[:, None] * np.maximum(confidences, known[:, None]), n).mean(axis=1)
         worth: list[float] = (answered - self._added(joint * known, n)).tolist()
         return worth
@@ -182,16 +182,16 @@ class PassValues:
         )
 
 
-class Asking:
-    """The passes of one step. A call asks the open questions in one pass, or returns False where that does not pay."""
+class DraftModelScheduler:
+    """The passes of one step. A call asks the open nodes in one pass, or returns False where that does not pay."""
 
-    def __init__(self, drafter: Drafter, plan: Plan, stats: ModelStats, askers: Sequence[Asker]) -> None:
+    def __init__(self, drafter: Drafter, plan: Plan, stats: ModelStats, budgets: Sequence[DraftModelBudget]) -> None:
         self._drafter, self._plan, self._stats = drafter, plan, stats
-        self._askers = list(askers)
-        self._left = [asker.most_ms for asker in askers]
+        self._budgets = list(budgets)
+        self._left = [model_budget.most_ms for model_budget in budgets]
 
     def __call__(self) -> bool:
-        """Takes the time of the pass; 50 us and 10 us for each question without it."""
+        """Takes the time of the pass; 50 us and 10 us for each node without it."""
         drafter = self._drafter
         if drafter.failed:
             return False
@@ -199,49 +199,53 @@ class Asking:
         if not chosen:
             return False
         try:
-            answers = drafter.answer([Query(self._askers[who].text, question.path) for who, question in chosen])
+            answers = drafter.answer([Query(self._budgets[number].text, node.path) for number, node in chosen])
         except Exception as error:  # costs drafts, never an answer
             drafter.give_up("failed", error)
             return False
         self._stats.waited = 0
-        for (who, question), likely in zip(chosen, answers, strict=True):
-            self._askers[who].growth.answered(question.number, likely)
+        for (number, node), likely in zip(chosen, answers, strict=True):
+            self._budgets[number].growth.answered(node.number, likely)
         return True
 
-    def _choose(self) -> list[tuple[int, Question]]:
-        """The questions of the next pass, by request; none if it is not worth its time."""
-        drafter, plan, n = self._drafter, self._plan, len(self._askers)
+    def _choose(self) -> list[tuple[int, OpenNode]]:
+        """The nodes of the next pass, by request; none if it is not worth its time."""
+        drafter, plan, n = self._drafter, self._plan, len(self._budgets)
         rate = plan.price_of_time
-        asked = [(who, question) for who, asker in enumerate(self._askers) for question in asker.growth.questions()]
+        asked = [
+            (number, node)
+            for number, model_budget in enumerate(self._budgets)
+            for node in model_budget.growth.open_nodes()
+        ]
         if not asked:
             return []
         values = self._stats.values(plan, drafter.pass_ms(n) / n, n)
-        worth = values.of([question for _, question in asked], plan.grown)
+        worth = values.of([node for _, node in asked], plan.grown)
         row_ms = drafter.pass_ms(2) - drafter.pass_ms(1)
         total, passes = 0.0, 1
-        chosen: list[tuple[int, Question]] = []
-        for tokens, (who, question) in sorted(zip(worth, asked, strict=True), key=lambda each: -each[0]):
-            own = self._askers[who].text.passes(question.path)
+        chosen: list[tuple[int, OpenNode]] = []
+        for tokens, (number, node) in sorted(zip(worth, asked, strict=True), key=lambda each: -each[0]):
+            own = self._budgets[number].text.passes(node.path)
             needed = max(passes, own)
             if not own or (chosen and tokens <= rate * (row_ms + (needed - passes) * drafter.pass_ms(1))):
                 continue
             total += tokens
             passes = needed
-            chosen.append((who, question))
+            chosen.append((number, node))
         if not chosen:
             return []
         price = passes * drafter.pass_ms(len(chosen))
         if total <= rate * price and not self._has_waited(chosen, price):
             return []
-        requests = {who for who, _ in chosen}
+        requests = {number for number, _ in chosen}
         share = price / len(requests)
-        if any(share > self._left[who] for who in requests):
+        if any(share > self._left[number] for number in requests):
             return []
-        for who in requests:
-            self._left[who] -= share
+        for number in requests:
+            self._left[number] -= share
         return chosen
 
-    def _has_waited(self, chosen: Sequence[tuple[int, Question]], price: float) -> bool:
+    def _has_waited(self, chosen: Sequence[tuple[int, OpenNode]], price: float) -> bool:
         """Whether the model is asked only to notice that it has become better."""
         plain_ms = self._plan.cost[0] / self._plan.guaranteed
         return not chosen[0][1].path and self._stats.waited * WAITED_SHARE * plain_ms > price

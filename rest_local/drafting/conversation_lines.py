@@ -2,9 +2,9 @@
 
 Contract: bytes of a conversation go in, piece by piece; lines come out, and the places of a line. A line is the file's
 own: a number before it (`    12→`, `12 | `, `12:` ..., if the lines around it are numbered on) is taken away, and text
-inside JSON strings is decoded, since tool results and earlier calls show files that way. `Shown` keeps two lists of
-lines, each in the order of the conversation: the lines themselves, and those inside of strings. Knows nothing about
-tokens, nor which client wrote the text.
+inside JSON strings is decoded, since tool results and earlier calls show files that way. `ConversationLines` keeps two
+lists of lines, each in the order of the conversation: the lines themselves, and those inside of strings. The module
+knows nothing about tokens, nor which client wrote the text.
 
 Memory: the text, and some 250 bytes for each line. Time: 1 us for a line, and 30 ns for a byte of strings.
 """
@@ -114,7 +114,7 @@ class Lines:
         return [place for place in places[-MOST_PLACES:] if lines[place].lstrip().startswith(text)]
 
 
-class Shown:
+class ConversationLines:
     """The lines of a conversation that grows."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class Reading:
         self._is_new = False  # whether no shown line begins as this one
         self._runs: dict[tuple[int, int], int] = {}  # by list and place of the next line: lines before it that agree
 
-    def end_line(self, shown: Shown) -> bool:
+    def end_line(self, shown: ConversationLines) -> bool:
         """The line is complete. Returns whether it was shown. 3 us, and 0.5 us for each place."""
         line = bytes(self.line)
         self.line.clear()
@@ -207,7 +207,7 @@ class Reading:
         self.shown += bool(found)
         return bool(found)
 
-    def places(self, shown: Shown) -> tuple[list[Place], bytes]:
+    def places(self, shown: ConversationLines) -> tuple[list[Place], bytes]:
         """Lines that the answer may be writing, and its beginning without indentation and mark. 2 us where there is
         none, once a line."""
         if self._is_new:

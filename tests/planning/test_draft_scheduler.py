@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.growth import Asker, Question
-from rest_local.drafting.models.seam import GivesUp, Likely, PassTimes, Query
-from rest_local.planning.asking import (
+from rest_local.drafting.growth import DraftModelBudget, OpenNode
+from rest_local.drafting.models.drafter import GivesUp, Likely, PassTimes, Query
+from rest_local.planning.draft_scheduler import (
     CHANGED,
     DEPTHS,
     FEWEST,
@@ -20,7 +20,7 @@ from rest_local.planning.asking import (
     INITIAL_CREDIT,
     REFRESH,
     WAITED_SHARE,
-    Asking,
+    DraftModelScheduler,
     ModelStats,
     PassValues,
 )
@@ -62,19 +62,19 @@ class Text:
 class Open:
     """A growth with these open questions."""
 
-    def __init__(self, *questions: Question) -> None:
+    def __init__(self, *questions: OpenNode) -> None:
         self._questions = list(questions)
         self.got: dict[int, object] = {}
 
-    def questions(self) -> list[Question]:
+    def open_nodes(self) -> list[OpenNode]:
         return self._questions
 
     def answered(self, number: int, likely: object) -> None:
         self.got[number] = likely
 
 
-def question(joint: float, known: float = 0.0, path: tuple[int, ...] = (), number: int = 0) -> Question:
-    return Question(number, path, joint, known)
+def question(joint: float, known: float = 0.0, path: tuple[int, ...] = (), number: int = 0) -> OpenNode:
+    return OpenNode(number, path, joint, known)
 
 
 def stats(confidence: float = 0.8, n: int = 100) -> ModelStats:
@@ -85,10 +85,10 @@ def stats(confidence: float = 0.8, n: int = 100) -> ModelStats:
 
 def asking(
     drafter: Counted, *growths: Open, most_ms: float = 100.0, known: ModelStats | None = None, steps: int = 1
-) -> Asking:
-    askers = [Asker(cast(Any, growth), cast(Any, Text(steps)), most_ms) for growth in growths]
+) -> DraftModelScheduler:
+    budgets = [DraftModelBudget(cast(Any, growth), cast(Any, Text(steps)), most_ms) for growth in growths]
     plan = Plan(FLAT, [0.2] * len(FLAT), float(len(growths)), rate=1.2 * len(growths) / PLAIN)
-    return Asking(cast(Any, drafter), plan, known or stats(), askers)
+    return DraftModelScheduler(cast(Any, drafter), plan, known or stats(), budgets)
 
 
 def test_a_pass_costs_a_line_in_its_rows() -> None:
@@ -232,7 +232,7 @@ def test_a_likely_path_is_asked_and_its_answer_is_delivered() -> None:
 
 
 @pytest.mark.parametrize("open_question", [question(1.0, known=0.9), question(0.02, path=(5,))])
-def test_what_is_known_or_unlikely_is_not_asked(open_question: Question) -> None:
+def test_what_is_known_or_unlikely_is_not_asked(open_question: OpenNode) -> None:
     drafter = Counted(1.0)
     assert not asking(drafter, Open(open_question))()
     assert drafter.asked == []

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
+from rest_local.drafting.conversation_lines import Lines
 from rest_local.drafting.prediction import Prediction
-from rest_local.drafting.shown import Lines
 from rest_local.retrieval.rows import Int32Array, Rows
 
 FIRST, FURTHER = 768, 2048  # bytes that are tokenized when a place is found, and when they are nearly used up
@@ -30,7 +30,7 @@ class Spelling(Protocol):
     def tokenize(self, text: bytes) -> Int32Array: ...
 
 
-class Followed:
+class LineCursor:
     """Lines that are followed, in the way the answer writes them. `string`: escaped, for a JSON string. `mark`: before
     each line. `end`: bytes after the last line. `repeated`: the lines are of the answer.
     """
@@ -101,7 +101,7 @@ class Followed:
         return len(text)
 
     def rows(self, context: Sequence[int], depth: int) -> tuple[Rows, list[bytes]]:
-        """As `Edits.rows`."""
+        """As `EditSource.rows`."""
         rows = self.prediction.rows(context, depth)
         return rows, [bytes(self._breaks[place : place + depth]) for place in rows.positions.tolist()]
 

@@ -12,8 +12,8 @@ from support.prices import FLAT, FixedCurve
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.recycled import SuccessorTable
 from rest_local.planning.auto import Auto
+from rest_local.planning.plan import MOST_ROW_MS, ROW_ALLOWANCE, ROW_SHARE, ROW_START, RowBudget, is_flat
 from rest_local.planning.policy import StepContext
-from rest_local.planning.recycling import ALLOWANCE, MOST_MS, SPENT, START, RowBudget, is_flat
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(-5, 20)), max_size=300))
@@ -21,7 +21,7 @@ def test_a_step_never_takes_more_than_the_most(steps: list[tuple[float, float]])
     budget = RowBudget()
     for plain, saved in steps:
         budget.earn(plain)
-        assert 0 <= budget.ms <= MOST_MS
+        assert 0 <= budget.ms <= MOST_ROW_MS
         budget.spend(budget.ms / 2)
         budget.settle(saved)
 
@@ -33,8 +33,8 @@ def test_without_gains_the_allowance_is_all_that_is_spent(plain: float) -> None:
         budget.earn(plain)
         spent += budget.ms
         budget.spend(budget.ms)
-    first = START * SPENT * 256 * plain  # until it is noticed that nothing is saved
-    assert spent <= ALLOWANCE * plain * 20_000 + first
+    first = ROW_START * ROW_SHARE * 256 * plain  # until it is noticed that nothing is saved
+    assert spent <= ROW_ALLOWANCE * plain * 20_000 + first
 
 
 def test_half_of_what_is_saved_is_spent() -> None:
@@ -47,16 +47,16 @@ def test_half_of_what_is_saved_is_spent() -> None:
         spent += budget.ms
         budget.spend(budget.ms)
         budget.settle(0.1)
-    assert spent / 1000 == pytest.approx(SPENT * 0.1 + ALLOWANCE, rel=0.02)
+    assert spent / 1000 == pytest.approx(ROW_SHARE * 0.1 + ROW_ALLOWANCE, rel=0.02)
 
 
 def test_losses_end_the_spending_until_gains_outweigh_them() -> None:
     budget = RowBudget()
     for _ in range(100):
         budget.settle(-1.0)
-    budget.spend(MOST_MS)
+    budget.spend(MOST_ROW_MS)
     budget.earn(1.0)
-    assert budget.ms == pytest.approx(ALLOWANCE)
+    assert budget.ms == pytest.approx(ROW_ALLOWANCE)
 
 
 def test_requests_share_the_budget_and_a_step_without_time_for_a_row_reads_none() -> None:

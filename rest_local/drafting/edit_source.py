@@ -2,12 +2,12 @@
 as a prediction.
 
 Contract: token ids of a prompt and of its answer go in; rows that continue the answer come out. What the conversation
-shows is kept as lines of files (`rest_local.drafting.shown`). The line that the answer is writing is read in two ways:
-as it stands, and, inside a JSON string, decoded. Where lines of the answer, or the beginning of one, stand in the
-conversation in another spelling (numbered, escaped, marked in a patch), the lines after them are written as the answer
-writes, tokenized, and followed by `Prediction`, which finds its place again after a change. Text in the same spelling
-is left to the source `context`. A string that repeats lines of the conversation is expected to be repeated by the next
-one, after the text between the two in earlier calls: the old and the new text of an edit.
+shows is kept as lines of files (`rest_local.drafting.conversation_lines`). The line that the answer is writing is read
+in two ways: as it stands, and, inside a JSON string, decoded. Where lines of the answer, or the beginning of one, stand
+in the conversation in another spelling (numbered, escaped, marked in a patch), the lines after them are written as the
+answer writes, tokenized, and followed by `Prediction`, which finds its place again after a change. Text in the same
+spelling is left to the source `context`. A string that repeats lines of the conversation is expected to be repeated by
+the next one, after the text between the two in earlier calls: the old and the new text of an edit.
 
 No client, tool or key is named here. A wrong guess is a rejected draft, like one of any other source.
 
@@ -25,9 +25,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rest_local.drafting.followed import Followed, Spelling
+from rest_local.drafting.conversation_lines import KEYS, ConversationLines, Lines, Mark, Place, Reading
+from rest_local.drafting.line_cursor import LineCursor, Spelling
 from rest_local.drafting.prediction import START
-from rest_local.drafting.shown import KEYS, Lines, Mark, Place, Reading, Shown
 from rest_local.retrieval.rows import Rows
 
 LUMP = 8192  # tokens of the conversation that are read at once
@@ -47,12 +47,12 @@ _LINE_END, _QUOTE, _BACKSLASH, _N = 10, 34, 92, 110
 _BEFORE_VALUE, _SPACE = b":=", b" \t"
 
 
-class Edits:
+class EditSource:
     """The source of one sequence of a model."""
 
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling
-        self._shown = Shown()
+        self._shown = ConversationLines()
         self._marks: list[tuple[int, Mark]] = [(0, self._shown.mark)]
         self._read = 0  # tokens of the conversation that are in `_shown`
         self._waiting = array("i")  # the others
@@ -67,8 +67,8 @@ class Edits:
         self._closed = 0  # bytes of the line up to the end of the newest string
         self._before = 0  # the last byte outside of strings that is not white space
         self._old: list[bytes] | None = None  # the string that the next one may repeat
-        self._followed: Followed | None = None
-        self._others: list[Followed] = []  # other marks of the next line of a patch
+        self._followed: LineCursor | None = None
+        self._others: list[LineCursor] = []  # other marks of the next line of a patch
         self._mark = b""  # of the newest lines of a patch
         self._patched: Place | None = None  # the line after the newest one that it leaves or removes
         self._removed: list[bytes] = []  # the newest lines that a patch removes
@@ -102,7 +102,7 @@ class Edits:
         self._pending.extend(tokens)
 
     @property
-    def way(self) -> int:
+    def evidence_kind(self) -> int:
         """How the text of the newest rows was found, and is written: a number of evidence, below 4."""
         followed = self._followed
         return 0 if followed is None else 2 * followed.repeated + followed.string
@@ -282,13 +282,13 @@ class Edits:
             string, self._old = self._string, None
             string.repeats = True
             end = b'"' + self._after(self._head, b'"', _REST)
-            followed = Followed(self._spelling, old, True, end=end, repeated=True)
+            followed = LineCursor(self._spelling, old, True, end=end, repeated=True)
             self._allowance -= CALL + followed.begin(0, len(string.line.lstrip()), START + 2)
         else:
             between = self._after(self._head, bytes(self._raw.line[self._closed - 1 :]), _NEXT_VALUE)
             if not between:
                 return
-            followed = Followed(self._spelling, old, True, end=b'"', repeated=True)
+            followed = LineCursor(self._spelling, old, True, end=b'"', repeated=True)
             self._allowance -= CALL + followed.begin(0, 0, START + 2, between)
         self._followed = followed
 
@@ -333,7 +333,7 @@ class Edits:
         mark = _mark_of(bytes(reading.line), shown, text) if text else self._mark
         if not (string or mark or best.lines.changed[best.line] or best.lines is self._shown.strings):
             return
-        followed = Followed(self._spelling, best.lines.lines, string, mark)
+        followed = LineCursor(self._spelling, best.lines.lines, string, mark)
         level = START if len(equal) == 1 else UNSURE
         self._allowance -= CALL + followed.begin(best.line, len(text), level)
         self._followed, self._mark, self._others = followed, mark, []
@@ -344,12 +344,12 @@ class Edits:
             return
         string, place = reading is self._string, self._patched
         if self._removed and newest == b"-":
-            self._add_other(Followed(self._spelling, self._removed[:], string, b"+"), 0)
+            self._add_other(LineCursor(self._spelling, self._removed[:], string, b"+"), 0)
         for mark in (b" ", b"-") if place is not None else ():
             if mark != newest and place is not None:
-                self._add_other(Followed(self._spelling, place.lines.lines, string, mark), place.line)
+                self._add_other(LineCursor(self._spelling, place.lines.lines, string, mark), place.line)
 
-    def _add_other(self, other: Followed, line: int) -> None:
+    def _add_other(self, other: LineCursor, line: int) -> None:
         self._allowance -= CALL + other.begin(line, 0, OTHER, size=SHORT)
         self._others.append(other)
 

@@ -1,0 +1,268 @@
+"""The kinds of heads, MTP layers (NextN blocks) and EAGLE-3, and which kind a file is.
+
+- An MTP layer reads a token and the target's last hidden state of the token before it. It is in the target's own file
+  or in a file of its own. One layer drafts all tokens of a path; several are chained: layer i predicts the i-th drafted
+  token (llama.cpp's way, too).
+- An EAGLE-3 head is one decoder layer over the inputs of three layers of the target. Its encoder joins the three rows
+  of a token to one, which its decoder reads with the next token. It may use the target's embeddings and output layer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from rest_local.drafting.models.heads import ABORTED, Floats, Head, HeadText, Rows
+from rest_local.errors import ModelError, ModelInvalid, OptionError
+from rest_local.llama import features as states
+from rest_local.llama.context import MAX_OUTPUTS, Context
+from rest_local.llama.gguf import read_gguf
+from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
+
+log = logging.getLogger("rest_local.drafting")
+
+EAGLE3_LAYERS = 3  # of the target, that an EAGLE-3 head reads
+
+
+class Mtp(Head):
+    """The MTP layers of a model, or of a file of their own."""
+
+    name = "MTP layer"
+
+    def __init__(self, model: Model, target: Context, target_model: Model, n_texts: int) -> None:
+        """`model`: loaded with its MTP layers; the same as `target_model` for layers in its file. Raises ModelError if
+        llama.cpp cannot compute with them, OptionError for the layers of another model.
+        """
+        self.target_model = target_model
+        if model.n_embd != target_model.n_embd:
+            raise OptionError(
+                f"MTP layers {model.path}: they read {model.n_embd} numbers for each token, and the model gives "
+                f"{target_model.n_embd}; they belong to another model"
+            )
+        if lacking := states.missing(states.NEXTN):
+            raise ModelError(
+                f"MTP layers {model.path}: they need {lacking[0]}, which this llama.cpp lacks; install a newer one"
+            )
+        self.n_layers = max(states.n_mtp_layers(model), 1)
+        if self.n_layers > 1 and states.missing([states.OFFSET]):
+            log.warning(
+                "MTP layers %s: this llama.cpp lacks %s; drafting with the first of %d layers alone",
+                model.path, states.OFFSET, self.n_layers,
+            )  # fmt: skip
+            self.n_layers = 1
+        settings = self.settings(target, n_texts)
+        context = Context(model, settings, mtp=True, other=target, n_features=model.n_embd)
+        try:
+            states.give_nextn(target, every_token=True)
+            states.give_nextn(context, every_token=False)
+            super().__init__(model, context, target, model.n_embd)
+        except BaseException:
+            context.close()
+            raise
+
+    def features(self, n: int) -> Floats:
+        """The last hidden states of the target's last batch, a view of float32 [n, n_embd]."""
+        return states.nextn_rows(self.target, n, self.width)
+
+    def spoil(self, n: int) -> None:
+        """Overwrite the features of the target's last batch."""
+        states.nextn_rows(self.target, n, self.width)[:] = np.nan
+
+    def _new_text(self, seq: int) -> HeadText:
+        return ChainedText(self, seq) if self.n_layers > 1 else HeadText(self, seq)
+
+    def _run(self, batch: Rows) -> bool:
+        if self.n_layers > 1 and not batch.layer:
+            batch.n_waiting = batch.move_outputs_back()
+        return super()._run(batch)
+
+    def _decode(self, batch: Rows, hidden: Floats) -> int:
+        """Evaluate rows, those that wait with every layer. These come first in each decode, and cells are taken in the
+        order of the rows, so each layer finds its own contents in the same cells.
+        """
+        if self.n_layers == 1:
+            return super()._decode(batch, hidden)
+        catching_up = range(self.n_layers - 1, 0, -1) if batch.n_waiting else ()
+        parts = [(layer, batch.n_waiting, False) for layer in catching_up]
+        try:
+            for layer, n, wanted in (*parts, (batch.layer or 0, len(batch.tokens), bool(batch.outputs))):
+                for text in {id(text): text for text in batch.texts}.values():
+                    text.drop_uncommitted()
+                states.use_mtp_layer(self.context, layer)
+                if code := self._decode_first(n, batch, hidden, wanted):
+                    return code
+            return 0
+        finally:
+            states.use_mtp_layer(self.context, 0)
+
+
+class ChainedText(HeadText):
+    """The text of one slot in the cells of chained layers.
+
+    Each layer has contents of its own in the cells. So a committed pair is evaluated once for each layer, and a path of
+    length d by layer d alone, from the root on: root and path are evaluated anew for each further token. A chain has at
+    most as many tokens as there are layers, and a text has one in a step, without branches. Texts at different depths
+    take passes of their own, because a decode computes with one layer. The pairs below `_done` are in the cells of
+    every layer, and nothing after them of more than one, so the root of a step is a waiting pair of the next one.
+    """
+
+    def passes(self, path: Sequence[int]) -> int:
+        """One for each token of the path that was not evaluated in this step, one for the root, and one more for each
+        further layer if pairs are waiting. 0 for a path that is too long, or branches off the chain of this step.
+        """
+        if not self._is_of_chain(tuple(path)):
+            return 0
+        catching_up = self._head.n_layers - 1 if self._pending and () not in self._states else 0
+        return super().passes(path) + catching_up
+
+    def commit_pending(self) -> None:
+        """The pending pairs are in the cells for every layer; the root is for the first one only."""
+        self._done = self._seen
+        self._pending.clear()
+
+    def place(self, path: tuple[int, ...], batch: Rows) -> None:
+        """Add the pending pairs and the root to a pass of the first layer, or the root and the first part of the path
+        that is not evaluated to a pass of the layer that answers it. A pass has one layer, and one path of each text.
+        """
+        if not self.can_ask or not self._is_of_chain(path) or any(text is self for text in batch.texts):
+            return
+        depth = next((n + 1 for n in range(len(path), -1, -1) if path[:n] in self._states), 0)
+        if depth > len(path) or batch.layer not in (None, depth):
+            return
+        if depth:
+            self._place_chain(path[:depth], batch)
+        else:
+            self._place_root(batch)
+        if batch.tokens:
+            batch.layer = depth
+
+    def _is_of_chain(self, path: tuple[int, ...]) -> bool:
+        chain = max(self._states, key=len, default=())
+        return len(path) < self._head.n_layers and all(a == b for a, b in zip(path, chain, strict=False))
+
+    def _place_chain(self, path: tuple[int, ...], batch: Rows) -> None:
+        if len(batch.tokens) + 1 + len(path) > self._head.context.max_outputs:
+            return
+        root = len(self._text) - 1
+        self._tips[self.seq] = path
+        tokens, last = [int(self._text[root]), *path], len(path)
+        hidden = [self._before_root(), *(self._states[path[:n]][1] for n in range(last))]
+        for i, (token, state) in enumerate(zip(tokens, hidden, strict=True)):
+            batch.add(self, path, token, self._place_of(root + i), self.seq, state, own=i > 0, wanted=i == last)
+
+
+class Eagle3(Head):
+    """An EAGLE-3 head."""
+
+    name = "EAGLE-3 head"
+    shift = 1
+
+    def __init__(self, model: Model, target: Context, target_model: Model, n_texts: int) -> None:
+        """Raises ModelError if llama.cpp cannot compute with the head, OptionError for the head of another model."""
+        self.target_model = target_model
+        if lacking := states.missing((*states.NEXTN, *states.LAYERS)):
+            raise ModelError(
+                f"EAGLE-3 head {model.path}: it needs {lacking[0]}, which this llama.cpp lacks; install a newer one"
+            )
+        self.layers = states.target_layers(model)
+        width = int(model.metadata.get("eagle3.target_hidden_size", target_model.n_embd))
+        if len(self.layers) != EAGLE3_LAYERS or max(self.layers) > target_model.n_layer or width != target_model.n_embd:
+            raise OptionError(
+                f"EAGLE-3 head {model.path}: it reads layers {self.layers} of {width} numbers, and the model has "
+                f"{target_model.n_layer} layers of {target_model.n_embd}; it belongs to another model"
+            )
+        settings = self.settings(target, n_texts)
+        context = Context(model, settings, other=target, n_features=model.n_embd)
+        try:
+            self._inner = [layer for layer in self.layers if layer < target_model.n_layer]
+            states.give_layers(target, self._inner)
+            if len(self._inner) < EAGLE3_LAYERS:  # the output of the last layer
+                states.give_nextn(target, every_token=True)
+            states.give_nextn(context, every_token=False)
+            super().__init__(model, context, target, EAGLE3_LAYERS * target_model.n_embd)
+        except BaseException:
+            context.close()
+            raise
+
+    def features(self, n: int) -> Floats:
+        """The inputs of the three layers in the target's last batch, one after the other: float32 [n, 3 * n_embd]."""
+        return np.concatenate(self._rows(n), axis=1)
+
+    def spoil(self, n: int) -> None:
+        """Overwrite the features of the target's last batch."""
+        for rows in self._rows(n):
+            rows[:] = np.nan
+
+    def _rows(self, n: int) -> list[Floats]:
+        width = self.target_model.n_embd
+        rows = [states.layer_rows(self.target, layer, n, width) for layer in self._inner]
+        if len(self._inner) < EAGLE3_LAYERS:
+            rows.append(states.nextn_rows(self.target, n, width))
+        return rows
+
+    def encoded(self, rows: Floats) -> Floats | None:
+        """The rows of three layers joined by the encoder, in parts: it reserves logits for each row."""
+        parts = []
+        for begin in range(0, len(rows), MAX_OUTPUTS):
+            part = rows[begin : begin + MAX_OUTPUTS]
+            code = self.context.encode(part)
+            if code:
+                if code != ABORTED:
+                    self.give_up(f"cannot be evaluated (llama_encode: {code})")
+                return None
+            parts.append(states.nextn_rows(self.context, len(part), self.n_hidden).copy())
+        return np.concatenate(parts)
+
+
+Kind = Literal["model", "mtp", "eagle3"]
+EAGLE3 = "eagle3"
+# Architectures that draft in ways that nothing here drives: by name in the file, what they are called.
+OTHERS = {"dflash": "DFlash", "gemma4-assistant": "Gemma assistant", "medusa": "Medusa", "hass": "HASS"}
+
+
+def kind_of(path: Path) -> Kind:
+    """What a file drafts as. Raises ModelNotFound, ModelInvalid; OptionError for one that nothing here can drive."""
+    content = read_gguf(path, tensors=True)
+    if content.architecture == EAGLE3:
+        return "eagle3"
+    if (name := OTHERS.get(content.architecture)) is not None:
+        raise OptionError(f"model {path}: {name} heads are not supported; give an EAGLE-3 head, MTP layers or a model")
+    return "mtp" if content.is_mtp_alone else "model"
+
+
+def check_is_model(path: Path) -> None:
+    """Raise ModelInvalid for a file that holds a head, and not a model that can answer."""
+    content = read_gguf(path, tensors=True)
+    names = {EAGLE3: "an EAGLE-3 head", **{kind: f"a {name} head" for kind, name in OTHERS.items()}}
+    held = "MTP layers" if content.is_mtp_alone else names.get(content.architecture)
+    if held:
+        raise ModelInvalid(
+            path, f"holds {held} and no model that can answer", "give it as the draft model of its model"
+        )
+
+
+HEADS: dict[str, type[Mtp] | type[Eagle3]] = {"mtp": Mtp, "eagle3": Eagle3}
+
+
+def open_head(
+    kind: str, path: Path | None, target: Context, model: Model, n_texts: int, n_gpu_layers: int | None
+) -> Head:
+    """A head for `n_texts` texts of `model`, in the file at `path`; with None the MTP layers in the file of `model`,
+    which was loaded with them. Raises ModelError, OptionError for the head of another model.
+    """
+    make = HEADS[kind]
+    if path is None:
+        return make(model, target, model, n_texts)
+    own = Model.open(path, n_gpu_layers=n_gpu_layers, options=ModelOptions(), mtp=make is Mtp, is_head=True)
+    try:
+        if own.vocabulary.hash != model.vocabulary.hash:
+            raise OptionError(f"{make.name} {path}: its vocabulary is not the model's; it is of another")
+        return make(own, target, model, n_texts)
+    except BaseException:
+        own.close()
+        raise
