@@ -9,10 +9,11 @@ from typing import Any
 from rest_local.bench.replay import FREE, Predictable, replay
 from rest_local.bench.workload import Recorded, Workload
 from rest_local.calibration.cost import LARGEST
-from rest_local.drafting.growth import Draft, draft
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import LONG_RUN
+from rest_local.planning.plan import draft
 from rest_local.planning.policy import Stateless, StepContext, StepCost
 
 THRESHOLDS = (0.2, 0.1, 0.06, 0.04, 0.03, 0.02)

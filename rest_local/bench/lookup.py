@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
-from rest_local.drafting.growth import Draft, draft
+from rest_local.drafting.growth import Draft
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
+from rest_local.planning.plan import draft
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document

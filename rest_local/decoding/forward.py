@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from rest_local.decoding.counts import PassClock, Step
 from rest_local.decoding.sequence import ImageRows, Sequence, Taken, error_of
-from rest_local.drafting.growth import DraftModelBudget, Growth, grow_together
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import Drafter, Evaluated
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability, EvaluatesRows
 from rest_local.kv_cache.slot import BatchBuilder, Slot
+from rest_local.planning.plan import TreeFailed
 
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called
 Part = tuple[Sequence, int]  # a sequence, and how many of its pending tokens the pass evaluates
@@ -46,10 +47,7 @@ class SequenceFailed(Exception):
 
 
 class _ErrorsOf:
-    """Turns an error in its block into a `SequenceFailed`, except for a failed decode, which may be due to others.
-
-    (A class: a generator takes three times as long, and this is entered at every node of joint trees.)
-    """
+    """Turns an error in its block into a `SequenceFailed`, except for a failed decode, which may be due to others."""
 
     __slots__ = ("_sequence",)
 
@@ -64,28 +62,6 @@ class _ErrorsOf:
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, DecodeFailed):
             raise SequenceFailed(self._sequence, error_of(error)) from error
-
-
-class _Growing:
-    """The tree of one sequence while the trees of all grow."""
-
-    def __init__(self, sequence: Sequence, growth: Growth) -> None:
-        self.sequence, self._growth = sequence, growth
-
-    @property
-    def best(self) -> float:
-        return self._growth.best
-
-    @property
-    def promised(self) -> float:
-        return self._growth.promised
-
-    def decline(self) -> None:
-        self._growth.decline()
-
-    def grow(self) -> None:
-        with _ErrorsOf(self.sequence):
-            self._growth.grow()
 
 
 class Forward:
@@ -179,18 +155,19 @@ class Forward:
         for sequence in running:  # whole trees, of policies that know no costs: while there is room
             sequence.tree = sequence.tree.cut(room)
             room -= len(sequence.tree)
-        growing = [_Growing(sequence, growth) for sequence in running if (growth := sequence.drafted.growth)]
-        plan = growing[0].sequence.policy.joint_plan(clock.n_ctx, room, n_other) if growing else None
-        if plan is not None:
-            budgets = [model_budget for sequence in running if (model_budget := sequence.drafted.model_budget)]
-            answers = growing[0].sequence.policy.answers(plan, budgets)
-            begun, asked = time.perf_counter(), _asked_ms(budgets)
-            order = grow_together(growing, plan.worth, room, answers)
-            ms = (1e3 * (time.perf_counter() - begun) - _asked_ms(budgets) + asked) / max(len(order), 1)
-            for number, each in enumerate(growing):
-                sequence = each.sequence
+        growing = [sequence for sequence in running if sequence.drafted.growth]
+        if growing:
+            drafts = [sequence.drafted for sequence in growing]
+            begun, asked = time.perf_counter(), _asked_ms(drafts)
+            try:
+                order, best = growing[0].policy.grow_together(drafts, clock.n_ctx, room, n_other)
+            except TreeFailed as failed:
+                with _ErrorsOf(growing[failed.number]):
+                    raise failed.__cause__ or failed from None
+            ms = (1e3 * (time.perf_counter() - begun) - _asked_ms(drafts) + asked) / max(len(order), 1)
+            for number, sequence in enumerate(growing):
                 sequence.clock.draft += ms * order.count(number)
-                sequence.tree = sequence.tree.cut(order[: plan.best].count(number))
+                sequence.tree = sequence.tree.cut(order[:best].count(number))
 
     # The pass
 
@@ -310,9 +287,9 @@ class Forward:
         return sequence.finish_step(outcome)
 
 
-def _asked_ms(budgets: abc.Sequence[DraftModelBudget]) -> float:
+def _asked_ms(drafts: abc.Sequence[Draft]) -> float:
     """Milliseconds that a drafting model has taken in this step."""
-    return sum(model_budget.text.step_ms for model_budget in budgets)
+    return sum(drafted.model_budget.text.step_ms for drafted in drafts if drafted.model_budget)
 
 
 def _commit(parts: abc.Sequence[Part], slots: list[Slot], clock: PassClock) -> list[Outcome]:

@@ -1,14 +1,14 @@
 """Grow a draft tree best first from the proposals of all sources.
 
-Contract: given rows of any number of sources and an estimate of acceptance for each evidence cell, the node with the
-highest joint probability is added next, until the caller's rule says that a node no longer pays. A node is expanded
-when it joins the tree. The proposals at each expanded node are kept, so that the estimate learns from the tokens that
-the model then chooses, also if no draft was submitted (DESIGN.md section 6).
+Contract: given rows of any number of sources and an estimate of acceptance for each evidence cell, `Growth` adds the
+node with the highest joint probability next, as often as its caller (`rest_local.planning.plan.grow`) asks for it. A
+node is expanded when it joins the tree. The proposals at each expanded node are kept, so that the estimate learns from
+the tokens that the model then chooses, also if no draft was submitted (DESIGN.md section 6).
 
-A model that drafts is asked in passes, not node by node. Each expanded node is an open question. Growth goes on while
-a known candidate is likelier than what an answer is likely to bring; then `answers` is called with the growths of all
-requests of the step, and decides whether one pass for the open questions is worth its time. So the pass serves all
-branches of a level (EAGLE-2) and all requests, and text that another source knows is not asked for.
+A model that drafts is asked in passes, not node by node: each expanded node is open until its answer is there. So a
+pass serves all branches of a level (EAGLE-2) and all requests, and text that another source knows is not asked for.
+
+`origins_of` says where accepted draft tokens come from.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace, nsmallest
-from typing import Any, NamedTuple, Protocol
+from heapq import heappop, heappush, nsmallest
+from typing import Any, NamedTuple
 
 from rest_local.drafting.candidates import (
     FEW_CANDIDATES,
@@ -160,9 +160,7 @@ class Draft:
 Estimate = Callable[[int], float]  # evidence cell -> probability that the candidate is accepted if its parent is
 # Corrects the probabilities of the candidates below a node, by the two tokens before them.
 Calibrate = Callable[[PrecedingBigram, Merged], list[Calibrated]]
-Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
 Force = Callable[[Sequence[int]], Sequence[SourceRows]]  # what a grammar allows only one way after a path; 0.1 ms
-Answers = Callable[[], bool]  # asks a drafting model the open questions in one pass, or decides against it: False
 Promise = Callable[[int], float]  # depth -> how often the drafting model's first candidate is right
 
 
@@ -344,89 +342,6 @@ class DraftModelBudget(NamedTuple):
     growth: Growth
     text: DraftText
     most_ms: float
-
-
-def refuse() -> bool:
-    """Leave all open questions without an answer."""
-    return False
-
-
-def grow(growth: Growth, worth: Worth, answers: Answers = refuse) -> None:
-    """Grow one tree while that pays.
-
-    `worth` is called before each addition with the joint probability of the best open candidate. Candidates come in
-    descending order, but for those that an answer brings, so the first False ends the growth.
-    """
-    while True:
-        best = growth.best
-        if growth.promised > best:
-            if not answers():
-                growth.decline()
-        elif best and worth(best):
-            growth.grow()
-        else:
-            return
-
-
-def draft(
-    sources: Sequence[SourceRows],
-    estimate: Estimate,
-    worth: Worth,
-    limit: int,
-    leaves: int,
-    calibrate: Calibrate | None = None,
-    force: Force | None = None,
-) -> Draft:
-    """A tree of at most `limit` nodes and `leaves` leaves, grown by `worth` as in `grow`."""
-    growth = Growth(sources, estimate, limit, leaves, calibrate, force)
-    grow(growth, worth)
-    return growth.draft
-
-
-class Growable(Protocol):
-    """`Growth`, or a fake in tests."""
-
-    @property
-    def best(self) -> float: ...
-    @property
-    def promised(self) -> float: ...
-    def grow(self) -> None: ...
-    def decline(self) -> None: ...
-
-
-def grow_together(growths: Sequence[Growable], worth: Worth, limit: int, answers: Answers = refuse) -> list[int]:
-    """Grow several trees, always by the likeliest node of all, to `limit` nodes in total. Returns the number of the
-    tree that each node was added to.
-
-    `worth` as for `draft`. `answers`: asks the open questions of all trees in one pass; False if that does not pay.
-    """
-    order: list[int] = []
-    heap = _heap_of(growths)
-    while heap and len(order) < limit:
-        key, number = heap[0]
-        growth = growths[number]
-        if growth.promised > growth.best:
-            if not answers():
-                for each in growths:
-                    each.decline()
-            heap = _heap_of(growths)
-            continue
-        if not worth(-key):
-            break
-        growth.grow()
-        order.append(number)
-        if best := max(growth.best, growth.promised):
-            heapreplace(heap, (-best, number))
-        else:
-            heappop(heap)
-    return order
-
-
-def _heap_of(growths: Sequence[Growable]) -> list[tuple[float, int]]:
-    keys = (max(growth.best, growth.promised) for growth in growths)
-    heap = [(-key, number) for number, key in enumerate(keys) if key]
-    heapify(heap)
-    return heap
 
 
 PLACELESS = (GRAMMAR, LOGITS, MODEL)  # sources whose drafts are in no text

@@ -16,14 +16,27 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.candidates import GRAMMAR
-from rest_local.drafting.growth import Answers, Draft, DraftModelBudget, Growth, grow, refuse
+from rest_local.drafting.growth import Draft, DraftModelBudget, Growth
 from rest_local.drafting.models.drafter import Drafter, DraftText
 from rest_local.drafting.recycled import LogitsRow, RecycledRows, SuccessorTable
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.draft_scheduler import LEAST_GAIN, DraftModelScheduler, ModelStats
-from rest_local.planning.plan import EXPLORATION_VALUE, Budget, Driver, Gains, Plan, Prices, RowBudget, Trigger, is_flat
+from rest_local.planning.plan import (
+    EXPLORATION_VALUE,
+    Answers,
+    Budget,
+    Driver,
+    Gains,
+    Plan,
+    Prices,
+    RowBudget,
+    Trigger,
+    grow,
+    is_flat,
+    refuse,
+)
 from rest_local.planning.policy import NOTHING, StepContext, StepCost
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
@@ -158,16 +171,23 @@ class Auto:
         if at.n_other:
             result.growth, result.model_budget = growth, model_budget
         else:
-            grow(growth, plan.worth, self.answers(plan, [model_budget] if model_budget else []))
+            grow([growth], plan.worth, most, self._answers(plan, [model_budget] if model_budget else []))
             result.tree = result.tree.cut(plan.best)
             if set(result.tree.source) != {GRAMMAR}:  # else the lookup has nothing to do with it
                 self._saving = plan.saving
         result.lookup_us, result.skipped = (lookup_us, False) if wanted else (None, True)
         return result
 
-    def answers(self, plan: object, budgets: Sequence[DraftModelBudget]) -> Answers:
+    def grow_together(self, drafts: Sequence[Draft], n_ctx: int, limit: int, n_other: int) -> tuple[list[int], int]:
+        """Grow the trees of several requests best first, by marginal gain under t(n)."""
+        plan = self.joint_plan(n_ctx, limit, n_other)
+        budgets = [budget for drafted in drafts if (budget := drafted.model_budget)]
+        growths = [growth for drafted in drafts if (growth := drafted.growth)]
+        return grow(growths, plan.worth, limit, self._answers(plan, budgets)), plan.best
+
+    def _answers(self, plan: Plan, budgets: Sequence[DraftModelBudget]) -> Answers:
         """What asks the drafting model for the trees of these requests."""
-        if self.drafter is None or not isinstance(plan, Plan) or not budgets:
+        if self.drafter is None or not budgets:
             return refuse
         return DraftModelScheduler(self.drafter, plan, self.model_stats, budgets)
 

@@ -15,8 +15,8 @@
   expected saving falls below the measured price. Below it, one lookup in `LONGEST_WAIT` steps is made nevertheless, and
   the first one that pays counts as a success again. That is how text that becomes predictable is noticed within that
   many steps.
-
-The module knows nothing about text, sources or evidence.
+- `grow` grows the trees of one request or of several by such a rule.
+- `RowBudget` bounds the time that the source `logits` takes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from typing import Protocol
 
 import numpy as np
 
 from rest_local.calibration.cost import LARGEST, CostCurve
+from rest_local.drafting.candidates import SourceRows
+from rest_local.drafting.growth import Calibrate, Draft, Estimate, Force, Growth
 
 ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0)  # nats: upper ends of the buckets; the last bucket is open
 LOOKUP_MS = 0.15  # milliseconds of a lookup before any is measured
@@ -340,6 +344,91 @@ class Plan:
         if self.rate:
             return self.expected - self.rate * extra > self._beyond
         return (self.guaranteed + self.expected) / self.cost[n] >= self.best_rate
+
+
+Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
+Answers = Callable[[], bool]  # asks a drafting model about the open nodes in one pass, or decides against it: False
+
+
+class Growable(Protocol):
+    """`rest_local.drafting.growth.Growth`, or a fake in tests."""
+
+    @property
+    def best(self) -> float: ...
+    @property
+    def promised(self) -> float: ...
+    def grow(self) -> None: ...
+    def decline(self) -> None: ...
+
+
+class TreeFailed(Exception):
+    """Growing the tree of this number failed, for the reason that is its cause."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"tree {number}")
+        self.number = number
+
+
+def refuse() -> bool:
+    """Leave all open nodes without an answer."""
+    return False
+
+
+def grow(growths: Sequence[Growable], worth: Worth, limit: int = LARGEST, answers: Answers = refuse) -> list[int]:
+    """Grow the tree of one request or those of several, always by the likeliest node of all, to `limit` nodes in total.
+    Returns the number of the tree that each node was added to. Raises TreeFailed.
+
+    `worth` is called before each addition with the joint probability of that node. Nodes come in descending order, but
+    for those that an answer brings, so the first False ends the growth. `answers` asks about the open nodes of all
+    trees in one pass, where the model promises more than what is known; False if that does not pay.
+    """
+    order: list[int] = []
+    heap = _likeliest(growths)
+    while heap and len(order) < limit:
+        key, number = heap[0]
+        growth = growths[number]
+        best = growth.best
+        if growth.promised > best:
+            if not answers():
+                for each in growths:
+                    each.decline()
+            heap = _likeliest(growths)
+            continue
+        if not worth(-key):
+            break
+        try:
+            growth.grow()
+            best = max(growth.best, growth.promised)
+        except Exception as error:
+            raise TreeFailed(number) from error
+        order.append(number)
+        if best:
+            heapreplace(heap, (-best, number))
+        else:
+            heappop(heap)
+    return order
+
+
+def _likeliest(growths: Sequence[Growable]) -> list[tuple[float, int]]:
+    keys = (max(growth.best, growth.promised) for growth in growths)
+    heap = [(-key, number) for number, key in enumerate(keys) if key]
+    heapify(heap)
+    return heap
+
+
+def draft(
+    sources: Sequence[SourceRows],
+    estimate: Estimate,
+    worth: Worth,
+    limit: int,
+    leaves: int,
+    calibrate: Calibrate | None = None,
+    force: Force | None = None,
+) -> Draft:
+    """A tree of at most `limit` nodes and `leaves` leaves, grown by `worth` alone."""
+    growth = Growth(sources, estimate, limit, leaves, calibrate, force)
+    grow([growth], worth, limit)
+    return growth.draft
 
 
 FLAT = 1.3  # plain steps

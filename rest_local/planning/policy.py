@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
-from rest_local.drafting.growth import Answers, Draft, DraftModelBudget, Force, refuse
+from rest_local.drafting.growth import Draft, Force
 from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
@@ -64,14 +64,6 @@ class StepCost(NamedTuple):
     prompted: bool = False
 
 
-class Plan(Protocol):
-    """A rule for growing one or many trees, called before each node in falling order of probability."""
-
-    best: int  # nodes to submit, of those counted so far
-
-    def worth(self, probability: float) -> bool: ...
-
-
 class Policy(Protocol):
     """Not thread safe; one for each request, made by `fork` from the engine's own."""
 
@@ -90,14 +82,11 @@ class Policy(Protocol):
     def begin(self, n_ctx: int) -> None:
         """Start a new request of `n_ctx` prompt tokens."""
 
-    def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan | None:
-        """The rule for `limit` nodes over the trees of 1 + `n_other` requests; None submits every drafted node that
-        fits.
+    def grow_together(self, drafts: Sequence[Draft], n_ctx: int, limit: int, n_other: int) -> tuple[Sequence[int], int]:
+        """Grow the trees of drafts with a `growth` to `limit` nodes in total, in a pass of 1 + `n_other` requests.
+        Returns the number of the draft that each node was added to, and how many of these nodes to submit. Raises
+        TreeFailed.
         """
-        ...
-
-    def answers(self, plan: object, budgets: Sequence[DraftModelBudget]) -> Answers:
-        """What asks a drafting model while the trees of these requests grow together."""
         ...
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
@@ -133,13 +122,9 @@ class Stateless:
     def begin(self, n_ctx: int) -> None:
         """Do nothing."""
 
-    def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan | None:
-        """Submit every node that fits."""
-        return None
-
-    def answers(self, plan: object, budgets: Sequence[DraftModelBudget]) -> Answers:
-        """Ask no model."""
-        return refuse
+    def grow_together(self, drafts: Sequence[Draft], n_ctx: int, limit: int, n_other: int) -> tuple[Sequence[int], int]:
+        """Do nothing: these policies draft whole trees."""
+        return (), 0
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Learn nothing."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rest_local.chat.tools.answer import _SIGNS
 from rest_local.chat.tools.format import ToolFormat
-from rest_local.drafting import edits as module
+from rest_local.drafting import edit_source as module
 from rest_local.drafting import followed
 from rest_local.drafting.candidates import EDIT, N_SHARES, SOURCE_NUMBER, EditRows
 from rest_local.drafting.edit_source import EditSource

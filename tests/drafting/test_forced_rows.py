@@ -16,9 +16,10 @@ from rest_local.drafting.candidates import (
     grammar_cell,
     grammar_rates,
 )
-from rest_local.drafting.growth import Draft, draft, origins_of
+from rest_local.drafting.growth import Draft, origins_of
 from rest_local.drafting.tree import ROOT
 from rest_local.grammar.forced import CERTAIN, CHARACTER, LAST, N_KINDS
+from rest_local.planning.plan import draft
 from rest_local.retrieval.rows import Rows
 
 CONTEXT = SOURCE_NUMBER["context"]

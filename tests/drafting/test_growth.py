@@ -17,11 +17,10 @@ from rest_local.drafting.growth import (
     Growth,
     Merged,
     PrecedingBigram,
-    draft,
-    grow_together,
 )
 from rest_local.drafting.sources import Sources
 from rest_local.drafting.tree import ROOT
+from rest_local.planning.plan import draft, grow
 from rest_local.retrieval.rows import Rows
 
 TOKENS = 6
@@ -171,7 +170,7 @@ class Scripted:
 def test_nodes_come_in_descending_order_over_all_trees(trees: list[list[float]], limit: int, least: float) -> None:
     """The same as to sort all nodes of all trees."""
     growths: Any = [Scripted(probabilities) for probabilities in trees]
-    order = grow_together(growths, lambda probability: probability >= least, limit)
+    order = grow(growths, lambda probability: probability >= least, limit)
     naive = sorted(
         (probability for probabilities in trees for probability in probabilities if probability >= least), reverse=True
     )[:limit]

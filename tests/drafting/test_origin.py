@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.drafting.growth import Origin, draft, origins_of
+from rest_local.drafting.growth import Origin, origins_of
 from rest_local.drafting.sources import Sources
 from rest_local.errors import DatastoreCorrupt
+from rest_local.planning.plan import draft
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId

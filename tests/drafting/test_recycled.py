@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, LOGITS, N_CELLS, NO_BIGRAM, SOURCE_NUMBER, SourceRows
-from rest_local.drafting.growth import Draft, draft, origins_of
+from rest_local.drafting.growth import Draft, origins_of
 from rest_local.drafting.recycled import (
     KEPT,
     LEAST_SHARE,
@@ -24,6 +24,7 @@ from rest_local.drafting.recycled import (
     logits_cell,
     logits_rates,
 )
+from rest_local.planning.plan import draft
 from rest_local.retrieval.rows import Rows
 
 CONTEXT = SOURCE_NUMBER["context"]
