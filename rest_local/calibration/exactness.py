@@ -124,43 +124,6 @@ class Runner:
         return backend.logits(len(tokens))
 
 
-def compare_chains(backend: Backend, text: Sequence[int], longest: int, prefix: Sequence[int] = ()) -> Comparison:
-    """Compare n = 1 with chains of every size in BATCH_SIZES up to `longest` + 1, accepted whole or with a rejected
-    tail.
-
-    `text`: real token ids, evaluated twice after `prefix`; attention works in blocks, so a longer context needs a test
-    too. Rejected tails are tokens from elsewhere in the text, so that later tokens reuse their cells. Clears the KV
-    cache before and after.
-    """
-    result = Comparison()
-    longest = min(longest, backend.max_outputs - 1)
-    rng = np.random.default_rng(7)
-    try:
-        backend.clear()
-        alone = Runner(backend)
-        alone.prefill(prefix)
-        reference = np.stack([alone.evaluate([token], 1)[0].copy() for token in text])
-        backend.clear()
-        runner = Runner(backend)
-        runner.prefill(prefix)
-        for size in _sizes(len(text), longest, rng):
-            begin = runner.n_past - len(prefix)
-            keep = int(rng.integers(1, size + 1)) if rng.random() < 0.5 else size
-            chain = list(text[begin : begin + size])
-            chain[keep:] = [int(text[i]) for i in rng.integers(0, len(text), size - keep)]
-            rows = runner.evaluate(chain, keep)
-            for k in range(keep):
-                result.add(reference[begin + k], rows[k])
-    finally:
-        backend.clear()
-    return result
-
-
-def compare_trees(backend: Backend, text: Sequence[int], longest: int) -> Comparison:
-    """Compare n = 1 with steps of random trees. One branch follows the text and is accepted as far as it does."""
-    return compare_drafts(backend, text, rows_alone(backend, text), "trees", longest)
-
-
 def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
     """The logits of the tokens of the text, evaluated one at a time: float32 [n, n_vocab].
 
@@ -273,19 +236,6 @@ def _random_tree(
     if not len(tree):
         tree.add(int(text[0]), ROOT, 1.0, 0)
     return tree, path
-
-
-def _sizes(total: int, longest: int, rng: np.random.Generator) -> Iterator[int]:
-    """Random batch sizes whose sum is at most `total`, so that the text suffices even if every chain is kept whole."""
-    choices = [n for n in BATCH_SIZES if n <= longest + 1]
-    left = total
-    while choices:
-        size = int(rng.choice(choices))
-        if size > left:
-            choices = [n for n in choices if n <= left]
-            continue
-        left -= size
-        yield size
 
 
 LEAST_ROWS = 256

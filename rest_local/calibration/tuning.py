@@ -30,10 +30,11 @@ from rest_local.calibration.exactness import (
     N_CTX,
     TEXT_TOKENS,
     Comparison,
+    Drafts,
     SelfTest,
     ThreadedBackend,
-    compare_chains,
-    compare_trees,
+    compare_drafts,
+    rows_alone,
 )
 from rest_local.calibration.measuring import (
     DecodeProbe,
@@ -367,9 +368,8 @@ def fast_self_test(model: Model, context: Context, capability: Capability) -> Co
     part = text[: max(24, min(len(text), int(1e3 * SELF_TEST_S / (2.5 * plain_ms))))]
     if capability.kind == "none":
         return Comparison()
-    if capability.kind == "tree":
-        return compare_trees(context, part, 16)
-    return compare_chains(context, part, capability.longest)
+    drafts: Drafts = "trees" if capability.kind == "tree" else "chains"
+    return compare_drafts(context, part, rows_alone(context, part), drafts, min(16, capability.longest))
 
 
 def self_test_text(model: Model, n_ctx: int) -> list[int]:

@@ -51,6 +51,28 @@ def test_a_dependence_on_cells_of_other_sequences_is_found(drafts: str) -> None:
     assert result.different == result.rows
 
 
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+def test_rounding_by_batch_size_is_found(drafts: str) -> None:
+    def rounded(history: Sequence[int], n: int) -> np.ndarray:
+        return logits_of(history) + np.float32(1e-4 if n > 1 else 0.0)
+
+    def flipped(history: Sequence[int], n: int) -> np.ndarray:
+        row = logits_of(history)
+        return row if n == 1 else -row
+
+    backend = _backend()
+    reference = rows_alone(backend, TEXT)
+    backend.compute = rounded
+    result = compare_drafts(backend, TEXT, reference, drafts, 16)  # type: ignore[arg-type]
+    assert not result.exact
+    assert result.flips == 0
+    backend.compute = flipped
+    result = compare_drafts(backend, TEXT, reference, drafts, 16)  # type: ignore[arg-type]
+    assert result.flips > 0
+    assert result.largest_gap > 0
+    assert result.to_dict()["flips_per_10000"] > 100
+
+
 def test_every_combination_is_tried_once() -> None:
     every = list(combinations(ContextSettings(), ModelOptions(), 4))
     assert len(every) == len(set(every)) == 2 * ALL

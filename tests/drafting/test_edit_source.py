@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rest_local.chat.tools.answer import _SIGNS
 from rest_local.chat.tools.format import ToolFormat
 from rest_local.drafting import edit_source as module
-from rest_local.drafting import followed
+from rest_local.drafting import line_cursor
 from rest_local.drafting.candidates import EDIT, N_SHARES, SOURCE_NUMBER, EditRows
 from rest_local.drafting.edit_source import EditSource
 from rest_local.drafting.line_cursor import LineCursor
@@ -257,7 +257,7 @@ def test_what_is_tokenized_is_paid_by_the_tokens_of_the_answer() -> None:
     for number, byte in enumerate(answer):
         edits.extend([byte])
         edits.rows([byte], 16)
-        most = module.ALLOWED + module.EARNED * (number + 1) + followed.FIRST + followed.FURTHER
+        most = module.ALLOWED + module.EARNED * (number + 1) + line_cursor.FIRST + line_cursor.FURTHER
         assert spelling.tokenized <= 2 * most
     assert spelling.tokenized > module.ALLOWED
 
