@@ -76,8 +76,8 @@ def test_a_new_machine_gets_the_nearest_shape_of_its_backend(busy: bool) -> None
 
 
 def test_an_unknown_gpu_without_valid_times_gets_a_curve() -> None:
-    curve, name = estimated([], "Vulkan", 1e-4)
-    assert "rtx" in name or name.startswith("m")
+    curve, name = estimated([], "SYCL", 1e-4)
+    assert name in shipped()
     assert (curve.at(100) > 0).all()
     assert not curve.is_certain(0)
     for _ in range(20):
