@@ -250,7 +250,7 @@ def test_any_text_gives_rows_of_tokens(prompt: list[str], answer: list[tuple[str
 def test_what_is_tokenized_is_paid_by_the_tokens_of_the_answer() -> None:
     spelling = Bytes()
     edits = EditSource(spelling)
-    letters = np.random.default_rng(1).integers(97, 123, (300, 60)).tolist()
+    letters = np.random.default_rng(1).integers(97, 123, (90, 60)).tolist()
     lines = [bytes(line).decode() for line in letters]
     edits.restart(list(numbered("\n".join(lines)).encode()), 0)
     answer = "".join(f"{line}\n" for line in reversed(lines)).encode()

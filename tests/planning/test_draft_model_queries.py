@@ -108,9 +108,7 @@ def best_chain(curve: CostCurve, right: float, pass_ms: float) -> float:
     )
 
 
-@pytest.mark.parametrize(
-    ("curve", "right", "pass_ms"), [(GPU, 0.8, 0.5), (GPU, 0.6, 1.0), (GPU, 0.95, 1.0), (CPU, 0.9, 1.0)]
-)
+@pytest.mark.parametrize(("curve", "right", "pass_ms"), [(GPU, 0.8, 0.5), (CPU, 0.9, 1.0)])
 def test_nearly_as_fast_as_the_best_chain_of_fixed_length(curve: CostCurve, right: float, pass_ms: float) -> None:
     best = best_chain(curve, right, pass_ms)
     assert best > 1.1
@@ -118,8 +116,7 @@ def test_nearly_as_fast_as_the_best_chain_of_fixed_length(curve: CostCurve, righ
     assert speedup(curve, right, pass_ms, each=100) >= 0.88 * best
 
 
-@pytest.mark.parametrize(("right", "pass_ms"), [(0.0, 0.5), (0.2, 4.0), (0.9, 40.0)])
-@pytest.mark.parametrize("curve", [GPU, CPU])
+@pytest.mark.parametrize(("curve", "right", "pass_ms"), [(GPU, 0.0, 0.5), (CPU, 0.2, 4.0), (GPU, 0.9, 40.0)])
 def test_a_draft_model_that_does_not_pay_costs_little(curve: CostCurve, right: float, pass_ms: float) -> None:
     assert speedup(curve, right, pass_ms) >= 0.965
     assert speedup(curve, right, pass_ms, each=100) >= 0.95

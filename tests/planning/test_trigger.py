@@ -143,7 +143,7 @@ def steps_of_two_requests(draw: st.DrawFn) -> list[tuple[int, int, float | None,
     one = st.tuples(
         st.integers(0, 1), st.integers(0, 9), st.none() | st.floats(0, 5), st.sampled_from(prices), st.booleans()
     )
-    steps = draw(st.lists(one, min_size=100, max_size=400))
+    steps = draw(st.lists(one, min_size=50, max_size=150))
     return [
         (request, n, nats, price, paying[sum(n >= length for length in REPEATS)], found)
         for request, n, nats, price, found in steps
