@@ -30,6 +30,7 @@ from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
+from rest_local.llama.context import ABORTED
 
 Logits = NDArray[np.float32]
 Drafts = Literal["chains", "trees"]
@@ -250,7 +251,6 @@ N_CTX, N_BATCH = 1024, 64  # of the background test's backend: as much as the pl
 SHARE = 0.25  # of the time of forward passes, in the background
 STEPS_PER_ROW = 2.0  # cost of a row in plain steps: one alone, its part of a chain, and of the text before DEPTH
 ALL_THREADS = 0.5  # share of the decodes that use all threads
-ABORTED = 2  # return value of `llama_decode`
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ UNSURE = 4  # level of evidence of one of several places
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NEXT_VALUE = re.compile(rb'"\s*,\s*(?:"[^"\\]{1,40}"\s*:|\w{1,40}=)\s*"')
 _REST = re.compile(rb".*", re.DOTALL)
-_ESCAPES = {ord("n"): 10, ord("t"): 9, ord("r"): 13, ord("b"): 8, ord("f"): 12}
-_LINE_END, _QUOTE, _BACKSLASH, _N = 10, 34, 92, 110
+_ESCAPES = dict(zip(b"ntrbf", b"\n\t\r\b\f", strict=True))
+_LINE_END, _QUOTE, _BACKSLASH, _N = b'\n"\\n'
 _BEFORE_VALUE, _SPACE = b":=", b" \t"
 
 

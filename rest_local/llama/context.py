@@ -180,6 +180,7 @@ class Breaker:
 
 
 MAX_OUTPUTS = 64  # the root and the draft of a step; bounds the logits buffer at 64 x n_vocab floats
+NO_ROOM, ABORTED = 1, 2  # what `llama_decode` returns without room in the cells, and after `Context.abort`
 
 MAX_CELLS = 1 << 26
 """llama.cpp allocates a record for each cell before it checks the memory for their contents: 10^8 cells took gigabytes,

@@ -28,7 +28,7 @@ from rest_local.drafting.models.drafter import (
 from rest_local.drafting.tree import common_prefix
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import library, load_fallback
-from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.context import ABORTED, NO_ROOM, Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.vocabulary import Vocabulary
@@ -36,8 +36,6 @@ from rest_local.llama.vocabulary import Vocabulary
 log = logging.getLogger("rest_local.drafting")
 
 BATCH = 512
-ABORTED = 2  # return code of `llama_decode`
-NO_ROOM = 1
 CHUNK_TOKENS = 256  # at most so many tokens of a text are evaluated between two steps, because other requests wait
 STALL_MS = 100.0  # and at most so long
 INLINE_CATCHUP = 16  # missing tokens up to this number are evaluated together with a query, in one batch

@@ -16,10 +16,10 @@ from typing import Literal
 
 import numpy as np
 
-from rest_local.drafting.models.heads import ABORTED, Floats, Head, HeadText, Rows
+from rest_local.drafting.models.heads import Floats, Head, HeadText, Rows
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import features as states
-from rest_local.llama.context import MAX_OUTPUTS, Context
+from rest_local.llama.context import ABORTED, MAX_OUTPUTS, Context
 from rest_local.llama.gguf import read_gguf
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions

@@ -37,13 +37,12 @@ from rest_local.drafting.models.drafter import (
 )
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import features as states
-from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.context import ABORTED, NO_ROOM, Context, ContextSettings
 from rest_local.llama.model import Model
 
 log = logging.getLogger("rest_local.drafting")
 
 Floats = NDArray[np.float32]
-ABORTED, NO_ROOM = 2, 1  # return codes of `llama_decode`
 BATCH = 512
 KEPT = 64  # newest features of a text that are kept, to go on from where a text is cut back
 INLINE = 16  # pending pairs up to this number are evaluated together with a query
