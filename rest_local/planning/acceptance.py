@@ -26,12 +26,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from math import exp, log, sqrt
 from pathlib import Path
-from typing import Any
 
 from rest_local.drafting.candidates import (
     CELLS_PER_SOURCE,
@@ -69,14 +67,6 @@ def _marginal_of(cell: int) -> int:
     return (rest // N_ROWS) * N_SHARES + share
 
 
-def _marginal_priors(rates: Sequence[float]) -> list[float]:
-    """The mean rate of the cells of one marginal."""
-    sums = [0.0] * _N_MARGINALS
-    for cell, rate in enumerate(rates):
-        sums[_marginal_of(cell)] += rate / N_ROWS
-    return sums
-
-
 Counts = Mapping[int, tuple[float, float]]  # by cell: (hits, proposals)
 
 
@@ -98,17 +88,16 @@ class Acceptance:
         if the estimate is cached.
         """
         known = self._known.get(cell)
-        if known is None:
-            known = self._known[cell] = self._estimate(cell)
-        return known
-
-    def _estimate(self, cell: int) -> float:
+        if known is not None:
+            return known
         marginal = self._marginal[cell]
         coarse = (self._marginal_hits[marginal] + MARGINAL_STRENGTH * self._prior[marginal]) / (
             self._marginal_seen[marginal] + MARGINAL_STRENGTH
         )
         coarse = min(coarse * self._lift[cell], MAX_PRIOR)
-        return (self._hits[cell] + CELL_STRENGTH * coarse) / (self._seen[cell] + CELL_STRENGTH)
+        known = (self._hits[cell] + CELL_STRENGTH * coarse) / (self._seen[cell] + CELL_STRENGTH)
+        self._known[cell] = known
+        return known
 
     def learn(self, outcomes: Iterable[tuple[int, bool]]) -> None:
         """Count (cell, whether it was the model's token) for every proposal, submitted or not."""
@@ -155,7 +144,9 @@ def _shipped_tables() -> tuple[list[int], list[float], list[float]]:
     and do not change them.
     """
     rates, marginals = shipped_rates(), [_marginal_of(cell) for cell in range(N_CELLS)]
-    priors = _marginal_priors(rates)
+    priors = [0.0] * _N_MARGINALS  # the mean rate of the cells of a marginal
+    for marginal, rate in zip(marginals, rates, strict=True):
+        priors[marginal] += rate / N_ROWS
     return marginals, priors, [rate / priors[m] for rate, m in zip(rates, marginals, strict=True)]
 
 
@@ -289,21 +280,12 @@ def remember(path: Path, acceptance: Acceptance) -> None:
             except ValueError as error:
                 _set_aside(path, error)
                 old = {}
-            write_atomically(path, _serialised(_merged(old, new)), durable=True)
+            write_atomically(path, _written(old, new), durable=True)
     except DatastoreLocked as error:
         _logger.warning("%s is locked by %s; the acceptance counts of this run are not stored", path, error.owner)
     except (DatastoreUnwritable, OSError) as error:
         cause = error.cause if isinstance(error, DatastoreUnwritable) else error
         _logger.warning("%s cannot be written (%s); the acceptance counts of this run are not stored", path, cause)
-
-
-def _merged(old: Counts, new: Counts) -> dict[int, tuple[float, float]]:
-    """The sums by cell, each scaled down to at most KEPT observations at the same rate."""
-    merged = {}
-    for cell in sorted({*old, *new}):
-        before, now = old.get(cell, (0.0, 0.0)), new.get(cell, (0.0, 0.0))
-        merged[cell] = _scaled(before[0] + now[0], before[1] + now[1], KEPT)
-    return merged
 
 
 def _scaled(hits: float, seen: float, most: float) -> tuple[float, float]:
@@ -312,8 +294,13 @@ def _scaled(hits: float, seen: float, most: float) -> tuple[float, float]:
     return hits * weight, seen * weight
 
 
-def _serialised(counts: Counts) -> bytes:
-    cells = {str(cell): [round(hits, 3), round(seen, 3)] for cell, (hits, seen) in counts.items()}
+def _written(old: Counts, new: Counts) -> bytes:
+    """The file with the sums by cell, each scaled down to at most KEPT observations."""
+    cells = {}
+    for cell in sorted({*old, *new}):
+        before, now = old.get(cell, (0.0, 0.0)), new.get(cell, (0.0, 0.0))
+        hits, seen = _scaled(before[0] + now[0], before[1] + now[1], KEPT)
+        cells[str(cell)] = [round(hits, 3), round(seen, 3)]
     return sealed({"magic": MAGIC, "format": FORMAT, "layout": LAYOUT, "cells": cells})
 
 
@@ -324,49 +311,28 @@ def _read(path: Path) -> dict[int, tuple[float, float]]:
             data = file.read(MAX_FILE + 1)
     except FileNotFoundError:
         return {}
-    if len(data) > MAX_FILE:
-        raise ValueError(f"larger than {MAX_FILE} bytes")
-    fields = _unsealed(data)
+    try:
+        fields = json.loads(data)
+        digest = fields.pop("sha256")
+        whole = bool(digest) and sealed(fields) == data
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError("damaged") from error
+    if not whole or len(data) > MAX_FILE:
+        raise ValueError("damaged")
     if (fields.get("magic"), fields.get("format")) != (MAGIC, FORMAT):
         raise ValueError(f"format {str(fields.get('format'))[:20]} of {str(fields.get('magic'))[:40]!r}")
     if fields.get("layout") not in READABLE:
         raise ValueError("written by a version with other evidence cells")
-    if not isinstance(fields.get("cells"), dict):
-        raise ValueError("no cells")
-    return {_cell(number): _pair(pair) for number, pair in fields["cells"].items()}
-
-
-def _unsealed(data: bytes) -> Mapping[str, Any]:
+    counts: dict[int, tuple[float, float]] = {}
     try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError("not JSON") from error
-    if not isinstance(fields, dict) or fields.pop("sha256", None) is None:
-        raise ValueError("damaged")
-    try:
-        whole = sealed(fields) == data
-    except (ValueError, RecursionError) as error:
-        raise ValueError("damaged") from error
-    if not whole:
-        raise ValueError("it does not match its own checksum")
-    return fields
-
-
-def _cell(number: str) -> int:
-    cell = int(number)
-    if not 0 <= cell < N_CELLS:
-        raise ValueError(f"cell {cell}")
-    return cell
-
-
-def _pair(pair: Any) -> tuple[float, float]:
-    try:
-        hits, seen = map(float, pair)
-    except (TypeError, ValueError, OverflowError):
-        hits = seen = math.nan
-    if not (0 <= hits <= seen <= HALVE_AT and seen > 0):
-        raise ValueError(f"counts {str(pair)[:40]}")
-    return hits, seen
+        for number, (hits, seen) in fields["cells"].items():
+            counts[int(number)] = float(hits), float(seen)
+    except (TypeError, ValueError, OverflowError, AttributeError, KeyError) as error:
+        raise ValueError("no cells") from error
+    for cell, (hits, seen) in counts.items():
+        if not (0 <= cell < N_CELLS and 0 <= hits <= seen <= HALVE_AT and seen > 0):
+            raise ValueError(f"counts {hits} of {seen} in cell {cell}")
+    return counts
 
 
 def _check_again(path: Path, error: ValueError) -> None:

@@ -235,7 +235,9 @@ class DraftModelScheduler:
         if not chosen:
             return []
         price = passes * drafter.pass_ms(len(chosen))
-        if total <= rate * price and not self._has_waited(chosen, price):
+        plain_ms = plan.cost[0] / plan.guaranteed
+        waited = not chosen[0][1].path and self._stats.waited * WAITED_SHARE * plain_ms > price
+        if total <= rate * price and not waited:  # else it is asked only to notice that it has become better
             return []
         requests = {number for number, _ in chosen}
         share = price / len(requests)
@@ -244,8 +246,3 @@ class DraftModelScheduler:
         for number in requests:
             self._left[number] -= share
         return chosen
-
-    def _has_waited(self, chosen: Sequence[tuple[int, OpenNode]], price: float) -> bool:
-        """Whether the model is asked only to notice that it has become better."""
-        plain_ms = self._plan.cost[0] / self._plan.guaranteed
-        return not chosen[0][1].path and self._stats.waited * WAITED_SHARE * plain_ms > price

@@ -324,26 +324,17 @@ class Plan:
         self.expected += probability
         self._counted.append(probability)
         extra = self.cost[n] - self.cost[0]
-        if self._is_better(n, extra):
+        beyond = self.expected - self.rate * extra if self.rate else 0.0
+        rate = (self.guaranteed + self.expected) / self.cost[n]
+        if beyond > self._beyond if self.rate else rate >= self.best_rate:
             saving = self.expected * self._plain - extra
-            if self.budget is None or self.budget.allows(extra, saving, self._chance(extra)):
-                self.best, self.saving = n, saving
-                if self.rate:
-                    self._beyond = self.expected - self.rate * extra
-                else:
-                    self.best_rate = (self.guaranteed + self.expected) / self.cost[n]
+            paying = int(extra / self._plain)  # the node whose acceptance pays for the draft
+            chance = self._counted[paying] if paying < n else 0.0
+            if self.budget is None or self.budget.allows(extra, saving, chance):
+                self.best, self.saving, self._beyond = n, saving, beyond
+                if not self.rate:
+                    self.best_rate = rate
         return True
-
-    def _chance(self, extra: float) -> float:
-        """The probability that a draft saves at least `extra` ms: that of the node whose acceptance pays for it."""
-        paying = int(extra / self._plain)
-        return self._counted[paying] if paying < self.grown else 0.0
-
-    def _is_better(self, n: int, extra: float) -> bool:
-        """Whether all counted nodes are better than the `best`."""
-        if self.rate:
-            return self.expected - self.rate * extra > self._beyond
-        return (self.guaranteed + self.expected) / self.cost[n] >= self.best_rate
 
 
 Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?

@@ -59,7 +59,6 @@ class DraftModel(GivesUp):
         self._n_vocab = min(n_vocab, model.n_vocab)
         self._free = list(range(0, context.n_slots * BRANCHES, BRANCHES))  # first sequence ids of texts
         self._texts: list[DraftModelText] = []  # those with sequence ids, least recently used first
-        self._work = np.empty(self._n_vocab, np.float32)
         self._tells_full = False  # warns of the first text that is too long; the target's context ends there as well
         self.times, self.token_ms = self._measure()
 
