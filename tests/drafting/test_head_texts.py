@@ -16,7 +16,7 @@ from support.heads import model_and_drafter
 
 from rest_local.drafting.models import heads
 from rest_local.drafting.models.drafter import TOP_K, Evaluated, Likely, Query
-from rest_local.drafting.models.head_kinds import Eagle3, Mtp
+from rest_local.drafting.models.head_kinds import open_head
 from rest_local.drafting.models.heads import INLINE, KEPT, Floats, Head, HeadText
 from rest_local.llama.context import MAX_OUTPUTS, Context, ContextSettings
 from rest_local.llama.model import Model
@@ -47,10 +47,7 @@ class Place:
         self.head, self._fresh = (undo.enter_context(self._open(kind, head)) for _ in range(2))
 
     def _open(self, kind: str, path: Path | None) -> Head:
-        if path is None:
-            return Mtp(self.model, self.context, self.model, N_TEXTS)
-        opened = Eagle3 if kind == "eagle3" else Mtp
-        return opened.open(path, self.context, self.model, N_TEXTS)
+        return open_head("eagle3" if kind == "eagle3" else "mtp", path, self.context, self.model, N_TEXTS, None)
 
     def evaluate(self, seq: int, start: int, tokens: Sequence[int], junk: bool = False) -> tuple[Floats, list[int]]:
         """Evaluate tokens of a sequence in the target: its features, and the rows of the tokens among them. `junk`:
