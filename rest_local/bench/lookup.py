@@ -33,7 +33,7 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.rows import Int32Array, Rows, order_of, pack, width_of
-from rest_local.retrieval.sources.corpus import walk
+from rest_local.retrieval.sources.walk import walk
 
 EDITED = 0.02  # share of the tokens of a repeated file that are replaced
 

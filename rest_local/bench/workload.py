@@ -27,7 +27,7 @@ from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.sources.git import git_command, git_environment
+from rest_local.retrieval.sources.listing import git_command, git_environment
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "

@@ -14,7 +14,7 @@ from rest_local.cli.sections import SummaryGroup
 from rest_local.cli.terminal import columns, confirm, counted, json_option, print_json
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.histories import HistoryEntry
+    from rest_local.retrieval.history import HistoryEntry
 
 
 @click.group(cls=SummaryGroup)
@@ -32,8 +32,7 @@ def list_(as_json: bool) -> None:
     """List the histories: name, model, answers, tokens, size, last use."""
     from dataclasses import asdict
 
-    from rest_local.retrieval.histories import list_histories
-    from rest_local.retrieval.history import history_home
+    from rest_local.retrieval.history import history_home, list_histories
 
     found = list_histories()
     if as_json:
@@ -62,7 +61,7 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
     A server that runs writes again what it has in memory: end it first.
     """
     from rest_local.decoding.core import acceptance_path
-    from rest_local.retrieval.histories import forget_history, list_histories
+    from rest_local.retrieval.history import forget_history, list_histories
 
     if (name is not None) + everything > 1 or not (name is not None or everything or prompts):
         raise click.UsageError("give the NAME that `rest-local history list` shows, --all or --prompts")
@@ -100,7 +99,7 @@ def _ask(names: list[str], prompts: bool) -> None:
 def keeps_answers_or_prompts() -> bool:
     """Whether there is something that `forget` deletes."""
     from rest_local.cli.chat.conversation import session_names
-    from rest_local.retrieval.histories import list_histories
+    from rest_local.retrieval.history import list_histories
 
     return bool(list_histories() or session_names() or any(_asked()))
 

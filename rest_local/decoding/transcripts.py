@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rest_local.chat.transcripts import TurnRenderer
 from rest_local.decoding.streaming import chat_template
 from rest_local.llama.model import Model
-from rest_local.retrieval.sources.chat import Chat
+from rest_local.retrieval.sources.records import Chat
 from rest_local.retrieval.sources.source import Render, Source
 
 

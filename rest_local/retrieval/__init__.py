@@ -13,13 +13,13 @@ from rest_local.retrieval.building.tokenizing import tokenize_documents
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.growing import GrowingText
-from rest_local.retrieval.histories import forget_history, list_histories
-from rest_local.retrieval.history import History, history_home
-from rest_local.retrieval.home import datastore_path, list_datastores, remove
+from rest_local.retrieval.history import History, forget_history, history_home, list_histories
+from rest_local.retrieval.home import datastore_path, list_datastores
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Rows
 from rest_local.retrieval.segment import Segment
-from rest_local.retrieval.sources.corpus import walk
-from rest_local.retrieval.sources.skipped import Skipped
+from rest_local.retrieval.sources.source import Skipped
+from rest_local.retrieval.sources.walk import walk
+from rest_local.retrieval.staging import remove
 
 __all__ = [
     "MAX_DEPTH",

@@ -17,15 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt
-from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.documents import Document, DocumentTable, FileState, StateTable, alive, intervals, other_names
 from rest_local.retrieval.files import digest_of
 from rest_local.retrieval.format import KINDS, Manifest, SegmentEntry, file_name
 from rest_local.retrieval.home import newest_commit, read_manifest
-from rest_local.retrieval.nearest import search_all
 from rest_local.retrieval.rows import Context, Int32Array, Int64Array, Rows
-from rest_local.retrieval.sample import Sample
-from rest_local.retrieval.segment import Segment
-from rest_local.retrieval.tables import DocumentTable, StateTable, alive, intervals, other_names
+from rest_local.retrieval.segment import Segment, search_all
+from rest_local.retrieval.sparse_index import Sample
 
 log = logging.getLogger("rest_local.datastore")
 

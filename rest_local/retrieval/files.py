@@ -34,6 +34,9 @@ _FULL = (
 )
 _OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file
 _OWNER_LIMIT = 200
+WAIT_S = 2.0
+"""Seconds that a short commit waits for another process's commit, which takes milliseconds, or a second for a history
+of the largest size."""
 _CHUNK = 1 << 20
 _POLL_S = 0.01  # between two attempts to take a lock
 _RENAME_S = 1.0  # Windows: for readers of the old file to close it; reading a manifest takes less than a millisecond

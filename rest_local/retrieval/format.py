@@ -1,4 +1,4 @@
-"""The on-disk form of a datastore's manifest (docs/FORMAT.md has the byte tables; `tables` has the document tables).
+"""The on-disk form of a datastore's manifest (docs/FORMAT.md has the byte tables; `documents` has the document tables).
 
 This module does no I/O: it converts bytes to checked values and back. Every number in a file is checked before it is
 used to multiply, allocate or slice.
@@ -17,11 +17,10 @@ from typing import Any
 
 from rest_local.errors import DatastoreCorrupt, DatastoreVersion
 from rest_local.retrieval.rows import MAX_VOCABULARY, PADDING, width_of
-from rest_local.retrieval.sample import sample_size
+from rest_local.retrieval.sparse_index import sample_size
 
 MAGIC = "rest-local datastore"
 FORMAT = 2
-READABLE = (1, 2)
 MANIFEST = "manifest.json"
 KINDS = ("tokens", "order", "documents")
 OPTIONAL_KINDS = ("states", "sample")
@@ -59,6 +58,10 @@ class VocabularyId:
     def __post_init__(self) -> None:
         width_of(self.size)
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"hash": self.hash, "size": self.size, "name": self.name}
+
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
@@ -90,8 +93,13 @@ class SegmentEntry:
         """Number of documents that are not deleted."""
         return self.documents - _bits(self.dead)
 
+    @property
+    def named_files(self) -> dict[str, FileEntry]:
+        """Its files by their name in the directory of the index."""
+        return {file_name(self.name, kind): file for kind, file in self.files.items()}
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready. Fields that a segment of format 1 lacks are left out where they say nothing."""
+        """JSON-ready. Fields that say nothing are left out."""
         fields: dict[str, Any] = {
             "name": self.name,
             "tokens": self.tokens,
@@ -109,19 +117,34 @@ class SegmentEntry:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of a commit. recipe: how to build it again (paths, filters, model); created: UTC, ISO 8601; revision:
-    one more than the highest of all indexes of the datastore before the commit, 0 in format 1.
+    one more than the highest of all indexes of the datastore before the commit.
     """
 
     vocabulary: VocabularyId
     segments: tuple[SegmentEntry, ...]
     recipe: Mapping[str, Any]
     created: str
-    revision: int = 0
+    revision: int
 
     @property
-    def age(self) -> tuple[int, str]:
-        """Sorts the commits of a datastore's indexes, the newest last; the clock decides only in format 1."""
-        return self.revision, self.created
+    def tokens(self) -> int:
+        """Including one separator for each document."""
+        return sum(segment.tokens for segment in self.segments)
+
+    @property
+    def documents(self) -> int:
+        """Deleted ones included."""
+        return sum(segment.documents for segment in self.segments)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the segments' files."""
+        return sum(file.size for segment in self.segments for file in segment.files.values())
+
+    @property
+    def files(self) -> dict[str, FileEntry]:
+        """The segments' files by name."""
+        return {name: file for segment in self.segments for name, file in segment.named_files.items()}
 
     def to_bytes(self) -> bytes:
         """The content of `manifest.json`."""
@@ -131,7 +154,7 @@ class Manifest:
                 "format": FORMAT,
                 "revision": self.revision,
                 "created": self.created,
-                "vocabulary": {name: getattr(self.vocabulary, name) for name in ("hash", "size", "name")},
+                "vocabulary": VocabularyId.to_dict(self.vocabulary),
                 "segments": [segment.to_dict() for segment in self.segments],
                 "recipe": dict(self.recipe),
             }
@@ -195,7 +218,7 @@ def _unsealed(data: bytes, path: Path) -> dict[str, Any]:
         raise DatastoreCorrupt(path, "the manifest does not match its own checksum")
     if fields.get("magic") != MAGIC:
         raise DatastoreVersion(path, f"of something else ({str(fields.get('magic'))[:40]!r})", str(FORMAT))
-    if fields.get("format") not in READABLE or isinstance(fields["format"], bool):
+    if fields.get("format") != FORMAT or isinstance(fields["format"], bool):
         raise DatastoreVersion(path, str(fields.get("format"))[:40], str(FORMAT))
     return fields
 
@@ -225,7 +248,7 @@ def _parse(fields: Mapping[str, Any], path: Path) -> Manifest:
     if not isinstance(fields["recipe"], dict):
         raise ValueError("recipe is not an object")
     check_recipe(fields["recipe"])
-    revision = _number(fields, "revision", 1, 1 << 62) if fields["format"] > 1 else 0
+    revision = _number(fields, "revision", 1, 1 << 62)
     return Manifest(identity, segments, fields["recipe"], _text(fields, "created"), revision)
 
 

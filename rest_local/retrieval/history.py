@@ -21,10 +21,12 @@ Knows nothing about models: an answer is a list of token ids. Not thread safe.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +41,18 @@ from rest_local.errors import (
     DatastoreUnwritable,
     DatastoreVersion,
     DatastoreVocabulary,
+    HistoryNotFound,
 )
 from rest_local.paths import data_dir
+from rest_local.retrieval.building.build import SMALL_SEGMENT
 from rest_local.retrieval.building.build import commit as commit_datastore
 from rest_local.retrieval.datastore import OUTSIDE, Datastore
-from rest_local.retrieval.files import Files, locked, unwritable
+from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId
-from rest_local.retrieval.home import clear
-from rest_local.retrieval.nearest import search_all
+from rest_local.retrieval.home import holds_files, read_manifest
 from rest_local.retrieval.rows import Context, Int32Array, Rows
-from rest_local.retrieval.segment import Segment
+from rest_local.retrieval.segment import Segment, search_all
+from rest_local.retrieval.staging import clear, clear_folder, remove
 
 log = logging.getLogger("rest_local.history")
 
@@ -63,15 +67,9 @@ COMMIT_TOKENS = 4096
 UNWRITTEN = 1 << 16
 """Maximum of new tokens in memory while nothing can be written, so that a full disk does not fill the memory too."""
 
-SMALL_SEGMENT = 1 << 16
-"""A segment up to this size is always merged into the next commit: sorting it takes 10 ms."""
-
 MERGE = 16
 """A larger segment is merged until it is so many times larger than all newer ones. So there are two segments up to a
 million tokens and three below CAP, because each costs a search. A token is written about 20 times for it."""
-
-WAIT_S = 2.0
-"""Seconds that a commit waits for another process's commit, which takes milliseconds, or a second at CAP."""
 
 DAMAGE = (DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary)
 DAMAGED = ".damaged-"
@@ -344,3 +342,74 @@ def cause_of(error: Exception) -> str:
     if isinstance(error, DatastoreUnwritable):
         return error.cause
     return str(error).partition(": ")[2] or str(error)
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """A history in the list. tokens: without separators; bytes: on disk; last_use: UTC, ISO 8601.
+
+    error: why it cannot be read, or that it was set aside after damage; its numbers may then be 0.
+    """
+
+    name: str
+    model: str = ""
+    answers: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    last_use: str = ""
+    error: str = ""
+
+
+def list_histories() -> list[HistoryEntry]:
+    """All histories, including those that were set aside, by name. What killed processes left of removed ones is
+    deleted. Raises OSError if their directory is unreadable.
+    """
+    with contextlib.suppress(DatastoreError):
+        clear_folder(history_home(), Files())
+    try:
+        with os.scandir(history_home()) as entries:
+            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+    except FileNotFoundError:
+        return []
+    return [entry for entry in map(_entry, names) if entry]
+
+
+def forget_history(name: str) -> None:
+    """Delete a history by its name in the list. A process that has it open drafts from it until it ends, and stores
+    the answers that it generates afterwards.
+
+    Raises HistoryNotFound, DatastoreLocked, DatastoreUnwritable.
+    """
+    if name not in {entry.name for entry in list_histories()}:  # so that no unchecked name becomes a path
+        raise HistoryNotFound(name)
+    try:
+        remove(history_home() / name, WAIT_S)
+    except DatastoreNotFound as error:  # another process deleted it meanwhile
+        raise HistoryNotFound(name) from error
+
+
+def _entry(name: str) -> HistoryEntry | None:
+    path = history_home() / name
+    try:
+        manifest = read_manifest(path)
+        last_use = datetime.datetime.fromtimestamp((path / MANIFEST).stat().st_mtime, datetime.timezone.utc)
+    except (DatastoreError, OSError) as error:
+        if not holds_files(path):
+            return None  # it was deleted meanwhile, or has no commit yet
+        return HistoryEntry(name, error=_fault(name, error))
+    answers = sum(segment.documents for segment in manifest.segments)
+    return HistoryEntry(
+        name,
+        manifest.recipe.get("model", ""),
+        answers,
+        sum(segment.tokens for segment in manifest.segments) - answers,
+        sum(file.size for segment in manifest.segments for file in segment.files.values()),
+        last_use.isoformat(timespec="seconds"),
+        "set aside" if DAMAGED in name else "",
+    )
+
+
+def _fault(name: str, error: Exception) -> str:
+    """The error and its remedy, which differs from that of a datastore."""
+    state = "set aside" if DAMAGED in name else "cannot be used"
+    return f"{state}: {cause_of(error)}; `rest-local history forget {name}` deletes it"

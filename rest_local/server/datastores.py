@@ -16,12 +16,12 @@ from starlette.responses import Response
 
 from rest_local.decoding import following
 from rest_local.errors import DatastoreError, printable
-from rest_local.retrieval.changing.forgetting import forget
-from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import Manifest, VocabularyId
 from rest_local.retrieval.home import datastore_path, list_datastores, manifests
-from rest_local.retrieval.sources.secrecy import secret_content, secret_name
+from rest_local.retrieval.sources.source import secret_content, secret_name
+from rest_local.retrieval.update.forgetting import forget
+from rest_local.retrieval.update.updating import add
 from rest_local.server.bodies import DocumentBody, SearchBody, parse
 from rest_local.server.errors import ApiError, from_error
 from rest_local.server.prompts import prompt_text

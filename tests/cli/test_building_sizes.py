@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rest_local.cli.main import cli
 from rest_local.cli.options import size_of
 from rest_local.paths import demo_model
-from rest_local.retrieval.building import walking
+from rest_local.retrieval.building import indexing
 
 BUILD = ("index", "build", "-m", str(demo_model()), "--json")
 
@@ -53,12 +53,12 @@ def test_too_little_memory_is_refused_before_anything_is_written(source: Path, t
 def test_memory_and_jobs_reach_the_build(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[int, int]] = []
 
-    def plan(recipe: object, memory: int, vocabulary: object, least: int) -> object:
+    def plan(walk: object, memory: int, vocabulary: object, least: int) -> object:
         given.append((memory, least))
-        return original(recipe, memory, vocabulary, least)  # type: ignore[arg-type]
+        return original(walk, memory, vocabulary, least)  # type: ignore[arg-type]
 
-    original = walking.plan
-    monkeypatch.setattr(walking, "plan", plan)
+    original = indexing.plan
+    monkeypatch.setattr(indexing, "plan", plan)
     done = CliRunner().invoke(cli, [*BUILD, "--memory=3G", "--jobs=3", str(source)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert given == [(1 << 30, 3)]

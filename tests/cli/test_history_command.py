@@ -88,7 +88,7 @@ def test_forget_all(call: Call, two: Path) -> None:
 def test_forget_all_says_what_is_gone_where_the_next_cannot_be(
     call: Call, two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rest_local.retrieval import histories
+    from rest_local.retrieval import history as histories
 
     remove = histories.remove
 

@@ -22,7 +22,7 @@ from rest_local.decoding.request import Request
 from rest_local.errors import OPTIONS, PromptTooLong, in_options
 from rest_local.llama.options import ModelOptions
 from rest_local.retrieval.building.indexing import build_datastore
-from rest_local.retrieval.changing.updating import update
+from rest_local.retrieval.update.updating import update
 
 LIBRARY = (
     "calibration",

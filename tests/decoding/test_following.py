@@ -22,7 +22,7 @@ from rest_local.decoding.service import Service
 from rest_local.planning.auto import Auto
 from rest_local.retrieval import Datastore, VocabularyId, build
 from rest_local.retrieval.format import MANIFEST
-from rest_local.retrieval.home import remove
+from rest_local.retrieval.staging import remove
 
 TinyModel = Callable[..., Path]
 TOY = VocabularyId("ab" * 32, 1000, "toy")

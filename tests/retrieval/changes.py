@@ -10,16 +10,16 @@ from pathlib import Path
 from edited import Bytes, Folder
 
 from rest_local.retrieval.building.indexing import build_datastore
-from rest_local.retrieval.building.staged import stagings
-from rest_local.retrieval.changing import merging, updating
-from rest_local.retrieval.changing.forgetting import forget
-from rest_local.retrieval.changing.merging import merge
-from rest_local.retrieval.changing.pruning import Target, prune
-from rest_local.retrieval.changing.updating import add, add_sources
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId, file_name, owns
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Walk
+from rest_local.retrieval.staging import stagings
+from rest_local.retrieval.update import merging, updating
+from rest_local.retrieval.update.forgetting import forget
+from rest_local.retrieval.update.merging import merge
+from rest_local.retrieval.update.pruning import Target, prune
+from rest_local.retrieval.update.updating import add, add_sources
 
 SMALL = 30
 MUCH = "much\n" * 20

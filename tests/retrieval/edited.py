@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from rest_local.retrieval.building.indexing import build_datastore
-from rest_local.retrieval.changing.updating import Updated, update
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.tables import alive
+from rest_local.retrieval.documents import alive
+from rest_local.retrieval.update.updating import Updated, update
 
 LONG_AGO = 1_600_000_000
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rest_local.retrieval import Datastore, VocabularyId, build
+from rest_local.retrieval.documents import Text
 from rest_local.retrieval.files import Files
+from rest_local.retrieval.sources import Reading, Source
+from rest_local.retrieval.sources.source import Skipped, Unchanged
 
 VOCABULARY = VocabularyId("ab" * 32, 1000, "toy")
 OTHER = VocabularyId("cd" * 32, 1000, "other")
@@ -55,9 +59,10 @@ import os, sys
 sys.path[:0] = sys.argv[3:]
 from pathlib import Path
 from stores import NEW, OTHER, make
-from test_build import Counting
+from failpoints import Named
 from test_history_faults import say
-from rest_local.retrieval.home import folder, remove, remove_index
+from rest_local.retrieval.home import folder
+from rest_local.retrieval.staging import remove, remove_index
 
 os.fsync = os.fstat  # what is written outlives its process without it
 
@@ -68,7 +73,7 @@ def die(step, name):
 for killed_at in range(1, int(sys.argv[2]) + 1):
     child = os.fork()
     if child == 0:
-        path, files = Path(sys.argv[1]) / str(killed_at), Counting(die)
+        path, files = Path(sys.argv[1]) / str(killed_at), Named(die)
         {write}
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -96,3 +101,8 @@ def kill_at_every_step(directory: Path, steps: int, write: str) -> None:
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         timeout=300,
     )
+
+
+def read(source: Source, skipped: Skipped, unchanged: Unchanged | None = None, **options: Any) -> Iterator[Text]:
+    """The texts of a source. options: other fields of `Reading`."""
+    return source.texts(Reading(skipped, unchanged, **options))

@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from oracle import every_row
 
-from rest_local.retrieval.changing import merging, updating
-from rest_local.retrieval.changing.excluding import excluding
-from rest_local.retrieval.changing.forgetting import forget_where
-from rest_local.retrieval.changing.merging import merge
-from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import from_recipe
+from rest_local.retrieval.update import merging, updating
+from rest_local.retrieval.update.forgetting import excluding, forget_where
+from rest_local.retrieval.update.merging import merge
+from rest_local.retrieval.update.updating import add
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

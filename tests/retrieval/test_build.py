@@ -8,12 +8,12 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from failpoints import Disk, Named, put_tree
 from stores import NEW, OLD, VOCABULARY, Durable, content_of, kill_at_every_step, make
 
 from rest_local.errors import (
@@ -26,30 +26,8 @@ from rest_local.errors import (
 )
 from rest_local.retrieval import build, datastore_path, datastores_home, list_datastores, remove
 from rest_local.retrieval import files as files_module
-from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST, owns
-
-OPERATIONS = ("make_directory", "create", "write", "sync", "rename", "sync_directory", "unlink")
-
-
-class Counting(Files):
-    """Files that call `at` with a number before each operation."""
-
-    def __init__(self, at: Callable[[int, str], None]) -> None:
-        self.steps, self.at = 0, at
-
-
-def _step(name: str) -> Callable[..., Any]:
-    def operation(self: Counting, *arguments: Any) -> Any:
-        self.steps += 1
-        self.at(self.steps, name)
-        return getattr(Files, name)(self, *arguments)
-
-    return operation
-
-
-for _name in OPERATIONS:
-    setattr(Counting, _name, _step(_name))
 
 
 def names(path: Path) -> set[str]:
@@ -63,7 +41,7 @@ def orphans(path: Path) -> set[str]:
 
 
 def steps_of_a_build(path: Path) -> int:
-    files = Counting(lambda step, name: None)
+    files = Named()
     make(path, NEW, segment_tokens=12, files=files)
     return files.steps
 
@@ -91,107 +69,29 @@ def test_killed_at_every_step(tmp_path, old):
     assert old is None or old in seen
 
 
-class Volatile(Files):
-    """A disk that keeps only what was synced: `durable` is the directory after a power cut."""
-
-    def __init__(self, directory: Path, durable: dict[str, bytes]) -> None:
-        self.directory, self.durable = directory, dict(durable)
-        self.contents: dict[int, bytes] = {}  # inode: synced content
-        for file in directory.iterdir() if directory.exists() else ():
-            self.contents[file.stat().st_ino] = file.read_bytes()
-
-    def sync(self, descriptor: int) -> None:
-        super().sync(descriptor)
-        status = os.fstat(descriptor)
-        self.contents[status.st_ino] = Path(f"/proc/self/fd/{descriptor}").read_bytes()
-
-    def now(self) -> dict[str, bytes]:
-        """The directory if all changes of names are on the disk, but of the contents only the synced part."""
-        return {
-            file.name: self.contents.get(file.stat().st_ino, b"\0" * (file.stat().st_size // 2))
-            for file in self.directory.iterdir()
-        }
-
-    def sync_directory(self, path: Path) -> None:
-        super().sync_directory(path)
-        if path == self.directory:
-            self.durable = self.now()
-
-
-class PowerCut(Volatile):
-    """Checks, before every operation, the extremes of what the disk may hold.
-
-    They are: only what was synced; everything; the deletions without new names; the newest manifest without other new
-    names.
-    """
-
-    def __init__(self, directory: Path, durable: dict[str, bytes], look: Callable[[dict[str, bytes]], None]) -> None:
-        super().__init__(directory, durable)
-        self.look = look
-
-
-def _cut(name: str) -> Callable[..., Any]:
-    def operation(self: PowerCut, *arguments: Any) -> Any:
-        if self.directory.exists():
-            durable, now = self.durable, self.now()
-            self.look(durable)
-            self.look(now)
-            self.look({name: content for name, content in durable.items() if name in now})
-            self.look({name: content for name, content in now.items() if name in durable or name == MANIFEST})
-        return getattr(Volatile, name)(self, *arguments)
-
-    return operation
-
-
-for _name in OPERATIONS:
-    setattr(PowerCut, _name, _cut(_name))
-
-
-def looking(directory: Path, seen: list[dict[str, list[int]]]) -> Callable[[dict[str, bytes]], None]:
-    """A function that opens a possible disk content, adds it to `seen`, and fails if it is a mix or damaged."""
-
-    def look(disk: dict[str, bytes]) -> None:
-        copy = directory / "after"
-        copy.mkdir()
-        for name, content in disk.items():
-            (copy / name).write_bytes(content)
-        found = content_of(copy)
-        assert found in (OLD, NEW)
-        seen.append(found)
-        shutil.rmtree(copy)
-
-    return look
-
-
-def test_unsynced_writes_lost_at_every_step(tmp_path):
-    path, seen = make(tmp_path / "store", OLD), []
-    look = looking(tmp_path, seen)
-    files = PowerCut(path, {file.name: file.read_bytes() for file in path.iterdir()}, look)
-    make(path, NEW, segment_tokens=12, files=files)
-    look(files.durable)
-    assert seen[0] == OLD
-    assert seen[-1] == NEW
-
-
 def test_a_power_cut_after_the_last_fsync_failed_leaves_either_commit(tmp_path):
-    path, seen = make(tmp_path / "store", OLD), []
-    look = looking(tmp_path, seen)
-    synced = []
+    """The kernel writes the names at last, with or without fsync, so the restored copy has to be complete."""
+    path, synced = make(tmp_path / "store", OLD), []
 
-    class Failing(PowerCut):
+    class Failing(Disk):
         def sync_directory(self, directory: Path) -> None:
             synced.append(directory)
             if len(synced) == 2:  # the names of the segments, then the rename
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             super().sync_directory(directory)
 
-    files = Failing(path, {file.name: file.read_bytes() for file in path.iterdir()}, look)
+    disk = Failing(path)
     with pytest.raises(DatastoreUnwritable, match="EIO"):
-        make(path, NEW, segment_tokens=12, files=files)
+        make(path, NEW, segment_tokens=12, files=disk)
     assert len(synced) == 2
+    disk.look()
+    disk.close()
+    seen = []
+    for tree in disk.trees:
+        put_tree(tmp_path / "after", tree)
+        seen.append(content_of(tmp_path / "after"))
+        assert seen[-1] in (OLD, NEW)
     assert NEW in seen
-    look(files.now())  # the kernel writes the names at last, with or without fsync: the restored copy must be complete
-    assert seen[-1] == OLD
     assert content_of(path) == OLD
     make(path, NEW)
     assert orphans(path) == set()
@@ -213,11 +113,11 @@ def test_a_disk_that_fails_at_every_step(tmp_path, code):
 
         def fail(step: int, name: str, failing: int = failing) -> None:
             if step == failing:
-                if name == "unlink":
+                if name.startswith("delete"):
                     deletions.append(failing)
                 raise OSError(code, os.strerror(code))
 
-        files = Counting(fail)
+        files = Named(fail)
         try:
             make(path, NEW, segment_tokens=12, files=files)
         except DatastoreUnwritable as caught:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from stores import NEW, OLD, OTHER, VOCABULARY, make
 from support.files import overwrite
-from test_datastore import FROZEN, rewrite
+from test_datastore import rewrite
 
 from rest_local.retrieval import VocabularyId
 from rest_local.retrieval.building.build import build
@@ -20,8 +19,8 @@ from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST, file_name, sealed
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.keeping import checking
-from rest_local.retrieval.keeping.checking import Fault, look, segment_faults
+from rest_local.retrieval.maintenance import checking
+from rest_local.retrieval.maintenance.checking import Fault, look, segment_faults
 
 STATE = FileState("new.py", 5, 7, b"s" * 32)
 
@@ -51,11 +50,6 @@ def test_an_intact_datastore_has_no_fault_and_every_byte_is_read(store):
     sizes = [file.stat().st_size for file in store.glob("*.bin")]
     assert sum(one.bytes for one in look(store)) == sum(sizes)
     assert len(sizes) == 12
-
-
-def test_format_1_is_checked_as_well(tmp_path):
-    shutil.copytree(FROZEN, tmp_path / "frozen")
-    assert faults(tmp_path / "frozen", thorough=True) == []
 
 
 def test_every_damaged_file_is_listed_and_nothing_is_changed(store):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from typing import Any
 import pytest
 from support import ray_build
 from support.ray_nodes import RayNodes, needs_ray
-from test_staging import content, stagings
+from test_staging import content, stagings, unnamed
 
 from rest_local.errors import ClusterFailed, OptionError
 from rest_local.retrieval import Datastore, build_datastore
 from rest_local.retrieval.building.cluster import TRIES, Cluster
+from rest_local.retrieval.home import read_manifest
 
 SECONDS = 240.0
 SHARD = 1 << 16
@@ -104,7 +106,7 @@ def builds(nodes: RayNodes, source: Path, tmp_path: Path) -> Builds:
 
 
 @pytest.fixture(scope="module")
-def expected(nodes: RayNodes, source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def expected(nodes: RayNodes, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
     """The segments of a build on the cluster without faults, which are those of a local build."""
     on_cluster, local = (Builds(nodes, source, tmp_path_factory.mktemp(name)) for name in ("ray", "local"))
     report, errors = on_cluster.ended(on_cluster.started())
@@ -113,12 +115,13 @@ def expected(nodes: RayNodes, source: Path, tmp_path_factory: pytest.TempPathFac
     environment = nodes.environment
     subprocess.run(local.command(ray=""), env=environment, check=True, stdout=subprocess.PIPE, timeout=SECONDS)
     assert content(on_cluster.store) == content(local.store)
-    manifests = [json.loads((each.store / "manifest.json").read_bytes()) for each in (on_cluster, local)]
-    assert {name for name in manifests[0] if manifests[0][name] != manifests[1][name]} <= {"created", "sha256"}
+    manifests = [read_manifest(each.store) for each in (on_cluster, local)]
+    assert unnamed(manifests[0].segments) == unnamed(manifests[1].segments)
+    assert len({(one.vocabulary, str(one.recipe), one.revision) for one in manifests}) == 1
     return content(local.store)
 
 
-def is_whole(builds: Builds, expected: dict[str, str]) -> None:
+def is_whole(builds: Builds, expected: Counter[str]) -> None:
     assert content(builds.store) == expected
     assert stagings(builds.store) == []
     assert builds.files() == []
@@ -127,7 +130,7 @@ def is_whole(builds: Builds, expected: dict[str, str]) -> None:
 
 
 @needs_ray
-def test_a_killed_node_costs_only_its_shard(builds: Builds, expected: dict[str, str]) -> None:
+def test_a_killed_node_costs_only_its_shard(builds: Builds, expected: Counter[str]) -> None:
     """Each of the two nodes builds a shard when one of them is killed."""
     (builds.control / "hold").write_text("value")
     process = builds.started()
@@ -142,7 +145,7 @@ def test_a_killed_node_costs_only_its_shard(builds: Builds, expected: dict[str, 
 
 
 @needs_ray
-def test_a_killed_driver_goes_on_where_it_stopped(builds: Builds, expected: dict[str, str]) -> None:
+def test_a_killed_driver_goes_on_where_it_stopped(builds: Builds, expected: Counter[str]) -> None:
     """The shard that was done is not built again: the second build would be held by its text."""
     builds.nodes.add_worker()
     (builds.control / "hold").write_text("last = 1")
@@ -165,7 +168,7 @@ def test_a_killed_driver_goes_on_where_it_stopped(builds: Builds, expected: dict
 
 
 @needs_ray
-def test_ctrl_c_ends_the_tasks_and_a_local_build_goes_on(builds: Builds, expected: dict[str, str]) -> None:
+def test_ctrl_c_ends_the_tasks_and_a_local_build_goes_on(builds: Builds, expected: Counter[str]) -> None:
     (builds.control / "hold").write_text("last = 1")
     process = builds.started()
     builds.wait(process, lambda: bool(builds.held() and builds.records()))
@@ -183,7 +186,7 @@ def test_ctrl_c_ends_the_tasks_and_a_local_build_goes_on(builds: Builds, expecte
 
 
 @needs_ray
-def test_a_process_that_dies_is_replaced(builds: Builds, expected: dict[str, str]) -> None:
+def test_a_process_that_dies_is_replaced(builds: Builds, expected: Counter[str]) -> None:
     (builds.control / "die-1").touch()
     _, errors = builds.ended(builds.started())
     assert len(errors) == 1, errors
@@ -192,7 +195,7 @@ def test_a_process_that_dies_is_replaced(builds: Builds, expected: dict[str, str
 
 
 @needs_ray
-def test_a_shard_that_always_kills_ends_the_build_with_its_name(builds: Builds, expected: dict[str, str]) -> None:
+def test_a_shard_that_always_kills_ends_the_build_with_its_name(builds: Builds, expected: Counter[str]) -> None:
     for number in range(2 * TRIES):
         (builds.control / f"die-{number}").touch()
     errors = builds.failed(builds.started()).splitlines()
@@ -220,7 +223,7 @@ def test_a_file_that_changed_after_the_plan_is_read_as_it_is_now(builds: Builds,
 
 
 @needs_ray
-def test_files_that_the_nodes_do_not_have_come_from_the_driver(builds: Builds, expected: dict[str, str]) -> None:
+def test_files_that_the_nodes_do_not_have_come_from_the_driver(builds: Builds, expected: Counter[str]) -> None:
     (builds.control / "ship").touch()
     _, errors = builds.ended(builds.started())
     assert errors == []

@@ -17,9 +17,10 @@ import pytest
 
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval import Skipped, tokenize_documents, walk
-from rest_local.retrieval.sources import corpus, git, listing
-from rest_local.retrieval.sources.corpus import MAX_LINE
-from rest_local.retrieval.sources.secrecy import secret_content, secret_name
+from rest_local.retrieval.sources import listing
+from rest_local.retrieval.sources import walk as corpus
+from rest_local.retrieval.sources.source import secret_content, secret_name
+from rest_local.retrieval.sources.walk import MAX_LINE
 
 
 def files(root: Path, content: dict[str, str | bytes]) -> Path:
@@ -341,8 +342,8 @@ def test_names_that_git_lists_are_not_held_in_memory(tmp_path, monkeypatch):
                 stdout.write(f"{number // 1000:03}/{kind}{number % 1000:03}.x\0".encode() * (1 + number % 2))
         return subprocess.CompletedProcess(command, "check-ignore" in command, b"true")
 
-    monkeypatch.setattr(git.subprocess, "run", run)
-    listed = git.git_files(tmp_path)
+    monkeypatch.setattr(listing.subprocess, "run", run)
+    listed = listing.git_files(tmp_path)
     tracemalloc.start()
     try:
         count = sum(1 for _ in listed)

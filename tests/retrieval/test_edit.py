@@ -19,11 +19,11 @@ from rest_local.errors import (
     OptionError,
 )
 from rest_local.retrieval.building.build import build
-from rest_local.retrieval.changing.forgetting import forget
-from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.update.forgetting import forget
+from rest_local.retrieval.update.updating import add
 
 VOCABULARY = VocabularyId("ab" * 32, 300, "bytes of 300 tokens")
 

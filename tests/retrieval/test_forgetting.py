@@ -9,12 +9,18 @@ from edited import Bytes, Folder, text_on_disk, texts_in
 
 from rest_local.errors import OptionError
 from rest_local.retrieval.building.indexing import recipe_of
-from rest_local.retrieval.changing import updating
-from rest_local.retrieval.changing.excluding import excludable, excluding, relative_names
-from rest_local.retrieval.changing.forgetting import Forgotten, forget, forget_where
-from rest_local.retrieval.changing.merging import merge
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Git, Jsonl, Walk, from_recipe
+from rest_local.retrieval.update import updating
+from rest_local.retrieval.update.forgetting import (
+    Forgotten,
+    excludable,
+    excluding,
+    forget,
+    forget_where,
+    relative_names,
+)
+from rest_local.retrieval.update.merging import merge
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -182,7 +188,7 @@ def test_names_in_sources_of_other_kinds() -> None:
     assert isinstance(rows, Jsonl)
 
 
-def test_a_recipe_of_format_1() -> None:
+def test_a_recipe_without_sources() -> None:
     recipe = {"paths": ["/s"], "include": [], "exclude": ["*.txt"], "model": "m.gguf"}
     excluded = excluding(recipe, ["/s/x.py"])
     assert excluded == {"model": "m.gguf", **recipe_of([Walk(("/s",), exclude=("*.txt", "/x.py"))])}

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from stores import VOCABULARY
 
-from rest_local.retrieval.changing.forgetting import forget
-from rest_local.retrieval.changing.merging import merge
-from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.keeping.checking import look
+from rest_local.retrieval.maintenance.checking import look
+from rest_local.retrieval.update.forgetting import forget
+from rest_local.retrieval.update.merging import merge
+from rest_local.retrieval.update.updating import add
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

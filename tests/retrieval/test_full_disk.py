@@ -16,12 +16,12 @@ from test_staging import Bytes as Opened
 from traces import SECRET, traces
 
 from rest_local.errors import DatastoreUnwritable
-from rest_local.retrieval.building import shards, walking
+from rest_local.retrieval.building import indexing, shards
 from rest_local.retrieval.building.indexing import build_datastore, build_from_texts
-from rest_local.retrieval.changing.forgetting import forget
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.keeping.checking import size_of
-from rest_local.retrieval.keeping.moving import export, import_datastore
+from rest_local.retrieval.maintenance.checking import size_of
+from rest_local.retrieval.maintenance.moving import export, import_datastore
+from rest_local.retrieval.update.forgetting import forget
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -47,7 +47,7 @@ class Full(Files):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     """A datastore with a secret below `disk`, and much new text next to it."""
     monkeypatch.setattr(shards, "LEAST_SHARD", 1 << 14)
-    monkeypatch.setattr(walking, "SMALL_TEXT", 0)
+    monkeypatch.setattr(indexing, "SMALL_TEXT", 0)
     return prepared(Folder(tmp_path), tmp_path / "disk" / "store")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.retrieval.sources.git import git_command, git_environment
+from rest_local.retrieval.sources.listing import git_command, git_environment
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the program git is not installed")
 

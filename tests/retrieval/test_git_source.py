@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stores import read
 from support.repository import Repository
 
 from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.retrieval import Skipped
-from rest_local.retrieval.sources import Git, git_history, git_tree, read
-from rest_local.retrieval.sources.registry import measure
+from rest_local.retrieval.sources import Git
+from rest_local.retrieval.sources import git as git_history
+from rest_local.retrieval.sources import git as git_tree
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the program git is not installed")
 KEY = "AKIA" + "Z" * 16  # joined here, so that no secret scanner reports this file
@@ -54,7 +56,7 @@ def test_the_files_of_a_revision_without_a_checkout(repository: Repository) -> N
     commit = out(repository.path, "rev-parse", "old")
     assert texts_of(Git(path, commit)) == {f"{commit[:12]}:a.py": "first\n", f"{commit[:12]}:sub/b.py": "bee\n"}
     assert texts_of(Git(path, "old", include=("*.py",), exclude=("sub/",))) == {"old:a.py": "first\n"}
-    assert measure(Git(path, "old")) == (2, 10)
+    assert Git(path, "old").measure() == (2, 10)
 
 
 def test_a_bare_repository_and_a_subdirectory(repository: Repository, tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_concurrent_writers_lose_nothing(home: Path) -> None:
 
 def test_concurrent_writing_and_forgetting_never_fail(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both run at full speed once the first answer is forgotten. The content at the end is intact."""
-    monkeypatch.setattr("rest_local.retrieval.histories.WAIT_S", 120.0)  # a busy machine finds no gap within 2 s
+    monkeypatch.setattr("rest_local.retrieval.history.WAIT_S", 120.0)  # a busy machine finds no gap within 2 s
     context = multiprocessing.get_context("forkserver")
     barrier, forgotten = context.Barrier(2), context.Event()
     answers = random_answers(60, 20)

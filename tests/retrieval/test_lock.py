@@ -16,7 +16,8 @@ from stores import NEW, OLD, OTHER, content_of, make
 from rest_local.errors import DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
 from rest_local.retrieval import files, list_datastores, remove
 from rest_local.retrieval.files import LOCK, Files, locked
-from rest_local.retrieval.home import folder, indexes, remove_index
+from rest_local.retrieval.home import folder, indexes
+from rest_local.retrieval.staging import remove_index
 
 ROOT = Path(__file__).resolve().parents[2]
 

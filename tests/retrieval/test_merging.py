@@ -14,17 +14,16 @@ from hypothesis import strategies as st
 
 from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.building.build import build, commit
-from rest_local.retrieval.building.staged import MERGE, staging
-from rest_local.retrieval.changing import merging, updating
-from rest_local.retrieval.changing.forgetting import forget
-from rest_local.retrieval.changing.masking import without
-from rest_local.retrieval.changing.merging import DEAD, FANOUT, Size, chosen_of, is_due, merge, tier_of
-from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import SMALL_SEGMENT
 from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.staging import MERGE, staging
+from rest_local.retrieval.update import merging, updating
+from rest_local.retrieval.update.forgetting import forget
+from rest_local.retrieval.update.merging import DEAD, FANOUT, Size, chosen_of, is_due, merge, tier_of, without
+from rest_local.retrieval.update.updating import add
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -129,7 +128,7 @@ def forget_by_mask(path: Path, name: str) -> None:
     with locked(path), Datastore.open(path) as store:
         kept = tuple(entry for entry in without(store, {name}) if entry)
         manifest = store.manifest
-        commit(path, [], vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=kept)
+        commit(path, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=kept, files=Files())
 
 
 def test_everything_deleted_during_a_merge(folder: Folder) -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from failpoints import Named
 from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, kill_at_every_step, make
-from test_build import Counting, names, orphans
+from test_build import names, orphans
 from test_checking import faults, put, sign
-from test_datastore import FROZEN, rewrite
+from test_datastore import rewrite
 
 from rest_local.errors import (
     DatastoreCorrupt,
@@ -29,16 +30,15 @@ from rest_local.errors import (
     DatastoreUnwritable,
     OptionError,
 )
-from rest_local.retrieval import Datastore, VocabularyId, list_datastores, sample
-from rest_local.retrieval.building import writing
+from rest_local.retrieval import Datastore, VocabularyId, list_datastores
+from rest_local.retrieval.building import build as building
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, sealed
 from rest_local.retrieval.home import indexes, read_manifest
-from rest_local.retrieval.keeping import archive, moving
-from rest_local.retrieval.keeping.archive import HEAD, TAIL
-from rest_local.retrieval.keeping.moving import export, export_file, import_datastore
+from rest_local.retrieval.maintenance import moving
+from rest_local.retrieval.maintenance.moving import HEAD, TAIL, export, export_file, import_datastore
 
 MORE = {"more.py": [1, 2, 3]}
 
@@ -97,15 +97,6 @@ def test_an_import_can_be_used_like_any_datastore(store):
     make(path, MORE, vocabulary=OTHER)
     assert held(path) == {"toy": MORE, "other": MORE}
     assert orphans(path) == set()
-
-
-def test_format_1_is_moved_as_well(tmp_path):
-    path = shutil.copytree(FROZEN, tmp_path / "frozen")
-    with Datastore.open(path) as store:
-        expected = store.document_names()
-    with Datastore.open(imported(exported(path), tmp_path / "copy")) as store:
-        assert store.document_names() == expected
-        store.check()
 
 
 def test_any_tar_reads_an_export_and_what_it_extracts_is_a_datastore(store, tmp_path):
@@ -212,7 +203,7 @@ class Nowhere(Files):
 
 def read(data: bytes) -> None:
     """All that an import does before it compares the checksums of the files."""
-    reader = archive.Reader(io.BytesIO(data), "test")
+    reader = moving.Reader(io.BytesIO(data), "test")
     for where, size in reader.head()[1]:
         moving._receive(reader, Path("nowhere"), where, size, Nowhere())
     reader.end()
@@ -255,7 +246,7 @@ def forged(data: bytes, change: Callable[[dict[str, bytes]], None], names_of: Ca
     del parts[TAIL]
     change(parts)
     output = io.BytesIO()
-    writer = archive.Writer(output)
+    writer = moving.Writer(output)
     for name, content in parts.items():
         writer.add(names_of(name), content)
     writer.end()
@@ -351,8 +342,7 @@ def test_rightly_hashed_damage_is_refused_or_harmless(tmp_path, kind, monkeypatc
     """Random bytes in a file, with checksums that fit. What is imported is searched without a crash and without an id
     that the vocabulary does not have.
     """
-    monkeypatch.setattr(writing, "SAMPLED", 1)
-    monkeypatch.setattr(sample, "SAMPLED", 1)
+    monkeypatch.setattr(building, "SAMPLED", 1)
     draw = random.Random(kind)
     documents = [
         Document(name, np.array(tokens * 20, np.int32), (FileState(name, 1, 2, b"s" * 32),))
@@ -504,7 +494,7 @@ def target_of(path: Path, content: dict[str, list[int]] | None) -> Path:
 
 
 def steps_of_an_import(path: Path, data: bytes) -> int:
-    files = Counting(lambda step, name: None)
+    files = Named()
     imported(data, path, files=files, replace=True)
     return files.steps
 
@@ -549,7 +539,7 @@ def test_a_disk_that_fails_at_every_step_of_an_import(small, tmp_path, old):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         try:
-            imported(small, path, files=Counting(fail), replace=True)
+            imported(small, path, files=Named(fail), replace=True)
         except DatastoreUnwritable:
             failed += 1
             found = held(path)

@@ -16,7 +16,7 @@ from test_traces import WAYS, Work, secret_files, with_other_text, with_secret
 from rest_local.errors import DatastoreError, DatastoreNotFound
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import MANIFEST
-from rest_local.retrieval.home import clear
+from rest_local.retrieval.staging import clear
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from stores import VOCABULARY, content_of, make
 
 from rest_local.errors import DatastoreNotFound, DatastoreUnwritable, OptionError
-from rest_local.retrieval.changing.pruning import CONTEXT, Target, _Stored, choose, prune, size_of
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.documents import Document, FileState, bitmap_of
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.tables import bitmap_of
+from rest_local.retrieval.update.pruning import CONTEXT, Target, _Stored, choose, prune, size_of
 
 COMMON = [1, 2, 3, 4, 5, 6, 7, 8]
 CONTENT = {

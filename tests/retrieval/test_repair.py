@@ -6,28 +6,26 @@ import dataclasses
 import errno
 import os
 import resource
-import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from failpoints import Named
 from stores import NEW, OLD, OTHER, VOCABULARY, content_of, kill_at_every_step, make
 from support.files import overwrite
-from test_build import Counting, names, orphans
+from test_build import names, orphans
 from test_checking import faults, sign
-from test_datastore import FROZEN
 
 from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreUnwritable
 from rest_local.retrieval import Datastore
 from rest_local.retrieval.building.build import build, commit
-from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.documents import Document, FileState, bitmap_of
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, file_name
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.keeping.checking import look
-from rest_local.retrieval.keeping.repair import Plan, plan, repair
-from rest_local.retrieval.tables import bitmap_of
+from rest_local.retrieval.maintenance.checking import look
+from rest_local.retrieval.maintenance.repair import Plan, plan, repair
 
 FIRST, SECOND, THIRD = NEW
 STATES = {name: FileState(name, len(tokens), 7, bytes([len(tokens)]) * 32) for name, tokens in NEW.items()}
@@ -119,7 +117,7 @@ def test_deleted_documents_stay_deleted(tmp_path):
     (entry,) = manifest.segments
     entry = dataclasses.replace(entry, dead=bitmap_of([1], 3), gone=bitmap_of([2, 3, 4], 6))
     with locked(path):
-        commit(path, [], vocabulary=VOCABULARY, keep=(entry,))
+        commit(path, vocabulary=VOCABULARY, keep=(entry,), files=Files())
     before = held(path)
     assert {*before} == {FIRST, f"copy of {THIRD}"}  # the document is shown under the file that still has its content
     damage(path, 0, "order")
@@ -138,15 +136,6 @@ def test_nothing_intact_is_left_as_it_is(store):
     (planned,) = repaired(store)
     assert "no segment" in planned.hopeless
     assert {name: (store / name).read_bytes() for name in names(store)} == before
-
-
-def test_format_1_is_repaired(tmp_path):
-    path = shutil.copytree(FROZEN, tmp_path / "frozen")
-    before = content_of(path)
-    damage(path, 0, "order")
-    repaired(path)
-    assert content_of(path) == before
-    assert faults(path) == []
 
 
 def killed_after_its_copy(path: Path) -> None:
@@ -246,7 +235,7 @@ def test_a_commit_or_a_writer_since_the_look_is_refused(store):
 
 
 def steps_of_a_repair(path: Path) -> int:
-    files = Counting(lambda step, name: None)
+    files = Named()
     repaired(broken(path), files)
     return files.steps
 
@@ -289,7 +278,7 @@ def test_a_disk_that_fails_at_every_step_of_a_repair(tmp_path, code):
                 raise OSError(code, os.strerror(code))
 
         try:
-            repaired(path, Counting(fail))
+            repaired(path, Named(fail))
         except DatastoreUnwritable:
             failed += 1
             assert {name: (path / name).read_bytes() for name in before} == before

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stores import read
 
 from rest_local.errors import InputInvalid, OptionError
 from rest_local.retrieval import Skipped
@@ -28,12 +29,11 @@ from rest_local.retrieval.sources import (
     Source,
     Stdin,
     Walk,
-    fields,
     from_recipe,
-    read,
+    records,
     source_of,
 )
-from rest_local.retrieval.sources.registry import KINDS, can_repeat, is_repeatable, measure
+from rest_local.retrieval.sources.recipes import KINDS, can_repeat
 
 OLD = 1_600_000_000_000_000_000
 KEY = "AKIA" + "Z" * 16  # joined here, so that no secret scanner reports this file
@@ -61,7 +61,7 @@ def test_a_document_for_each_row(tmp_path: Path, name: str) -> None:
     digest = hashlib.sha256("twö".encode()).digest()
     assert found[1] == Text(f"{path}:2", "twö", FileState(f"{path}:2", 4, OLD, digest))
     assert found[0].text == "one"
-    assert measure(Jsonl(str(path), "text")) == (1, path.stat().st_size)
+    assert Jsonl(str(path), "text").measure() == (1, path.stat().st_size)
 
 
 def test_what_is_wrong_with_a_row_is_counted_and_not_fatal(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_is_wrong_with_a_row_is_counted_and_not_fatal(tmp_path: Path) -> No
     assert list(found) == ["a.jsonl:1", "a.jsonl:12", "a.jsonl:13", "a.jsonl:14", "a.jsonl:15"]
     assert found["a.jsonl:13"] == "caf\ufffd"
     assert found["a.jsonl:12"] == "\ud800 lone"
-    assert dict(skipped.counts) == {fields.WRONG: 3, "damaged JSON": 3, "empty": 1, "binary": 1, "secret": 1}
+    assert dict(skipped.counts) == {records.WRONG: 3, "damaged JSON": 3, "empty": 1, "binary": 1, "secret": 1}
     assert skipped.secrets == [f"{path}:11"]
     assert f"{path}:11".rpartition("/")[2] in texts_of(Jsonl(str(path), "text", True))
 
@@ -109,12 +109,12 @@ def test_what_is_wrong_with_a_row_is_counted_and_not_fatal(tmp_path: Path) -> No
 )
 def test_dots_lead_into_a_row(field: str, value: str | None) -> None:
     row = {"a": {"b": "nested"}, "messages": [{"content": "first"}], "dotted.name": "whole"}
-    found = fields.dig(row, field)
+    found = records.dig(row, field)
     assert (found if isinstance(found, str) else None) == value
 
 
 def test_a_line_without_end_is_skipped_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "MAX_ROW", 10_000)
+    monkeypatch.setattr(records, "MAX_ROW", 10_000)
     path = tmp_path / "a.jsonl.gz"
     with gzip.open(path, "wb") as file:
         for _ in range(200):
@@ -196,10 +196,10 @@ def test_columns_of_parquet(tmp_path: Path) -> None:
     path = table(tmp_path / "a.parquet", columns)
     skipped = Skipped()
     assert texts_of(Parquet(str(path), "text"), skipped) == {"a.parquet:1": "one", "a.parquet:5": "five"}
-    assert dict(skipped.counts) == {fields.WRONG: 1, "secret": 1, "empty": 1}
+    assert dict(skipped.counts) == {records.WRONG: 1, "secret": 1, "empty": 1}
     assert texts_of(Parquet(str(path), "nested.a.0.b"))["a.parquet:5"] == "deep 4"
     assert texts_of(Parquet(str(path), "number"), skipped) == {}
-    assert skipped.counts[fields.WRONG] == 6
+    assert skipped.counts[records.WRONG] == 6
     with pytest.raises(InputInvalid, match=r"no column 'none'; it has: text, number, nested"):
         texts_of(Parquet(str(path), "none"))
     first, *_ = read(Parquet(str(path), "text"), Skipped())
@@ -254,8 +254,8 @@ def test_the_standard_input(stdin: Callable[[bytes], None]) -> None:
     stdin(f"'{KEY}'".encode())
     assert texts_of(Stdin(), skipped) == {}
     assert skipped.counts == {"secret": 1}
-    assert not is_repeatable(Stdin())
-    assert is_repeatable(Walk(("src",)))
+    assert not Stdin().repeatable
+    assert Walk(("src",)).repeatable
 
 
 @pytest.mark.parametrize("unit", [b"line\n", "漢".encode(), b"x", b"\x80"])
@@ -263,7 +263,7 @@ def test_the_standard_input(stdin: Callable[[bytes], None]) -> None:
 def test_a_long_standard_input_is_several_documents(
     stdin: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch, unit: bytes, length: int
 ) -> None:
-    monkeypatch.setattr("rest_local.retrieval.sources.stdin.PIECE", 100)
+    monkeypatch.setattr("rest_local.retrieval.sources.records.PIECE", 100)
     data = (unit * length)[:length]
     stdin(data)
     found = texts_of(Stdin())
@@ -287,7 +287,7 @@ def test_installed_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_
     monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
     source = Python(site_packages)
     assert list(texts_of(source)) == ["click.py" if site_packages else "queue.py"]
-    assert measure(source) == (1, 11 if site_packages else 17)
+    assert source.measure() == (1, 11 if site_packages else 17)
 
 
 SOURCES = [
@@ -309,7 +309,7 @@ def test_a_source_survives_its_recipe(source: Source) -> None:
     assert {source.kind for source in SOURCES} == KINDS.keys()
 
 
-def test_recipes_of_format_1_and_of_other_origin() -> None:
+def test_recipes_of_earlier_versions_and_of_other_origin() -> None:
     old = {
         "paths": ["/src"],
         "include": ["*.py"],

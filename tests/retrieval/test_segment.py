@@ -8,10 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
 
-from rest_local.retrieval import MAX_DEPTH, MAX_MATCH, Rows, Segment, nearest
-from rest_local.retrieval.nearest import search_all
+from rest_local.retrieval import MAX_DEPTH, MAX_MATCH, Rows, Segment
+from rest_local.retrieval import segment as searching
 from rest_local.retrieval.rows import order_of, pack, width_of
-from rest_local.retrieval.sample import Sample, make_sample
+from rest_local.retrieval.segment import search_all
+from rest_local.retrieval.sparse_index import Sample, make_sample
 
 # Few different ids, so that matches are long and many. The wide ids differ in each of their three bytes.
 NARROW = [0, 1, 255, 256]
@@ -239,7 +240,7 @@ def test_dead_rows_that_crowd_the_place_are_passed_over():
     rows = segment.rows(array([1, 2, 3]), 4, 2)
     assert rows.continuations.tolist() == [[8, -1]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nearest, "MOST", 64)
+        patch.setattr(searching, "MOST", 64)
         assert len(segment.rows(array([1, 2, 3]), 4, 2)) == 0
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from failpoints import Named
 from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, kill_at_every_step, make
-from test_build import Counting, names, orphans
+from test_build import names, orphans
 
 from rest_local.errors import (
     DatastoreCorrupt,
@@ -22,11 +22,12 @@ from rest_local.errors import (
 )
 from rest_local.retrieval import Datastore, VocabularyId, list_datastores, remove
 from rest_local.retrieval.building.indexing import estimate, rebuild_datastore
-from rest_local.retrieval.changing.forgetting import forget
-from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST
-from rest_local.retrieval.home import folder, indexes, remove_index
+from rest_local.retrieval.home import folder, indexes
+from rest_local.retrieval.staging import remove_index
+from rest_local.retrieval.update.forgetting import forget
+from rest_local.retrieval.update.updating import add
 
 THIRD = VocabularyId("ef" * 32, 1000, "third")
 
@@ -81,20 +82,9 @@ def test_an_index_is_not_replaced_where_that_is_not_wanted(both: Path) -> None:
     assert held(both, THIRD) == {"x": [1]}
 
 
-def test_the_frozen_format_1_gets_an_index_for_another_vocabulary(tmp_path: Path) -> None:
-    frozen = Path(__file__).parents[1] / "data" / "datastore-format-1"
-    path = Path(shutil.copytree(frozen, tmp_path / "store"))
-    with Datastore.open(frozen) as store:
-        vocabulary, content = store.manifest.vocabulary, store.document_names()
-    make(path, NEW, vocabulary=OTHER)
-    assert held(path, OTHER) == NEW
-    with Datastore.open(path, vocabulary_hash=vocabulary.hash) as store:
-        assert (store.directory, store.document_names()) == (path, content)
-
-
 def test_killed_at_every_step_of_a_second_vocabulary(tmp_path: Path) -> None:
     """The first one is whole at every moment, a half-made folder opens nothing, and the next build completes it."""
-    files = Counting(lambda step, name: None)
+    files = Named()
     write = "make(path, NEW, segment_tokens=12, files=files, vocabulary=OTHER)"
     make(make(tmp_path / "counted", OLD), NEW, segment_tokens=12, files=files, vocabulary=OTHER)
     for step in range(1, files.steps + 1):
@@ -124,7 +114,7 @@ def test_killed_at_every_step_of_removing_one(tmp_path: Path, first: bool) -> No
 
     gone, kept, left = (VOCABULARY, OTHER, NEW) if first else (OTHER, VOCABULARY, OLD)
     write = f"remove_index(path, {'path' if first else 'folder(path, OTHER.hash)'}, files=files)"
-    path, files = prepared("counted"), Counting(lambda step, name: None)
+    path, files = prepared("counted"), Named()
     remove_index(path, path if first else folder(path, OTHER.hash), files=files)
     for step in range(1, files.steps + 1):
         prepared(str(step))
@@ -149,7 +139,7 @@ def test_killed_at_every_step_of_removing_one(tmp_path: Path, first: bool) -> No
 
 def test_killed_at_every_step_of_removing_all(tmp_path: Path) -> None:
     """Both are there or none."""
-    path, files = make(make(tmp_path / "counted", OLD), NEW, vocabulary=OTHER), Counting(lambda step, name: None)
+    path, files = make(make(tmp_path / "counted", OLD), NEW, vocabulary=OTHER), Named()
     remove(path, files=files)
     for step in range(1, files.steps + 1):
         make(make(tmp_path / str(step), OLD), NEW, vocabulary=OTHER)
@@ -196,7 +186,7 @@ def test_two_writers_of_different_vocabularies_take_no_place_from_each_other(tmp
         if step == 1:
             make(path, OLD)
 
-    make(path, NEW, vocabulary=OTHER, files=Counting(overtake))
+    make(path, NEW, vocabulary=OTHER, files=Named(overtake))
     assert (held(path, VOCABULARY), held(path, OTHER)) == (OLD, NEW)
 
 

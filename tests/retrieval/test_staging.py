@@ -13,21 +13,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_build import Counting
+from failpoints import Named
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreUnwritable, OptionError
 from rest_local.retrieval import Datastore, build_datastore
-from rest_local.retrieval.building import shards, walking, workers
-from rest_local.retrieval.building.shards import FIXED_MEMORY, Plan, plan, segment_tokens
-from rest_local.retrieval.building.staging import build_shard, finished
-from rest_local.retrieval.building.walking import recipe_of_walk
+from rest_local.retrieval.building import indexing, shards
+from rest_local.retrieval.building.shards import FIXED_MEMORY, Plan, build_shard, finished, plan, segment_tokens
 from rest_local.retrieval.files import Files, locked
-from rest_local.retrieval.format import MAX_SEGMENT, VocabularyId
+from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, VocabularyId
 from rest_local.retrieval.sources.walk import Walk
 
 MEMORY = 1 << 30
@@ -74,7 +73,7 @@ IDENTITY = VocabularyId(Bytes.hash, Bytes.size, Bytes.name)
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """60 files of 2 to 8 KB, in shards of some 16 KB."""
     monkeypatch.setattr(shards, "LEAST_SHARD", 1 << 14)
-    monkeypatch.setattr(walking, "SMALL_TEXT", 0)
+    monkeypatch.setattr(indexing, "SMALL_TEXT", 0)
     folder = tmp_path / "source"
     folder.mkdir()
     numbers = random.Random(5)
@@ -85,14 +84,18 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def recipe(*paths: Path) -> dict[str, object]:
-    return recipe_of_walk(Walk(tuple(map(str, paths))))
+def walk(*paths: Path) -> Walk:
+    return Walk(tuple(map(str, paths)))
 
 
-def content(path: Path) -> dict[str, str]:
-    """The files of an index, except for the manifest, which has a time."""
+def content(path: Path) -> Counter[str]:
+    """The files of an index by kind and checksum: segments have new names in each build."""
     names = [path / name for name in os.listdir(path) if name.endswith(".bin")]
-    return {name.name: hashlib.sha256(name.read_bytes()).hexdigest() for name in names}
+    return Counter(f"{name.name.split('.')[1]} {hashlib.sha256(name.read_bytes()).hexdigest()}" for name in names)
+
+
+def unnamed(entries: Iterable[SegmentEntry]) -> list[SegmentEntry]:
+    return [replace(entry, name="") for entry in entries]
 
 
 def stagings(path: Path) -> list[str]:
@@ -100,7 +103,7 @@ def stagings(path: Path) -> list[str]:
 
 
 def test_a_plan_has_every_file_once_and_survives_json(source: Path) -> None:
-    made = plan(recipe(source), MEMORY, IDENTITY, least=4)
+    made = plan(walk(source), MEMORY, IDENTITY, least=4)
     assert len(made.shards) == 4
     sizes = [made.shard_bytes(number) for number in range(4)]
     assert max(sizes) < 1.5 * min(sizes)
@@ -111,13 +114,13 @@ def test_a_plan_has_every_file_once_and_survives_json(source: Path) -> None:
 
 
 def test_shards_in_any_order_and_anywhere_have_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    made = plan(recipe(source), MEMORY, IDENTITY, least=4)
+    made = plan(walk(source), MEMORY, IDENTITY, least=4)
     found = []
     for name, order in (("one", (0, 1, 2, 3)), ("two", (2, 0, 3, 1))):
         directory = tmp_path / name
         directory.mkdir()
         entries = {number: build_shard(made, number, directory, Bytes()) for number in order}
-        found.append(([entries[number] for number in range(4)], content(directory)))
+        found.append(([unnamed(entries[number]) for number in range(4)], content(directory)))
     assert found[0] == found[1]
     assert all(len(entries) == 1 for entries in found[0][0])
 
@@ -125,7 +128,7 @@ def test_shards_in_any_order_and_anywhere_have_the_same_bytes(source: Path, tmp_
 def test_processes_and_one_process_build_the_same_bytes(source: Path, tmp_path: Path) -> None:
     seen: list[Counter[str]] = [Counter(), Counter()]
     for name, jobs in (("a", 1), ("b", 2)):
-        made = plan(recipe(source), MEMORY, IDENTITY, least=4)
+        made = plan(walk(source), MEMORY, IDENTITY, least=4)
         directory = tmp_path / name
         directory.mkdir()
 
@@ -136,7 +139,7 @@ def test_processes_and_one_process_build_the_same_bytes(source: Path, tmp_path: 
             for number in range(4):
                 build_shard(made, number, directory, Bytes(), progress)
         else:
-            workers.build_shards(made, range(4), directory, opened, 2, progress)
+            shards.build_shards(made, range(4), directory, opened, 2, progress)
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert seen[0] == seen[1]
     assert seen[0]["read"] == made.bytes
@@ -156,7 +159,7 @@ def test_a_build_over_processes_is_committed_and_leaves_no_staging(source: Path,
         assert (state.name, state.size, state.sha256) == (document.name, len(read), hashlib.sha256(read).digest())
         assert bytes(document.tokens.astype(np.uint8)) == read
     again = build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=2)
-    assert [segment.name for segment in again.manifest.segments] == [s.name for s in built.manifest.segments]
+    assert unnamed(again.manifest.segments) == unnamed(built.manifest.segments)
 
 
 def test_files_with_the_same_content_are_one_document_with_all_states(source: Path, tmp_path: Path) -> None:
@@ -171,9 +174,9 @@ def test_files_with_the_same_content_are_one_document_with_all_states(source: Pa
 
 
 def test_dense_text_gives_more_segments_not_larger_ones(source: Path, tmp_path: Path) -> None:
-    made = plan(recipe(source), MEMORY, IDENTITY)
+    made = plan(walk(source), MEMORY, IDENTITY)
     (shard,) = made.shards
-    small = Plan(made.recipe, IDENTITY, 50_000, made.shards, made.skipped)
+    small = Plan(made.walk, IDENTITY, 50_000, made.shards, made.skipped)
     entries = build_shard(small, 0, tmp_path, Bytes())
     assert len(entries) > 2
     assert max(entry.tokens for entry in entries) <= 50_000
@@ -247,7 +250,7 @@ def test_a_shard_is_built_again_only_if_a_file_changed(source: Path, tmp_path: P
     assert noting.texts == 60
     (source / "f59.py").write_text("changed = 1\n")
     built = build_datastore(tmp_path / "store", [source], vocabulary=noting, jobs=4)
-    largest = max(map(len, plan(recipe(source), MEMORY, IDENTITY, least=4).shards))
+    largest = max(map(len, plan(walk(source), MEMORY, IDENTITY, least=4).shards))
     assert 60 < noting.texts <= 60 + largest + 1
     assert len(built.manifest.segments) == 4
     with Datastore.open(built.path) as store:
@@ -261,21 +264,21 @@ class Killed(BaseException):
 
 
 class Refusing(Files):
-    """Kills the build when it renames its manifest. full: the disk has no room for it in place of that."""
+    """Kills the build when it moves the first file into the index. full: the disk has no room for the manifest."""
 
     full = False
 
     def rename(self, old: Path, new: Path) -> None:
-        if new.name == "manifest.json":
-            if self.full:
-                raise OSError(28, "No space left on device", str(new))
+        if self.full and new.name == "manifest.json":
+            raise OSError(28, "No space left on device", str(new))
+        if not self.full and not new.parent.name.startswith("staging-"):
             raise Killed
         super().rename(old, new)
 
 
 @contextlib.contextmanager
 def killed_before_the_commit(tmp_path: Path) -> Iterator[None]:
-    """Every shard is done, and the commit fails: the staging directory has them again, and the index has nothing."""
+    """Every shard is done in the staging directory, and the index has nothing."""
     with pytest.raises(Killed):
         yield
     assert content(tmp_path / "store") == {}
@@ -318,7 +321,7 @@ def test_another_plan_deletes_what_a_killed_build_left(source: Path, tmp_path: P
 def test_a_staging_directory_in_use_is_left_alone(source: Path, tmp_path: Path) -> None:
     other = tmp_path / "store" / "staging-0123456789abcdef"
     other.mkdir(parents=True)
-    (other / "order.new-0123456789abcdef").write_text("x")
+    (other / "plan.json.new-0123456789abcdef").write_text("x")
     with locked(other):
         built = build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=1)
         assert stagings(built.path) == [other.name]
@@ -366,17 +369,17 @@ import os, sys
 sys.path[:0] = sys.argv[4:]
 from pathlib import Path
 import test_staging
-from test_build import Counting
+from failpoints import Named
 from rest_local.retrieval import build_datastore
-from rest_local.retrieval.building import shards, walking
-shards.LEAST_SHARD, walking.SMALL_TEXT = 1 << 14, 0
+from rest_local.retrieval.building import indexing, shards
+shards.LEAST_SHARD, indexing.SMALL_TEXT = 1 << 14, 0
 
 def die(step, name):
     if step == int(sys.argv[3]):
         os.kill(os.getpid(), 9)
 
 if __name__ == "__main__":
-    files = Counting(die)
+    files = Named(die)
     build_datastore(sys.argv[1], [sys.argv[2]], vocabulary=test_staging.Bytes(), jobs={jobs}, files=files)
 """
 
@@ -390,7 +393,7 @@ def run(store: Path, source: Path, step: int, jobs: int = 1) -> subprocess.Popen
 
 def test_killed_at_steps_and_built_again_is_as_never_killed(source: Path, tmp_path: Path) -> None:
     """Each kill is followed by another build of the same directory, which is killed later, until one comes through."""
-    counting = Counting(lambda step, name: None)
+    counting = Named()
     for path in sorted(source.iterdir())[12:]:
         path.unlink()
     build_datastore(tmp_path / "right", [source], vocabulary=Bytes(), jobs=1, files=counting)
@@ -418,5 +421,5 @@ def test_processes_of_a_killed_build_end_too(source: Path, tmp_path: Path) -> No
             break
     assert not left.strip()
     assert build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=2).documents == 60
-    made = plan(recipe(source), MEMORY, IDENTITY, least=2)
+    made = plan(walk(source), MEMORY, IDENTITY, least=2)
     assert finished(made, 0, tmp_path / "store") is None

@@ -14,10 +14,10 @@ from stores import VOCABULARY
 from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.building.build import build, commit
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.documents import Document, FileState, StateTable, bitmap_of, numbers_in, pack_states
+from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import Manifest
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.tables import StateTable, bitmap_of, numbers_in, pack_states
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(["caf\udce9.py", "a/b.c", ""])
 STATES = st.builds(
@@ -74,7 +74,7 @@ def deleted(path: Path, dead: set[int], gone: set[int]) -> Manifest:
     manifest = read_manifest(path)
     (entry,) = manifest.segments
     entry = dataclasses.replace(entry, dead=bitmap_of(dead, 3), gone=bitmap_of(gone, 3))
-    return commit(path, [], vocabulary=VOCABULARY, keep=(entry,))
+    return commit(path, vocabulary=VOCABULARY, keep=(entry,), files=Files())
 
 
 def test_deleted_documents_and_states_are_not_listed(tmp_path: Path) -> None:
@@ -109,4 +109,4 @@ def test_the_revision_counts_the_commits_of_all_indexes(tmp_path: Path) -> None:
     documents = [("x", np.array([1], np.int32))]
     assert build(path, documents, vocabulary=other).revision == 2
     assert build(path, documents, vocabulary=VOCABULARY).revision == 3
-    assert read_manifest(path).age > read_manifest(path / "vocabulary-efefefefefefefef").age
+    assert read_manifest(path).revision > read_manifest(path / "vocabulary-efefefefefefefef").revision

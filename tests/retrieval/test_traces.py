@@ -28,22 +28,20 @@ from rest_local.cli.main import cli
 from rest_local.errors import DatastoreLocked, DatastoreNotFound
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.building.indexing import build_datastore
-from rest_local.retrieval.building.staged import staging
-from rest_local.retrieval.changing import pruning
-from rest_local.retrieval.changing.forgetting import forget, names_in
-from rest_local.retrieval.changing.merging import merge
-from rest_local.retrieval.changing.updating import add, update
-from rest_local.retrieval.changing.watched import MODIFIED, Batch, Target
-from rest_local.retrieval.changing.watching import Watcher
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, VocabularyId, file_name
-from rest_local.retrieval.histories import forget_history, list_histories
-from rest_local.retrieval.history import History
-from rest_local.retrieval.home import clear, indexes, read_manifest, remove
-from rest_local.retrieval.keeping.checking import look
-from rest_local.retrieval.keeping.moving import export, import_datastore
-from rest_local.retrieval.keeping.repair import plan, repair
+from rest_local.retrieval.history import History, forget_history, list_histories
+from rest_local.retrieval.home import indexes, read_manifest
+from rest_local.retrieval.maintenance.checking import look
+from rest_local.retrieval.maintenance.moving import export, import_datastore
+from rest_local.retrieval.maintenance.repair import plan, repair
+from rest_local.retrieval.staging import clear, remove, staging
+from rest_local.retrieval.update import pruning
+from rest_local.retrieval.update.forgetting import forget, names_in
+from rest_local.retrieval.update.merging import merge
+from rest_local.retrieval.update.updating import add, update
+from rest_local.retrieval.update.watching import MODIFIED, Batch, Target, Watcher
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

@@ -11,13 +11,13 @@ from edited import Bytes, Folder, live_tokens, texts_in
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, InputInvalid
 from rest_local.retrieval.building.build import build
-from rest_local.retrieval.changing import updating
-from rest_local.retrieval.changing.updating import Updated, add, add_sources, update
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Walk
+from rest_local.retrieval.update import updating
+from rest_local.retrieval.update.updating import Updated, add, add_sources, update
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -39,7 +39,7 @@ def counts(updated: Updated) -> tuple[int, int, int, int]:
 
 def test_nothing_changed_is_no_commit_and_reads_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     before = read_manifest(folder.path)
-    monkeypatch.setattr("rest_local.retrieval.sources.corpus.read_regular", None)
+    monkeypatch.setattr("rest_local.retrieval.sources.walk.read_regular", None)
     assert counts(folder.update()) == (0, 0, 0, 3)
     assert read_manifest(folder.path) == before
 

@@ -12,10 +12,10 @@ from changes import prepared, set_small
 from edited import Bytes, Folder, texts_in
 
 from rest_local.errors import DatastoreLocked
-from rest_local.retrieval.changing.merging import merge
-from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.update.merging import merge
+from rest_local.retrieval.update.updating import add
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 

@@ -13,8 +13,8 @@ from support.repository import Repository
 
 from rest_local.retrieval import Skipped
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.sources import reading
-from rest_local.retrieval.sources.corpus import Filters, walk_files
+from rest_local.retrieval.sources import listing as reading
+from rest_local.retrieval.sources.walk import Filters, walk_files
 
 OLD = 1_600_000_000_000_000_000
 
@@ -88,7 +88,7 @@ def test_unchanged_files_are_not_opened(tmp_path: Path, monkeypatch: pytest.Monk
     opened = []
     read = reading.read_regular
     monkeypatch.setattr(
-        "rest_local.retrieval.sources.corpus.read_regular", lambda path, n: opened.append(path) or read(path, n)
+        "rest_local.retrieval.sources.walk.read_regular", lambda path, n: opened.append(path) or read(path, n)
     )
 
     def unchanged(name: str, size: int, mtime_ns: int) -> bool:

@@ -14,10 +14,10 @@ import pytest
 from stores import VOCABULARY, make
 
 from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
-from rest_local.retrieval.changing import watched
-from rest_local.retrieval.changing.watched import ADDED, DELETED, MODIFIED, Batch, Commit, Target
-from rest_local.retrieval.changing.watching import Watcher
-from rest_local.retrieval.home import find, read_manifest, remove
+from rest_local.retrieval.home import find, read_manifest
+from rest_local.retrieval.staging import remove
+from rest_local.retrieval.update import watching as watched
+from rest_local.retrieval.update.watching import ADDED, DELETED, MODIFIED, Batch, Commit, Target, Watcher
 
 TOY = SimpleNamespace(hash=VOCABULARY.hash, size=VOCABULARY.size, name=VOCABULARY.name)
 Script = Sequence["Batch | Callable[[], object]"]

@@ -18,9 +18,9 @@ from rest_local.decoding.engine import Engine
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.retrieval import VocabularyId, build
-from rest_local.retrieval.changing.updating import add
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
+from rest_local.retrieval.update.updating import add
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
 
@@ -129,8 +129,8 @@ def test_datastores_created_at_the_same_time_are_all_open(demo: Live) -> None:
 def test_reload_opens_the_newest_commit() -> None:
     from rest_local.llama.model import Model
     from rest_local.paths import demo_model
-    from rest_local.retrieval.changing.updating import add
     from rest_local.retrieval.format import VocabularyId
+    from rest_local.retrieval.update.updating import add
 
     with Model.open(demo_model(), vocab_only=True) as model:
         identity = VocabularyId(*model.vocabulary.identity)

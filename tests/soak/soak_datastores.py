@@ -22,7 +22,8 @@ from stores import OTHER, VOCABULARY, content_of, make
 from rest_local.errors import DatastoreNotFound, DatastoreVocabulary
 from rest_local.retrieval import Datastore, remove
 from rest_local.retrieval.format import MANIFEST, owns
-from rest_local.retrieval.home import folder, remove_index
+from rest_local.retrieval.home import folder
+from rest_local.retrieval.staging import remove_index
 
 SECONDS = float(os.environ.get("REST_LOCAL_SOAK_SECONDS", "60"))
 READERS = 8

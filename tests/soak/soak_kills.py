@@ -38,20 +38,19 @@ from failpoints import Named
 
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval.building.indexing import build_datastore
-from rest_local.retrieval.changing import watched, watching
-from rest_local.retrieval.changing.forgetting import forget
-from rest_local.retrieval.changing.merging import merge
-from rest_local.retrieval.changing.pruning import Target, prune
-from rest_local.retrieval.changing.rereading import roots_of
-from rest_local.retrieval.changing.updating import add, add_sources, update
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId, file_name
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.keeping.checking import look
-from rest_local.retrieval.keeping.moving import export, import_datastore
-from rest_local.retrieval.keeping.repair import plan, repair
+from rest_local.retrieval.maintenance.checking import look
+from rest_local.retrieval.maintenance.moving import export, import_datastore
+from rest_local.retrieval.maintenance.repair import plan, repair
 from rest_local.retrieval.sources import Walk, from_recipe
+from rest_local.retrieval.update import watching
+from rest_local.retrieval.update.forgetting import forget
+from rest_local.retrieval.update.merging import merge
+from rest_local.retrieval.update.pruning import Target, prune
+from rest_local.retrieval.update.updating import add, add_sources, roots_of, update
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "10000"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", "1"))
@@ -213,7 +212,7 @@ class Chain:
                 yield []
                 stop.set()
 
-            target = watched.Target("store", path, KNOWN)
+            target = watching.Target("store", path, KNOWN)
             watching.Watcher([target], partial(update, files=files), events=events).run(stop)  # type: ignore[arg-type]
 
         return Change("watch", work, model)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rest_local.retrieval import Skipped
-from rest_local.retrieval.sources.corpus import walk_files
+from rest_local.retrieval.sources.walk import walk_files
 
 FILES = 100_000
 GROWTH = 96 << 20  # bytes of resident memory; the states of all files, which this test holds, are 30 MB of it

@@ -27,7 +27,7 @@ from rest_local.grammar import forced
 from rest_local.llama.context import Context
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import StepCost
-from rest_local.retrieval import nearest
+from rest_local.retrieval import segment
 
 QUERY_MS = 1e-3
 
@@ -120,7 +120,7 @@ _FIXED: list[tuple[Any, str, Any, Any]] = [  # where, its name, what it is, what
     (lane, "SuccessorTable", lane.SuccessorTable, FixedTable),
     (verify, "_clock", verify._clock, lambda: 0.0),
     (forced, "_clock", forced._clock, lambda: 0.0),
-    (nearest, "perf_counter_ns", nearest.perf_counter_ns, lambda: 0),
+    (segment, "perf_counter_ns", segment.perf_counter_ns, lambda: 0),
 ]
 
 

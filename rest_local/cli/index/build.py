@@ -25,10 +25,10 @@ from rest_local.errors import OptionError, printable
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.building.indexing import Built
-    from rest_local.retrieval.changing.pruning import Pruned, Target
     from rest_local.retrieval.format import Manifest
-    from rest_local.retrieval.sources.corpus import Filters
     from rest_local.retrieval.sources.source import Render, Source
+    from rest_local.retrieval.sources.walk import Filters
+    from rest_local.retrieval.update.pruning import Pruned, Target
 
 OF_SOURCES = ("sources", "paths", "include", "exclude", "allow_secrets", "max_file_size")
 """The fields of a recipe that `described_sources` describes."""
@@ -121,8 +121,8 @@ def chosen_sources(
     OptionError, InputInvalid.
     """
     from rest_local.retrieval.sources import Chat, Git, Python
-    from rest_local.retrieval.sources.corpus import Filters
     from rest_local.retrieval.sources.recipes import read_recipe
+    from rest_local.retrieval.sources.walk import Filters
 
     filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
     sources = _path_sources(paths, filters)
@@ -183,7 +183,7 @@ def split_revision(given: str) -> tuple[str, str]:
 def row_source(given: str, allow_secrets: bool = False) -> Source | None:
     """The source of FILE:FIELD, None if the file has no ending of a file of rows."""
     from rest_local.retrieval.sources import Jsonl, Parquet
-    from rest_local.retrieval.sources.jsonl import ENDINGS
+    from rest_local.retrieval.sources.records import ENDINGS
 
     path, _, field = given.rpartition(":")
     if not field or not path.lower().endswith((*ENDINGS, ".parquet")):
@@ -226,9 +226,9 @@ def prune(name: str, target: str, vocabulary: str | None, dry_run: bool, as_json
     vocabulary. A context is 4 tokens and what follows them. `index update` and `index rebuild` bring the other files
     back.
     """
-    from rest_local.retrieval.changing.pruning import Target
-    from rest_local.retrieval.changing.pruning import prune as prune_documents
     from rest_local.retrieval.home import read_manifest
+    from rest_local.retrieval.update.pruning import Target
+    from rest_local.retrieval.update.pruning import prune as prune_documents
 
     meant = Target.parse(target)
     rows = []
@@ -284,7 +284,7 @@ def build(
     Hidden, git-ignored, binary, oversized and minified files are skipped, and text that looks like secrets. What the
     datastore has for other vocabularies stays. PATH may be FILE:FIELD, as for --text, and - for the standard input.
     """
-    from rest_local.retrieval.changing.pruning import Target
+    from rest_local.retrieval.update.pruning import Target
 
     target = None if prune is None else Target.parse(prune)
     chosen = chosen_sources(**given)
@@ -342,7 +342,7 @@ def _build(
 ) -> None:
     from rest_local.retrieval.building.cluster import Cluster
     from rest_local.retrieval.building.indexing import build_from_sources
-    from rest_local.retrieval.changing.pruning import prune as prune_documents
+    from rest_local.retrieval.update.pruning import prune as prune_documents
 
     recipe = {**fields, "model": str(model.absolute())}
     with group.open_vocabulary(model) as vocabulary:
@@ -370,7 +370,7 @@ def _build(
 
 def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
     """What renders the transcripts of chats among the sources, None if there are none."""
-    from rest_local.retrieval.sources.chat import Chat
+    from rest_local.retrieval.sources.records import Chat
 
     if not any(isinstance(source, Chat) for source in sources):
         return None

@@ -23,9 +23,9 @@ from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError, pr
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.building.build import Progress
-    from rest_local.retrieval.changing.updating import Updated
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.sources.source import Render, Source
+    from rest_local.retrieval.update.updating import Updated
 
 Change = Callable[["Vocabulary", "Progress", "Render | None"], "Updated"]
 
@@ -41,7 +41,7 @@ def add(name: str, vocabulary: str | None, model: str | None, as_json: bool, **g
 
     Every later update reads them again too. What is added has the filters that are given here.
     """
-    from rest_local.retrieval.changing.updating import add_sources
+    from rest_local.retrieval.update.updating import add_sources
 
     sources, path = chosen_sources(**given).sources, path_of(name)
 
@@ -68,8 +68,8 @@ def update(name: str, vocabulary: str | None, model: str | None, missing: bool, 
     A file of the same size and time of change is not read, and one of the same content not tokenized. Each index is
     updated with the model it was built with, or the one for the vocabulary of --model.
     """
-    from rest_local.retrieval.changing.updating import update
-    from rest_local.retrieval.sources.registry import from_recipe
+    from rest_local.retrieval.sources.recipes import from_recipe
+    from rest_local.retrieval.update.updating import update
 
     path = path_of(name)
 
@@ -147,8 +147,8 @@ def _report(name: str, row: dict[str, Any]) -> None:
 @json_option
 def merge(name: str, vocabulary: str | None, as_json: bool) -> None:
     """Write a datastore's segments again as few, without deleted text. An update merges by itself what is due."""
-    from rest_local.retrieval.changing.merging import merge
     from rest_local.retrieval.home import read_manifest
+    from rest_local.retrieval.update.merging import merge
 
     rows = []
     for directory in indexes_of(name, vocabulary):
@@ -201,14 +201,14 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     Not in a datastore, and so not forgotten: earlier answers, chats and prompts, which may quote a file (`rest-local
     history forget`), exports, and the answers of batches.
     """
-    from rest_local.retrieval import home
-    from rest_local.retrieval.changing.forgetting import forget_where
+    from rest_local.retrieval import home, staging
+    from rest_local.retrieval.update.forgetting import forget_where
 
     path = path_of(name)
     if not home.indexes(path) and home.holds_files(path):
-        home.remove(path)
+        staging.remove(path)
         return _say(name, _Done([], removed=True), once, as_json)
-    home.clear(path, everything=True)  # also where there is no such datastore: an import of it may have been killed
+    staging.clear(path, everything=True)  # also where there is no such datastore: an import of it may have been killed
     held = {directory: _names(directory) for directory in indexes_of(name, None)}
     every = set().union(*held.values())
     recipes = {directory: home.read_manifest(directory) for directory in held}
@@ -221,7 +221,7 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
         after = "" if once else f" Later updates leave {'it' if len(found) == 1 else 'them'} out as well."
         terminal.confirm(f"Delete {_listed(found)} from datastore {name}?{after}")
     if len(emptied) == len(held):
-        home.remove(path)
+        staging.remove(path)
         return _say(name, _Done(sorted(every), removed=True), once, as_json)
     forgotten: set[str] = set()
     copies: set[str] = set()
@@ -263,13 +263,13 @@ class _Meant:
     recorded: Mapping[str, Any]
 
     def recipe(self, recipe: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-        from rest_local.retrieval.changing.excluding import excluding
+        from rest_local.retrieval.update.forgetting import excluding
 
         return excluding(recipe, self.files, self.globs)
 
 
 def _can_exclude(meant: Iterable[_Meant], name: str) -> bool:
-    from rest_local.retrieval.changing.excluding import excludable
+    from rest_local.retrieval.update.forgetting import excludable
 
     return all(excludable(one.recorded, name) for one in meant)
 
@@ -278,7 +278,7 @@ def _meant(recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str
     """What the arguments mean: a path or name that is held, or files below a folder; else a glob."""
     from pathspec import GitIgnoreSpec
 
-    from rest_local.retrieval.changing.excluding import relative_names
+    from rest_local.retrieval.update.forgetting import relative_names
 
     files: set[str] = set()
     globs: list[str] = []
@@ -299,8 +299,8 @@ def _meant(recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str
 
 
 def _names(directory: Path) -> set[str]:
-    from rest_local.retrieval.changing.forgetting import names_in
     from rest_local.retrieval.datastore import Datastore
+    from rest_local.retrieval.update.forgetting import names_in
 
     with Datastore.open(directory) as store:
         return names_in(store)
@@ -338,7 +338,7 @@ def _listed(names: Sequence[str]) -> str:
 @json_option
 def remove(name: str, vocabulary: str | None, yes: bool, as_json: bool) -> None:
     """Delete a datastore, or what it has for one vocabulary."""
-    from rest_local.retrieval import home
+    from rest_local.retrieval import home, staging
 
     path = home.datastore_path(name)
     chosen = indexes_of(name, vocabulary) if vocabulary is not None or home.indexes(path) else []
@@ -350,9 +350,9 @@ def remove(name: str, vocabulary: str | None, yes: bool, as_json: bool) -> None:
         without = f"datastore {name}: give --yes to delete it without a question"
         terminal.confirm(f"Delete {what} ({held})?", without)
     if vocabulary is None:
-        home.remove(path)
+        staging.remove(path)
     else:
-        home.remove_index(path, chosen[0])
+        staging.remove_index(path, chosen[0])
     removed = path if vocabulary is None else chosen[0]
     if as_json:
         return print_json({"removed": str(removed)})

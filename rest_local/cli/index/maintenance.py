@@ -17,9 +17,9 @@ from rest_local.cli.terminal import json_option, print_json
 from rest_local.errors import DatastoreNotFound, InputInvalid, OptionError, printable
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.keeping.checking import Fault, Looked
-    from rest_local.retrieval.keeping.moving import Moved
-    from rest_local.retrieval.keeping.repair import Plan
+    from rest_local.retrieval.maintenance.checking import Fault, Looked
+    from rest_local.retrieval.maintenance.moving import Moved
+    from rest_local.retrieval.maintenance.repair import Plan
 
 _NAMED = 10  # lost documents that are listed
 
@@ -44,7 +44,7 @@ def check(name: str, vocabulary: str | None, thorough: bool, repair: bool, yes: 
     damaged, takes a complete copy for a damaged manifest, and deletes what killed processes left. `index update` or
     `rebuild` then reads the files of dropped segments again.
     """
-    from rest_local.retrieval.keeping.checking import look
+    from rest_local.retrieval.maintenance.checking import look
 
     looked = look(path_of(name), _directories(name, vocabulary), thorough=thorough)
     faults = [fault for one in looked for fault in one.faults]
@@ -91,7 +91,7 @@ def _tell(name: str, looked: Sequence[Looked], faults: Sequence[Fault], repair: 
 
 def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[Plan]:
     """Repair, after a question if documents are lost. Raises OptionError without a terminal."""
-    from rest_local.retrieval.keeping.repair import plan, repair
+    from rest_local.retrieval.maintenance.repair import plan, repair
 
     plans = [plan(one) for one in looked if one.faults]
     lossy = [planned for planned in plans if planned.lost or planned.copy]
@@ -115,7 +115,7 @@ def _lost(planned: Plan) -> str:
 
 
 def _tell_repaired(name: str, planned: Plan) -> None:
-    from rest_local.retrieval.sources.registry import can_repeat
+    from rest_local.retrieval.sources.recipes import can_repeat
 
     directory, manifest = planned.looked.directory, planned.looked.manifest
     if planned.hopeless:
@@ -162,7 +162,7 @@ def export(
     It is a tar archive, not compressed. To send it: `rest-local index export NAME - | ssh HOST rest-local index import
     -`.
     """
-    from rest_local.retrieval.keeping.moving import export, export_file
+    from rest_local.retrieval.maintenance.moving import export, export_file
 
     if target is not None and file is not None:
         raise click.UsageError("FILE and --output are the same; give one of them")
@@ -195,7 +195,7 @@ def import_(file: str, name: str | None, replace: bool, as_json: bool) -> None:
 
     Everything is checked before anything is visible. With --replace, indexes for other vocabularies stay.
     """
-    from rest_local.retrieval.keeping.moving import import_datastore
+    from rest_local.retrieval.maintenance.moving import import_datastore
 
     if file == "-":
         moved = import_datastore(sys.stdin.buffer, name, replace=replace)

@@ -73,7 +73,8 @@ def list_(as_json: bool) -> None:
     """
     from rest_local.paths import datastores_home
     from rest_local.retrieval.files import Files
-    from rest_local.retrieval.home import clear, clear_folder, datastore_path, indexes, list_datastores
+    from rest_local.retrieval.home import datastore_path, indexes, list_datastores
+    from rest_local.retrieval.staging import clear, clear_folder
 
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(DatastoreError):
@@ -174,7 +175,7 @@ def stats(name: str, vocabulary: str | None, changes: bool, as_json: bool) -> No
 
     Tokens by folder, extension and file are those of the ten largest.
     """
-    from rest_local.retrieval.keeping.statistics import statistics
+    from rest_local.retrieval.maintenance.statistics import statistics
 
     found = [statistics(directory, changes=changes) for directory in indexes_of(name, vocabulary)]
     if as_json:

@@ -19,7 +19,7 @@ from rest_local.cli.terminal import counted, json_option, print_json, say, warn
 from rest_local.errors import DatastoreError, DatastoreNotFound, RestLocalError
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.changing.watched import Commit, Target
+    from rest_local.retrieval.update.watching import Commit, Target
 
 
 @index.command()
@@ -40,8 +40,8 @@ def watch(names: tuple[str, ...], poll_s: float | None, as_json: bool) -> None:
     is no longer on the disk stays as it is.
     """
     from rest_local.cli import terminal
-    from rest_local.retrieval.changing.updating import update
-    from rest_local.retrieval.changing.watching import Watcher
+    from rest_local.retrieval.update.updating import update
+    from rest_local.retrieval.update.watching import Watcher
 
     terminal.show_warnings()
     stop = threading.Event()
@@ -84,9 +84,9 @@ def targets_of(name: str, stack: ExitStack) -> Iterator[Target]:
     """The indexes of a datastore that can be updated: their model is on the disk and has the same vocabulary. For the
     others a warning. Raises DatastoreNotFound, and DatastoreError for one that was not built from files.
     """
-    from rest_local.retrieval.changing.watched import Target, walks_of
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import manifests
+    from rest_local.retrieval.update.watching import Target, walks_of
 
     path = group.path_of(name)
     found = manifests(path)

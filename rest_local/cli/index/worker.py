@@ -23,8 +23,8 @@ from rest_local.errors import DatastoreExists, DatastoreLocked, DatastoreNotFoun
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
-    from rest_local.retrieval.changing.watched import Target
     from rest_local.retrieval.format import Manifest
+    from rest_local.retrieval.update.watching import Target
 
 NICE = 19
 END_S = 5.0  # for an update to be undone, once the parent is gone
@@ -71,8 +71,8 @@ def _end_with_stdin(stop: threading.Event) -> None:
 def _work(request: dict[str, Any], stop: threading.Event) -> None:
     from rest_local.cli.index.group import open_vocabulary
     from rest_local.cli.index.watch import end_at_sigterm
-    from rest_local.retrieval.changing.updating import update
-    from rest_local.retrieval.changing.watching import Watcher
+    from rest_local.retrieval.update.updating import update
+    from rest_local.retrieval.update.watching import Watcher
 
     end_at_sigterm(stop)
     model = Path(request["model"])
@@ -128,9 +128,9 @@ class Awaited:
         return found if found or self._names else None
 
     def _found(self) -> Iterator[Target]:
-        from rest_local.retrieval.changing.watched import Target, walks_of
         from rest_local.retrieval.format import Manifest
         from rest_local.retrieval.home import datastore_path, manifests
+        from rest_local.retrieval.update.watching import Target, walks_of
 
         for name in list(self._names):
             path = datastore_path(name)

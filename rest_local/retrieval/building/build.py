@@ -1,20 +1,23 @@
-"""Builds a datastore: sort, write, commit. The build is atomic, also if it is killed or the disk fails.
+"""Writes segments and commits them: the one way to the disk of every datastore and history.
 
 1. Take the lock.
-2. Write the files of the segments under new names, fsync each, fsync the directory.
+2. Write the files of the segments under new names, fsync each, fsync the directory. A long write does this in a
+   staging directory without the lock (`retrieval.staging`), and the commit renames its files into the index.
 3. Write the manifest under a new name, fsync it, rename it over the old one, fsync the directory.
 4. Then delete the files that the new manifest does not name. The next build deletes the orphans of a killed one.
 
-Knows nothing about models: documents are names and token ids, and the states of the files that they were read from.
+So a build is atomic, also if it is killed or the disk fails. Knows nothing about models: documents are names and token
+ids, and the states of the files that they were read from.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import CorpusEmpty, CorpusTooLarge, DatastoreError, DatastoreExists, DatastoreUnwritable
-from rest_local.retrieval.building.staged import Staged, remove_orphans, stagings
-from rest_local.retrieval.building.writing import GrowingSegment, write_file
-from rest_local.retrieval.building.writing import Progress as Progress
-from rest_local.retrieval.documents import Document
+from rest_local.retrieval.documents import Document, FileState, encoded, pack_documents, pack_states
 from rest_local.retrieval.files import LOCK, Files, unwritable
 from rest_local.retrieval.format import (
     MANIFEST,
@@ -38,13 +38,165 @@ from rest_local.retrieval.format import (
     file_name,
     owns,
 )
-from rest_local.retrieval.home import datastore_of, folders, manifests, writing
+from rest_local.retrieval.home import datastore_of, folders, manifests, stagings
+from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, big_endian, order_of, width_of
+from rest_local.retrieval.sparse_index import SAMPLED, make_sample
+from rest_local.retrieval.staging import Staged, remove_orphans, writing
 
 SEGMENT_TOKENS = 1 << 26
 """Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,
 1.3 GB at 3."""
 
+SMALL_SEGMENT = 1 << 16
+"""A segment up to this size is always merged into the next commit: sorting it takes 10 ms."""
+
+_WRITE = 1 << 24
+
+Progress = Callable[[str, int], None]
+"""Called with ("tokenized" | "sorted" | "written", tokens since the last call), and by a walk with ("read", bytes)."""
+
 Documents = Iterable[Document | tuple[str, npt.NDArray[np.integer]]]
+
+
+def no_progress(what: str, amount: int) -> None:
+    """A `Progress` that nobody watches."""
+
+
+class GrowingSegment:
+    """The documents of a segment that is being made, in their stored form: `width_of(vocab_size)` bytes a token.
+
+    tokens: so far, with one separator for each document.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.tokens = 0
+        self._width = width_of(vocab_size)
+        self._separator = vocab_size.to_bytes(self._width, "big")
+        self._texts: list[bytes] = []  # of each document: the separator, then the tokens, last first
+        self._names: list[bytes] = []
+        self._starts: list[int] = []
+        self._states: list[tuple[int, FileState]] = []
+        self._copies: dict[bytes, int] = {}  # sha256 of a file: number of its document
+
+    def take_copy(self, document: Document) -> bool:
+        """Whether a document has the content of one that is here. Then its file becomes another state of that one. A
+        copy may come without tokens, so that they need not be computed again.
+        """
+        number = self._copies.get(document.states[0].sha256) if document.states else None
+        if number is None or (len(document.tokens) and self._stored(document) != self._texts[number]):
+            return False
+        self._states += ((number, state) for state in document.states)
+        return True
+
+    def add(self, document: Document) -> None:
+        """Add a document with at least one token, of ids below `vocab_size`."""
+        number = len(self._names)
+        if document.states:
+            self._copies[document.states[0].sha256] = number
+        self._names.append(encoded(document.name))
+        self._starts.append(self.tokens)
+        self._texts.append(self._stored(document))
+        self._states += ((number, state) for state in document.states)
+        self.tokens += len(document.tokens) + 1
+
+    def content(self) -> dict[str, bytes | memoryview]:
+        """The content of the segment's files by kind; the documents are used up.
+
+        O(tokens log tokens). Sorting takes 7 bytes of memory for each byte of a token, and 4 for each token.
+        """
+        pieces = [self._separator * MAX_DEPTH, *reversed(self._texts), self._separator * MAX_MATCH]
+        self._texts.clear()
+        tokens = b"".join(pieces)
+        pieces.clear()
+        order = order_of(tokens, self._width)
+        files: dict[str, bytes | memoryview] = {
+            "tokens": tokens,
+            "order": order.astype("<u4", copy=False).data.cast("B"),
+            "documents": pack_documents(self._names, [*self._starts, self.tokens]),
+        }
+        if self._states:
+            files["states"] = pack_states(sorted(self._states, key=lambda state: state[0]))
+        if len(order) >= SAMPLED:
+            files["sample"] = make_sample(tokens, order, self._width)
+        return files
+
+    def entry(self, name: str, files: Mapping[str, FileEntry]) -> SegmentEntry:
+        """Of the manifest."""
+        return SegmentEntry(name, self.tokens, len(self._names), files, len(self._states))
+
+    def _stored(self, document: Document) -> bytes:
+        return self._separator + big_endian(document.tokens[::-1], self._width)
+
+
+def grown(documents: Documents, vocab_size: int, most: int) -> Iterator[GrowingSegment]:
+    """Documents as segments of at most `most` tokens, unless one document has more, in their order. Files of the same
+    content in one segment become one document; documents without tokens are left out. Raises CorpusTooLarge, and
+    ValueError for an id outside the vocabulary.
+    """
+    growing = GrowingSegment(vocab_size)
+    for given in documents:
+        document = given if isinstance(given, Document) else Document(given[0], np.asarray(given[1], np.int32))
+        tokens = document.tokens
+        if growing.take_copy(document) or not len(tokens):
+            continue
+        if len(tokens) + 1 >= MAX_SEGMENT:
+            raise CorpusTooLarge(len(tokens))
+        if int(np.min(tokens)) < 0 or int(np.max(tokens)) >= vocab_size:
+            raise ValueError(f"document {document.name}: token ids must be from 0 to {vocab_size - 1}")
+        if growing.tokens and growing.tokens + len(tokens) + 1 > most:
+            yield growing
+            growing = GrowingSegment(vocab_size)
+        growing.add(document)
+    if growing.tokens:
+        yield growing
+
+
+def write_segments(
+    directory: Path,
+    documents: Documents,
+    *,
+    vocabulary: VocabularyId,
+    progress: Progress = no_progress,
+    segment_tokens: int = SEGMENT_TOKENS,
+    files: Files,
+) -> tuple[SegmentEntry, ...]:
+    """Write the segments of `documents` into a directory, durably. None at all is no error. Raises OSError, and as
+    `grown`.
+    """
+    written = []
+    for growing in grown(documents, vocabulary.size, segment_tokens):
+        content, name = growing.content(), secrets.token_hex(8)
+        progress("sorted", growing.tokens)
+        entries = {kind: write_file(files, directory / file_name(name, kind), data) for kind, data in content.items()}
+        progress("written", growing.tokens)
+        written.append(growing.entry(name, entries))
+        del content, growing
+    files.sync_directory(directory)
+    return tuple(written)
+
+
+def write_file(files: Files, path: Path, content: bytes | memoryview) -> FileEntry:
+    """Write a new file and sync it. An OSError names the path."""
+    view = memoryview(content)
+    return write_parts(files, path, (view[start : start + _WRITE] for start in range(0, len(view), _WRITE)))
+
+
+def write_parts(files: Files, path: Path, parts: Iterable[bytes | memoryview]) -> FileEntry:
+    """As `write_file`, of content that comes in parts."""
+    size, digest = 0, hashlib.sha256()
+    descriptor = files.create(path)
+    try:
+        for part in parts:
+            digest.update(part)
+            size += len(part)
+            files.write(descriptor, part)
+        files.sync(descriptor)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    finally:
+        os.close(descriptor)
+    return FileEntry(size, digest.hexdigest())
 
 
 def build(
@@ -83,7 +235,7 @@ def build(
             documents,
             vocabulary=vocabulary,
             recipe=recipe,
-            progress=progress,
+            progress=progress or no_progress,
             segment_tokens=segment_tokens,
             files=files,
         )
@@ -91,135 +243,75 @@ def build(
 
 def commit(
     directory: Path,
-    documents: Documents,
+    documents: Documents = (),
     *,
     vocabulary: VocabularyId,
     recipe: Mapping[str, Any] | None = None,
     keep: tuple[SegmentEntry, ...] = (),
     staged: Staged | None = None,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
     segment_tokens: int = SEGMENT_TOKENS,
-    files: Files | None = None,
+    files: Files,
 ) -> Manifest:
     """Steps 2 to 4, for a caller that holds the lock. The new commit has the segments `keep` of the present commit,
     then those that are `staged`, then the segments of `documents`.
 
     Other arguments and errors as for `build`, except DatastoreLocked.
     """
-    check_recipe(recipe or {})
+    recipe = dict(recipe or {})
+    check_recipe(recipe)
     with unwritable(directory):
         check_ours(directory)
-        builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
-        return builder.commit(_groups(documents, vocabulary.size, segment_tokens), recipe or {}, keep, staged)
-
-
-def write_segments(
-    directory: Path,
-    documents: Documents,
-    *,
-    vocabulary: VocabularyId,
-    progress: Progress | None = None,
-    segment_tokens: int = SEGMENT_TOKENS,
-    files: Files | None = None,
-) -> Staged:
-    """Write the segments of `documents` into a staging directory, durably. Arguments and errors as for `commit`; no
-    segment at all is no error.
-    """
-    with unwritable(directory):
-        builder = _Builder(directory, files or Files(), vocabulary, progress or (lambda what, tokens: None))
-        return builder.stage(_groups(documents, vocabulary.size, segment_tokens))
-
-
-class _Builder:
-    """One build. The caller holds the lock."""
-
-    def __init__(self, directory: Path, files: Files, vocabulary: VocabularyId, progress: Progress) -> None:
-        self._directory, self._files, self._vocabulary, self._progress = directory, files, vocabulary, progress
-
-    def commit(
-        self,
-        groups: Iterator[list[Document]],
-        recipe: Mapping[str, Any],
-        kept: tuple[SegmentEntry, ...],
-        staged: Staged | None,
-    ) -> Manifest:
-        """Steps 2 to 4."""
-        before = set(os.listdir(self._directory))
-        old = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
+        before = set(os.listdir(directory))
+        old, new = (directory / f"{MANIFEST}.new-{secrets.token_hex(8)}" for _ in range(2))
         renamed = False
         try:
-            published = self._publish(staged) if staged else ()
-            segments = (*kept, *published, *(self._segment(group) for group in groups))
+            for name in staged.names if staged else ():  # they are synced already, and the directory is below
+                files.rename(staged.place / name, directory / name)  # type: ignore[union-attr]
+            written = write_segments(
+                directory,
+                documents,
+                vocabulary=vocabulary,
+                progress=progress,
+                segment_tokens=segment_tokens,
+                files=files,
+            )
+            segments = (*keep, *(staged.segments if staged else ()), *written)
             if not segments:
                 raise CorpusEmpty(", ".join(map(str, recipe.get("paths", ()))) or "given", "no tokens")
-            self._files.sync_directory(self._directory)
             created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            manifest = Manifest(self._vocabulary, segments, recipe, created, _next_revision(self._directory))
-            new = self._directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
-            self._write(new, manifest.to_bytes())
+            manifest = Manifest(vocabulary, segments, recipe, created, _next_revision(directory))
+            write_file(files, new, manifest.to_bytes())
             if MANIFEST in before:
                 # A copy, because exFAT and many network and FUSE file systems have no hard links. It is synced, because
                 # it becomes the manifest again if a later step fails.
-                self._write(old, (self._directory / MANIFEST).read_bytes())
+                write_file(files, old, (directory / MANIFEST).read_bytes())
             renamed = True
-            self._files.rename(new, self._directory / MANIFEST)
-            self._files.sync_directory(self._directory)
+            files.rename(new, directory / MANIFEST)
+            files.sync_directory(directory)
         except BaseException:
-            if renamed:
+            if renamed and not new.exists():
                 # It is not known whether the rename is durable. So restore the old manifest, but keep the files of both
                 # commits, because after a power cut either manifest may be on the disk.
-                self._restore(old)
+                with contextlib.suppress(OSError):
+                    if old.exists():
+                        files.rename(old, directory / MANIFEST)
+                    else:
+                        files.unlink(directory / MANIFEST)
             else:
-                self._drop(set(os.listdir(self._directory)) - before)
+                _drop(directory, set(os.listdir(directory)) - before, files)
             raise
-        keep = {file_name(segment.name, kind) for segment in segments for kind in segment.files}
-        self._drop({name for name in os.listdir(self._directory) if owns(name) and name not in keep})
+        _drop(directory, set(os.listdir(directory)) - manifest.files.keys(), files)
         with contextlib.suppress(DatastoreError, OSError):  # the next commit deletes them
-            remove_orphans(self._directory, self._files)
+            remove_orphans(directory, files)
         return manifest
 
-    def stage(self, groups: Iterator[list[Document]]) -> Staged:
-        """The segments of `groups`, written and synced."""
-        segments = tuple(self._segment(group) for group in groups)
-        self._files.sync_directory(self._directory)
-        return Staged(self._directory, segments)
 
-    def _publish(self, staged: Staged) -> tuple[SegmentEntry, ...]:
-        """Rename the files of staged segments into the directory. They are synced already, and the caller syncs it."""
-        for segment in staged.segments:
-            for kind in segment.files:
-                name = file_name(segment.name, kind)
-                self._files.rename(staged.place / name, self._directory / name)
-        return staged.segments
-
-    def _segment(self, group: list[Document]) -> SegmentEntry:
-        growing = GrowingSegment(self._vocabulary.size)
-        for document in group:
-            growing.add(*document)
-        content = growing.content()
-        self._progress("sorted", content.tokens)
-        name = secrets.token_hex(8)
-        files = content.files.items()
-        entries = {kind: self._write(self._directory / file_name(name, kind), data) for kind, data in files}
-        self._progress("written", content.tokens)
-        return SegmentEntry(name, content.tokens, content.documents, entries, content.states)
-
-    def _write(self, path: Path, content: bytes | memoryview) -> FileEntry:
-        return write_file(self._files, path, content)
-
-    def _restore(self, old: Path) -> None:
+def _drop(directory: Path, names: set[str], files: Files) -> None:
+    """Delete files that no manifest names. The next build deletes those that cannot be deleted now."""
+    for name in sorted(filter(owns, names)):
         with contextlib.suppress(OSError):
-            if old.exists():
-                self._files.rename(old, self._directory / MANIFEST)
-            else:
-                self._files.unlink(self._directory / MANIFEST)
-
-    def _drop(self, names: set[str]) -> None:
-        """Delete files that no manifest names. The next build deletes those that cannot be deleted now."""
-        for name in sorted(names):
-            if owns(name):
-                with contextlib.suppress(OSError):
-                    self._files.unlink(self._directory / name)
+            files.unlink(directory / name)
 
 
 def _next_revision(directory: Path) -> int:
@@ -235,34 +327,3 @@ def check_ours(directory: Path) -> None:
         with contextlib.suppress(OSError):
             (directory / LOCK).unlink()
         raise DatastoreUnwritable(directory, "the directory is not empty and not a datastore; give another path")
-
-
-def _groups(documents: Documents, vocab_size: int, cap: int) -> Iterator[list[Document]]:
-    """Group documents into segments of at most `cap` tokens, including separators. Keeps their order. Files of the same
-    content in one segment become one document.
-    """
-    group: list[Document] = []
-    copies: dict[bytes, int] = {}  # sha256 of a file in the group: number of its document
-    total = 0
-    for given in documents:
-        document = given if isinstance(given, Document) else Document(given[0], np.asarray(given[1], np.int32))
-        tokens = document.tokens
-        if len(tokens) == 0:
-            continue
-        if len(tokens) + 1 >= MAX_SEGMENT:
-            raise CorpusTooLarge(len(tokens))
-        if int(np.min(tokens)) < 0 or int(np.max(tokens)) >= vocab_size:
-            raise ValueError(f"document {document.name}: token ids must be from 0 to {vocab_size - 1}")
-        first = copies.get(document.states[0].sha256) if document.states else None
-        if first is not None and np.array_equal(group[first].tokens, tokens):
-            group[first] = group[first]._replace(states=group[first].states + document.states)
-            continue
-        if group and total + len(tokens) + 1 > cap:
-            yield group
-            group, copies, total = [], {}, 0
-        if document.states:
-            copies[document.states[0].sha256] = len(group)
-        group.append(document)
-        total += len(tokens) + 1
-    if group:
-        yield group

@@ -7,9 +7,9 @@ Contract:
 
 - The bytes of a segment are those of a local build of the same plan. Both leave the same records in the staging
   directory, so either goes on with what the other has done.
-- Only the driver writes. A task makes the files of a segment in memory and sends them in parts; the driver writes them
-  under new names, compares their checksums, syncs them, and gives them their names. So nodes need no file system of the
-  driver, and a task that dies leaves no file.
+- Only the driver writes. A task makes the files of a segment in memory and sends them in parts; the driver writes them,
+  compares their checksums and syncs them. So nodes need no file system of the driver, and a task that dies leaves no
+  file.
 - A task reads the files of its shard where it is, if the node has them with the size and the time that the driver saw.
   If one differs, Ray Data reads the files of this shard on the driver's node. The vocabulary comes with the build.
 - A node or a process that is lost costs the shards that it worked on. They are built again.
@@ -21,32 +21,37 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
+import secrets
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rest_local import __version__
 from rest_local.cluster import check_address, first_line
 from rest_local.errors import ClusterFailed, DatastoreError, OptionError, RestLocalError, printable
-from rest_local.retrieval.building.receiving import Receiving
-from rest_local.retrieval.building.shards import Plan, skipped_to_dict
-from rest_local.retrieval.building.shipping import shipped_texts
-from rest_local.retrieval.building.staging import grow, segment_name
+from rest_local.retrieval.building.build import GrowingSegment, Progress, grown
+from rest_local.retrieval.building.shards import Plan, PlannedFile, Shard, record, shard_documents
 from rest_local.retrieval.building.tokenizing import DocumentTokenizer, Opener, opener_of
-from rest_local.retrieval.building.writing import Progress, SegmentContent
+from rest_local.retrieval.documents import Text
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.format import FileEntry, SegmentEntry
-from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.sources.skipped import Skipped
+from rest_local.retrieval.format import FileEntry, SegmentEntry, file_name, parse_segment
+from rest_local.retrieval.rows import Int32Array, width_of
+from rest_local.retrieval.sources.source import Skipped
+from rest_local.retrieval.sources.walk import Filters, read_files
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 PART = 8 << 20
 """Bytes of a segment's file in one message."""
@@ -98,22 +103,21 @@ class Cluster:
         numbers: Sequence[int],
         directory: Path,
         vocabulary: DocumentTokenizer,
-        progress: Progress | None = None,
-        files: Files | None = None,
+        progress: Progress,
+        files: Files,
     ) -> None:
         """Build the shards with these numbers on the cluster that this process is connected to. What they gave is in
-        `staging.finished`.
+        `shards.finished`.
 
         progress: as for `build_shard`, called in this thread, with amounts below 0 for what was lost. Raises
         DatastoreError with the node for what `build_shard` raises there, ClusterFailed if processes die again and
         again, and OSError.
         """
-        report = progress or (lambda what, amount: None)
         tasks, losses = _Tasks(plan, vocabulary, self), Counter[int]()
         running: dict[Any, Receiving] = {}
         try:
             for number in numbers:
-                running[tasks.start(number)] = Receiving(plan, number, directory, files or Files(), report)
+                running[tasks.start(number)] = Receiving(plan, number, directory, files, progress)
             while running:
                 task = tasks.ready(list(running))
                 receiving = running[task]
@@ -225,15 +229,16 @@ def _work(part: Plan, vocabulary: Shipped, ship: bool, driver: str, messages: Qu
     try:
         tokenizer = _tokenizer(part.vocabulary.hash, *vocabulary)
         texts = shipped_texts(part, driver, skipped, report) if ship or not _is_here(part) else None
-        for growing in grow(part, 0, tokenizer, skipped, report, texts, workers=1):
+        documents = shard_documents(part, 0, tokenizer, skipped, report, texts, workers=1)
+        for growing in grown(documents, part.vocabulary.size, part.tokens):
             content = growing.content()
-            report("sorted", content.tokens)
-            for message in _sent(content):
+            report("sorted", growing.tokens)
+            for message in _sent(growing, content):
                 messages.put(message)
-            report("written", content.tokens)
-            del content
+            report("written", growing.tokens)
+            del content, growing
         report.flush()
-        messages.put(("end", skipped_to_dict(skipped)))
+        messages.put(("end", skipped.to_dict()))
     except BaseException as error:
         failure = str(error) if isinstance(error, RestLocalError) else printable(repr(error))
         messages.put(("failed", failure))
@@ -256,10 +261,10 @@ class _Report:
         self._sent = time.monotonic()
 
 
-def _sent(content: SegmentContent) -> Iterator[Message]:
-    views = {kind: memoryview(data).cast("B") for kind, data in content.files.items()}
+def _sent(growing: GrowingSegment, content: Mapping[str, bytes | memoryview]) -> Iterator[Message]:
+    views = {kind: memoryview(data).cast("B") for kind, data in content.items()}
     entries = {kind: FileEntry(len(view), hashlib.sha256(view).hexdigest()) for kind, view in views.items()}
-    entry = SegmentEntry(segment_name(entries), content.tokens, content.documents, entries, content.states)
+    entry = growing.entry(secrets.token_hex(8), entries)
     yield "segment", entry.to_dict(), list(views)
     for view in views.values():
         for start in range(0, len(view), PART):
@@ -290,3 +295,167 @@ def _tokenizer(wanted: str, opener: Opener, sample: Int32Array) -> DocumentToken
             raise ClusterFailed("tokenizes in another way than the driver; install the same llama-cpp-python")
         _opened[wanted] = tokenizer
     return _opened[wanted]
+
+
+class Receiving:
+    """One shard. `host`: where it is built; `cause`: why its task was lost, for messages."""
+
+    def __init__(self, plan: Plan, number: int, directory: Path, files: Files, report: Progress) -> None:
+        self.number, self.host, self.cause = number, "", ""
+        self._plan, self._directory, self._files, self._report = plan, directory, files, report
+        self._done: list[SegmentEntry] = []
+        self._segment: _Segment | None = None
+        self._reported: Counter[str] = Counter()
+
+    def take(self, message: tuple[Any, ...]) -> bool:
+        """Take a message of the task (`cluster`); whether it was the last, and the shard is recorded as done.
+
+        Raises DatastoreError for data with another checksum, and OSError.
+        """
+        kind, *content = message
+        if kind == "on":
+            self.host = content[0]
+        elif kind == "progress":
+            self._reported.update(content[0])
+            for what, amount in content[0].items():
+                self._report(what, amount)
+        elif kind == "segment":
+            entry = parse_segment(content[0], width_of(self._plan.vocabulary.size))
+            self._segment = _Segment(entry, content[1], self._directory, self._files)
+        elif kind == "data" and self._segment and self._segment.add(content[0]):
+            self._done.append(self._segment.entry)
+            self._segment = None
+        elif kind == "end":
+            record(
+                self._plan,
+                self.number,
+                self._directory,
+                Shard(tuple(self._done), Skipped.from_dict(content[0])),
+                self._files,
+            )
+            return True
+        return False
+
+    def drop(self) -> None:
+        """Delete what has arrived, because the task is lost."""
+        if self._segment:
+            self._segment.close()
+            self._done.append(self._segment.entry)
+        for name in (name for entry in self._done for name in entry.named_files):
+            with suppress(OSError):
+                self._files.unlink(self._directory / name)
+        self._segment, self.host = None, ""
+        self._done.clear()
+        for what, amount in self._reported.items():
+            self._report(what, -amount)
+        self._reported.clear()
+
+
+class _Segment:
+    """A segment that arrives: its files one after another, in the order of `kinds`."""
+
+    def __init__(self, entry: SegmentEntry, kinds: list[str], directory: Path, files: Files) -> None:
+        self.entry, self._directory, self._files = entry, directory, files
+        self._left = list(kinds)
+        self._begin()
+
+    def add(self, data: Any) -> bool:
+        """Write a part, uint8 [n]; whether it was the last of the segment, which is durable then."""
+        path, wanted = self._path(self._left[0]), self.entry.files[self._left[0]]
+        try:
+            self._files.write(self._descriptor, memoryview(data))
+            self._digest.update(data)
+            self._size += len(data)
+            if self._size < wanted.size:
+                return False
+            self._files.sync(self._descriptor)
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            raise
+        self.close()
+        if FileEntry(self._size, self._digest.hexdigest()) != wanted:
+            raise DatastoreError(f"{path}: damaged on its way from the node that built it; build again")
+        self._left.pop(0)
+        if self._left:
+            self._begin()
+            return False
+        self._files.sync_directory(self._directory)
+        return True
+
+    def _begin(self) -> None:
+        self._descriptor = self._files.create(self._path(self._left[0]))
+        self._digest, self._size = hashlib.sha256(), 0
+
+    def close(self) -> None:
+        """Close the file that is written."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _path(self, kind: str) -> Path:
+        return self._directory / file_name(self.entry.name, kind)
+
+
+GROUP = 4 << 20
+"""Bytes of the files that are read together."""
+
+
+def shipped_texts(part: Plan, node: str, skipped: Skipped, report: Progress) -> Iterator[Text]:
+    """The texts of the only shard of a plan, in its order, read on the node with this id."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    _be_quiet_and_ordered()
+    items = [{"paths": pickle.dumps([file.path for file in group])} for group in _groups(part.shards[0])]
+    if not items:
+        return
+    read: Any = _read
+    dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+        read,
+        fn_args=(part.walk.filters(),),
+        batch_size=1,
+        batch_format="pyarrow",
+        num_cpus=0,
+        concurrency=2,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    )
+    for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+        for data in batch["texts"].to_pylist():  # type: ignore[union-attr]
+            texts, counted, size = pickle.loads(data)
+            skipped.include(counted)
+            report("read", size)
+            yield from texts
+
+
+def _read(batch: pa.Table, filters: Filters) -> pa.Table:
+    """A task of Ray Data: (texts, what was skipped, bytes) of some files."""
+    import pyarrow as pa
+
+    found = []
+    for paths in batch["paths"].to_pylist():
+        skipped, sizes = Skipped(), list[int]()
+        texts = list(read_files(pickle.loads(paths), filters, skipped, sizes.append))
+        found.append(pickle.dumps((texts, skipped, sum(sizes))))
+    return pa.table({"texts": pa.array(found, pa.large_binary())})
+
+
+def _groups(files: Sequence[PlannedFile]) -> Iterator[list[PlannedFile]]:
+    group: list[PlannedFile] = []
+    size = 0
+    for file in files:
+        if group and size + file.size > GROUP:
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += file.size
+    if group:
+        yield group
+
+
+def _be_quiet_and_ordered() -> None:
+    from ray.data import DataContext
+
+    context: Any = DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False

@@ -14,31 +14,36 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rest_local.errors import CorpusEmpty, DatastoreError, OptionError
-from rest_local.retrieval.building.build import SEGMENT_TOKENS, build
+from rest_local.cluster import connected
+from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreExists, OptionError
+from rest_local.retrieval.building.build import SEGMENT_TOKENS, Progress, build, check_ours, commit, no_progress
 from rest_local.retrieval.building.cluster import Cluster
-from rest_local.retrieval.building.shards import segment_tokens
-from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
-from rest_local.retrieval.building.walking import build_walk, default_memory
-from rest_local.retrieval.building.writing import Progress
-from rest_local.retrieval.documents import Document, Text
-from rest_local.retrieval.files import Files
-from rest_local.retrieval.format import Manifest, VocabularyId
-from rest_local.retrieval.home import (
-    datastore_path,
-    newest_manifest,
+from rest_local.retrieval.building.shards import (
+    Plan,
+    Shard,
+    build_shard,
+    build_shards,
+    finished,
+    plan,
+    segment_tokens,
+    staged,
 )
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer, counted, opener_of, tokenize_documents
+from rest_local.retrieval.documents import Text
+from rest_local.retrieval.files import Files
+from rest_local.retrieval.format import MANIFEST, Manifest, VocabularyId
+from rest_local.retrieval.home import datastore_path, newest_manifest
 from rest_local.retrieval.rows import width_of
-from rest_local.retrieval.sources.corpus import MAX_FILE_SIZE
-from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
-from rest_local.retrieval.sources.skipped import Skipped
-from rest_local.retrieval.sources.source import Reading, Render, Source
-from rest_local.retrieval.sources.walk import Walk
+from rest_local.retrieval.sources.recipes import from_recipe
+from rest_local.retrieval.sources.source import Reading, Render, Skipped, Source
+from rest_local.retrieval.sources.walk import MAX_FILE_SIZE, Walk
+from rest_local.retrieval.staging import Staged, delete, writing
 
 SAMPLE_S = 0.5
 SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.building.build.build`
@@ -55,16 +60,16 @@ class Built:
     @property
     def tokens(self) -> int:
         """Including one separator for each document."""
-        return sum(segment.tokens for segment in self.manifest.segments)
+        return self.manifest.tokens
 
     @property
     def documents(self) -> int:
-        return sum(segment.documents for segment in self.manifest.segments)
+        return self.manifest.documents
 
     @property
     def bytes(self) -> int:
         """On disk, without the manifest."""
-        return sum(file.size for segment in self.manifest.segments for file in segment.files.values())
+        return self.manifest.size
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -100,7 +105,7 @@ def build_datastore(
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
     It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
-    `retrieval.sources.corpus.walk_files` decides which files are taken. `recipe`: fields to record in addition to
+    `retrieval.sources.walk.walk_files` decides which files are taken. `recipe`: fields to record in addition to
     paths and filters. memory: bytes of all processes together, by default a quarter of the machine's. jobs: processes,
     for large text and a vocabulary that another process can open; a script that asks for several needs the guard
     `if __name__ == "__main__"`, because they import it. If the process is killed, the next call with the same arguments
@@ -150,7 +155,7 @@ def build_from_sources(
             walk,
             vocabulary,
             recorded,
-            progress=progress,
+            progress=progress or no_progress,
             replace=replace,
             memory=memory,
             jobs=jobs,
@@ -160,7 +165,7 @@ def build_from_sources(
         return Built(path, manifest, left_out)
     if cluster:
         raise OptionError("a cluster builds an index of files below paths alone; build the other sources without it")
-    report, skipped = progress or (lambda what, amount: None), Skipped()
+    report, skipped = progress or no_progress, Skipped()
     sources = [source.prepared() for source in sources]
     reading = Reading(skipped, looked_at=lambda size: report("read", size), render=render)
     texts = chain.from_iterable([source.texts(reading) for source in sources])
@@ -192,8 +197,8 @@ def build_from_texts(
     memory: int | None = None,
 ) -> Built:
     """As `build_datastore`, from texts, or (document name, text), of any origin. One process."""
-    path, report = datastore_path(name), progress or (lambda what, tokens: None)
-    documents = _counted(tokenize_documents(texts, vocabulary), report)
+    path, report = datastore_path(name), progress or no_progress
+    documents = counted(tokenize_documents(texts, vocabulary), report)
     identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
     most = min(SEGMENT_TOKENS, segment_tokens(memory or default_memory(), vocabulary.size))
     manifest = build(
@@ -231,7 +236,7 @@ def recorded_sources(path: Path) -> list[Source]:
     if not sources:
         raise DatastoreError(f"datastore {path}: it was not built from files, so nothing says how to build it again")
     for source in sources:
-        if not is_repeatable(source):
+        if not source.repeatable:
             raise DatastoreError(
                 f"datastore {path}: it was built from {source.about()}, which cannot be read again; build it anew"
             )
@@ -283,7 +288,76 @@ def _noting_sizes(texts: Iterable[Text], sizes: deque[int]) -> Iterator[Text]:
             yield text
 
 
-def _counted(documents: Iterator[Document], progress: Progress) -> Iterator[Document]:
-    for document in documents:
-        progress("tokenized", len(document.tokens))
-        yield document
+SMALL_TEXT = 16 << 20  # bytes of text that one process has done before others have started
+
+
+def build_walk(
+    path: Path,
+    walk: Walk,
+    vocabulary: DocumentTokenizer,
+    recipe: Mapping[str, Any],
+    *,
+    progress: Progress = no_progress,
+    replace: bool = True,
+    memory: int | None = None,
+    jobs: int = 1,
+    cluster: Cluster | None = None,
+    files: Files | None = None,
+) -> tuple[Manifest, Skipped]:
+    """Build the index of the datastore at `path` from a prepared walk, shard by shard: the commit, and the files that
+    were skipped. Arguments and errors as for `build_datastore`; `recipe` is recorded as it is.
+    """
+    files, identity = files or Files(), VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
+    share = (memory or default_memory()) // jobs
+    with connected(cluster.address) if cluster else nullcontext(), ExitStack() as stack:
+        made = plan(walk, share, identity, cluster.slots(share) if cluster else jobs)
+        directory = stack.enter_context(writing(path, vocabulary.hash, files))
+        if not replace and (directory / MANIFEST).exists():
+            raise DatastoreExists(path, vocabulary.name)
+        check_ours(directory)
+        with staged(directory, made, files) as (place, made):
+            shards = _build_shards(made, place, vocabulary, jobs, cluster, progress, files)
+            skipped = Skipped()
+            for part in (made.skipped, *(shard.skipped for shard in shards)):
+                skipped.include(part)
+            segments = tuple(segment for shard in shards for segment in shard.segments)
+            if not segments:
+                delete(place, files)
+                raise CorpusEmpty(walk.about(), skipped.summary())
+            ready = Staged(place, segments)
+            manifest = commit(directory, vocabulary=identity, recipe=recipe, staged=ready, files=files)
+            delete(place, files)
+    return manifest, skipped
+
+
+def _build_shards(
+    made: Plan,
+    staging: Path,
+    vocabulary: DocumentTokenizer,
+    jobs: int,
+    cluster: Cluster | None,
+    progress: Progress,
+    files: Files,
+) -> list[Shard]:
+    """Build the shards of a plan that are not done, on a cluster, in this process or in several."""
+    numbers = range(len(made.shards))
+    left = [number for number in numbers if not finished(made, number, staging, check=True)]
+    progress("read", made.bytes - sum(map(made.shard_bytes, left)))
+    opener = opener_of(vocabulary)
+    if cluster:
+        cluster.build_shards(made, left, staging, vocabulary, progress, files)
+    elif jobs > 1 and len(left) > 1 and opener and sum(map(made.shard_bytes, left)) >= SMALL_TEXT:
+        build_shards(made, left, staging, opener, jobs, progress, files)
+    else:
+        for number in left:
+            build_shard(made, number, staging, vocabulary, progress, files)
+    shards = [finished(made, number, staging) for number in numbers]
+    return [shard for shard in shards if shard]
+
+
+def default_memory() -> int:
+    """A quarter of the machine's memory, in bytes; 2 GB where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return 2 << 30

@@ -1,22 +1,47 @@
-"""Which files a build takes, and how they are divided into shards that can be built apart from each other."""
+"""A long build in steps that can be done anywhere, in any order, and again: plan, build each shard, commit.
+
+    made = plan(walk, memory, vocabulary)               # which files, in which shards; JSON-able
+    build_shard(made, number, directory, tokenizer)     # for each number: in a process, or on another machine
+
+A shard is a list of files. The files of its segments have the same bytes wherever and whenever they are built, as long
+as the files of the shard do not change. A shard that is done leaves a record in the staging directory, so a build that
+was killed goes on where it was. A staging directory belongs to the process that holds its lock; with a free lock it is
+an orphan, which the next build of the same plan continues and any other build deletes.
+
+Memory: a shard is planned so that its segment can be sorted within `memory`. Text with more tokens than planned for
+gives several segments.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
+import os
+import secrets
+import signal
 import stat
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from rest_local.errors import OptionError
-from rest_local.retrieval.format import MAX_SEGMENT, VocabularyId
+from rest_local.errors import DatastoreError, DatastoreUnwritable, OptionError, RestLocalError, printable
+from rest_local.retrieval.building.build import Progress, no_progress, write_file, write_segments
+from rest_local.retrieval.building.tokenizing import DocumentTokenizer, Opener, counted, tokenize_documents
+from rest_local.retrieval.documents import Document, Text
+from rest_local.retrieval.files import LOCK, Files, digest_of, locked, unwritable
+from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, VocabularyId, parse_segment, sealed
 from rest_local.retrieval.rows import PADDING, width_of
-from rest_local.retrieval.sources.corpus import Filters, list_files
-from rest_local.retrieval.sources.reading import read_regular
-from rest_local.retrieval.sources.skipped import Skipped
+from rest_local.retrieval.sources.listing import read_regular
+from rest_local.retrieval.sources.source import Skipped, made
+from rest_local.retrieval.sources.walk import Walk, list_files, read_files
+from rest_local.retrieval.staging import PLAN, delete, remove_orphans
 
 FIXED_MEMORY = 400 << 20
 """Of a process that builds a shard, whatever its size: Python, the vocabulary, known words, a batch of text."""
@@ -39,20 +64,15 @@ class PlannedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A build. recipe: of the walk, see `indexing.recipe_of`; tokens: the most in a segment; shards: their files, in
-    order; skipped: files that the walk left out without reading them.
+    """A build. tokens: the most in a segment; shards: their files, in order; skipped: files that the walk left out
+    without reading them.
     """
 
-    recipe: Mapping[str, Any]
+    walk: Walk
     vocabulary: VocabularyId
     tokens: int
     shards: tuple[tuple[PlannedFile, ...], ...]
     skipped: Skipped
-
-    @property
-    def filters(self) -> Filters:
-        """Which files are taken."""
-        return _filters(self.recipe)
 
     @property
     def bytes(self) -> int:
@@ -70,38 +90,38 @@ class Plan:
 
     def record(self, number: int) -> str:
         """The name of a finished shard's record: says what it was made of, with size and time of each file."""
-        made_of = [self.vocabulary.hash, self.vocabulary.size, self.tokens, self.recipe, self.shards[number]]
+        made_of = [self.vocabulary.hash, self.vocabulary.size, self.tokens, self.walk.to_dict(), self.shards[number]]
         return f"shard-{fingerprint(made_of)}.json"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "recipe": dict(self.recipe),
-            "vocabulary": {name: getattr(self.vocabulary, name) for name in ("hash", "size", "name")},
+            "walk": self.walk.to_dict(),
+            "vocabulary": self.vocabulary.to_dict(),
             "tokens": self.tokens,
             "shards": [[list(file) for file in shard] for shard in self.shards],
-            "skipped": skipped_to_dict(self.skipped),
+            "skipped": self.skipped.to_dict(),
         }
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Plan:
-        """The inverse of `to_dict`. Raises KeyError, TypeError and ValueError for anything else."""
+        """The inverse of `to_dict`. Raises KeyError, TypeError, ValueError and OptionError for anything else."""
         shards = tuple(tuple(PlannedFile(str(a), int(b), int(c)) for a, b, c in shard) for shard in fields["shards"])
-        skipped = skipped_from_dict(fields["skipped"])
-        return Plan(fields["recipe"], VocabularyId(**fields["vocabulary"]), int(fields["tokens"]), shards, skipped)
+        vocabulary, skipped = VocabularyId(**fields["vocabulary"]), Skipped.from_dict(fields["skipped"])
+        return Plan(made(Walk, fields["walk"]), vocabulary, int(fields["tokens"]), shards, skipped)
 
 
-def plan(recipe: Mapping[str, Any], memory: int, vocabulary: VocabularyId, least: int = 1) -> Plan:
+def plan(walk: Walk, memory: int, vocabulary: VocabularyId, least: int = 1) -> Plan:
     """List the files of a walk and divide them into shards whose segments can be sorted in `memory` bytes.
 
     Files with the same content come one after another, so that one document holds them. least: number of shards, if
     the text suffices for so many. Reads the files that have the size of another one. Raises InputInvalid, OptionError.
     """
     skipped = Skipped()
-    listed = [PlannedFile(*file) for file in list_files(recipe["paths"], _filters(recipe), skipped)]
+    listed = [PlannedFile(*file) for file in list_files(walk.paths, walk.filters(), skipped)]
     tokens = segment_tokens(memory, vocabulary.size)
     shards = tuple(map(tuple, _divided(_together(listed), round(tokens * TEXT_BYTES), least)))
-    return Plan(dict(recipe), vocabulary, tokens, shards, skipped)
+    return Plan(walk, vocabulary, tokens, shards, skipped)
 
 
 def segment_tokens(memory: int, vocab_size: int) -> int:
@@ -118,7 +138,7 @@ def refreshed(old: Plan, new: Plan) -> Plan:
     """The plan `new` with the shards of `old` if it is of the same files, whatever changed in them."""
     files = {file.path: file for shard in new.shards for file in shard}
     paths = [[file.path for file in shard] for shard in old.shards]
-    if (old.tokens, dict(old.recipe)) != (new.tokens, dict(new.recipe)) or sum(map(len, paths)) != len(files):
+    if (old.tokens, old.walk) != (new.tokens, new.walk) or sum(map(len, paths)) != len(files):
         return new
     if any(path not in files for shard in paths for path in shard):
         return new
@@ -159,20 +179,254 @@ def _divided(groups: Sequence[Sequence[PlannedFile]], most: int, least: int) -> 
         yield shard
 
 
-def skipped_to_dict(skipped: Skipped) -> dict[str, Any]:
-    """JSON-ready."""
-    return {"counts": dict(skipped.counts), "kinds": dict(skipped.kinds), "secrets": list(skipped.secrets)}
-
-
-def skipped_from_dict(fields: Mapping[str, Any]) -> Skipped:
-    """The inverse of `skipped_to_dict`."""
-    return Skipped(Counter(fields["counts"]), Counter(fields["kinds"]), list(fields["secrets"]))
-
-
-def _filters(recipe: Mapping[str, Any]) -> Filters:
-    return Filters(tuple(recipe["include"]), tuple(recipe["exclude"]), recipe["allow_secrets"], recipe["max_file_size"])
-
-
 def fingerprint(fields: Any) -> str:
     """16 hexadecimal digits of the sha256 of JSON-ready fields."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Shard(NamedTuple):
+    """What a shard gave. skipped: files that were left out after they were read."""
+
+    segments: tuple[SegmentEntry, ...]
+    skipped: Skipped
+
+
+def build_shard(
+    plan: Plan,
+    number: int,
+    directory: Path,
+    tokenizer: DocumentTokenizer,
+    progress: Progress = no_progress,
+    files: Files | None = None,
+    workers: int | None = None,
+) -> tuple[SegmentEntry, ...]:
+    """Build the segments of one shard in a staging directory; usually one, none if its files hold no text.
+
+    All files are synced when it returns. A shard that is already done there is not built again: its files are compared
+    with their checksums. workers: as for `tokenize_documents`. Raises ValueError for a tokenizer of another vocabulary,
+    CorpusTooLarge, and OSError.
+    """
+    files = files or Files()
+    if done := finished(plan, number, directory, check=True):
+        progress("read", plan.shard_bytes(number))
+        return done.segments
+    skipped = Skipped()
+    segments = write_segments(
+        directory,
+        shard_documents(plan, number, tokenizer, skipped, progress, workers=workers),
+        vocabulary=plan.vocabulary,
+        progress=progress,
+        segment_tokens=plan.tokens,
+        files=files,
+    )
+    record(plan, number, directory, Shard(segments, skipped), files)
+    return segments
+
+
+def shard_documents(
+    plan: Plan,
+    number: int,
+    tokenizer: DocumentTokenizer,
+    skipped: Skipped,
+    report: Progress,
+    texts: Iterable[Text] | None = None,
+    workers: int | None = None,
+) -> Iterator[Document]:
+    """The documents of a shard. Of files with the same content, which follow one another, the first alone has tokens.
+    texts: None: read from its files. Raises ValueError for a tokenizer of another vocabulary.
+    """
+    if tokenizer.hash != plan.vocabulary.hash:
+        raise ValueError(f"the plan is for vocabulary {plan.vocabulary.hash}, not {tokenizer.hash}")
+    if texts is None:
+        paths = (file.path for file in plan.shards[number])
+        texts = read_files(paths, plan.walk.filters(), skipped, lambda size: report("read", size))
+    return counted(tokenize_documents(_without_copies(texts), tokenizer, workers), report)
+
+
+def _without_copies(texts: Iterable[Text]) -> Iterator[Text]:
+    """Texts, without the text of a file that has the content of the one before it."""
+    last: bytes | None = None
+    for text in texts:
+        digest = text.state.sha256 if text.state else None
+        yield text._replace(text="") if digest and digest == last else text
+        last = digest
+
+
+def record(plan: Plan, number: int, directory: Path, shard: Shard, files: Files) -> None:
+    """Note in a staging directory that a shard is done. Its files are there and synced."""
+    segments = [entry.to_dict() for entry in shard.segments]
+    _put(files, directory / plan.record(number), {"segments": segments, "skipped": shard.skipped.to_dict()})
+
+
+def finished(plan: Plan, number: int, directory: Path, check: bool = False) -> Shard | None:
+    """What is recorded of a shard, None if it is not done. check: compare its files with their checksums."""
+    try:
+        fields = _unsealed(directory / plan.record(number))
+        segments = tuple(parse_segment(entry, width_of(plan.vocabulary.size)) for entry in fields["segments"])
+        shard = Shard(segments, Skipped.from_dict(fields["skipped"]))
+        named = [named for entry in segments for named in entry.named_files.items()] if check else []
+        return shard if all(digest_of(directory / name)[0] == file.sha256 for name, file in named) else None
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return None
+
+
+@contextmanager
+def staged(index: Path, made: Plan, files: Files) -> Iterator[tuple[Path, Plan]]:
+    """The locked staging directory of a plan in the directory of an index, and the plan: with the shards of an earlier
+    build of it that did not end. Other staging directories are deleted unless a process works there.
+
+    After an error the directory stays, to be continued, unless the disk failed: a full one gets its room back. Raises
+    DatastoreLocked if another process holds it.
+    """
+    key = fingerprint([made.vocabulary.hash, made.tokens, made.walk.to_dict()])
+    directory = index / f"staging-{key}"
+    with suppress(DatastoreError, OSError):
+        remove_orphans(index, files, plans=True, keep=directory)
+    with locked(directory, make=files), unwritable(index):
+        try:
+            with suppress(FileNotFoundError, KeyError, TypeError, ValueError, OptionError):
+                made = refreshed(Plan.from_dict(_unsealed(directory / PLAN)), made)
+            useful = {LOCK}
+            for number in range(len(made.shards)):
+                if done := finished(made, number, directory):
+                    useful |= {made.record(number), *(name for entry in done.segments for name in entry.named_files)}
+            for name in sorted(set(os.listdir(directory)) - useful):
+                files.unlink(directory / name)
+            _put(files, directory / PLAN, made.to_dict())
+            yield directory, made
+        except (OSError, DatastoreUnwritable):
+            with suppress(OSError):
+                delete(directory, files)
+            raise
+
+
+def _put(files: Files, path: Path, fields: Mapping[str, Any]) -> None:
+    """Write sealed fields under a new name, sync the file and rename it to `path`."""
+    new = path.with_name(f"{path.name}.new-{secrets.token_hex(8)}")
+    write_file(files, new, sealed(fields))
+    files.rename(new, path)
+    files.sync_directory(path.parent)
+
+
+def _unsealed(path: Path) -> dict[str, Any]:
+    """The fields of a file with `sealed` content. Raises FileNotFoundError, and ValueError for a damaged one."""
+    data = path.read_bytes()
+    try:
+        fields: dict[str, Any] = json.loads(data)
+        del fields["sha256"]
+        if sealed(fields) == data:
+            return fields
+    except (KeyError, TypeError, RecursionError):
+        pass
+    raise ValueError(f"{path} is damaged")
+
+
+class _Worker:
+    """A process, and the pipe to it."""
+
+    def __init__(self, context: SpawnContext, plan: Plan, directory: Path, opener: Opener, files: Files) -> None:
+        self.pipe, theirs = context.Pipe()
+        arguments = (theirs, plan, directory, opener, files)
+        self.process: SpawnProcess = context.Process(target=_work, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def stop(self) -> None:
+        """End the process now. What it was writing is cleared by the next build."""
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+
+
+def build_shards(
+    plan: Plan,
+    numbers: Sequence[int],
+    directory: Path,
+    opener: Opener,
+    jobs: int,
+    progress: Progress = no_progress,
+    files: Files | None = None,
+) -> None:
+    """Build the shards with these numbers in up to `jobs` processes. What they gave is in `finished`.
+
+    A process opens the vocabulary for itself and gets the numbers of shards one after another. It ends when the build
+    ends, however that happens: it exits when the other end of its pipe is closed. `SIGINT` is left to this process.
+
+    progress: as for `build_shard`, called in this process. Raises what `build_shard` raises, in its own words, OSError
+    as it is, and DatastoreError if a process dies.
+    """
+    left = deque(numbers)
+    context = multiprocessing.get_context("spawn")
+    made = [_Worker(context, plan, directory, opener, files or Files()) for _ in range(min(jobs, len(numbers)))]
+    workers = {worker.pipe: worker for worker in made}
+    try:
+        while workers:
+            for pipe in wait(list(workers)):
+                assert isinstance(pipe, Connection)
+                if _answer(pipe, workers[pipe], progress):
+                    if left:
+                        pipe.send(left.popleft())
+                    else:
+                        workers.pop(pipe).stop()
+    finally:
+        for worker in workers.values():
+            worker.stop()
+
+
+def _answer(pipe: Connection, worker: _Worker, report: Progress) -> bool:
+    """Take one message. Returns whether the process waits for a shard."""
+    try:
+        kind, *content = pipe.recv()
+    except (EOFError, ConnectionError) as error:
+        worker.process.join()
+        raise DatastoreError(
+            f"a process of the build ended with code {worker.process.exitcode}; less `memory` or fewer `jobs` may help"
+        ) from error
+    if kind == "failed":
+        raise content[0]
+    if kind == "progress":
+        report(*content)
+    return bool(kind == "ready")
+
+
+def _work(pipe: Connection, plan: Plan, directory: Path, opener: Opener, files: Files) -> None:
+    """The main function of a process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    numbers: deque[int] = deque()
+    arrived = threading.Semaphore(0)
+    threading.Thread(target=_listen, args=(pipe, numbers, arrived), daemon=True).start()
+    try:
+        with opener() as tokenizer:
+            while True:
+                pipe.send(("ready",))
+                arrived.acquire()
+                build_shard(
+                    plan,
+                    numbers.popleft(),
+                    directory,
+                    tokenizer,
+                    lambda what, amount: pipe.send(("progress", what, amount)),
+                    files,
+                    workers=1,
+                )
+    except Exception as error:
+        pipe.send(("failed", _portable(error)))
+
+
+def _listen(pipe: Connection, numbers: deque[int], arrived: threading.Semaphore) -> None:
+    """Receive numbers until the other end is closed; then end the process, in the middle of whatever it does."""
+    while True:
+        try:
+            numbers.append(pipe.recv())
+        except (EOFError, OSError):
+            os._exit(1)
+        arrived.release()
+
+
+def _portable(error: Exception) -> Exception:
+    """An error as another process can raise it: errors of this package take other arguments than their message."""
+    if isinstance(error, OSError):
+        return error
+    if isinstance(error, RestLocalError):
+        return DatastoreError(str(error))
+    return DatastoreError(f"a process of the build failed: {printable(repr(error))}")

@@ -1,22 +1,24 @@
 """Texts to documents: the token ids of many texts, in order.
 
 Knows no model. A tokenizer may offer `bulk`, which is several times as fast and holds the GIL: then texts are tokenized
-here, about a megabyte at a time, and a build uses a process for each core (`retrieval.building.staging`). Without it
+here, about a megabyte at a time, and a build uses a process for each core (`retrieval.building.shards`). Without it
 each text is tokenized in a thread.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.sources.parts import TokenizeParts, encodable, tokens_of
 
 BATCH_CHARACTERS = 1 << 20
 
@@ -75,6 +77,13 @@ def tokenize_documents(
     return _in_batches(read, tokenizer, bulk) if bulk else _in_threads(read, tokenizer.tokenize, workers)
 
 
+def counted(documents: Iterable[Document], progress: Callable[[str, int], None]) -> Iterator[Document]:
+    """The documents, of which each is reported when it was tokenized."""
+    for document in documents:
+        progress("tokenized", len(document.tokens))
+        yield document
+
+
 def _in_batches(texts: Iterable[Text], tokenizer: DocumentTokenizer, bulk: Bulk) -> Iterator[Document]:
     for batch in _batches(texts):
         plain = iter(bulk([encodable(text.text or "") for text in batch if not text.parts]))
@@ -114,3 +123,31 @@ def _in_threads(texts: Iterable[Text], tokenize: TokenizeParts, workers: int) ->
 
 def _document(text: Text, tokens: Int32Array) -> Document:
     return Document(text.name, tokens, (text.state,) if text.state else ())
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class TokenizeParts(Protocol):
+    """A tokenizer. special: spellings of special tokens become special tokens; asked for only for texts with parts."""
+
+    def __call__(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
+
+
+def tokens_of(text: Text, tokenize: TokenizeParts) -> Int32Array:
+    """The token ids of a text that was read: int32 [n]. Lone surrogates, which JSON or file names may contain, become
+    U+FFFD, because UTF-8 cannot encode them.
+    """
+    if not text.parts:
+        return tokenize(encodable(text.text or ""))
+    parts = [(encodable(part), special) for part, special in text.parts]
+    return np.concatenate([tokenize(part, special=True) if special else tokenize(part) for part, special in parts])
+
+
+def encodable(text: str) -> str:
+    """The text with U+FFFD for lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATES.sub("\ufffd", text)
+    return text

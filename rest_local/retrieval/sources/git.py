@@ -1,149 +1,280 @@
-"""Runs git on a repository of unknown origin without running programs that its configuration names.
-
-The configuration of a checkout can make git run programs: a file system monitor, a program that checks the signatures
-of commits in the log, or the transport to the remote of a partial clone, from which git fetches missing blobs.
-"""
+"""The tracked files of a revision of a git repository, without a checkout, and what its newest commits wrote."""
 
 from __future__ import annotations
 
 import contextlib
-import heapq
+import hashlib
 import os
+import re
 import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar, NamedTuple
 
-from rest_local.errors import RestLocalError
+from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.retrieval.documents import FileState, Text
+from rest_local.retrieval.sources.listing import git_command, git_environment, output_of, started
+from rest_local.retrieval.sources.source import Reading, Skipped, Source
+from rest_local.retrieval.sources.walk import MAX_FILE_SIZE, Filters, absolute, decoded, reason_to_skip, wanted_name
 
-_OTHER_PLACES = (
-    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG", "GIT_PREFIX", "GIT_SHALLOW_FILE",
-)  # fmt: skip
-"""Variables that a hook of git sets, and that would make git read another repository than the one that is named."""
-
-_MOST_ARGUMENTS = 1 << 14  # bytes of names on one command line; Windows allows 32 000 characters
-_HARMLESS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false", "protocol.allow=never")
+COMMITS = 1000
+_SHORT = 12
 
 
-def git_command(repository: Path, *arguments: str) -> list[str]:
-    """The command line of a git command. Run it with `git_environment`."""
-    settings = [part for setting in _HARMLESS for part in ("-c", setting)]
-    return ["git", "-C", str(repository), *settings, *arguments]
+@dataclass(frozen=True, slots=True)
+class Git(Source):
+    """A revision of a repository, which may be bare.
 
+    revision: as given, such as a branch; commit: what it meant when the source was prepared. history: also the text
+    that the newest `commits` commits wrote. The other fields are those of `corpus.Filters`.
 
-def git_environment() -> dict[str, str]:
-    """This process's environment, changed so that git fetches nothing (git 2.45 and later; earlier versions obey
-    `protocol.allow`).
+    The files are named `REPOSITORY@REVISION:PATH`, so that an update after the branch moved knows them again; those of
+    the history `REPOSITORY@COMMIT:PATH` with 12 digits, and files too if the revision is a commit's id.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in _OTHER_PLACES}
-    return {**kept, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+
+    kind: ClassVar[str] = "git"
+    repository: str
+    revision: str = "HEAD"
+    commit: str = ""
+    history: bool = False
+    commits: int = COMMITS
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    allow_secrets: bool = False
+    max_file_size: int = MAX_FILE_SIZE
+
+    def __post_init__(self) -> None:
+        self.filters()
+        if self.commits < 1:
+            raise OptionError(f"commits {self.commits}: must be at least 1")
+        if self.revision.startswith("-") or self.commit.startswith("-") or not self.revision:
+            raise OptionError(f"revision {self.revision!r}: give a branch, a tag or a commit")
+
+    def filters(self) -> Filters:
+        return Filters(self.include, self.exclude, self.allow_secrets, self.max_file_size)
+
+    def texts(self, reading: Reading) -> Iterator[Text]:
+        repository, commit = Path(self.repository), self._commit()
+        return self._texts(repository, commit, reading)
+
+    def _texts(self, repository: Path, commit: str, reading: Reading) -> Iterator[Text]:
+        fixed = commit.startswith(self.revision) and len(self.revision) >= _SHORT
+        name = f"{repository}@{commit[:_SHORT] if fixed else self.revision}"
+        yield from files_of_commit(repository, commit, name, self.filters(), reading)
+        if self.history:
+            yield from changes(repository, commit, self.commits, self.filters(), reading)
+
+    def measure(self) -> tuple[int, int]:
+        """Without the history, whose size is not known before it was read."""
+        return measure_tree(Path(self.repository), self._commit(), self.filters())
+
+    def about(self) -> str:
+        return f"{self.repository}@{self.revision}{' with its history' if self.history else ''}"
+
+    def prepared(self) -> Git:
+        source = replace(self, repository=absolute(self.repository), commit="")
+        return replace(source, commit=source._commit())
+
+    def _commit(self) -> str:
+        """The id of the recorded commit, else of the one that the revision means now. Raises InputInvalid."""
+        if not os.path.isdir(self.repository):
+            raise InputInvalid("repository", printable(self.repository), "no such directory; clone it first")
+        wanted = self.commit or self.revision
+        question = ("rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
+        answer, _ = output_of(Path(self.repository), *question)
+        if answer:
+            return answer
+        _, problem = output_of(Path(self.repository), "rev-parse", "--git-dir")
+        cause = problem.removeprefix("fatal: ") or f"no revision {wanted!r}"
+        raise InputInvalid("repository", printable(self.repository), cause)
 
 
-def git_files(root: Path, only: Sequence[str] | None = None) -> Iterator[str] | None:
-    """The files below `root` that git tracks or would track, sorted, each name once. Names are relative to `root`, with
-    slashes. Returns None outside a work tree, in an ignored directory, and without git.
+_REGULAR = ("100644", "100755")
+_MARK_DIGITS = 15  # of a blob's id: 60 bits fit the time of change, in whose place they stand
 
-    The names go through temporary files, so that memory does not depend on their number. only: sorted names, to ask
-    about these alone; git reads its index, but of the folders only those of the names.
+
+class Entry(NamedTuple):
+    """A regular file of a commit. size: bytes."""
+
+    path: str
+    blob: str
+    size: int
+
+
+def files_of_commit(repository: Path, commit: str, name: str, filters: Filters, reading: Reading) -> Iterator[Text]:
+    """The text of every file of a commit that is worth indexing, named `NAME:PATH`, with a state that stays the same
+    while the blob does. Raises InputInvalid if git cannot list the commit.
     """
-    environment = git_environment()
+    with _Blobs(repository) as blobs:
+        for entry in entries(repository, commit, filters, reading.skipped):
+            title, mark = f"{name}:{entry.path}", int(entry.blob[:_MARK_DIGITS], 16) or 1
+            reading.looked_at(entry.size)
+            if reading.unchanged is not None and reading.unchanged(title, entry.size, mark):
+                yield Text(title, None, FileState(title, entry.size, mark, b""))
+                continue
+            data = blobs.read(entry.blob)
+            reason = "missing in the repository" if data is None else reason_to_skip(data, filters)
+            if data is None or reason:
+                reading.skipped.add(reason, title)
+            else:
+                yield Text(title, decoded(data), FileState(title, len(data), mark, hashlib.sha256(data).digest()))
 
-    def git(*arguments: str, output: IO[bytes] | int = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            git_command(root, *arguments),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
 
-    undo, listed = contextlib.ExitStack(), []
-    with undo, contextlib.suppress(OSError):
-        inside = git("rev-parse", "--is-inside-work-tree")
-        if inside.returncode != 0 or inside.stdout.strip() != b"true" or git("check-ignore", "-q", ".").returncode == 0:
+def measure_tree(repository: Path, commit: str, filters: Filters) -> tuple[int, int]:
+    """(files, bytes) that `files_of_commit` would read."""
+    sizes = [entry.size for entry in entries(repository, commit, filters, Skipped())]
+    return len(sizes), sum(sizes)
+
+
+def entries(repository: Path, commit: str, filters: Filters, skipped: Skipped) -> Iterator[Entry]:
+    """The regular files of a commit whose names are wanted. Hidden ones, links and submodules are left out."""
+    command = git_command(repository, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
+    with started(command) as git:
+        assert git.stdout is not None
+        wanted = wanted_name(filters)
+        for record in records(git.stdout):
+            head, _, path = os.fsdecode(record).partition("\t")
+            mode, _, blob, size = head.split()
+            reason = "" if mode in _REGULAR else "link" if mode == "120000" else "submodule"
+            if any(part.startswith(".") for part in path.split("/")):
+                reason = "hidden"
+            reason = reason or wanted(path)
+            if not reason and not size.isdigit():
+                reason = "missing in the repository"
+            elif not reason and int(size) > filters.max_file_size:
+                reason = "too large"
+            if reason:
+                skipped.add(reason, path)
+            else:
+                yield Entry(path, blob, int(size))
+    if git.returncode:
+        raise InputInvalid("repository", printable(str(repository)), f"git cannot list commit {commit[:12]}")
+
+
+def records(file: IO[bytes]) -> Iterator[bytes]:
+    """What a NUL byte ends, in turn."""
+    rest = b""
+    while chunk := file.read(1 << 16):
+        *found, rest = (rest + chunk).split(b"\0")
+        yield from found
+
+
+@dataclass(slots=True)
+class _Blobs:
+    """A process `git cat-file --batch`, started at the first question."""
+
+    repository: Path
+    _process: subprocess.Popen[bytes] | None = None
+
+    def read(self, blob: str) -> bytes | None:
+        """The content, None if the repository does not have it."""
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(f"{blob}\n".encode())
+            process.stdin.flush()
+            head = process.stdout.readline().split()
+            if len(head) != 3 or not head[2].isdigit():
+                return None
+            return process.stdout.read(int(head[2]) + 1)[:-1]
+        except BrokenPipeError:  # git gave up on a damaged object
+            self._end()
             return None
-        for arguments in (("--cached",), ("--others", "--exclude-standard")):
-            listed.append(undo.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
-            for names in [[]] if only is None else _command_lines(only):
-                command = ("--literal-pathspecs", "ls-files", "-z", *arguments, "--", *names)
-                if git(*command, output=listed[-1]).returncode != 0:
-                    return None
-        undo.pop_all()  # from here on `_split` closes the files
-        merged = _merged([_split(file) for file in listed])
-        return merged if only is None else filter(set(only).__contains__, merged)
-    return None
 
-
-def _command_lines(names: Sequence[str]) -> Iterator[list[str]]:
-    """Names in groups that are short enough for a command line."""
-    group: list[str] = []
-    size = 0
-    for name in names:
-        if group and size + len(name) > _MOST_ARGUMENTS:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += len(name)
-    if group:
-        yield group
-
-
-def _merged(parts: list[Iterator[str]]) -> Iterator[str]:
-    """Merge sorted names, each once: the index has several entries for a file with a merge conflict."""
-    last = None
-    for name in heapq.merge(*parts):
-        if name != last:
-            yield name
-        last = name
-
-
-def _split(file: IO[bytes]) -> Iterator[str]:
-    """The names in a file, in which a NUL byte ends each name."""
-    with file:
-        file.seek(0)
-        rest = b""
-        while chunk := file.read(1 << 16):
-            *names, rest = (rest + chunk).split(b"\0")
-            yield from map(os.fsdecode, names)
-
-
-@contextlib.contextmanager
-def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of git whose output is read, with what it complains about thrown away. It is ended at the end of the
-    block, also before its output was read. Raises RestLocalError without git.
-    """
-    try:
-        git = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=git_environment(),
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = git_command(self.repository, "cat-file", "--batch")
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=git_environment()
         )
-    except FileNotFoundError as error:
-        raise RestLocalError("this needs the program git; install it") from error
-    assert git.stdout is not None
-    try:
-        yield git
-    except BaseException:
-        git.kill()
-        raise
-    finally:
-        git.stdout.close()
-        git.wait()
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.communicate()
+
+    def __enter__(self) -> _Blobs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
 
 
-def output_of(repository: Path, *arguments: str) -> tuple[str, str]:
-    """What git prints and what it complains about, both stripped. Raises RestLocalError without git."""
-    command = git_command(repository, *arguments)
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=git_environment(), check=False
-        )
-    except FileNotFoundError as error:
-        raise RestLocalError("this needs the program git; install it") from error
-    output, problem = (os.fsdecode(text).strip() for text in (done.stdout, done.stderr))
-    return (output if done.returncode == 0 else "", problem)
+AROUND = 3
+"""Unchanged lines on each side of a change."""
+
+_COMMIT = re.compile(rb"commit [0-9a-f]{40,64}\n\Z")
+_DIFF = b"diff " + b"--git "
+_PIECE = 1 << 16  # bytes of a longer line that are read at once
+
+
+@dataclass(slots=True)
+class _Change:
+    """A file of a commit while it is read. lines: of its new side, until they are too many."""
+
+    commit: str
+    path: str = ""
+    lines: list[bytes] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, line: bytes, most: int) -> None:
+        self.size += len(line)
+        if self.size <= most:
+            self.lines.append(line)
+
+
+def changes(repository: Path, commit: str, commits: int, filters: Filters, reading: Reading) -> Iterator[Text]:
+    """The texts, named `REPOSITORY@COMMIT:PATH` with 12 digits of the commit. Raises InputInvalid if git fails."""
+    arguments = (
+        "log", f"--max-count={commits}", "--no-merges", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv",
+        "--submodule=short", "--ignore-submodules=all", "--no-relative", "-O/dev/null", "--patch",
+        f"--unified={AROUND}", "--src-prefix=a/", "--dst-prefix=b/", "--format=commit %H", commit, "--",
+    )  # fmt: skip
+    settings = ("-c", "core.quotePath=false", "-c", "diff.suppressBlankEmpty=false")
+    wanted = wanted_name(filters)
+    with started(git_command(repository, *settings, *arguments)) as git:
+        assert git.stdout is not None
+        for change in _changes(git.stdout, filters.max_file_size):
+            name = f"{repository}@{change.commit[:12]}:{change.path}"
+            hidden = any(part.startswith(".") for part in change.path.split("/"))
+            reason = "hidden" if hidden else wanted(change.path)
+            if not reason and change.size > filters.max_file_size:
+                reason = "too large"
+            if reason:
+                reading.skipped.add(reason, name)
+                continue
+            text = b"".join(change.lines).decode("utf-8", "replace")
+            mark = int(change.commit[:15], 16) or 1  # a commit never changes
+            yield from reading.text(name, text, mark, allow_secrets=filters.allow_secrets)
+    if git.returncode:
+        raise InputInvalid("repository", printable(str(repository)), "git cannot read its history")
+
+
+def _changes(log: IO[bytes], most: int) -> Iterator[_Change]:
+    change = _Change("")
+    kept = True  # whether the line that is being read belongs to the new side
+    inside = False  # whether the next piece continues a line
+    while line := log.readline(_PIECE):
+        if inside:
+            if kept:
+                change.add(line, most)
+        elif (found := _COMMIT.match(line)) or line.startswith(_DIFF):
+            if change.size:
+                yield change
+            change = _Change(line.split()[1].decode() if found else change.commit)
+            kept = False
+        elif not change.path:
+            kept = False
+            if line.startswith(b"+++ b/"):
+                change.path = line[len(b"+++ b/") :].rstrip(b"\n\t").decode("utf-8", "surrogateescape")
+        else:
+            kept = line.startswith((b"+", b" "))
+            if kept:
+                change.add(line[1:], most)
+        inside = not line.endswith(b"\n")
+    if change.size:
+        yield change

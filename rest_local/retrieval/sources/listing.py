@@ -1,19 +1,189 @@
-"""The paths of files below a directory that are neither hidden nor ignored, in the order of git.
-
-In a git work tree git lists them; elsewhere the .gitignore files are obeyed. Symbolic links are never followed.
-"""
+"""Reads regular files, and says whether their time of change tells later whether they changed again."""
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import os
-from collections.abc import Collection, Iterator
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from pathspec import GitIgnoreSpec
 
-from rest_local.retrieval.sources.git import git_files
-from rest_local.retrieval.sources.reading import read_regular
-from rest_local.retrieval.sources.skipped import Skipped
+from rest_local.errors import RestLocalError
+from rest_local.retrieval.files import AS_IT_IS
+from rest_local.retrieval.sources.source import Skipped
+
+RACY_NS = 2_000_000_000
+"""A file that was written so short a time before its reading may be written again at the same time of change: FAT
+stores even seconds."""
+
+
+class Contents(NamedTuple):
+    """What was read of a file. status: from before the reading; data: None if it is no regular file; mtime_ns: of the
+    data, 0 if it is not certain.
+    """
+
+    status: os.stat_result
+    data: bytes | None
+    mtime_ns: int
+
+
+def read_regular(path: str, limit: int) -> Contents:
+    """Read up to `limit` bytes of a regular file. Raises OSError, also for a link."""
+    # Opened before the status is read, so that both belong to the same file. O_NONBLOCK: a FIFO must not block.
+    descriptor = os.open(path, os.O_RDONLY | AS_IT_IS | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        now, before = time.time_ns(), os.fstat(descriptor)
+        if not stat.S_ISREG(before.st_mode):
+            return Contents(before, None, 0)
+        data = file.read(limit)
+        after = os.fstat(descriptor)
+    same = before.st_mtime_ns == after.st_mtime_ns and before.st_size == after.st_size == len(data)
+    return Contents(before, data, certain(before.st_mtime_ns, now) if same else 0)
+
+
+def certain(mtime_ns: int, now_ns: int) -> int:
+    """The time of change of a file that is read at `now_ns`, 0 if a later change could have the same time."""
+    return mtime_ns if mtime_ns > 0 and now_ns - mtime_ns >= RACY_NS else 0
+
+
+_OTHER_PLACES = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG", "GIT_PREFIX", "GIT_SHALLOW_FILE",
+)  # fmt: skip
+"""Variables that a hook of git sets, and that would make git read another repository than the one that is named."""
+
+_MOST_ARGUMENTS = 1 << 14  # bytes of names on one command line; Windows allows 32 000 characters
+_HARMLESS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false", "protocol.allow=never")
+
+
+def git_command(repository: Path, *arguments: str) -> list[str]:
+    """The command line of a git command. Run it with `git_environment`."""
+    settings = [part for setting in _HARMLESS for part in ("-c", setting)]
+    return ["git", "-C", str(repository), *settings, *arguments]
+
+
+def git_environment() -> dict[str, str]:
+    """This process's environment, changed so that git fetches nothing (git 2.45 and later; earlier versions obey
+    `protocol.allow`).
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _OTHER_PLACES}
+    return {**kept, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+
+
+def git_files(root: Path, only: Sequence[str] | None = None) -> Iterator[str] | None:
+    """The files below `root` that git tracks or would track, sorted, each name once. Names are relative to `root`, with
+    slashes. Returns None outside a work tree, in an ignored directory, and without git.
+
+    The names go through temporary files, so that memory does not depend on their number. only: sorted names, to ask
+    about these alone; git reads its index, but of the folders only those of the names.
+    """
+    environment = git_environment()
+
+    def git(*arguments: str, output: IO[bytes] | int = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            git_command(root, *arguments),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+
+    undo, listed = contextlib.ExitStack(), []
+    with undo, contextlib.suppress(OSError):
+        inside = git("rev-parse", "--is-inside-work-tree")
+        if inside.returncode != 0 or inside.stdout.strip() != b"true" or git("check-ignore", "-q", ".").returncode == 0:
+            return None
+        for arguments in (("--cached",), ("--others", "--exclude-standard")):
+            listed.append(undo.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
+            for names in [[]] if only is None else _command_lines(only):
+                command = ("--literal-pathspecs", "ls-files", "-z", *arguments, "--", *names)
+                if git(*command, output=listed[-1]).returncode != 0:
+                    return None
+        undo.pop_all()  # from here on `_split` closes the files
+        merged = _merged([_split(file) for file in listed])
+        return merged if only is None else filter(set(only).__contains__, merged)
+    return None
+
+
+def _command_lines(names: Sequence[str]) -> Iterator[list[str]]:
+    """Names in groups that are short enough for a command line."""
+    group: list[str] = []
+    size = 0
+    for name in names:
+        if group and size + len(name) > _MOST_ARGUMENTS:
+            yield group
+            group, size = [], 0
+        group.append(name)
+        size += len(name)
+    if group:
+        yield group
+
+
+def _merged(parts: list[Iterator[str]]) -> Iterator[str]:
+    """Merge sorted names, each once: the index has several entries for a file with a merge conflict."""
+    last = None
+    for name in heapq.merge(*parts):
+        if name != last:
+            yield name
+        last = name
+
+
+def _split(file: IO[bytes]) -> Iterator[str]:
+    """The names in a file, in which a NUL byte ends each name."""
+    with file:
+        file.seek(0)
+        rest = b""
+        while chunk := file.read(1 << 16):
+            *names, rest = (rest + chunk).split(b"\0")
+            yield from map(os.fsdecode, names)
+
+
+@contextlib.contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of git whose output is read, with what it complains about thrown away. It is ended at the end of the
+    block, also before its output was read. Raises RestLocalError without git.
+    """
+    try:
+        git = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=git_environment(),
+        )
+    except FileNotFoundError as error:
+        raise RestLocalError("this needs the program git; install it") from error
+    assert git.stdout is not None
+    try:
+        yield git
+    except BaseException:
+        git.kill()
+        raise
+    finally:
+        git.stdout.close()
+        git.wait()
+
+
+def output_of(repository: Path, *arguments: str) -> tuple[str, str]:
+    """What git prints and what it complains about, both stripped. Raises RestLocalError without git."""
+    command = git_command(repository, *arguments)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=git_environment(), check=False
+        )
+    except FileNotFoundError as error:
+        raise RestLocalError("this needs the program git; install it") from error
+    output, problem = (os.fsdecode(text).strip() for text in (done.stdout, done.stderr))
+    return (output if done.returncode == 0 else "", problem)
+
 
 _SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})
 _MAX_RULES = 1 << 20  # bytes of a .gitignore that are read

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.paths import data_home
-from rest_local.retrieval.sources.registry import source_of
-from rest_local.retrieval.sources.source import Source
-from rest_local.retrieval.sources.walk import Walk, absolute
+from rest_local.retrieval.sources.git import Git
+from rest_local.retrieval.sources.records import Chat, Jsonl, Parquet, Stdin
+from rest_local.retrieval.sources.source import Source, made
+from rest_local.retrieval.sources.walk import Python, Walk, absolute
 
 _ENDING = ".toml"
 _TEXTS = ("description", "licence", "size")
@@ -135,3 +136,46 @@ def _toml(text: str) -> dict[str, Any]:
     import tomlkit
 
     return dict(tomlkit.parse(text).unwrap())
+
+
+WALKED = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
+"""The fields of a recipe that an earlier version wrote, instead of `sources`."""
+
+KINDS: dict[str, type[Source]] = {kind.kind: kind for kind in (Walk, Git, Jsonl, Parquet, Chat, Stdin, Python)}
+
+
+def source_of(fields: Any) -> Source:
+    """The source that `Source.to_dict` made these fields of. Raises OptionError, which names the way out."""
+    kind = fields.get("kind") if isinstance(fields, Mapping) else None
+    if not isinstance(kind, str) or kind not in KINDS:
+        known = ", ".join(KINDS)
+        way = "update rest-local if a newer version wrote it, else correct it"
+        raise OptionError(f"source of kind {str(kind)[:40]!r}: not known here; {way}; known: {known}")
+    return made(KINDS[kind], fields)
+
+
+def from_recipe(recipe: Mapping[str, Any]) -> list[Source]:
+    """The sources of a manifest's recipe, none if the text is of another origin, such as a history, which `kind` names.
+    A recipe with `paths`, as earlier versions wrote it, is one walk. Raises OptionError for a source that this version
+    does not know.
+    """
+    if "kind" in recipe:
+        return []
+    if "sources" in recipe:
+        given = recipe["sources"]
+        if not isinstance(given, (list, tuple)):
+            raise OptionError("the recipe's sources are not a list; correct it, or build the datastore again")
+        return [source_of(fields) for fields in given]
+    paths = recipe.get("paths")
+    if not paths:
+        return []
+    return [made(Walk, {name: recipe[name] for name in WALKED if name in recipe})]
+
+
+def can_repeat(recipe: Mapping[str, Any]) -> bool:
+    """Whether an index can be built from a recipe: its sources are known here, and can all be read again."""
+    try:
+        sources = from_recipe(recipe)
+    except OptionError:
+        return False
+    return bool(sources) and all(source.repeatable for source in sources)

@@ -1,18 +1,129 @@
-"""What every source is: a frozen record that goes into a manifest as JSON, and that yields texts."""
+"""The count of what a source skipped, and why."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from rest_local.errors import OptionError
+from rest_local.errors import OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.sources.corpus import Unchanged
-from rest_local.retrieval.sources.secrecy import secret_content
-from rest_local.retrieval.sources.skipped import Skipped
+
+UNWANTED = "not a wanted kind of file"
+_NAMED = 20
+_KINDS, _KINDS_SHOWN, _KIND_LENGTH = 100, 8, 20
+
+
+@dataclass(slots=True)
+class Skipped:
+    """The files that a walk skipped. Its size does not depend on their number.
+
+    counts: files by reason; kinds: unwanted files by extension, `other` after the first 100 extensions; secrets: the
+    first names of files that looked like secrets.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    secrets: list[str] = field(default_factory=list)
+
+    def add(self, reason: str, name: str = "") -> None:
+        """Count one file."""
+        self.counts[reason] += 1
+        if reason == UNWANTED:
+            kind = printable(os.path.splitext(name)[1].lower()[:_KIND_LENGTH]) or "no extension"
+            self.kinds[kind if kind in self.kinds or len(self.kinds) < _KINDS else "other"] += 1
+        elif reason == "secret" and len(self.secrets) < _NAMED:
+            self.secrets.append(printable(name))
+
+    def summary(self) -> str:
+        """One line: "12 binary, 9 not a wanted kind of file (6 .json, 3 .ipynb)", or "nothing"."""
+        parts = [f"{count} {reason}" for reason, count in self.counts.most_common()]
+        kinds = [f"{count} {kind}" for kind, count in self.kinds.most_common(_KINDS_SHOWN)]
+        kinds += ["..."] if len(self.kinds) > _KINDS_SHOWN else []
+        parts = [f"{part} ({', '.join(kinds)})" if kinds and part.endswith(UNWANTED) else part for part in parts]
+        return ", ".join(parts) or "nothing"
+
+    def include(self, other: Skipped) -> None:
+        """Count what another source skipped as well."""
+        self.counts.update(other.counts)
+        self.kinds.update(other.kinds)
+        self.secrets = [*self.secrets, *other.secrets][:_NAMED]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"counts": dict(self.counts), "kinds": dict(self.kinds), "secrets": list(self.secrets)}
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> Skipped:
+        """The inverse of `to_dict`."""
+        return Skipped(Counter(fields["counts"]), Counter(fields["kinds"]), list(fields["secrets"]))
+
+
+SECRET_NAMES = (
+    ".env*",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.kdbx",
+    "*.keystore",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    ".npmrc",
+    ".netrc",
+    "_netrc",
+    ".pypirc",
+    ".git-credentials",
+    ".htpasswd",
+    "credentials*",
+)
+"""Names of files that are never read. Upper and lower case do not matter."""
+
+_RUN = rb"[0-9A-Za-z_-]"
+_MIXED = rb"(?=%b{0,40}[0-9])" % _RUN  # random, unlike words with dashes in a style sheet or an address
+_SHAPES = re.compile(
+    rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"
+    rb"|\b(?:"
+    rb"(?:AKIA|ASIA)[0-9A-Z]{16}\b"
+    rb"|AIza%(run)b{35}"
+    rb"|GOCSPX-%(run)b{20}"
+    rb"|gh[opsur]_[0-9A-Za-z]{36}"
+    rb"|github_pat_[0-9A-Za-z_]{40}"
+    rb"|glpat-%(run)b{20}"
+    rb"|xox[abprs]-[0-9A-Za-z-]{10}"
+    rb"|sk-(?:ant-|proj-)?[0-9A-Za-z_]{20}"
+    rb"|sk-(?:ant|proj|svcacct|admin|or)-%(mixed)b%(run)b{20}"
+    rb"|[rs]k_live_[0-9A-Za-z]{20}"
+    rb"|hf_[0-9A-Za-z]{34}"
+    rb"|npm_[0-9A-Za-z]{36}"
+    rb"|pypi-%(mixed)b%(run)b{40}"
+    rb"|eyJ%(run)b{10,300}\.eyJ%(run)b{10,4000}\.%(run)b{20}"  # a JSON web token; bounded, because input is arbitrary
+    rb"|Account[Kk]ey=[0-9A-Za-z+/]{40}"
+    rb")" % {b"run": _RUN, b"mixed": _MIXED}
+)
+
+
+def secret_name(name: str) -> bool:
+    """Whether a file name (without directory) is on the deny-list. `id_*` is denied if it has no extension."""
+    name = name.lower()
+    return any(fnmatchcase(name, pattern) for pattern in SECRET_NAMES) or (name.startswith("id_") and "." not in name)
+
+
+def secret_content(data: bytes) -> bool:
+    """Whether the bytes of a file contain a string in the form of a key or an access token. O(n)."""
+    return _SHAPES.search(data) is not None
+
+
+Unchanged = Callable[[str, int, int], bool]
+"""Whether the text of this name, size in bytes and time of change (ns, never 0) is known, so that it is not read."""
 
 Parts: TypeAlias = "tuple[tuple[str, bool], ...]"
 """`documents.Text.parts`."""

@@ -1,21 +1,326 @@
-"""The text files below paths."""
+"""Walks files that are worth indexing and yields their text. Other files are skipped, counted and reported.
+
+Only regular files are opened; symbolic links are never followed and archives never unpacked. Skipped by default are
+hidden and git-ignored files, names and content that look like secrets, and binary, oversized and minified files. A file
+that the caller names explicitly is taken with any extension, even if it is hidden or ignored.
+
+Secrets are names of files with keys or passwords, and strings in the form of access tokens. A datastore returns its
+text, so no secret may enter it. To skip a harmless file is better than to index a key.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator
+import stat
+import sysconfig
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from rest_local.retrieval.documents import Text
-from rest_local.retrieval.sources.corpus import MAX_FILE_SIZE, Filters, measure, walk_files
-from rest_local.retrieval.sources.source import Reading, Source
+from pathspec import GitIgnoreSpec
+
+from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.retrieval.documents import FileState, Text
+from rest_local.retrieval.sources.listing import Contents, candidates, read_regular
+from rest_local.retrieval.sources.source import (
+    UNWANTED,
+    Reading,
+    Skipped,
+    Source,
+    Unchanged,
+    secret_content,
+    secret_name,
+)
+
+MAX_FILE_SIZE = 1 << 20
+MAX_LINE = 20_000
+MAX_MEAN_LINE = 300
+"""Longer lines are minified text or data. The 1 790 modules of Python 3.11's standard library, including tests, stay
+below 1 200 bytes in a line and 52 in the mean."""
+
+EXTENSIONS = frozenset(
+    """
+    .adb .ads .asm .astro .awk .bas .bash .bzl .c .cc .cfg .cl .clj .cljs .cmake .coffee .cpp .cr .cs .css .cu .cuh
+    .cxx .d .dart .el .elm .erl .ex .exs .f .f90 .f95 .fish .fs .fsx .gd .glsl .go .gradle .graphql .groovy .h .hcl
+    .hh .hlsl .hpp .hrl .hs .html .hxx .ini .ipp .java .jl .js .jsx .kt .kts .less .lisp .lua .m .md .mjs .mk .ml
+    .mli .mm .nim .nix .odin .org .pas .php .pl .pm .proto .ps1 .pxd .py .pyi .pyx .r .rb .rkt .rs .rst .s .sass
+    .sbt .scala .scm .scss .sh .sol .sql .svelte .swift .sv .tcl .tex .tf .toml .ts .tsx .txt .typ .v .vala .vb .vhd
+    .vhdl .vim .vue .xml .yaml .yml .zig .zsh
+    """.split()  # noqa: SIM905  a list literal would be one extension a line
+)
+"""Extensions that are taken without `include`."""
+
+NAMES = frozenset({"Makefile", "Dockerfile", "CMakeLists.txt", "Rakefile", "Gemfile", "Justfile", "BUILD", "WORKSPACE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which files are taken. include, exclude: globs as in .gitignore, matched against the path below the root.
+
+    include replaces the list of extensions; max_file_size: bytes. Raises OptionError for a bad glob or size.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    allow_secrets: bool = False
+    max_file_size: int = MAX_FILE_SIZE
+
+    def __post_init__(self) -> None:
+        if self.max_file_size < 1:
+            raise OptionError(f"max file size {self.max_file_size}: must be at least 1 byte")
+        for glob in (*self.include, *self.exclude):
+            _spec([glob])
+
+
+def walk(
+    paths: Iterable[str | os.PathLike[str]],
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    *,
+    allow_secrets: bool = False,
+    max_file_size: int = MAX_FILE_SIZE,
+    skipped: Skipped | None = None,
+    looked_at: Callable[[int], None] = lambda size: None,
+) -> Iterator[tuple[str, str]]:
+    """(name, text) of every file worth indexing under `paths`; otherwise as `walk_files`."""
+    filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    texts = walk_files(paths, filters, skipped, looked_at=looked_at)
+    return ((name, text) for name, text, *_ in texts if text is not None)
+
+
+def walk_files(
+    paths: Iterable[str | os.PathLike[str]],
+    filters: Filters | None = None,
+    skipped: Skipped | None = None,
+    *,
+    unchanged: Unchanged | None = None,
+    only: Collection[str] | None = None,
+    looked_at: Callable[[int], None] = lambda size: None,
+) -> Iterator[Text]:
+    """The text of every file worth indexing under `paths`, with its state, sorted within a directory, each file once.
+
+    The name is the absolute path; bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`. In the text
+    they become U+FFFD, so it can always be encoded. skipped: counts the skipped files. unchanged: a file for which it
+    is true is not read, and has no text. only: absolute paths; nothing else is taken, and nothing is walked, so that
+    it costs a few milliseconds in a work tree of any size. looked_at: called with the size of each file that
+    `Walk.measure` counts, when it was read or found unchanged.
+
+    Raises InputInvalid for a path that does not exist and OptionError for a bad glob, both before the first file. A
+    problem with a single file during the walk raises nothing.
+    """
+    reader = _Reader(filters or Filters(), skipped if skipped is not None else Skipped(), unchanged, looked_at)
+    roots = _roots(paths := list(paths))
+    only = None if only is None else resolved(only, paths)
+    return reader.texts(_wanted(roots, reader.filters, reader.skipped, only), _Seen(roots))
+
+
+def list_files(
+    paths: Iterable[str | os.PathLike[str]], filters: Filters, skipped: Skipped | None = None
+) -> Iterator[tuple[str, int, int]]:
+    """(absolute path, bytes, time of change in ns) of each file that `walk_files` reads, in its order, each file once.
+
+    Raises as `walk_files`.
+    """
+    roots, skipped = _roots(paths), skipped if skipped is not None else Skipped()
+    seen = _Seen(roots)
+    for path in _wanted(roots, filters, skipped, None):
+        try:
+            status = os.lstat(path)
+        except OSError:
+            skipped.add("vanished")
+            continue
+        reason = "" if stat.S_ISREG(status.st_mode) else "not a regular file"
+        if stat.S_ISLNK(status.st_mode):
+            reason = "link"
+        reason = reason or ("too large" if status.st_size > filters.max_file_size else "")
+        reason = reason or ("duplicate" if seen.has(status) else "")
+        if reason:
+            skipped.add(reason, path)
+        else:
+            seen.add(status)
+            yield path, status.st_size, status.st_mtime_ns
+
+
+def read_files(
+    paths: Iterable[str], filters: Filters, skipped: Skipped, looked_at: Callable[[int], None] = lambda size: None
+) -> Iterator[Text]:
+    """The texts of files that `list_files` gave, as `walk_files` yields them; their names are not filtered again."""
+    return _Reader(filters, skipped, None, looked_at).texts(paths, _Seen([]))
+
+
+def _roots(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Raises InputInvalid for a path that does not exist."""
+    roots = [Path(path) for path in paths]
+    for root in roots:
+        if not root.exists():
+            raise InputInvalid("path", printable(str(root)), "no such file or directory")
+    return [root.resolve() for root in roots]
+
+
+def resolved(only: Collection[str], paths: Iterable[str | os.PathLike[str]]) -> set[str]:
+    """The paths in `only`, those below a path that is a link as a walk names them."""
+    pairs = [(os.path.join(os.path.abspath(path), ""), os.path.join(os.path.realpath(path), "")) for path in paths]
+    linked = [(given, real) for given, real in pairs if given != real]
+    return {*only} | {
+        (real + name[len(given) :]).rstrip("/")
+        for given, real in linked
+        for name in only
+        if f"{name}/".startswith(given)
+    }
+
+
+def _wanted(roots: Sequence[Path], filters: Filters, skipped: Skipped, only: Collection[str] | None) -> Iterator[str]:
+    """The paths of files whose names are wanted and do not look like secrets."""
+    wanted = wanted_name(filters)
+    for root in roots:
+        single, below = not root.is_dir(), os.path.join(root, "")
+        if single and only is not None and str(root) not in only:
+            continue
+        for path in [str(root)] if single else candidates(root, skipped, only):
+            relative = os.path.basename(path) if single else path[len(below) :]
+            reason = wanted(relative)
+            if reason and not (reason == UNWANTED and single and not filters.include):
+                skipped.add(reason, path)
+            elif reason and not filters.allow_secrets and secret_name(relative):
+                skipped.add("secret", path)
+            else:
+                yield path
+
+
+def wanted_name(filters: Filters) -> Callable[[str], str]:
+    """A function that gives the reason to skip a file for its name, or "". Its argument is the path below the root."""
+    include, exclude = _spec(filters.include), _spec(filters.exclude)
+
+    def reason(relative: str) -> str:
+        base = os.path.basename(relative)
+        if filters.exclude and exclude.match_file(relative):
+            return "excluded"
+        if not (include.match_file(relative) if filters.include else _by_extension(base)):
+            return UNWANTED
+        return "secret" if not filters.allow_secrets and secret_name(base) else ""
+
+    return reason
+
+
+class _Seen:
+    """The files that were taken, so that each is taken once. Remembers only files that can occur again: those with
+    several hard links, and all files if one root is inside another. So a million files usually take no memory.
+    """
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        inside = (a == b or a in b.parents for i, a in enumerate(roots) for j, b in enumerate(roots) if i != j)
+        self._overlap = any(inside)
+        self._identities: set[tuple[int, int]] = set()
+
+    def has(self, status: os.stat_result) -> bool:
+        return (status.st_dev, status.st_ino) in self._identities
+
+    def add(self, status: os.stat_result) -> None:
+        if self._overlap or status.st_nlink > 1:
+            self._identities.add((status.st_dev, status.st_ino))
+
+
+def _spec(globs: Sequence[str]) -> GitIgnoreSpec:
+    try:
+        return GitIgnoreSpec.from_lines(globs)
+    except ValueError as error:
+        raise OptionError(f"glob {' '.join(globs)!r}: {error}") from error
+
+
+def _by_extension(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in EXTENSIONS or name in NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the files of one walk."""
+
+    filters: Filters
+    skipped: Skipped
+    unchanged: Unchanged | None
+    looked_at: Callable[[int], None]
+
+    def texts(self, paths: Iterable[str], seen: _Seen) -> Iterator[Text]:
+        for path in paths:
+            state = self._known(path, seen)
+            if state:
+                self.looked_at(state.size)
+                yield Text(path, None, state)
+            elif contents := self._read(path):
+                text, size = self._text(path, contents, seen)
+                self.looked_at(size)
+                if text:
+                    yield text
+
+    def _known(self, path: str, seen: _Seen) -> FileState | None:
+        """The state of a file that need not be read."""
+        if self.unchanged is None:
+            return None
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return None  # `_read` counts it
+        size, mtime_ns = status.st_size, status.st_mtime_ns
+        comparable = stat.S_ISREG(status.st_mode) and mtime_ns > 0 and size <= self.filters.max_file_size
+        if not comparable or seen.has(status) or not self.unchanged(path, size, mtime_ns):
+            return None
+        seen.add(status)
+        return FileState(path, size, mtime_ns, b"")
+
+    def _read(self, path: str) -> Contents | None:
+        try:
+            return read_regular(path, self.filters.max_file_size + 1)
+        except FileNotFoundError:
+            self.skipped.add("vanished")
+        except OSError:
+            self.skipped.add("link" if os.path.islink(path) else "unreadable")
+        self.looked_at(0)
+        return None
+
+    def _text(self, path: str, contents: Contents, seen: _Seen) -> tuple[Text | None, int]:
+        """The text of a file, None if it is skipped, with the reason counted; and the size for `looked_at`."""
+        status, data, mtime_ns = contents
+        if data is None:
+            self.skipped.add("not a regular file")
+            return None, 0
+        size = len(data) if len(data) <= self.filters.max_file_size else 0
+        reason = "duplicate" if seen.has(status) else reason_to_skip(data, self.filters)
+        if reason:
+            self.skipped.add(reason, path)
+            return None, size
+        seen.add(status)
+        state = FileState(path, size, mtime_ns, hashlib.sha256(data).digest())
+        return Text(path, decoded(data), state), size
+
+
+def decoded(data: bytes) -> str:
+    """The content of a file as text: without a byte order mark, bytes that are not UTF-8 as U+FFFD."""
+    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+
+
+def reason_to_skip(data: bytes, filters: Filters) -> str:
+    """The reason to skip a file for its content, or ""."""
+    if len(data) > filters.max_file_size:
+        return "too large"
+    if not data:
+        return "empty"
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # byte order marks; such text has NUL bytes only for Latin letters
+        return "UTF-16 or UTF-32"
+    if b"\0" in data:
+        return "binary"
+    lines = data.split(b"\n")
+    if max(map(len, lines)) > MAX_LINE or len(data) > MAX_MEAN_LINE * (len(lines) + 10):
+        return "minified"
+    if not filters.allow_secrets and secret_content(data):
+        return "secret"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk(Source):
-    """Files below `paths`, as `corpus.walk_files` takes them; the other fields are those of `corpus.Filters`."""
+    """Files below `paths`, as `walk_files` takes them; the other fields are those of `Filters`."""
 
     kind: ClassVar[str] = "walk"
     paths: tuple[str, ...]
@@ -41,13 +346,11 @@ class Walk(Source):
         )
 
     def measure(self) -> tuple[int, int]:
-        return measure(
-            self.paths,
-            self.include,
-            self.exclude,
-            allow_secrets=self.allow_secrets,
-            max_file_size=self.max_file_size,
-        )
+        """By their size alone: some files that `texts` skips for their content are among them. O(files)."""
+        files = total = 0
+        for _, size, _ in list_files(self.paths, self.filters()):
+            files, total = files + 1, total + size
+        return files, total
 
     def about(self) -> str:
         return ", ".join(self.paths)
@@ -59,3 +362,31 @@ class Walk(Source):
 def absolute(path: str | os.PathLike[str]) -> str:
     """The path as a recipe holds it: `~` stands for the home directory, and links are kept."""
     return str(Path(path).expanduser().absolute())
+
+
+TESTS = ("test/", "tests/", "testing/", "idle_test/")
+PACKAGES = ("site-packages/", "dist-packages/")
+
+
+@dataclass(frozen=True, slots=True)
+class Python(Source):
+    """Python files without tests, found when they are read: another interpreter gives its own."""
+
+    kind: ClassVar[str] = "python"
+    site_packages: bool = False
+
+    def texts(self, reading: Reading) -> Iterator[Text]:
+        return self._walk().texts(reading)
+
+    def measure(self) -> tuple[int, int]:
+        return self._walk().measure()
+
+    def about(self) -> str:
+        return "the installed Python packages" if self.site_packages else "the standard library of Python"
+
+    def _walk(self) -> Walk:
+        paths = sysconfig.get_paths()
+        if self.site_packages:
+            folders = dict.fromkeys((paths["purelib"], paths.get("platlib", paths["purelib"])))
+            return Walk(tuple(folders), ("*.py",), TESTS)
+        return Walk((paths["stdlib"],), ("*.py",), TESTS + PACKAGES)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.retrieval import sample
+from rest_local.retrieval import sparse_index as sample
 from rest_local.retrieval.rows import order_of, pack, packed
-from rest_local.retrieval.sample import Sample, make_sample, sample_size
 from rest_local.retrieval.segment import Segment
+from rest_local.retrieval.sparse_index import Sample, make_sample, sample_size
 
 IDS = [0, 1, 256, 65536, 65535, 151_000]
 SIZE = {2: 300, 3: 151_001}

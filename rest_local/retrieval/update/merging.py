@@ -13,22 +13,29 @@ merge is dropped. A second merge of the same index does nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt, DatastoreLocked
-from rest_local.retrieval.building.build import SEGMENT_TOKENS, Progress, commit, write_segments
-from rest_local.retrieval.building.staged import MERGE, Staged, is_there, staging
-from rest_local.retrieval.changing.masking import dead_tokens, without_names
+from rest_local.retrieval.building.build import (
+    SEGMENT_TOKENS,
+    SMALL_SEGMENT,
+    Progress,
+    commit,
+    no_progress,
+    write_segments,
+)
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.documents import DocumentTable, FileState, StateTable, alive, bitmap_of, numbers_in
+from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import Manifest, SegmentEntry, file_name
-from rest_local.retrieval.history import SMALL_SEGMENT
-from rest_local.retrieval.home import clear, read_manifest
-from rest_local.retrieval.tables import DocumentTable, StateTable, numbers_in
+from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.staging import MERGE, Staged, clear, staging
 
 FANOUT = 4
 DEAD = 0.25
@@ -61,7 +68,7 @@ def merge(
     wait_s: for the lock; mmap: as for `Datastore.open`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion,
     DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable. After an error the old commit is intact.
     """
-    files, done = files or Files(), None
+    files, progress, done = files or Files(), progress or no_progress, None
     clear(path, files)
     while True:
         with contextlib.ExitStack() as stack:
@@ -122,15 +129,17 @@ def _fitting(members: Sequence[int], sizes: Sequence[Size], most: int) -> list[i
     return list(members[:count]) if count > 1 else []
 
 
-def _write(
-    store: Datastore, chosen: Sequence[int], place: Path, most: int, progress: Progress | None, files: Files
-) -> Staged:
+def _write(store: Datastore, chosen: Sequence[int], place: Path, most: int, progress: Progress, files: Files) -> Staged:
     """The merged segment of the chosen ones, in a staging directory."""
     entries = store.manifest.segments
     store.check([entries[index] for index in chosen])  # damage must not get a new, valid checksum
     documents = (document for index in chosen for document in store.each_document(index))
     vocabulary = store.manifest.vocabulary
-    return write_segments(place, documents, vocabulary=vocabulary, progress=progress, segment_tokens=most, files=files)
+    with unwritable(place):
+        written = write_segments(
+            place, documents, vocabulary=vocabulary, progress=progress, segment_tokens=most, files=files
+        )
+    return Staged(place, written)
 
 
 def _publish(store: Datastore, chosen: Sequence[int], staged: Staged, files: Files, wait_s: float) -> Manifest | None:
@@ -139,7 +148,7 @@ def _publish(store: Datastore, chosen: Sequence[int], staged: Staged, files: Fil
         now = read_manifest(store.directory)
         present = {entry.name: entry for entry in now.segments}
         inputs = {store.manifest.segments[index].name: index for index in chosen}
-        if not inputs.keys() <= present.keys() or not is_there(staged):
+        if not inputs.keys() <= present.keys() or not staged.is_there():
             return None
         names: set[str] = set()
         for name, index in inputs.items():
@@ -171,3 +180,91 @@ def _without(place: Path, entry: SegmentEntry, names: Collection[str]) -> Segmen
         data = (place / file_name(entry.name, "states")).read_bytes()
         states = StateTable(data, place, entry.states, entry.documents)
     return without_names(entry, states, table, names)
+
+
+Entries = list[SegmentEntry | None]
+"""The segments of a commit, in order; None for one of which nothing is left."""
+
+
+def without(store: Datastore, names: Collection[str]) -> Entries:
+    """The segments after files, or documents of no file, with these names are deleted. O(states).
+
+    Raises DatastoreCorrupt.
+    """
+    entries = store.manifest.segments
+    return [
+        without_names(entry, store.states(index), store.table(index), names) if names else entry
+        for index, entry in enumerate(entries)
+    ]
+
+
+def without_names(
+    entry: SegmentEntry, states: StateTable | None, table: DocumentTable, names: Collection[str]
+) -> SegmentEntry | None:
+    """A segment after files, or documents of no file, with these names are deleted; None if no document is left."""
+    lost = [] if states is None else states.numbers_of(names)
+    stateless = _stateless(entry, states)
+    named = table.numbers_of(names) if stateless.any() else []
+    died = [number for number in named if stateless[number]]
+    if not (lost or died):
+        return entry
+    gone_now = {*numbers_in(entry.gone).tolist(), *lost}
+    dead_now = {*numbers_in(entry.dead).tolist(), *died}
+    if states is not None:
+        held = stateless.copy()
+        held[states.documents[alive(bitmap_of(gone_now, len(states)), len(states))]] = True
+        dead_now.update(np.flatnonzero(~held).tolist())
+    if len(dead_now) == entry.documents:
+        return None
+    return dataclasses.replace(entry, gone=bitmap_of(gone_now, entry.states), dead=bitmap_of(dead_now, entry.documents))
+
+
+def _stateless(entry: SegmentEntry, states: StateTable | None) -> npt.NDArray[np.bool_]:
+    """Which documents of a segment have no state, not even a deleted one."""
+    found = np.ones(entry.documents, np.bool_)
+    if states is not None:
+        found[states.documents] = False
+    return found
+
+
+def live_states(store: Datastore, names: Collection[str] | None = None) -> dict[str, FileState]:
+    """The states that are not deleted, by the name of their file. names: only these. O(states). Raises
+    DatastoreCorrupt.
+    """
+    if names is None:
+        return _live(store, lambda table: range(len(table)))
+    return _live(store, lambda table: table.numbers_of(names))
+
+
+def live_states_below(store: Datastore, folders: Collection[str]) -> dict[str, FileState]:
+    """As `live_states`, of the files below folders."""
+    return _live(store, lambda table: [number for folder in folders for number in table.numbers_below(folder)])
+
+
+def _live(store: Datastore, choose: Callable[[StateTable], Iterable[int]]) -> dict[str, FileState]:
+    found: dict[str, FileState] = {}
+    for index, entry in enumerate(store.manifest.segments):
+        table = store.states(index)
+        if table is not None:
+            live = alive(entry.gone, len(table))
+            states = (table[number] for number in choose(table) if live[number])
+            found.update((state.name, state) for state in states)
+    return found
+
+
+def unstated(store: Datastore, names: Collection[str] | None = None) -> set[str]:
+    """The names of documents that are not deleted and have no state. names: only these. O(documents)."""
+    found: set[str] = set()
+    for index, entry in enumerate(store.manifest.segments):
+        table = store.table(index)
+        stateless = _stateless(entry, store.states(index)) & alive(entry.dead, entry.documents)
+        if stateless.any():
+            numbers = np.flatnonzero(stateless) if names is None else table.numbers_of(names)
+            found |= {table.name(int(number)) for number in numbers if stateless[number]}
+    return found
+
+
+def dead_tokens(store: Datastore, index: int) -> int:
+    """The tokens of a segment's deleted documents, with their separators."""
+    starts, numbers = store.table(index).starts, numbers_in(store.manifest.segments[index].dead)
+    return int((starts[numbers + 1] - starts[numbers]).sum()) if len(numbers) else 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import FileState
-from rest_local.retrieval.tables import numbers_in
+from rest_local.retrieval.documents import FileState, alive
 
 TOP = 10  # entries of each list
 _TIERS = (1 << 16, 1 << 20, 1 << 24, 1 << 26)  # tokens, upper ends
@@ -30,11 +31,21 @@ def statistics(directory: Path, *, changes: bool = False) -> dict[str, Any]:
 
     Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion.
     """
+    sizes: list[tuple[str, int]] = []  # name, and tokens with the separator, of each document that is not deleted
+    states: list[FileState] = []
+    by_kind: Counter[str] = Counter()
+    duplicates = 0
     with Datastore.open(directory, mmap=True) as store:
         entries, info = store.manifest.segments, store.info()
-        sizes = [size for index in range(len(entries)) for size in _documents(store, index)]
-        states = [state for index in range(len(entries)) for state in _live_states(store, index)]
-        duplicates, by_kind = _duplicates(store), _by_kind(store)
+        for index, entry in enumerate(entries):
+            by_kind.update({kind: file.size for kind, file in entry.files.items()})
+            table, held = store.table(index), store.states(index)
+            for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist():
+                sizes.append((table.name(number), table.start(number + 1) - table.start(number)))
+            if held is not None:
+                live = np.flatnonzero(alive(entry.gone, len(held)))
+                states += [held[number] for number in live.tolist()]
+                duplicates += len(live) - len(np.unique(held.documents[live]))
     tokens, on_disk = sum(size for _, size in sizes), info["bytes"]
     files = len(states) or len(sizes)
     found = {
@@ -77,39 +88,6 @@ def _change(state: FileState) -> str:
     if not state.mtime_ns:
         return "unknown"
     return "same" if now.st_mtime_ns == state.mtime_ns else "changed"
-
-
-def _documents(store: Datastore, index: int) -> Iterator[tuple[str, int]]:
-    """(name, tokens with the separator) of each document of a segment that is not deleted."""
-    dead = set(numbers_in(store.manifest.segments[index].dead).tolist())
-    table = store.table(index)
-    for number in range(len(table)):
-        if number not in dead:
-            yield table.name(number), table.start(number + 1) - table.start(number)
-
-
-def _live_states(store: Datastore, index: int) -> Iterator[FileState]:
-    table = store.states(index)
-    gone = set(numbers_in(store.manifest.segments[index].gone).tolist())
-    yield from (table[number] for number in range(len(table or ())) if table and number not in gone)
-
-
-def _duplicates(store: Datastore) -> int:
-    """Number of files beyond the first of each document."""
-    count = 0
-    for index, entry in enumerate(store.manifest.segments):
-        table, gone = store.states(index), set(numbers_in(entry.gone).tolist())
-        if table is not None:
-            live = [document for number, document in enumerate(table.documents.tolist()) if number not in gone]
-            count += len(live) - len(set(live))
-    return count
-
-
-def _by_kind(store: Datastore) -> dict[str, int]:
-    sizes: Counter[str] = Counter()
-    for entry in store.manifest.segments:
-        sizes.update({kind: file.size for kind, file in entry.files.items()})
-    return dict(sizes)
 
 
 def _tiers(tokens: list[int]) -> list[dict[str, int | None]]:

@@ -20,15 +20,14 @@ from typing import Any
 import numpy as np
 
 from rest_local.errors import DatastoreError, DatastoreLocked
-from rest_local.retrieval.building.build import commit
-from rest_local.retrieval.building.writing import write_file
-from rest_local.retrieval.documents import Document, FileState
+from rest_local.retrieval.building.build import commit, write_file
+from rest_local.retrieval.documents import Document, DocumentTable, FileState, StateTable, numbers_in
 from rest_local.retrieval.files import Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, file_name
-from rest_local.retrieval.home import delete_files, read_manifest
-from rest_local.retrieval.keeping.checking import LEFT, Fault, Looked, seal_of, segment_faults
+from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.maintenance.checking import LEFT, Fault, Looked, seal_of, segment_faults
 from rest_local.retrieval.rows import MAX_DEPTH, from_big_endian, width_of
-from rest_local.retrieval.tables import DocumentTable, StateTable, numbers_in
+from rest_local.retrieval.staging import delete, delete_unnamed
 
 _NEEDED = ("tokens", "documents")  # of a segment; everything else follows from them, or is optional
 
@@ -111,11 +110,17 @@ def repair(planned: Plan, *, wait_s: float = 0.0, files: Files | None = None) ->
                 _restore(directory, planned.copy, files)
             elif planned.lost or planned.again:
                 _commit(planned, files)
-            for fault in planned.left:
-                if fault.kind == "orphan":
-                    with unwritable(directory):
-                        files.unlink(directory / fault.name)
-    _delete_left(planned, files)
+            if any(fault.kind == "orphan" for fault in planned.left):
+                with unwritable(directory):
+                    delete_unnamed(directory, files, everything=True)
+    for fault in planned.left:
+        path = directory / fault.name
+        with unwritable(path):
+            if fault.kind == "removed" and path.exists():
+                delete(path, files)
+            elif fault.kind in ("staging", "importing") and path.exists():
+                with contextlib.suppress(DatastoreLocked), locked(path):  # which a process may have taken up
+                    files.unlink_tree(path)
 
 
 def _commit(planned: Plan, files: Files) -> None:
@@ -182,12 +187,12 @@ def _names(looked: Looked, entry: SegmentEntry) -> list[str] | None:
 
 def _complete_copy(directory: Path) -> Path | None:
     """The newest copy of a manifest whose segments are all intact."""
-    complete: list[tuple[tuple[int, str], Path]] = []
+    complete: list[tuple[int, Path]] = []
     for path in sorted(directory.glob(f"{MANIFEST}.new-*")):
         with contextlib.suppress(DatastoreError, OSError):
             manifest = Manifest.parse(path.read_bytes(), path)
             if not any(segment_faults(directory, entry, manifest.vocabulary) for entry in manifest.segments):
-                complete.append((manifest.age, path))
+                complete.append((manifest.revision, path))
     return max(complete)[1] if complete else None
 
 
@@ -202,15 +207,3 @@ def _restore(directory: Path, copy: Path, files: Files) -> None:
         files.rename(new, directory / MANIFEST)
         files.sync_directory(directory)
     read_manifest(directory)
-
-
-def _delete_left(planned: Plan, files: Files) -> None:
-    """Delete the directories that killed processes left."""
-    for fault in planned.left:
-        path = planned.looked.directory / fault.name
-        with unwritable(path):
-            if fault.kind == "removed" and path.exists():
-                delete_files(path, files)
-            elif fault.kind in ("staging", "importing") and path.exists():
-                with contextlib.suppress(DatastoreLocked), locked(path):  # which a process may have taken up
-                    files.unlink_tree(path)

@@ -8,21 +8,27 @@ are writing is deleted; an update then starts again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.building.build import commit
-from rest_local.retrieval.building.staged import remove_all
-from rest_local.retrieval.changing.masking import live_states, unstated, without
+from rest_local.retrieval.building.indexing import recipe_of
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
-from rest_local.retrieval.files import Files, locked, unwritable
+from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
 from rest_local.retrieval.format import SegmentEntry
-from rest_local.retrieval.history import WAIT_S
-from rest_local.retrieval.home import clear, delete_unnamed, find, holds_files, remove_index_locked
+from rest_local.retrieval.home import find, holds_files
+from rest_local.retrieval.sources.git import Git
+from rest_local.retrieval.sources.recipes import WALKED, from_recipe
+from rest_local.retrieval.sources.source import Source
+from rest_local.retrieval.sources.walk import Walk
+from rest_local.retrieval.staging import clear, delete_unnamed, remove_all, remove_index_locked
+from rest_local.retrieval.update.merging import live_states, unstated, without
 
 Recipe = Mapping[str, Any]
 
@@ -147,3 +153,65 @@ def _rewrite(
 
 def _left(store: Datastore, index: int, entry: SegmentEntry | None) -> Iterator[Document]:
     return store.each_document(index, entry) if entry else iter(())
+
+
+_SPECIAL = re.compile(r"([\\*?\[\]!# ])")
+
+
+def excluding(recipe: Mapping[str, Any], names: Collection[str], globs: Sequence[str] = ()) -> dict[str, Any]:
+    """The recipe without files of these names, and without those that match the globs (as in .gitignore, below each
+    path). Raises OptionError for a source that this version does not know.
+    """
+    sources = [new for source in from_recipe(recipe) for new in _excluding(source, names, globs)]
+    if sources == from_recipe(recipe):
+        return dict(recipe)
+    return {**{key: value for key, value in recipe.items() if key not in WALKED}, **recipe_of(sources)}
+
+
+def excludable(recipe: Mapping[str, Any], name: str) -> bool:
+    """Whether a recipe can leave out a file of this name: rows of a file cannot be left out one by one."""
+    return excluding(recipe, [name]) != dict(recipe)
+
+
+def relative_names(recipe: Mapping[str, Any], name: str) -> list[str]:
+    """A name below each of the recorded paths and repositories that it lies in; globs are compared with these."""
+    return [relative for source in from_recipe(recipe) for _, relative in _places(source, name)]
+
+
+def _excluding(source: Source, names: Collection[str], globs: Sequence[str]) -> Iterator[Source]:
+    if not isinstance(source, (Walk, Git)):
+        yield source
+        return
+    patterns: dict[str, set[str]] = {}
+    for name in sorted(names):
+        for root, relative in _places(source, name):
+            patterns.setdefault(root, set()).add("/" + _SPECIAL.sub(r"\\\1", relative))
+    source = replace(source, exclude=_more(source.exclude, globs))
+    if isinstance(source, Walk) and len(source.paths) > 1 and patterns:
+        # A pattern counts below every path of a walk, and the same relative name may exist below another one.
+        rest = tuple(path for path in source.paths if path not in patterns)
+        if rest:
+            yield replace(source, paths=rest)
+        for root, some in patterns.items():
+            yield replace(source, paths=(root,), exclude=_more(source.exclude, sorted(some)))
+        return
+    every = sorted({pattern for some in patterns.values() for pattern in some})
+    yield replace(source, exclude=_more(source.exclude, every))
+
+
+def _more(exclude: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*exclude, *patterns]))
+
+
+def _places(source: Source, name: str) -> Iterator[tuple[str, str]]:
+    """(recorded path, name below it) of a file in a source; more than one if the paths overlap."""
+    if isinstance(source, Git):
+        if name.startswith(f"{source.repository}@") and ":" in name[len(source.repository) :]:
+            yield source.repository, name[len(source.repository) :].partition(":")[2]
+    elif isinstance(source, Walk):
+        for path in source.paths:
+            root = os.path.realpath(path)
+            if name == root:
+                yield path, os.path.basename(root)
+            elif name.startswith(os.path.join(root, "")):
+                yield path, name[len(os.path.join(root, "")) :].replace(os.sep, "/")

@@ -25,13 +25,12 @@ import numpy.typing as npt
 from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.building.build import commit
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document
-from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.documents import Document, encoded
+from rest_local.retrieval.files import WAIT_S, Files, locked
 from rest_local.retrieval.format import DOCUMENTS_HEAD, STATES_HEAD, SegmentEntry
-from rest_local.retrieval.history import WAIT_S
-from rest_local.retrieval.home import clear, find, holds_files
+from rest_local.retrieval.home import find, holds_files
 from rest_local.retrieval.rows import PADDING, Int32Array, Int64Array, width_of
-from rest_local.retrieval.tables import encoded
+from rest_local.retrieval.staging import clear
 
 CONTEXT = 4
 """Tokens of a context. With 2, 3 and 5 the same bytes gave about as many accepted tokens."""
@@ -128,11 +127,9 @@ def prune(
             vocabulary=store.manifest.vocabulary,
             recipe={**store.manifest.recipe, "pruned": str(target)},
             keep=whole,
-            files=files,
+            files=files or Files(),
         )
-    size = sum(file.size for segment in manifest.segments for file in segment.files.values())
-    tokens = sum(segment.tokens for segment in manifest.segments)
-    return Pruned((before[0], len(kept)), (before[1], tokens), (before[2], size))
+    return Pruned((before[0], len(kept)), (before[1], manifest.tokens), (before[2], manifest.size))
 
 
 class _Stored:

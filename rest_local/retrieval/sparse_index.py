@@ -11,12 +11,12 @@ A key is the first KEY bytes of the stored text at every STEP-th entry of the or
 
 from __future__ import annotations
 
-from mmap import mmap
+from collections.abc import Iterable
+from mmap import MADV_WILLNEED, PAGESIZE, mmap
 
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.retrieval.cold import advise
 from rest_local.retrieval.rows import MAX_DEPTH
 
 STEP = 64
@@ -94,3 +94,11 @@ class Sample:
         """Release the buffer."""
         self._data, self._keys = b"", np.empty(0, _KEYS)
         self._at = self._keys.item
+
+
+def advise(data: object, intervals: Iterable[tuple[int, int]]) -> None:
+    """Let the system read these intervals of a mapped file, in bytes. Nothing for a buffer in memory."""
+    if isinstance(data, mmap):
+        pages = {(begin // PAGESIZE, (end - 1) // PAGESIZE) for begin, end in intervals if begin < end}
+        for first, last in pages:
+            data.madvise(MADV_WILLNEED, first * PAGESIZE, (last - first + 1) * PAGESIZE)

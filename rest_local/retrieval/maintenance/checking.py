@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from rest_local.errors import DatastoreCorrupt, DatastoreError
-from rest_local.retrieval.building.staged import stagings
+from rest_local.retrieval.documents import DocumentTable, StateTable
 from rest_local.retrieval.files import is_held
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId, file_name, owns
-from rest_local.retrieval.home import IMPORTING, folders, leftovers, read_manifest
+from rest_local.retrieval.home import folders, read_manifest, stagings
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, from_big_endian, order_of, width_of
-from rest_local.retrieval.tables import DocumentTable, StateTable
+from rest_local.retrieval.staging import IMPORTING, leftovers
 
 LEFT = ("orphan", "staging", "removed", "importing")
 """Kinds of faults that are only left over from killed processes. They take room and do no harm."""

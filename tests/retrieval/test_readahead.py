@@ -7,9 +7,9 @@ import pytest
 from oracle import assert_right, every_row
 from stores import make
 
-from rest_local.retrieval import Datastore, nearest
-from rest_local.retrieval import cold as reading
-from rest_local.retrieval.building import writing
+from rest_local.retrieval import Datastore
+from rest_local.retrieval import segment as searching
+from rest_local.retrieval.building import build as building
 
 TEXTS = {f"{number}.py": np.random.default_rng(number).integers(0, 9, 3000).tolist() for number in range(5)}
 CONTEXTS = [text[at : at + 12] for text in TEXTS.values() for at in range(0, 2900, 400)]
@@ -18,11 +18,11 @@ CONTEXTS = [text[at : at + 12] for text in TEXTS.values() for at in range(0, 290
 @pytest.mark.parametrize("sampled", [1, 1 << 40])
 @pytest.mark.parametrize("cap", [4000, 20_000])
 def test_reading_ahead_finds_the_longest_matches(tmp_path, monkeypatch, sampled, cap):
-    monkeypatch.setattr(writing, "SAMPLED", sampled)
+    monkeypatch.setattr(building, "SAMPLED", sampled)
     path = make(tmp_path / "store", TEXTS, segment_tokens=cap)
     with Datastore.open(path, mmap=True) as store:
         assert ("sample" in store.manifest.segments[0].files) == (sampled == 1)
-        monkeypatch.setattr(nearest, "SLOW_NS", -1)
+        monkeypatch.setattr(searching, "SLOW_NS", -1)
         for context in CONTEXTS:
             assert_right(store.rows(context), every_row(list(TEXTS.values()), context, 16), 64)
 
@@ -33,14 +33,14 @@ def test_the_pages_of_all_rows_are_asked_for(tmp_path, monkeypatch):
     def advise(data, intervals):
         asked.setdefault(id(data), set()).update(at for begin, end in intervals for at in range(begin, end))
 
-    monkeypatch.setattr("rest_local.retrieval.segment.advise", advise)
-    monkeypatch.setattr(writing, "SAMPLED", 1)
+    monkeypatch.setattr("rest_local.retrieval.sorted_text.advise", advise)
+    monkeypatch.setattr(building, "SAMPLED", 1)
     path = make(tmp_path / "store", TEXTS)
     with Datastore.open(path, mmap=True) as store:
         (segment,) = store.segments
         key = segment.key(CONTEXTS[3])
         at = segment.place(key)
-        reading.read_ahead([segment], key, 8, 16)
+        searching.read_ahead([segment], key, 8, 16)
         needed = set()
         for position in segment._order[at - 8 : at + 8].tolist():
             begin = (64 - 16 + position) * segment.width

@@ -23,25 +23,29 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreNotFound, printable
-from rest_local.retrieval.building.build import SEGMENT_TOKENS, Progress, commit, write_segments
+from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreNotFound, InputInvalid, printable
+from rest_local.retrieval.building.build import (
+    SEGMENT_TOKENS,
+    SMALL_SEGMENT,
+    Progress,
+    commit,
+    no_progress,
+    write_segments,
+)
 from rest_local.retrieval.building.indexing import recipe_of
-from rest_local.retrieval.building.staged import Staged, is_there, staging
 from rest_local.retrieval.building.tokenizing import DocumentTokenizer, tokenize_documents
-from rest_local.retrieval.changing.masking import Entries, live_states, live_states_below, unstated, without
-from rest_local.retrieval.changing.merging import merge
-from rest_local.retrieval.changing.rereading import WALKED, Rereading, is_walk, present, resolved, roots_of, united
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document, Text
-from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.documents import Document, FileState, Text
+from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
-from rest_local.retrieval.history import SMALL_SEGMENT, WAIT_S
-from rest_local.retrieval.home import clear, find, read_manifest
+from rest_local.retrieval.home import find, read_manifest
 from rest_local.retrieval.rows import Int32Array
-from rest_local.retrieval.sources.git_source import Git
-from rest_local.retrieval.sources.registry import from_recipe, is_repeatable
-from rest_local.retrieval.sources.skipped import Skipped
-from rest_local.retrieval.sources.source import Render, Source
+from rest_local.retrieval.sources.git import Git
+from rest_local.retrieval.sources.recipes import WALKED, from_recipe
+from rest_local.retrieval.sources.source import Reading, Render, Skipped, Source
+from rest_local.retrieval.sources.walk import Python, Walk, resolved
+from rest_local.retrieval.staging import Staged, clear, staging
+from rest_local.retrieval.update.merging import Entries, live_states, live_states_below, merge, unstated, without
 
 log = logging.getLogger("rest_local.datastore")
 
@@ -96,8 +100,7 @@ def update(
     DatastoreUnwritable, DatastoreError for text of another origin, InputInvalid for a missing path, CorpusEmpty if no
     file would be left. After an error the old commit is intact. O(states) and what the walk and the new text cost.
     """
-    report = progress or (lambda what, amount: None)
-    given = _Given(path, vocabulary, report, files or Files(), wait_s, mmap, render)
+    given = _Given(path, vocabulary, progress or no_progress, files or Files(), wait_s, mmap, render)
     updated = _again(given, lambda base: _update(given, base, only, missing))
     return _merged(given, updated) if merging else updated
 
@@ -117,8 +120,7 @@ def add_sources(
     """Add sources to the index for a vocabulary; only these are read. The same commit records them. Arguments and
     errors as for `update`.
     """
-    report = progress or (lambda what, amount: None)
-    given = _Given(path, vocabulary, report, files or Files(), wait_s, mmap, render)
+    given = _Given(path, vocabulary, progress or no_progress, files or Files(), wait_s, mmap, render)
     prepared = [source.prepared() for source in sources]
     updated = _again(given, lambda base: _add_sources(given, base, prepared))
     return _merged(given, updated) if merging else updated
@@ -218,7 +220,7 @@ def _again(given: _Given, attempt: Callable[[Datastore], Updated]) -> Updated:
 def _update(given: _Given, base: Datastore, only: Collection[str] | None, missing: bool) -> Updated:
     recipe = base.manifest.recipe
     recorded = from_recipe(recipe)
-    sources = [source for source in recorded if is_repeatable(source)]
+    sources = [source for source in recorded if source.repeatable]
     if not sources:
         raise DatastoreError(f"datastore {given.path}: it was not built from files, so nothing says what to look at")
     if only is not None:
@@ -234,7 +236,7 @@ def _update(given: _Given, base: Datastore, only: Collection[str] | None, missin
 def _update_only(
     given: _Given, base: Datastore, sources: Sequence[Source], only: Collection[str], missing: bool
 ) -> Updated:
-    wanted = {*only, *resolved(only, roots_of(sources))}
+    wanted = resolved(only, roots_of(sources))
     known = live_states(base, wanted)
     if folders := [path for path in wanted if path not in known and not os.path.lexists(path)]:
         known |= live_states_below(base, folders)
@@ -275,7 +277,7 @@ def _stored(
         if read_manifest(base.directory) != base.manifest:
             store = stack.enter_context(given.open())
             _check_moved(base, store, walk)
-        if new.staged and not is_there(new.staged):
+        if new.staged and not new.staged.is_there():
             raise _Moved
         entries = without(store, walk.read | walk.gone)
         return _result(walk, put(store, entries, new, recipe, given.files, given.progress))
@@ -302,8 +304,9 @@ def _collected(
             place = stack.enter_context(staging(base.directory, given.files))
             every = chain(few, documents)
             identity = base.manifest.vocabulary
-            staged = write_segments(place, every, vocabulary=identity, progress=given.progress, files=given.files)
-            return _New([], staged)
+            with unwritable(place):
+                entries = write_segments(place, every, vocabulary=identity, progress=given.progress, files=given.files)
+            return _New([], Staged(place, entries))
     return _New(few)
 
 
@@ -320,7 +323,7 @@ def put(
     new: _New,
     recipe: Mapping[str, Any],
     files: Files,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Manifest:
     """Commit, under the lock: what is left of the segments of `store`, and new documents. If some are in memory, the
     new segment takes up all small ones.
@@ -347,3 +350,145 @@ def put(
         progress=progress,
         files=files,
     )
+
+
+RESTATED_BYTES = 1 << 20
+"""Bytes of files whose time of change alone is new that one update stores again with it, so that the next ones need not
+read them. Beyond that the others follow at the next updates."""
+
+
+@dataclass
+class Rereading:
+    """Reads sources, compares the files with their states in the datastore, and counts.
+
+    known: the states that may be compared, by name; unstated: the names of documents without a state, which were
+    stored by an earlier version or come from no file. read: names of all new content; gone: names to delete.
+    """
+
+    known: Mapping[str, FileState]
+    unstated: Collection[str] = ()
+    skipped: Skipped = field(default_factory=Skipped)
+    read: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    tokens: int = 0
+    _restated: int = 0
+
+    def is_unchanged(self, name: str, size: int, mtime_ns: int) -> bool:
+        state = self.known.get(name)
+        return state is not None and state.mtime_ns != 0 and (state.size, state.mtime_ns) == (size, mtime_ns)
+
+    def texts(
+        self,
+        sources: Sequence[Source],
+        progress: Progress,
+        render: Render | None = None,
+        only: Collection[str] | None = None,
+    ) -> Iterator[Text]:
+        """The texts of sources. Raises as `Source.texts`."""
+
+        def looked_at(size: int) -> None:
+            progress("read", size)
+
+        reading = Reading(self.skipped, self.is_unchanged, only, looked_at, render)
+        return chain.from_iterable([source.texts(reading) for source in sources])
+
+    def new_texts(self, texts: Iterator[Text]) -> Iterator[Text]:
+        """The texts to tokenize."""
+        for text in texts:
+            self.seen.add(text.name)
+            known = self.known.get(text.name)
+            if text.text is None or (known and text.state and self._is_same(known, text.state)):
+                self.unchanged += 1
+                continue
+            self.read.add(text.name)
+            if known is None and text.name not in self.unstated:
+                self.added += 1
+            elif known and text.state and known.sha256 == text.state.sha256:
+                self.unchanged += 1
+            else:
+                self.changed += 1
+            yield text
+
+    def _is_same(self, known: FileState, found: FileState) -> bool:
+        """Whether the content is the same, and nothing is to be stored."""
+        if known.sha256 != found.sha256:
+            return False
+        if found.mtime_ns in (0, known.mtime_ns) or self._restated + found.size > RESTATED_BYTES:
+            return True
+        self._restated += found.size
+        return False
+
+    def note_gone(self, names: Collection[str]) -> None:
+        """Of files that the walk should have found."""
+        self.gone = {name for name in names if name not in self.seen and _is_gone(name)}
+
+
+def _is_gone(name: str) -> bool:
+    """Whether a file that no walk finds is deleted or left out by now, not only out of reach."""
+    try:
+        os.lstat(name)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def is_walk(source: Source) -> bool:
+    """Whether a source consists of files of the disk, so that some of them can be looked at alone."""
+    return isinstance(source, (Walk, Python))
+
+
+def roots_of(sources: Sequence[Source]) -> list[str]:
+    """The paths below which sources walk."""
+    return [path for source in sources if isinstance(source, Walk) for path in source.paths]
+
+
+def united(held: Sequence[Source], more: Sequence[Source]) -> list[Source]:
+    """Recorded sources and more of them, each once. Walks with the same filters become one."""
+    found = list(held)
+    for source in more:
+        same = next((i for i, one in enumerate(found) if _filters_alike(one, source)), None)
+        if same is None:
+            found += [source] if source not in found else []
+        else:
+            paths = dict.fromkeys(roots_of([found[same], source]))
+            found[same] = replace(found[same], paths=tuple(paths))  # type: ignore[call-arg]
+    return found
+
+
+def _filters_alike(one: Source, other: Source) -> bool:
+    return isinstance(one, Walk) and isinstance(other, Walk) and replace(one, paths=()) == replace(other, paths=())
+
+
+def present(sources: Sequence[Source], known: Mapping[str, FileState], missing: bool) -> list[Source]:
+    """The sources, of a walk only the paths that are there. Raises InputInvalid for one that is gone, or is empty while
+    files of it are known, unless that may be.
+    """
+    found: list[Source] = []
+    for source in sources:
+        if not isinstance(source, Walk):
+            found.append(source)
+        elif paths := tuple(path for path in source.paths if _is_present(path, known, missing)):
+            found.append(replace(source, paths=paths))
+    return found
+
+
+def _is_present(path: str, known: Mapping[str, FileState], missing: bool) -> bool:
+    what = ""
+    if not os.path.exists(path):
+        what = "no such file or directory"
+    elif os.path.isdir(path):
+        with contextlib.suppress(OSError), os.scandir(path) as entries:  # the walk counts what cannot be read
+            inside = os.path.join(os.path.realpath(path), "")
+            if not any(True for _ in entries) and any(name.startswith(inside) for name in known):
+                what = "is empty now, while the datastore holds files of it"
+    if what and not missing:
+        raise InputInvalid(
+            "path", printable(path), f"{what}; mount it, or update with `missing=True` to delete its files"
+        )
+    return os.path.exists(path)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 import secrets
+import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -14,21 +17,12 @@ from typing import Any, BinaryIO
 
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreExists
 from rest_local.paths import replacing
-from rest_local.retrieval.building.build import commit
-from rest_local.retrieval.files import Files, locked, unwritable
-from rest_local.retrieval.format import MANIFEST, FileEntry, Manifest, file_name
-from rest_local.retrieval.home import (
-    IMPORTING,
-    clear_folder,
-    datastore_path,
-    folder,
-    indexes,
-    manifests,
-    read_manifest,
-    writing,
-)
-from rest_local.retrieval.keeping.archive import HEAD, ROOT, Reader, Writer, member, packed_head
-from rest_local.retrieval.keeping.checking import segment_faults
+from rest_local.retrieval.building.build import commit, write_parts
+from rest_local.retrieval.files import FOLDER, Files, locked, unwritable
+from rest_local.retrieval.format import MANIFEST, FileEntry, Manifest, file_name, sealed
+from rest_local.retrieval.home import MAX_MANIFEST, datastore_path, folder, indexes, manifests, read_manifest
+from rest_local.retrieval.maintenance.checking import segment_faults
+from rest_local.retrieval.staging import IMPORTING, Staged, clear_folder, writing
 
 _ATTEMPTS = 5
 _KEPT = ("kind", "description")  # of a recipe without its paths
@@ -49,7 +43,7 @@ class Moved:
 
     @property
     def tokens(self) -> int:
-        return sum(entry.tokens for manifest in self.manifests for entry in manifest.segments)
+        return sum(manifest.tokens for manifest in self.manifests)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -84,7 +78,7 @@ def export(path: Path, directories: Sequence[Path], output: BinaryIO, *, recipe:
         writer.add(HEAD, packed_head(Path(os.path.abspath(path)).name.lstrip(".") or ROOT, folders, content))
         for where, manifest, data, (_, opened) in zip(folders, found, content, held, strict=True):
             writer.add(member(where, MANIFEST), data)
-            for name, wanted in _files_of(manifest).items():
+            for name, wanted in manifest.files.items():
                 writer.copy(member(where, name), opened[name], wanted, path / where / name)
         writer.end()
         return Moved(path, found, writer.written)
@@ -191,13 +185,7 @@ def _receive(reader: Reader, place: Path, where: str, size: int, files: Files) -
 
 def _write(path: Path, parts: Iterator[bytes], files: Files) -> None:
     with unwritable(path):
-        descriptor = files.create(path)
-        try:
-            for part in parts:
-                files.write(descriptor, part)
-            files.sync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_parts(files, path, parts)
 
 
 def _check(received: list[_Received], reader: Reader) -> None:
@@ -232,21 +220,12 @@ def _publish(place: _Place, path: Path, received: list[_Received], files: Files)
 
 def _put_in(path: Path, received: list[_Received], replace: bool, files: Files) -> tuple[str, ...]:
     """Commit each index in a datastore that is there, the oldest first. Returns the names of the other vocabularies."""
-    for directory, manifest in sorted(received, key=lambda one: one[1].age):
+    for directory, manifest in sorted(received, key=lambda one: one[1].revision):
         with writing(path, manifest.vocabulary.hash, files) as target:
             if not replace and (target / MANIFEST).exists():
                 raise DatastoreExists(path, manifest.vocabulary.name)
-            with unwritable(target):
-                for name in _files_of(manifest):
-                    files.rename(directory / name, target / name)
-            commit(
-                target,
-                (),
-                vocabulary=manifest.vocabulary,
-                recipe=manifest.recipe,
-                keep=manifest.segments,
-                files=files,
-            )
+            staged = Staged(directory, manifest.segments)
+            commit(target, vocabulary=manifest.vocabulary, recipe=manifest.recipe, staged=staged, files=files)
     given = {manifest.vocabulary.hash for _, manifest in received}
     held = [one.vocabulary for one in manifests(path).values() if isinstance(one, Manifest)]
     return tuple(vocabulary.name for vocabulary in held if vocabulary.hash not in given)
@@ -258,7 +237,7 @@ def _opened(directory: Path, stack: contextlib.ExitStack) -> tuple[Manifest, dic
         manifest = read_manifest(directory)
         with contextlib.ExitStack() as attempt:
             try:
-                opened = {name: attempt.enter_context((directory / name).open("rb")) for name in _files_of(manifest)}
+                opened = {name: attempt.enter_context((directory / name).open("rb")) for name in manifest.files}
             except FileNotFoundError as error:
                 missing = error
             except OSError as error:
@@ -272,10 +251,163 @@ def _opened(directory: Path, stack: contextlib.ExitStack) -> tuple[Manifest, dic
 
 
 def _to_send(manifest: Manifest, recipe: bool) -> Manifest:
-    """A manifest of format 2, of which every revision is at least 1."""
     kept = manifest.recipe if recipe else {key: manifest.recipe[key] for key in _KEPT if key in manifest.recipe}
-    return changed(manifest, revision=max(manifest.revision, 1), recipe=kept)
+    return changed(manifest, recipe=kept)
 
 
-def _files_of(manifest: Manifest) -> dict[str, FileEntry]:
-    return {file_name(entry.name, kind): file for entry in manifest.segments for kind, file in entry.files.items()}
+HEAD = "rest-local-export-1.json"
+TAIL = "rest-local-export.sha256"
+MAGIC = "rest-local export"
+ROOT = "datastore"
+_BLOCK = 512
+_CHUNK = 4 << 20
+_MAX_HEAD = 1 << 20
+_END = bytes(2 * _BLOCK)
+_NAME = re.compile(r"[^./\\\0][^/\\\0]{0,199}\Z")
+
+
+class Writer:
+    """Writes the parts of an export. written: number of bytes."""
+
+    def __init__(self, output: BinaryIO) -> None:
+        self._output, self._digest, self.written = output, hashlib.sha256(), 0
+
+    def add(self, name: str, data: bytes) -> None:
+        self._write(_header(name, len(data)))
+        self._write(data + _padding(len(data)))
+
+    def copy(self, name: str, file: BinaryIO, wanted: FileEntry, path: Path) -> None:
+        """Add an open file. Raises DatastoreCorrupt if it is not what the manifest says."""
+        if os.fstat(file.fileno()).st_size != wanted.size:
+            raise DatastoreCorrupt(path, "it has another size than the manifest says")
+        digest, left = hashlib.sha256(), wanted.size
+        self._write(_header(name, wanted.size))
+        while chunk := _read(file, min(_CHUNK, left), path):
+            digest.update(chunk)
+            self._write(chunk)
+            left -= len(chunk)
+        if digest.hexdigest() != wanted.sha256:
+            raise DatastoreCorrupt(path, "it does not match its checksum")
+        self._write(_padding(wanted.size))
+
+    def end(self) -> None:
+        self.add(TAIL, f"{self._digest.hexdigest()}\n".encode())
+        self._write(_END)
+
+    def _write(self, data: bytes) -> None:
+        self._digest.update(data)
+        self._output.write(data)
+        self.written += len(data)
+
+
+class Reader:
+    """Reads the parts of an export in their order, and nothing else. read: number of bytes so far."""
+
+    def __init__(self, source: BinaryIO, label: str) -> None:
+        self._source, self._label, self._digest, self.read = source, label, hashlib.sha256(), 0
+
+    def damaged(self, what: str) -> DatastoreError:
+        return DatastoreError(f"import {self._label}: {what}; nothing was changed; copy it or export it again")
+
+    def head(self) -> tuple[str, list[tuple[str, int]]]:
+        """The datastore's old name, and the folder and the size of the manifest of each index."""
+        block = self._take(_BLOCK, may_end=True)
+        name = block[:100].rstrip(b"\0").decode("ascii", "replace")
+        if not name.startswith(HEAD[:18]):
+            raise self.damaged("this is no datastore that `rest-local index export` wrote")
+        if name != HEAD:
+            raise self.damaged(f"the export is of another format ({name[:40]!r}, this version reads {HEAD!r})")
+        try:
+            size = tarfile.TarInfo.frombuf(block, "utf-8", "strict").size
+        except tarfile.TarError as error:
+            raise self.damaged("its head is damaged") from error
+        if len(block) < _BLOCK or block != _header(HEAD, size) or not 0 < size <= _MAX_HEAD:
+            raise self.damaged("its head is damaged")
+        data = self._take(size)
+        self._skip_padding(size)
+        try:
+            return _parse_head(data)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise self.damaged(f"its head is damaged: {error}") from error
+
+    def content(self, name: str, size: int) -> Iterator[bytes]:
+        """The content of the next part, which must have this name and size."""
+        if self._take(_BLOCK) != _header(name, size):
+            raise self.damaged(f"{name} is not where it has to be")
+        for start in range(0, size, _CHUNK):
+            yield self._take(min(_CHUNK, size - start))
+        self._skip_padding(size)
+
+    def end(self) -> None:
+        """The checksum of everything, and nothing after it."""
+        wanted = f"{self._digest.hexdigest()}\n".encode()
+        if b"".join(self.content(TAIL, len(wanted))) != wanted:
+            raise self.damaged("it does not match its checksum")
+        if self._take(len(_END)) != _END or self._take(1, may_end=True):
+            raise self.damaged("it does not end where it has to")
+
+    def _skip_padding(self, size: int) -> None:
+        padding = _padding(size)
+        if padding and self._take(len(padding)) != padding:
+            raise self.damaged("there are bytes between its parts")
+
+    def _take(self, count: int, may_end: bool = False) -> bytes:
+        parts, left = [], count
+        while left:
+            try:
+                part = self._source.read(left)
+            except OSError as error:
+                raise self.damaged(f"it cannot be read: {error.strerror or error}") from error
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+        data = b"".join(parts)
+        if left and not may_end:
+            raise self.damaged(f"it ends early, after {self.read + len(data)} bytes")
+        self._digest.update(data)
+        self.read += len(data)
+        return data
+
+
+def _read(file: BinaryIO, count: int, path: Path) -> bytes:
+    try:
+        return file.read(count)
+    except OSError as error:
+        raise DatastoreCorrupt(path, f"it cannot be read: {error.strerror or error}") from error
+
+
+def member(where: str, name: str) -> str:
+    return "/".join(part for part in (ROOT, where, name) if part)
+
+
+def _header(name: str, size: int) -> bytes:
+    """The header block of a part. Its fields hold nothing of this machine or user."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o600
+    return info.tobuf(tarfile.GNU_FORMAT, "ascii", "strict")
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _BLOCK)
+
+
+def packed_head(name: str, folders: Sequence[str], content: Sequence[bytes]) -> bytes:
+    parts = [{"folder": where, "manifest": len(data)} for where, data in zip(folders, content, strict=True)]
+    return sealed({"magic": MAGIC, "format": 1, "name": name, "indexes": parts})
+
+
+def _parse_head(data: bytes) -> tuple[str, list[tuple[str, int]]]:
+    fields = json.loads(data.decode("ascii"))
+    fields.pop("sha256", None)
+    if sealed(fields) != data or fields["magic"] != MAGIC or fields["format"] != 1:
+        raise ValueError("it does not match its own checksum")
+    parts = [(part["folder"], part["manifest"]) for part in fields["indexes"]]
+    right = all(type(size) is int and 0 < size <= MAX_MANIFEST for _, size in parts)
+    folders = [where for where, _ in parts]
+    orderly = folders[:1] == [""] and len({*folders}) == len(folders)
+    if not right or not orderly or not all(FOLDER.match(where) for where in folders[1:]):
+        raise ValueError("its list of indexes is none")
+    if not isinstance(fields["name"], str) or not _NAME.match(os.fsdecode(os.fsencode(fields["name"]))):
+        raise ValueError("its name is none")
+    return fields["name"], parts

@@ -1,0 +1,385 @@
+"""The text in a field of a row, and the rows of JSON Lines, in bounded memory."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import os
+import stat
+import sys
+import time
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, BinaryIO, ClassVar, NamedTuple
+
+from rest_local.errors import InputInvalid, OptionError, RestLocalError, printable
+from rest_local.retrieval.documents import Text
+from rest_local.retrieval.sources.listing import certain
+from rest_local.retrieval.sources.source import Reading, Skipped, Source
+from rest_local.retrieval.sources.walk import absolute, decoded
+
+MAX_ROW = 1 << 24
+"""Bytes of a line of JSON; a longer one is skipped. Parsed it can take 30 times as much memory."""
+
+WRONG = "without text in the field"
+_GLOB = frozenset("*?[")
+_FLAGS = (
+    getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+)  # a FIFO must not block
+
+
+class Row(NamedTuple):
+    """A row of a file. name: `FILE:LINE`, lines from 1; mark: for `Reading.text`."""
+
+    name: str
+    value: Any
+    mark: int
+
+
+def dig(value: Any, field: str) -> Any:
+    """The value in a field of a row, None without it. Dots lead into objects and lists (`messages.0.content`), unless
+    the object has a field whose name contains the dots.
+    """
+    while field:
+        if isinstance(value, dict) and field in value:
+            return value[field]
+        first, _, field = field.partition(".")
+        if isinstance(value, dict):
+            value = value.get(first)
+        elif isinstance(value, list) and first.isascii() and first.isdigit() and len(first) < 10:
+            value = value[int(first)] if int(first) < len(value) else None
+        else:
+            return None
+    return value
+
+
+def files_of(path: str) -> list[str]:
+    """The files that a path means, sorted: itself, or those that it matches if it is a glob. Raises InputInvalid."""
+    if os.path.lexists(path) or not _GLOB.intersection(path):
+        found = [path]
+    else:
+        found = sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise InputInvalid("path", printable(path), "no file matches it")
+    for name in found:
+        try:
+            regular = stat.S_ISREG(os.stat(name).st_mode)
+        except OSError as error:
+            raise InputInvalid("path", printable(name), (error.strerror or "cannot be read").lower()) from error
+        if not regular:
+            raise InputInvalid("path", printable(name), "not a regular file")
+    return [str(Path(name).resolve()) for name in found]
+
+
+def size_of(path: str) -> tuple[int, int]:
+    """(files, bytes) of `files_of`."""
+    sizes = [os.path.getsize(name) for name in files_of(path)]
+    return len(sizes), sum(sizes)
+
+
+def open_file(path: str) -> tuple[IO[bytes], int]:
+    """A regular file, open for reading, and the mark of its rows. Raises InputInvalid."""
+    try:
+        now = time.time_ns()
+        file = os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb")
+    except OSError as error:
+        raise InputInvalid("path", printable(path), (error.strerror or "cannot be read").lower()) from error
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        file.close()
+        raise InputInvalid("path", printable(path), "not a regular file")
+    return file, certain(status.st_mtime_ns, now)
+
+
+def json_rows(path: str, skipped: Skipped, looked_at: Callable[[int], None]) -> Iterator[Row]:
+    """The values of the lines of a JSON Lines file, which may be compressed with gzip. A damaged line is counted, and
+    of a damaged compressed file the rest. Raises InputInvalid if it cannot be opened.
+    """
+    raw, mark = open_file(path)
+    with raw:
+        lines: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if path.lower().endswith(".gz") else raw
+        number = seen = 0
+        while True:
+            try:
+                line = lines.readline(MAX_ROW + 1)
+                cut = len(line) > MAX_ROW
+                while cut and not line.endswith(b"\n") and (line := lines.readline(MAX_ROW)):
+                    pass
+            except (OSError, EOFError, zlib.error):
+                skipped.add("damaged: the rest of a file", path)
+                return
+            looked_at(raw.tell() - seen)
+            seen = raw.tell()
+            if not line and not cut:
+                return
+            number += 1
+            if cut:
+                skipped.add("too large", path)
+            elif line.strip():
+                yield from _parsed(f"{path}:{number}", line, mark, skipped)
+
+
+def _parsed(name: str, line: bytes, mark: int, skipped: Skipped) -> Iterator[Row]:
+    try:
+        yield Row(name, json.loads(line.decode("utf-8", "replace").removeprefix("\ufeff")), mark)
+    except (ValueError, RecursionError):
+        skipped.add("damaged JSON", name)
+
+
+ENDINGS = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class _Files(Source):
+    """Files of which each holds texts. path: a file or a glob."""
+
+    path: str
+
+    def texts(self, reading: Reading) -> Iterator[Text]:
+        files = files_of(self.path)
+        return (text for file in files for text in self._texts(file, reading))
+
+    def measure(self) -> tuple[int, int]:
+        return size_of(self.path)
+
+    def prepared(self) -> Source:
+        return replace(self, path=absolute(self.path))
+
+    @abstractmethod
+    def _texts(self, file: str, reading: Reading) -> Iterator[Text]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Jsonl(_Files):
+    """One document for each row, named `FILE:LINE`. path: a file, compressed with gzip if it ends in `.gz`, or a glob;
+    field: as for `dig`.
+    """
+
+    kind: ClassVar[str] = "jsonl"
+    field: str
+    allow_secrets: bool = False
+
+    def about(self) -> str:
+        return f"{self.path}:{self.field}"
+
+    def _texts(self, file: str, reading: Reading) -> Iterator[Text]:
+        for row in json_rows(file, reading.skipped, reading.looked_at):
+            text = dig(row.value, self.field)
+            if isinstance(text, str):
+                yield from reading.text(row.name, text, row.mark, allow_secrets=self.allow_secrets)
+            else:
+                reading.skipped.add(WRONG, row.name)
+
+
+_ROWS = 64  # in memory at once
+_BUFFER = 1 << 20  # bytes that are read at once
+
+
+@dataclass(frozen=True, slots=True)
+class Parquet(_Files):
+    """One document for each row, named `FILE:ROW`, rows from 1. path: a file or a glob; field: a column, with dots into
+    nested ones as for `dig`.
+    """
+
+    kind: ClassVar[str] = "parquet"
+    field: str
+    allow_secrets: bool = False
+
+    def texts(self, reading: Reading) -> Iterator[Text]:
+        _pyarrow()
+        return _Files.texts(self, reading)
+
+    def about(self) -> str:
+        return f"{self.path}:{self.field}"
+
+    def _texts(self, file: str, reading: Reading) -> Iterator[Text]:
+        number = 0
+        raw, mark = open_file(file)
+        with raw:
+            column, rest, batches = self._batches(file, raw)
+            try:
+                for batch in batches:
+                    for value in batch.column(column).to_pylist():
+                        number += 1
+                        name, text = f"{file}:{number}", dig(value, rest)
+                        if isinstance(text, str):
+                            yield from reading.text(name, text, mark, allow_secrets=self.allow_secrets)
+                        else:
+                            reading.skipped.add(WRONG, name)
+            except (_pyarrow().lib.ArrowException, OSError, UnicodeDecodeError):
+                reading.skipped.add("damaged: the rest of a file", file)
+        reading.looked_at(size_of(file)[1])
+
+    def _batches(self, file: str, raw: Any) -> tuple[str, str, Iterator[Any]]:
+        """The column, the field in it, and batches of rows with that column alone. Raises InputInvalid."""
+        pyarrow = _pyarrow()
+        try:
+            table = pyarrow.parquet.ParquetFile(raw, buffer_size=_BUFFER, pre_buffer=False)
+        except (pyarrow.lib.ArrowException, OSError) as error:
+            cause = printable(str(error).split("\n")[0][:200])
+            raise InputInvalid("Parquet file", printable(file), f"cannot be read: {cause}") from error
+        names = table.schema_arrow.names
+        for name in sorted(names, key=len, reverse=True):
+            if names.count(name) == 1 and (self.field == name or self.field.startswith(f"{name}.")):
+                return name, self.field[len(name) + 1 :], table.iter_batches(_ROWS, columns=[name])
+        known = printable(", ".join(names))[:200]
+        raise InputInvalid("Parquet file", printable(file), f"no column {self.field!r}; it has: {known}")
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+
+        return pyarrow
+    except ImportError as error:
+        raise OptionError("Parquet files need pyarrow; install it: pip install 'rest-local[parquet]'") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Chat(_Files):
+    """One document for each turn of an assistant, named `FILE:LINE#TURN`, both from 1.
+
+    path: a file or a glob. A row of JSON Lines, or an element of a JSON list, is a list of messages or an object with
+    `messages`, and perhaps `system`. So are sessions of `rest-local chat` and rows for fine-tuning.
+    """
+
+    kind: ClassVar[str] = "chat"
+    allow_secrets: bool = False
+
+    def texts(self, reading: Reading) -> Iterator[Text]:
+        if reading.render is None:
+            raise OptionError(f"chat transcript {self.path}: needs a model with a chat template; give `model`")
+        return _Files.texts(self, reading)
+
+    def about(self) -> str:
+        return f"chats in {self.path}"
+
+    def _texts(self, file: str, reading: Reading) -> Iterator[Text]:
+        assert reading.render is not None
+        for row in _conversations(file, reading):
+            try:
+                turns = reading.render(row.value)
+            except RestLocalError:
+                reading.skipped.add("refused by the chat template", row.name)
+                continue
+            for number, parts in enumerate(turns, 1):
+                text = "".join(part for part, _ in parts)
+                name = f"{row.name}#{number}"
+                # No mark: the text depends on the template too, so only the text says whether it changed.
+                yield from reading.text(name, text, 0, allow_secrets=self.allow_secrets, parts=parts)
+
+
+def _conversations(file: str, reading: Reading) -> Iterator[Row]:
+    """The conversations of a file, each a list of messages."""
+    if _is_lines(file):
+        for row in json_rows(file, reading.skipped, reading.looked_at):
+            found = [row.value] if _messages(row.value) else row.value if isinstance(row.value, list) else [row.value]
+            for number, value in enumerate(found, 1):
+                name = row.name if len(found) == 1 else f"{row.name}.{number}"
+                yield from _conversation(name, value, reading.skipped)
+        return
+    value = _whole(file, reading)
+    found = value if isinstance(value, list) and not _messages(value) else [value]
+    for number, value in enumerate(found, 1):
+        yield from _conversation(f"{file}:{number}", value, reading.skipped)
+
+
+def _conversation(name: str, value: Any, skipped: Skipped) -> Iterator[Row]:
+    messages = _messages(value)
+    if messages:
+        yield Row(name, messages, 0)
+    else:
+        skipped.add("without messages", name)
+
+
+def _messages(value: Any) -> list[Mapping[str, Any]]:
+    """The messages of a conversation, none if it is no conversation."""
+    system = value.get("system") if isinstance(value, dict) else None
+    messages = value.get("messages") if isinstance(value, dict) else value
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+    ):
+        return []
+    return [{"role": "system", "content": system}, *messages] if isinstance(system, str) and system else messages
+
+
+def _is_lines(file: str) -> bool:
+    """Whether the file is JSON Lines: by its name, else by whether its first line is a JSON value."""
+    if file.lower().endswith((".jsonl", ".ndjson", ".gz")):
+        return True
+    raw, _ = open_file(file)
+    with raw:
+        line = raw.readline(MAX_ROW).strip() or b"x"
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _whole(file: str, reading: Reading) -> Any:
+    """The value of a JSON file, None with the reason counted."""
+    raw, _ = open_file(file)
+    with raw:
+        data = raw.read(MAX_ROW + 1)
+    reading.looked_at(len(data))
+    if len(data) > MAX_ROW:
+        reading.skipped.add("too large", file)
+        return None
+    try:
+        return json.loads(data.decode("utf-8", "replace").removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        reading.skipped.add("damaged JSON", file)
+        return None
+
+
+PIECE = 1 << 22
+"""Bytes of one document. A longer input becomes several, cut at ends of lines, so that memory is bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stdin(Source):
+    """The documents are named `-`, `-:2`, `-:3` and so on."""
+
+    kind: ClassVar[str] = "stdin"
+    repeatable: ClassVar[bool] = False
+    allow_secrets: bool = False
+
+    def texts(self, reading: Reading) -> Iterator[Text]:
+        return self._texts(sys.stdin.buffer, reading)
+
+    def measure(self) -> tuple[int, int]:
+        return 1, 0
+
+    def about(self) -> str:
+        return "the standard input"
+
+    def _texts(self, file: BinaryIO, reading: Reading) -> Iterator[Text]:
+        rest, number = b"", 0
+        while rest or number == 0:
+            data = rest + file.read(PIECE - len(rest))
+            if not data:
+                return
+            end = _end(data) if len(data) == PIECE else len(data)
+            data, rest = data[:end], data[end:]
+            number += 1
+            name = "-" if number == 1 else f"-:{number}"
+            for text in reading.text(name, decoded(data), 0, allow_secrets=self.allow_secrets):
+                yield text._replace(state=None)
+            if not rest:
+                rest = file.read(1)
+
+
+def _end(data: bytes) -> int:
+    """Where to cut: after the last line feed, else before a character that may be incomplete."""
+    end = data.rfind(b"\n") + 1
+    if end:
+        return end
+    end = len(data)
+    while len(data) - end < 3 and end > 1 and data[end - 1] & 0xC0 == 0x80:
+        end -= 1
+    return end - 1 if end > 1 and data[end - 1] >= 0xC0 else len(data)

@@ -1,0 +1,289 @@
+"""Directories in which datastores are written, and the removal of datastores and of what killed writers left.
+
+A long write puts its segments into `staging-<16 hex>` in the directory of an index, which has a lock of its own that
+the writing process holds. So a writer needs the writers' lock of the index only for the commit, which renames the files
+into the index's directory. A staging directory whose lock is free is an orphan: the next commit deletes it, unless it
+holds a plan, by which a build that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
+from rest_local.retrieval.files import LOCK, STAGING, WINDOWS, Files, locked, unwritable
+from rest_local.retrieval.format import MANIFEST, SegmentEntry, owns
+from rest_local.retrieval.home import find, folder, folders, holds_files, indexes, read_manifest, stagings
+
+PLAN = "plan.json"
+"""In a staging directory: what is built there, so that a later build goes on with it."""
+
+MERGE = "staging-6d65726765000000"
+"""The directory of a merge. It always has this name, so that its lock keeps a second merge away."""
+
+REMOVED, IMPORTING = ".removed-", ".importing-"
+"""The beginnings of the names of directories next to a datastore: of one that is deleted, and of one that comes."""
+
+_LEFT = re.compile(r"\.(removed|importing)-[0-9a-f]{16}\Z")
+_ATTEMPTS = 10
+_NAME = re.compile(r"(plan|shard-[0-9a-f]{16})\.json(\.new-[0-9a-f]{16})?\Z")
+
+
+class Staged(NamedTuple):
+    """Segments in a directory, which a commit renames into the directory of the index."""
+
+    place: Path
+    segments: tuple[SegmentEntry, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of their files."""
+        return [name for entry in self.segments for name in entry.named_files]
+
+    def is_there(self) -> bool:
+        """Whether all of their files are there: `forget` may have deleted them."""
+        return all(os.path.exists(self.place / name) for name in self.names)
+
+
+@contextlib.contextmanager
+def writing(path: Path, vocabulary_hash: str, files: Files, wait_s: float = 0.0) -> Iterator[Path]:
+    """The directory for commits of a vocabulary, created and locked: the one that has its index, else the datastore's
+    own directory if that is free, else a folder. What killed processes left there is deleted first (`clear`). Raises
+    DatastoreLocked, DatastoreUnwritable.
+    """
+    clear(path, files)
+    while True:
+        directory = _place(path, vocabulary_hash)
+        with locked(directory, wait_s, make=files):
+            # Another writer may have taken the datastore's own directory for another vocabulary before our lock.
+            if _place(path, vocabulary_hash) == directory:
+                yield directory
+                return
+
+
+def _place(path: Path, vocabulary_hash: str) -> Path:
+    directory = find(path, vocabulary_hash)
+    if directory == path:
+        with contextlib.suppress(DatastoreError):  # none there, or a damaged one, which a build replaces
+            if read_manifest(path).vocabulary.hash != vocabulary_hash:
+                return folder(path, vocabulary_hash)
+    return directory
+
+
+@contextlib.contextmanager
+def staging(directory: Path, files: Files, name: str | None = None) -> Iterator[Path]:
+    """A staging directory, locked and empty; deleted at the end with all that was not published.
+
+    name: by default a new one. Raises DatastoreUnwritable, and DatastoreLocked if another process holds that name.
+    """
+    for attempt in range(_ATTEMPTS):
+        place = directory / (name or f"staging-{secrets.token_hex(8)}")
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(place, make=files))
+            except DatastoreLocked:  # a new one may look like an orphan to another writer, before it is locked
+                if name or attempt + 1 == _ATTEMPTS:
+                    raise
+                continue
+            try:
+                _empty(place, files)
+                yield place
+            finally:
+                with contextlib.suppress(OSError):  # gone with the datastore, or the next commit deletes it
+                    _delete_locked(place, files)
+        if WINDOWS:
+            with contextlib.suppress(OSError):
+                delete(place, files)
+        return
+
+
+def remove(path: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
+    """Remove a datastore: rename it under its locks, then unlink its files. Open readers keep the files they mapped.
+
+    A directory that holds files of other origin is refused. `wait_s`: how long to wait for each lock; `files`: as in
+    `build`. Raises DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
+    """
+    if not holds_files(path):
+        raise DatastoreNotFound(path)
+    with contextlib.ExitStack() as locks:
+        for directory in (path, *folders(path)):
+            locks.enter_context(locked(directory, wait_s))
+        _remove_locked(path, path.parent, files or Files())
+
+
+def remove_index(path: Path, directory: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
+    """Remove one of the `indexes` of a datastore, with the last one the datastore. As `remove`."""
+    if indexes(path) == [directory]:
+        return remove(path, wait_s, files)
+    with locked(directory, wait_s):
+        remove_index_locked(path, directory, files)
+    return None
+
+
+def remove_index_locked(path: Path, directory: Path, files: Files | None = None) -> None:
+    """`remove_index`, for a caller that holds the lock of `directory`."""
+    files = files or Files()
+    if directory == path and folders(path):
+        with unwritable(path):  # the directory stays, for the folders in it
+            files.unlink(path / MANIFEST)
+            files.sync_directory(path)
+            remove_all(path, files)
+            for name in filter(owns, sorted(os.listdir(path))):
+                files.unlink(path / name)
+    else:
+        _remove_locked(directory, path.parent, files)
+
+
+def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
+    """Rename `directory` into the directory `trash` and delete it there, with leftovers of killed removes."""
+    with unwritable(directory):
+        for part in (directory, *folders(directory)):
+            inside = (*folders(part), *stagings(part))
+            known = {MANIFEST, *(one.name for one in inside)}
+            for place in (part, *stagings(part)):
+                if strangers := [n for n in os.listdir(place) if not _is_ours(place, n) and n not in known]:
+                    cause = f"it also holds {strangers[0]!r}, which no build wrote; move it away"
+                    raise DatastoreUnwritable(part, cause)
+        gone = trash / f"{REMOVED}{secrets.token_hex(8)}"
+        files.rename(directory, gone)
+        files.sync_directory(trash)
+        if directory.parent != trash:
+            files.sync_directory(directory.parent)
+        with contextlib.suppress(FileNotFoundError), _others_stay():  # another process may clear the folder meanwhile
+            delete(gone, files)
+    with contextlib.suppress(DatastoreError):
+        clear_folder(trash, files)
+
+
+def clear(path: Path, files: Files | None = None, *, everything: bool = False) -> None:
+    """Delete what killed processes left of the datastore at `path`, and of removals and imports next to it. What a
+    living process works on is locked, and stays.
+
+    Left are segments and manifests that no commit names, and the directories of updates, merges, imports and removals
+    that did not end. everything: also what the next build would go on with, and the files of an index that never had a
+    commit. Every writer calls it before it writes, so that a full disk has room again. Raises DatastoreUnwritable.
+    """
+    files = files or Files()
+    clear_folder(path.parent, files)
+    for directory in (path, *folders(path)):
+        with unwritable(directory):
+            remove_orphans(directory, files, plans=everything)
+            if unnamed(directory, everything):
+                with contextlib.suppress(DatastoreLocked), locked(directory):
+                    delete_unnamed(directory, files, everything)
+
+
+def clear_folder(folder: Path, files: Files) -> None:
+    """Delete what killed removals and imports left in a folder of datastores. Raises DatastoreUnwritable."""
+    for left in leftovers(folder):
+        with unwritable(left), contextlib.suppress(DatastoreLocked, FileNotFoundError), _others_stay(), locked(left):
+            delete(left, files)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What removals and imports have in a folder of datastores, of living and of dead processes: datastores and indexes
+    that were renamed and are not deleted yet, and what is put together. Of this user alone; links are not followed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                Path(entry.path)
+                for entry in entries
+                if _LEFT.match(entry.name)
+                and entry.is_dir(follow_symlinks=False)
+                and (not hasattr(os, "getuid") or entry.stat(follow_symlinks=False).st_uid == os.getuid())
+            )
+    except OSError:
+        return []
+
+
+def unnamed(directory: Path, everything: bool = False) -> list[str]:
+    """The files of this format in an index's directory that its commit does not name. None of them where the manifest
+    cannot be read, and, without `everything`, where there is none: a datastore may be being copied to this place.
+    """
+    try:
+        names = sorted(name for name in os.listdir(directory) if owns(name))
+        kept = read_manifest(directory).files if names else {}
+    except DatastoreNotFound:
+        return names if everything else []
+    except (DatastoreError, OSError):
+        return []
+    return [name for name in names if name not in kept]
+
+
+def delete_unnamed(directory: Path, files: Files, everything: bool = False) -> None:
+    """Delete what `unnamed` gives, for a caller that holds the lock. Raises OSError."""
+    for name in unnamed(directory, everything):
+        with contextlib.suppress(PermissionError) if WINDOWS else contextlib.nullcontext():  # a reader has it mapped
+            files.unlink(directory / name)
+
+
+def remove_orphans(directory: Path, files: Files, *, plans: bool = False, keep: Path | None = None) -> None:
+    """Delete the staging directories that no process holds, except `keep`. plans: those with a plan too. A directory
+    with files of other origin stays, without ours. Raises OSError, DatastoreUnwritable.
+    """
+    for place in stagings(directory):
+        if place == keep or (not plans and (place / PLAN).exists()):
+            continue
+        with contextlib.suppress(DatastoreLocked, FileNotFoundError), _others_stay():
+            with locked(place):
+                _delete_locked(place, files)
+            if WINDOWS:
+                delete(place, files)
+
+
+def remove_all(directory: Path, files: Files) -> None:
+    """Delete the content of all staging directories, also of those that a process holds: its commit then fails, since
+    nothing is there to be published. Raises OSError.
+    """
+    for place in stagings(directory):
+        with contextlib.suppress(FileNotFoundError):
+            _empty(place, files)
+    remove_orphans(directory, files, plans=True)
+
+
+def delete(directory: Path, files: Files) -> None:
+    """Delete a staging directory, or a datastore that has no name any more. A file of other origin stays, with its
+    directory: OSError.
+    """
+    for part in (*folders(directory), *stagings(directory)):
+        delete(part, files)
+    files.unlink(directory / MANIFEST)
+    _empty(directory, files)
+    files.unlink(directory / LOCK)
+    directory.rmdir()
+
+
+def _delete_locked(place: Path, files: Files) -> None:
+    if WINDOWS:  # the lock file is open
+        _empty(place, files)
+    else:
+        delete(place, files)
+
+
+def _empty(directory: Path, files: Files) -> None:
+    for name in sorted(os.listdir(directory)):
+        if _is_ours(directory, name) and name != LOCK:
+            files.unlink(directory / name)
+
+
+def _is_ours(directory: Path, name: str) -> bool:
+    """Whether only a build can have written a file of this name there."""
+    return owns(name) or name == LOCK or bool(STAGING.match(directory.name) and _NAME.match(name))
+
+
+@contextlib.contextmanager
+def _others_stay() -> Iterator[None]:
+    """A directory that cannot be deleted because it holds files of other origin stays."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
