@@ -12,7 +12,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROC
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test count soak bench docs dist clean
+.PHONY: help install demo check quick test count soak bench docs dist clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -40,8 +40,11 @@ check: $(TOOLS)  ## lint, format, types and the documentation
 	$(BIN)/mypy --strict
 	$(SITE)
 
-test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one process
-	$(BIN)/pytest -n 2 --dist loadfile
+quick: $(TOOLS)  ## the tests for after every edit, about a minute: no processes, no servers, tiny models
+	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+
+test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one process, slow files begin
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(REPORT),--junit-xml=$(REPORT))
 
 count: $(TOOLS)  ## lines, modules, constants, circles of imports: figures of the structure
 	$(BIN)/python scripts/count.py

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import hypothesis
@@ -44,6 +46,42 @@ hypothesis.settings.register_profile("rest-local", deadline=None)
 hypothesis.settings.load_profile("rest-local")
 
 TinyModel = Callable[..., Path]
+
+# What a file of tests says that starts processes or servers, loads more than tiny models, or measures time.
+STARTS = re.compile(
+    r"subprocess|multiprocessing|Popen|socket|playwright|import ray|uvicorn|TestClient|measured_prices|shared_data|"
+    r"demo_model|demo_gguf|support\.(forked|hub_server|llama_server|programs|ray_\w+|repository|terminal)"
+)
+# Rooms of servers, and files that take 5 s and more in one process.
+SLOW = (
+    "batch/", "models/", "router/", "server/", "soak/",
+    "benchmarks/test_simulated_drafters", "calibration/test_measuring", "calibration/test_self_test",
+    "chat/test_renderer", "chat/tools/test_forced", "decoding/test_architectures", "decoding/test_constrain",
+    "decoding/test_damaged_datastore", "decoding/test_engine_batch", "decoding/test_engine_policies",
+    "decoding/test_forced_drafts", "decoding/test_generation", "decoding/test_heads_exact",
+    "decoding/test_heads_leaks", "decoding/test_heads_refusals", "decoding/test_images", "decoding/test_overlap",
+    "decoding/test_plain_speed", "decoding/test_policies", "decoding/test_recycled_logits",
+    "decoding/test_scheduler.py", "drafting/test_head_texts", "grammar/test_grammar.py", "grammar/test_vocabularies",
+    "llama/test_hostile_headers", "llama/test_load_fallback", "llama/test_model_options", "llama/test_projector",
+    "llama/test_special", "planning/test_draft_model_queries", "planning/test_rests", "planning/test_trigger",
+    "retrieval/test_any_edits", "retrieval/test_datastore.py", "retrieval/test_full_disk", "retrieval/test_moving",
+    "retrieval/test_power", "retrieval/test_readahead", "retrieval/test_updating_faults", "test_sandbox",
+)  # fmt: skip
+
+
+@cache
+def _is_slow(path: Path) -> bool:
+    name = path.relative_to(Path(__file__).parent).as_posix()
+    return name.startswith(SLOW) or bool(STARTS.search(path.read_text("utf-8")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make quick` leaves out, and begin with it: files of a second or two are left for the end, so that no
+    process waits for the other."""
+    for item in items:
+        if _is_slow(item.path):
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not _is_slow(item.path))  # stable: the tests of a file stay together
 
 
 def pytest_unconfigure() -> None:
