@@ -281,7 +281,6 @@ def serve(
     SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
     datastores' newest commits instead.
     """
-    from rest_local.paths import data_home
     from rest_local.router.memory import default_limit
     from rest_local.router.run import Routing
     from rest_local.server.http import ignore_hangups, listen_on_all, log_to_stderr
@@ -320,8 +319,7 @@ def serve(
         ]
         if memory is None and len(choices) > 1:
             memory = default_limit()
-        kept = data_home() / "batches"
-        routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue, kept=kept)
+        routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue)
         _announce(settings, sockets[0].getsockname()[1], len(choices))
         routing.run(*sockets)
 

@@ -1,1 +1,1 @@
-"""The process that clients reach: it forwards requests to one process for each model, and keeps files and batches."""
+"""The process that clients reach: it loads models on demand, each in a process, and forwards requests to them."""

@@ -10,25 +10,22 @@ Calls that only look (`GET /slots`, `GET /metrics`) do not load a model.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.errors import RestLocalError
 from rest_local.router import ollama
-from rest_local.router.forwarding import Forwarded, ask
+from rest_local.router.forwarding import Forwarded
 from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
 from rest_local.server.bodies import Body, load, parse, read
-from rest_local.server.errors import ApiError, from_error, loading, no_such_model
+from rest_local.server.errors import ApiError, loading, no_such_model
 from rest_local.server.model_info import list_of, named_row
 from rest_local.server.operations import Endpoint, Operation, Routes, post
 from rest_local.server.page import page
@@ -61,22 +58,6 @@ class RouterState:
     def entry(self, name: str | None) -> Entry:
         """The model of that name. Raises ApiError 404."""
         return self.pool.entry(name, anything=ANY_MODEL in self.settings.aliases)
-
-    async def ask(self, method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
-        """A call that the server itself makes, to the model that it names: status and body, errors too.
-
-        Raises ProcessEnded and OSError if the process of the model ends meanwhile.
-        """
-        parts = urlsplit(target)
-        try:
-            name = load(body).get("model") if body else dict(parse_qsl(parts.query)).get("model")
-            entry = self.entry(name)
-            if method == "GET" and entry.status != "loaded":
-                return 200, b"[]"
-            return await ask(self.pool, entry, method, target, body, key)
-        except (ApiError, RestLocalError) as error:
-            answer = error if isinstance(error, ApiError) else from_error(error, is_local=self.settings.is_local)
-            return answer.status, bytes(answer.response(parts.path).body)
 
 
 def router_of(request: HttpRequest) -> RouterState:
@@ -195,10 +176,10 @@ ROUTES: Routes = (
 )
 
 
-def create_router(state: RouterState, more: Routes = (), uploads: Mapping[str, int] | None = None) -> Starlette:
-    """The application. `more`: further routes of the server itself. `uploads`: as for `Guard`."""
+def create_router(state: RouterState) -> Starlette:
+    """The application."""
     shared = tuple((operation, _endpoint(operation, endpoint)) for operation, endpoint in model_app.ROUTES)
-    return model_app.assemble((*shared, *ROUTES, *more), state, state.settings, uploads=uploads)
+    return model_app.assemble((*shared, *ROUTES), state, state.settings)
 
 
 def _endpoint(operation: Operation, endpoint: Endpoint) -> Endpoint:

@@ -130,23 +130,6 @@ async def _end_of(process: ModelProcess) -> None:
         await asyncio.wait_for(process.ended.wait(), _END_SECONDS)
 
 
-async def ask(pool: Pool, entry: Entry, method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
-    """One call that the server itself makes: the status and the body. `target`: path and query; `key`: an API key.
-
-    Raises ProcessEnded, OSError, and what `Pool.using` raises.
-    """
-    headers = [(b"host", b"localhost"), (CLIENT.encode(), b"batch:0")]
-    headers += [(b"content-type", b"application/json")] if body else []
-    headers += [(b"authorization", b"Bearer " + key)] if key is not None else []
-    async with pool.using(entry, looks=method == "GET") as process:
-        exchange = await Exchange.begin(process, method.encode(), target.encode(), headers, body)
-        try:
-            status, _ = await exchange.head()
-            return status, await exchange.whole()
-        finally:
-            exchange.abort()
-
-
 def _unreachable(entry: Entry) -> ApiError:
     return ApiError(503, f"model {entry.served.names[0]} takes no requests", code="busy", headers={"retry-after": "1"})
 
@@ -211,10 +194,6 @@ class Exchange:
         """The body as it comes. Raises ProcessEnded."""
         while isinstance(found := await self._next(), h11.Data):
             yield bytes(found.data)
-
-    async def whole(self) -> bytes:
-        """All of the body. Raises ProcessEnded."""
-        return b"".join([part async for part in self.body()])
 
     def abort(self) -> None:
         """Close the connection. Idempotent."""

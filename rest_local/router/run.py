@@ -16,10 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rest_local.router.app import RouterState, create_router
-from rest_local.router.batch_calls import ROUTES as BATCH_ROUTES
-from rest_local.router.batch_calls import upload_limits
-from rest_local.router.batches import Batches
-from rest_local.router.files import Limits
 from rest_local.router.memory import Need
 from rest_local.router.pool import Pool, Served
 from rest_local.router.private import PrivateFolder
@@ -49,7 +45,6 @@ class Routing:
     models   the first one is the default
     eager    load the default model at the start; if that fails, the server ends with its error
     limit, idle, queue   as for `Pool`
-    kept     folder of files and batches; None: the server has no such calls
     """
 
     def __init__(
@@ -62,7 +57,6 @@ class Routing:
         idle: float | None = None,
         queue: int = 64,
         drain_seconds: int = DRAIN_SECONDS,
-        kept: Path | None = None,
     ) -> None:
         self.settings = settings
         self._private = PrivateFolder()
@@ -75,9 +69,7 @@ class Routing:
         self._error: ModelProcessFailed | ApiError | None = None
         self.loaded = threading.Event()  # or failed
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.app = create_router(self.state, *((BATCH_ROUTES, upload_limits(Limits())) if kept else ()))
-        self.batches = Batches(kept, self.state.ask, keys=settings.keys) if kept else None
-        self.app.state.batches = self.batches
+        self.app = create_router(self.state)
         self.http = _Server(self, drain_seconds)
 
     def run(self, *listening: socket.socket) -> None:
@@ -116,8 +108,6 @@ class Routing:
         try:
             await http()
         finally:
-            if self.batches is not None:
-                await self.batches.close()
             await self.pool.close()
             forced.cancel()
             await begun
@@ -128,16 +118,8 @@ class Routing:
             await asyncio.sleep(LOOK_SECONDS)
         self.pool.kill()
 
-    def begin_stop(self) -> None:
-        """No new work: first of all of batches, which would take processes that end for faults."""
-        if self.batches is not None:
-            self.batches.begin_stop()
-        self.pool.begin_stop()
-
     async def _begin(self) -> None:
         self.pool.start()
-        if self.batches is not None:
-            self.batches.start()
         try:
             if self._eager:
                 await self.pool.load(self.pool.entries[0])
@@ -154,7 +136,7 @@ class Routing:
 class _Server(HttpServer):
     def __init__(self, routing: Routing, drain_seconds: int) -> None:
         # The second descriptor is for the connection to the process of the model.
-        super().__init__(routing.app, routing.reload, routing.begin_stop, drain_seconds, descriptors=2)
+        super().__init__(routing.app, routing.reload, routing.pool.begin_stop, drain_seconds, descriptors=2)
         self._routing = routing
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:

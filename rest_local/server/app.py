@@ -8,8 +8,6 @@ CORS, if origins are allowed; `Guard` (key, type and size of the body); the rout
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -91,16 +89,8 @@ def create_app(state: State, secret: bytes | None = None) -> Starlette:
     return assemble(ROUTES, state, state.settings, secret)
 
 
-def assemble(
-    routes: Routes,
-    state: object,
-    settings: Settings,
-    secret: bytes | None = None,
-    uploads: Mapping[str, int] | None = None,
-) -> Starlette:
-    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find.
-    `uploads`: as for `Guard`.
-    """
+def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | None = None) -> Starlette:
+    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find."""
     endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
     named = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in routes]
     named.append(Route("/openapi.json", openapi, methods=["GET"]))
@@ -113,7 +103,7 @@ def assemble(
             Middleware(Drained),
             Middleware(AccessLog),
             *_admission(routes, settings, secret),
-            Middleware(Guard, settings, uploads),
+            Middleware(Guard, settings),
         ],
         exception_handlers={
             ApiError: on_api_error,

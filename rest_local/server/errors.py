@@ -46,6 +46,7 @@ log = logging.getLogger("rest_local.server")
 
 RETRY_SECONDS = "1"
 _FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
+_OFFLINE = re.compile(r"(/v1)?/(batches|files)(/|$)")
 _INPUT = ("/embeddings", "/responses", "/responses/input_tokens")  # calls whose prompt has this name
 _TYPES = {
     401: "authentication_error",
@@ -229,6 +230,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {404: "no such route", 405: "this route does not support the method"}
     message = messages.get(error.status_code, str(error.detail))
+    if error.status_code == 404 and _OFFLINE.match(request.url.path):
+        error, message = HTTPException(501), "batches are answered without a server: rest-local batch INPUT -o OUTPUT"
     return ApiError(error.status_code, message, headers=error.headers).response(request.url.path)
 
 

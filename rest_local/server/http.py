@@ -321,7 +321,7 @@ def log_to_stderr() -> None:
     """Log requests and warnings to stderr as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    levels = {"rest_local.server": logging.INFO, "uvicorn.error": logging.WARNING, "python_multipart": logging.ERROR}
+    levels = {"rest_local.server": logging.INFO, "uvicorn.error": logging.WARNING}
     for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

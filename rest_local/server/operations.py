@@ -20,11 +20,6 @@ from rest_local import __version__
 from rest_local.server.errors import Shape, anthropic_shape, ollama_shape, openai_shape, shape_of
 
 _REFERENCE = "#/components/schemas/{model}"
-_FORM = {
-    "type": "object",
-    "required": ["file", "purpose"],
-    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string"}},
-}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -62,7 +57,6 @@ class Operation:
     """A method of a route.
 
     streams     answers with a stream, of `stream_media`, if the body requests it
-    form        takes a form with a file in the place of JSON, and the field `purpose`
     of_server   needs no model: where there are several, the process that clients reach answers it
     """
 
@@ -74,7 +68,6 @@ class Operation:
     stream_media: str = "text/event-stream"
     media: str = "application/json"
     of_server: bool = False
-    form: bool = False
 
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
@@ -128,6 +121,4 @@ def _described(call: Operation) -> dict[str, Any]:
     if call.body is not None:
         schema = {"$ref": _REFERENCE.format(model=call.body.__name__)}
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if call.form:
-        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
     return operation

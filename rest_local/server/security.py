@@ -22,7 +22,6 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -155,14 +154,10 @@ class Inner:
 
 
 class Guard:
-    """Requires the key on every route except /health, and limits the body.
+    """Requires the key on every route except /health, and limits the body."""
 
-    uploads   paths whose POST takes a form with a file instead of JSON, each with its limit in bytes
-    """
-
-    def __init__(self, app: ASGIApp, settings: Settings, uploads: Mapping[str, int] | None = None) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._keys, self._max_body = app, settings.keys, settings.max_body
-        self._uploads = dict(uploads or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -173,11 +168,7 @@ class Guard:
         if error is not None:
             await error.response(scope["path"])(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive, self._limit(scope)), send)
-
-    def _limit(self, scope: Scope) -> int:
-        """Bytes of a body."""
-        return self._uploads.get(scope["path"], self._max_body) if scope["method"] == "POST" else self._max_body
+        await self._app(scope, self._bounded(receive), send)
 
     def _wrong(self, scope: Scope, headers: Headers) -> ApiError | None:
         if self._keys and scope["path"] not in OPEN and not opens(self._keys, given_keys(headers)):
@@ -188,16 +179,14 @@ class Guard:
             return _closing_error(415, "compressed bodies are not supported", "unsupported_encoding")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            uploads = scope["method"] == "POST" and scope["path"] in self._uploads
-            wanted = "multipart/form-data" if uploads else "application/json"
-            if kind != wanted and not _unsaid(kind, scope["path"], headers):
-                return _closing_error(415, f"send the body as {wanted}", "unsupported_media_type")
-        length, most = headers.get("content-length", "0"), self._limit(scope)
-        if not length.isdecimal() or len(length) > 18 or int(length) > most:
-            return _too_large(most)
+            if kind != "application/json" and not _unsaid(kind, scope["path"], headers):
+                return _closing_error(415, "send the body as application/json", "unsupported_media_type")
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 18 or int(length) > self._max_body:
+            return _too_large(self._max_body)
         return None
 
-    def _bounded(self, receive: Receive, most: int) -> Receive:
+    def _bounded(self, receive: Receive) -> Receive:
         """`receive` with the limit for bodies in chunks, whose length is not known in advance."""
         seen = 0
 
@@ -205,8 +194,8 @@ class Guard:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > most:
-                raise _too_large(most)
+            if seen > self._max_body:
+                raise _too_large(self._max_body)
             return message
 
         return bounded

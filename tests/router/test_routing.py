@@ -80,7 +80,8 @@ def test_calls_of_the_server_need_no_model(routed: Start, files: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/nowhere", 404), ("/completion", 405), ("/models/load", 405), ("/v1/models", 200)]
+    ("path", "status"),
+    [("/nowhere", 404), ("/completion", 405), ("/models/load", 405), ("/v1/models", 200), ("/v1/batches", 501)],
 )
 def test_unknown_routes_and_methods_reach_no_model(pair: Routed, path: str, status: int) -> None:
     assert pair.get(path).status_code == status

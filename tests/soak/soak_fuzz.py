@@ -43,11 +43,6 @@ CONNECTIONS = {"scripted": 16, "router": 6}
 GENERATED = 8  # bodies of each route that schemathesis makes, of each kind; its own test makes more
 LONGEST_ANSWER = 240.0  # seconds; a whole request without an answer after that is a hang
 PROBE_EVERY = 1000
-FORM = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' + (
-    b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
-    b'{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 2}}\n'
-    b"\r\n--b--\r\n"
-)
 CHAT = [{"role": "user", "content": "Hello"}]
 EXAMPLES: dict[str, list[Any]] = {
     "/v1/chat/completions": [{"messages": CHAT}, {"messages": CHAT, "stream": True, "n": 2, "logprobs": True}],
@@ -95,13 +90,9 @@ EXAMPLES: dict[str, list[Any]] = {
     "/api/show": [{"model": "demo", "verbose": True}],
     "/models/load": [{"model": "demo"}],
     "/models/unload": [{"model": "none"}],  # unloading the only model all the time would test nothing else
-    "/v1/batches": [
-        {"input_file_id": "file-" + "0" * 32, "endpoint": "/v1/completions", "completion_window": "24h"},
-        {"input_file_id": "{file}", "endpoint": "/v1/completions", "completion_window": "1h", "metadata": {"a": "b"}},
-    ],
 }
 WRONG: list[Any] = [None, True, -1, 0, 1e308, 2**63, -(2**70), 10**400, "", "x", "\x00", "né \U0001f642", "\udcff"]
-WRONG += [[], {}, [[]], {"type": "function"}, [None], ["a"] * 50, {"a": {"b": []}}, "<|im_start|>" * 20, 0.5, "{file}"]
+WRONG += [[], {}, [[]], {"type": "function"}, [None], ["a"] * 50, {"a": {"b": []}}, "<|im_start|>" * 20, 0.5]
 WRONG += ["a" * 5000, list(range(300)), {str(n): n for n in range(300)}, "data:image/png;base64,AAAA", "..", "../" * 9]
 NAMES = [
     "demo",
@@ -110,14 +101,12 @@ NAMES = [
     "%2e%2e%2f",
     "a%00b",
     "%ff",
-    "file-" + "0" * 32,
     "resp_0",
-    "batch_0",
     "%F0%9F%99%82",
     "a/b",
     "*",
 ]
-NAMES += ["%0d%0a", "' OR 1=1", "x" * 3000, "{file}", "{batch}", "{response}", "-1", "~", "..%5c..%5c"]
+NAMES += ["%0d%0a", "' OR 1=1", "x" * 3000, "{response}", "-1", "~", "..%5c..%5c"]
 QUERIES = ["", "", "", "?limit=1", "?limit=-1", "?after=x&order=asc", "?model=demo", "?model=%00", "?" + "a=b&" * 300]
 QUERIES += ["?stream=true", "?starting_after=5", "?limit=%B2", "?purpose=batch&limit=99999999999999999999", "?%ff=%ff"]
 METHODS = [
@@ -175,26 +164,22 @@ class Sent:
 
 @dataclass
 class Fuzzer:
-    """Makes requests. `known`: ids that the server gave."""
+    """Makes requests. `known`: ids of responses that the server gave."""
 
     rng: random.Random
-    routes: list[tuple[str, str, bool]]  # method, path, takes a form
+    routes: list[tuple[str, str]]  # method, path
     bodies: dict[str, list[Any]]
-    known: dict[str, list[str]] = field(default_factory=dict)
+    known: list[str] = field(default_factory=list)
 
     def request(self) -> Sent:
         rng = self.rng
-        method, path, form = rng.choice(self.routes)
+        method, path = rng.choice(self.routes)
         route = f"{method} {path}"
         target = self._target(path)
         if rng.random() < 0.03:
             method = rng.choice(METHODS)
-        kind, body = b"application/json", b""
-        if form and rng.random() < 0.9:
-            kind, body = b"multipart/form-data; boundary=b", self._damaged_bytes(FORM) if rng.random() < 0.5 else FORM
-        elif path in self.bodies:
-            body = self._json(path)
-        return self._wire(method.encode("latin-1"), target, kind, body, route)
+        body = self._json(path) if path in self.bodies else b""
+        return self._wire(method.encode("latin-1"), target, b"application/json", body, route)
 
     def _target(self, path: str) -> bytes:
         rng = self.rng
@@ -207,10 +192,7 @@ class Fuzzer:
 
     def _name(self) -> str:
         name = self.rng.choice(NAMES)
-        return self._filled(name) if name.startswith("{") else quote(name, safe="%/*'~.")
-
-    def _filled(self, name: str) -> str:
-        return self.rng.choice(self.known.get(name[1:-1]) or ["x"])
+        return self.rng.choice(self.known or ["x"]) if name == "{response}" else quote(name, safe="%/*'~.")
 
     def _json(self, path: str) -> bytes:
         rng = self.rng
@@ -222,7 +204,6 @@ class Fuzzer:
         for _ in range(rng.choice((0, 1, 1, 2, 3))):
             value = self._damaged(value)
         data = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
-        data = data.replace(b'"{file}"', json.dumps(self._filled("{file}")).encode())
         luck = rng.random()
         if luck < 0.02:
             depth = rng.choice((100, 300, 50_000))
@@ -373,13 +354,11 @@ async def work(port: int, fuzzer: Fuzzer, counts: Counts) -> None:
 
 
 def _learn(fuzzer: Fuzzer, body: bytes) -> None:
-    """Ids in an answer, for paths and bodies of later requests."""
-    for kind, mark, size in (("file", b'"file-', 37), ("batch", b'"batch_', 38), ("response", b'"resp_', 53)):
-        at = body.find(mark)
-        if at >= 0:
-            found = body[at + 1 : at + 1 + size].split(b'"')[0].decode("latin-1")
-            fuzzer.known.setdefault(kind, []).append(found)
-            del fuzzer.known[kind][:-20]
+    """Ids in an answer, for paths of later requests."""
+    at = body.find(b'"resp_')
+    if at >= 0:
+        fuzzer.known.append(body[at + 1 : at + 54].split(b'"')[0].decode("latin-1"))
+        del fuzzer.known[:-20]
 
 
 def valid_bodies(description: dict[str, Any]) -> dict[str, list[Any]]:
@@ -441,13 +420,12 @@ def bodies_of(cases: Any) -> list[Any]:
     return found
 
 
-def routes_of(description: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """Method, path, and whether it takes a form: calls that take a body four times, as there is more to them."""
+def routes_of(description: dict[str, Any]) -> list[tuple[str, str]]:
+    """Method and path: calls that take a body four times, as there is more to them."""
     found = []
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
-            content = operation.get("requestBody", {}).get("content", {})
-            found += [(method.upper(), path, "multipart/form-data" in content)] * (4 if content else 1)
+            found += [(method.upper(), path)] * (4 if "requestBody" in operation else 1)
     return found
 
 
@@ -522,7 +500,7 @@ def test_no_request_is_a_fault(kind: str, tmp_path: Path) -> None:
     try:
         description = httpx.get(f"http://127.0.0.1:{server.port}/openapi.json").json()
         fuzzer = Fuzzer(random.Random(SEED), routes_of(description), valid_bodies(description))
-        wanting = {path for method, path, form in fuzzer.routes if method == "POST" and not form} - set(fuzzer.bodies)
+        wanting = {path for method, path in fuzzer.routes if method == "POST"} - set(fuzzer.bodies)
         without = {path for path in wanting if "requestBody" in description["paths"][path]["post"]}
         assert not without, f"EXAMPLES has no request for {without}"
         counts, begun, before = Counts(), time.monotonic(), (0.0, 0)
@@ -556,7 +534,7 @@ def test_no_request_is_a_fault(kind: str, tmp_path: Path) -> None:
     logged = log.count('"status": 500') + log.count('"status": 502')
     assert logged >= counts.statuses["500"] + counts.statuses["502"], "a fault without a line in the log"
     assert not faults, "these are faults of the server"
-    assert set(counts.routes) >= {f"{method} {path}" for method, path, _ in fuzzer.routes} or REQUESTS < 5000
+    assert set(counts.routes) >= {f"{method} {path}" for method, path in fuzzer.routes} or REQUESTS < 5000
     assert {"200", "400", "404", "405"} <= set(counts.statuses)
     assert after[0] < 1.25 * before[0] + 48, "memory grows"
     assert after[1] <= before[1] + 40, "descriptors are left open"
@@ -567,13 +545,10 @@ def test_no_request_is_a_fault(kind: str, tmp_path: Path) -> None:
 
 
 def serve_scripted(port_file: Path) -> None:
-    """All routes of a server of one model and of batches, with a service that answers at once."""
+    """All routes of a server of one model, with a service that answers at once."""
     from fake_service import FakeEngine, FakeService
 
-    from rest_local.router.batch_calls import ROUTES, upload_limits
-    from rest_local.router.batches import Batches
-    from rest_local.router.files import Limits
-    from rest_local.server import app as model_app
+    from rest_local.server.app import create_app
     from rest_local.server.errors import ApiError
     from rest_local.server.http import HttpServer, listen, log_to_stderr
     from rest_local.server.settings import Settings
@@ -591,28 +566,15 @@ def serve_scripted(port_file: Path) -> None:
     settings = Settings(port=0, metrics=True, aliases=("*",), max_body=1 << 20)
     state = State(settings, "demo", folder=Path(tempfile.mkdtemp(dir=port_file.parent)))
 
-    async def ask(method: str, target: str, body: bytes, key: bytes | None) -> tuple[int, bytes]:
-        return (200, b"[]") if method == "GET" else (200, b'{"said": 1}')
-
-    limits = Limits(files=200, total_bytes=50 << 20, file_bytes=1 << 20, records=50)
-    app = model_app.assemble((*model_app.ROUTES, *ROUTES), state, settings, uploads=upload_limits(limits))
-    app.state.batches = batches = Batches(port_file.parent / "kept", ask, limits=limits)
     log_to_stderr()
     state.scoring = NoScoring()
     state.engine = FakeEngine(512)  # type: ignore[assignment]
     state.service = Service(state.engine)  # type: ignore[assignment, arg-type]
-    server = HttpServer(app, lambda: None, state.workers.stop)
-
-    async def serve(listening: Any) -> None:
-        batches.start()
-        try:
-            await server.serve(sockets=[listening])
-        finally:
-            await batches.close()
+    server = HttpServer(create_app(state), lambda: None, state.workers.stop)
 
     with listen(settings) as listening:
         _tell(port_file, listening)
-        asyncio.run(serve(listening))
+        server.run(sockets=[listening])
 
 
 def serve_routed(port_file: Path) -> None:
@@ -629,7 +591,7 @@ def serve_routed(port_file: Path) -> None:
     model = demo_model()
     choice = ModelChoice("demo", model, partial(Engine.load, model, slots=4, n_ctx=256), partial(Need, 1 << 30, 0, 0))
     settings = Settings(port=0, metrics=True, aliases=("coder",), max_body=1 << 20)
-    routing = Routing(settings, [choice], kept=port_file.parent / "kept")
+    routing = Routing(settings, [choice])
     log_to_stderr()
     with listen(settings) as listening:
         _tell(port_file, listening)
