@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import inputs, interrupt, opening, options, terminal
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.sections import SectionedCommand, option
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import OptionError, RestLocalError
 
@@ -37,63 +37,42 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
 
 @click.command(cls=SectionedCommand)
 @click.argument("requests", metavar="INPUT", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
+@option(
+    "-o --output FILE",
+    "Where the answers go; a name that ends in .gz: compressed. Default: the standard output.",
     default=STANDARD,
-    metavar="FILE",
-    allow_from_autoenv=False,
-    help="Where the answers go; a name that ends in .gz: compressed. Default: the standard output.",
+    configurable=False,
+    show_default=False,
 )
-@click.option(
-    "--replace",
-    is_flag=True,
-    allow_from_autoenv=False,
-    help="Write FILE anew; else a run goes on after the answers that FILE has already.",
-)
-@click.option(
-    "--shard",
+@option("--replace", "Write FILE anew; else a run goes on after the answers that FILE has already.", configurable=False)
+@option(
+    "--shard I/N",
+    "Only every N-th request, from the I-th on: for N jobs that share the work, each with its own FILE.",
     callback=_parse_shard,
-    metavar="I/N",
-    help="Only every N-th request, from the I-th on: for N jobs that share the work, each with its own FILE.",
 )
-@click.option(
-    "-n",
-    "--tokens",
-    "--n-predict",
-    "--predict",
+@option(
+    "-n --tokens --n-predict --predict N",
+    "Generate at most N tokens for a request that names no limit. Default: as many as the context holds.",
     type=click.IntRange(min=0),
-    metavar="N",
-    help="Generate at most N tokens for a request that names no limit. Default: as many as the context holds.",
 )
 @options.engine_options
 @options.history_option
-@click.option(
-    "--ray",
-    metavar="ADDRESS",
-    help="Run on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local` for "
+@option(
+    "--ray ADDRESS",
+    "Run on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local` for "
     "replicas on this machine, such as one for each GPU. Needs rest-local[ray].",
 )
-@click.option(
-    "--replicas",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="With --ray: N replicas of the model. Default: as many as the nodes have room for.",
+@option("--replicas N", "With --ray: N replicas of the model. Default: as many as the nodes have room for.")
+@option(
+    "--replica-cpus N",
+    "With --ray: N CPUs for a replica. Default: -t; without it 1 with a GPU, else those of the smallest node.",
 )
-@click.option(
-    "--replica-cpus",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="With --ray: N CPUs for a replica. Default: -t; without it 1 with a GPU, else those of the smallest node.",
-)
-@click.option(
-    "--replica-gpus",
+@option(
+    "--replica-gpus X",
+    "With --ray: X GPUs for a replica, also a part of one. Default: 1 where the cluster has GPUs.",
     type=click.FloatRange(min=0),
-    metavar="X",
-    help="With --ray: X GPUs for a replica, also a part of one. Default: 1 where the cluster has GPUs.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one line of JSON; needs -o.")
+@option("--json", "Print the summary as one line of JSON; needs -o.", to="as_json")
 def batch(
     requests: Path,
     output: Path,

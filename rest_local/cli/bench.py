@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, inputs
-from rest_local.cli.sections import SummaryGroup
+from rest_local.cli.sections import SummaryGroup, option
 from rest_local.cli.terminal import columns, fitted, json_option, print_json
 from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import ModelInvalid, OptionError
@@ -129,70 +129,47 @@ class ReplayOptions:
 
 @bench.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option(
-    "--vocab",
-    metavar="GGUF",
-    shell_complete=completion.models,
-    help="A model or vocabulary file to tokenize with. Default: the model of --model.",
+@option(
+    "--vocab GGUF",
+    "A model or vocabulary file to tokenize with. Default: the model of --model.",
 )
-@click.option(
-    "--git",
+@option(
+    "--git REPO",
+    "Replay the edits in the history of this local repository; repeatable.",
     multiple=True,
-    metavar="REPO",
     type=click.Path(path_type=Path),
-    help="Replay the edits in the history of this local repository; repeatable.",
 )
-@click.option(
-    "--edits", type=click.IntRange(min=1), default=EDITS, show_default=True, metavar="N", help="Edits of a repository."
-)
-@click.option("--predict", is_flag=True, help="With --git: give the old file as the request's prediction, too.")
-@click.option(
-    "-d",
-    "--datastore",
+@option("--edits N", "Edits of a repository.", default=EDITS)
+@option("--predict", "With --git: give the old file as the request's prediction, too.")
+@option(
+    "-d --datastore NAME",
+    "Draft from this datastore, too; repeatable.",
     multiple=True,
-    metavar="NAME",
     shell_complete=completion.datastores,
-    help="Draft from this datastore, too; repeatable.",
 )
-@click.option(
-    "--history",
-    metavar="N|FILE",
+@option(
+    "--history N|FILE",
+    "Test the first N answers, draft from the rest; or draft from the answers of FILE.",
     shell_complete=completion.paths,
-    allow_from_autoenv=False,  # REST_LOCAL_HISTORY=0 is --no-history
-    help="Test the first N answers, draft from the rest; or draft from the answers of FILE.",
+    configurable=False,
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help=f"Test at most N answers. Default: all; {WALL_ANSWERS} with --model.",
-)
-@click.option(
-    "--policy", type=click.Choice(POLICY_NAMES), default="auto", show_default=True, help="What decides what is drafted."
-)
-@click.option(
-    "--curve",
-    "curves",
+@option("--limit N", f"Test at most N answers. Default: all; {WALL_ANSWERS} with --model.")
+@option("--policy", "What decides what is drafted.", type=click.Choice(POLICY_NAMES), default="auto")
+@option(
+    "--curve FILE",
+    "Cost curve to plan by, a file or a shipped name; repeatable.",
+    to="curves",
     multiple=True,
-    metavar="FILE",
     shell_complete=completion.paths,
-    help="Cost curve to plan by, a file or a shipped name; repeatable.",
+    type=str,
 )
-@click.option("--curves", "all_curves", is_flag=True, help="Plan by the shipped curves of other machines, too.")
-@click.option(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    allow_from_autoenv=False,  # elsewhere it chooses a model; here it also turns a replay into minutes of decoding
-    shell_complete=completion.models,
-    help="Pay the forward passes of this model, real or synthetic, and measure wall-clock time.",
+@option("--curves", "Plan by the shipped curves of other machines, too.", to="all_curves")
+@option(
+    "-m --model MODEL",
+    "Pay the forward passes of this model, real or synthetic, and measure wall-clock time.",
+    configurable=False,
 )
-@click.option(
-    "--save-curve",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="With --model: write the cost curve measured on it, for --curve.",
-)
+@option("--save-curve FILE", "With --model: write the cost curve measured on it, for --curve.")
 @json_option
 def replay(as_json: bool, **options: Any) -> None:
     """Replay recorded answers as if the model had just chosen them, and count what drafting would have given.
@@ -279,25 +256,20 @@ def _wall_clock(given: ReplayOptions, model: str, workload: Workload, make_polic
 
 
 @bench.command()
-@click.option(
-    "--tokens", type=click.IntRange(min=1000), default=20_000_000, show_default=True, help="Size of the text."
+@option("--tokens", "Size of the text.", type=click.IntRange(min=1000), default=20_000_000)
+@option("--queries", "Number of contexts.", type=click.IntRange(min=1), default=2000)
+@option("--cold", "Also drop the files from the page cache before each lookup.")
+@option(
+    "--model GGUF",
+    "Tokenize Python sources of this machine with this vocabulary. Default: a synthetic text.",
+    configurable=False,
 )
-@click.option("--queries", type=click.IntRange(min=1), default=2000, show_default=True, help="Number of contexts.")
-@click.option("--cold", is_flag=True, help="Also drop the files from the page cache before each lookup.")
-@click.option(
-    "--model",
-    metavar="GGUF",
-    allow_from_autoenv=False,
-    shell_complete=completion.models,
-    help="Tokenize Python sources of this machine with this vocabulary. Default: a synthetic text.",
-)
-@click.option(
-    "--directory",
-    metavar="DIR",
+@option(
+    "--directory DIR",
+    "Measure the datastore in this directory, and build none.",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Measure the datastore in this directory, and build none.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the text and the contexts.")
+@option("--seed", "Of the text and the contexts.", type=int, default=0)
 @json_option
 def lookup(as_json: bool, model: str | None, directory: Path | None, **options: Any) -> None:
     """Measure lookups: build a datastore in a temporary directory and search it.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, settings
-from rest_local.cli.sections import SummaryGroup
+from rest_local.cli.sections import SummaryGroup, option
 from rest_local.cli.settings import ENVIRONMENT, MODEL, PROFILE, Settings, variable_of
 from rest_local.cli.terminal import json_option, warn
 from rest_local.errors import ConfigInvalid, OptionError, RestLocalError, printable
@@ -31,9 +31,7 @@ WAIT_S = 10.0  # for another process that changes the file
 
 _PLACES = ("cache", "config", "data", "datastores", "models", "shared")  # directories and files, which no option sets
 
-profile_option = click.option(
-    "--profile", metavar="GLOB", allow_from_autoenv=False, help="For the models whose name matches, not for all."
-)
+profile_option = option("--profile GLOB", "For the models whose name matches, not for all.", configurable=False)
 
 
 @click.group(cls=SummaryGroup)
@@ -47,8 +45,8 @@ def config() -> None:
 
 @config.command()
 @click.argument("keys", nargs=-1, metavar="[KEY...]", shell_complete=completion.keys)
-@click.option("-m", "--model", metavar="MODEL", shell_complete=completion.models, help="Apply this model's profiles.")
-@click.option("--all", "everything", is_flag=True, allow_from_autoenv=False, help="List the defaults as well.")
+@option("-m --model MODEL", "Apply this model's profiles.")
+@option("--all", "List the defaults as well.", to="everything", configurable=False)
 @json_option
 def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bool) -> None:
     """Show values and where each comes from: the environment, a profile, the file, or the program.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import completion, inputs, opening, options
+from rest_local.cli import inputs, opening, options
 from rest_local.cli.load_options import load_options
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import fitted, print_json
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import RestLocalError
@@ -199,32 +199,22 @@ def _next_step(is_demo_model: bool) -> str:
     return "Go on: rest-local chat -m MODEL, or rest-local serve -m MODEL for an editor"
 
 
-_threads, _gpu_layers = options.device_options(click.option)
+_threads, _gpu_layers = options.device_options(option)
 
 
 @click.command(cls=SectionedCommand)
-@click.option("-m", "--model", metavar="MODEL", shell_complete=completion.models, help=options.MODEL_HELP)
+@option("-m --model MODEL", options.MODEL_HELP)
 @_threads
 @_gpu_layers
-@click.option(
-    "-n", "--tokens", type=click.IntRange(min=1), default=160, show_default=True, metavar="N", help="Tokens a run."
-)
-@click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help=f"Timed pairs of runs, as many as begin within {SECONDS:g} s.",
-)
-@click.option(
-    "--code",
-    metavar="FOLDER",
+@option("-n --tokens N", "Tokens a run.", default=160)
+@option("--repeats N", f"Timed pairs of runs, as many as begin within {SECONDS:g} s.", default=3)
+@option(
+    "--code FOLDER",
+    "Draft from this folder instead of Python's standard library.",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Draft from this folder instead of Python's standard library.",
 )
-@click.option("--fast", is_flag=True, help="Measure fast mode: output can differ at near-ties.")
-@click.option("--json", "as_json", is_flag=True, help="Print nothing but one line of JSON.")
+@option("--fast", "Measure fast mode: output can differ at near-ties.")
+@option("--json", "Print nothing but one line of JSON.", to="as_json")
 @load_options
 def demo(
     model: str | None,

@@ -16,7 +16,7 @@ import click
 
 from rest_local import __version__
 from rest_local.cli import opening, options, terminal
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.sections import SectionedCommand, option
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import InstallationIncomplete, LibraryUnfit
 
@@ -323,14 +323,11 @@ def _ratio(value: float) -> str:
 
 @click.command(cls=SectionedCommand)
 @options.engine_options
-@click.option(
+@option(
     "--exactness",
-    is_flag=True,
-    help="Also measure every combination of flash attention, cache type and threads: how exact, and at what cost.",
+    "Also measure every combination of flash attention, cache type and threads: how exact, and at what cost.",
 )
-@click.option(
-    "--seconds", type=click.FloatRange(min=0), default=120, show_default=True, metavar="N", help="Time for --exactness."
-)
+@option("--seconds N", "Time for --exactness.", type=click.FloatRange(min=0), default=120)
 @terminal.json_option
 def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool) -> None:
     """Show versions, what is missing, backends, what drafting can do with the model, the self-test and the cost curve.

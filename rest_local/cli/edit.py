@@ -21,7 +21,7 @@ import click
 from rest_local.cli import completion, indexer, inputs, opening, options
 from rest_local.cli import indexer as live_options
 from rest_local.cli.indexer import Live
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import Bar, counted, fail, say, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile, lines_of, write_whole
@@ -80,34 +80,26 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 @options.engine_options_of_chat
 @options.history_option
 @live_options.code_options
-@click.option(
-    "--from",
-    "request",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    allow_from_autoenv=False,
-    help="Read the instruction from this file, - from the standard input; all arguments are files to edit then.",
+@option(
+    "--from FILE",
+    "Read the instruction from this file, - from the standard input; all arguments are files to edit then.",
+    to="request",
+    configurable=False,
 )
-@click.option(
-    "-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Write without asking, also over an existing --output."
-)
-@click.option(
-    "-o",
-    "--output",
+@option("-y --yes", "Write without asking, also over an existing --output.", configurable=False)
+@option(
+    "-o --output FILE",
+    "Write the new text to this file, and leave the one that is edited as it is; - prints it.",
     type=click.Path(),
-    metavar="FILE",
-    allow_from_autoenv=False,
     shell_complete=completion.paths,
-    help="Write the new text to this file, and leave the one that is edited as it is; - prints it.",
+    configurable=False,
 )
-@click.option(
-    "--check", is_flag=True, allow_from_autoenv=False, help="Write nothing; exit code 1 if a file would change."
-)
-@click.option("--show-answer", is_flag=True, help="Where a file is refused, print the model's answer, too (on stderr).")
+@option("--check", "Write nothing; exit code 1 if a file would change.", configurable=False)
+@option("--show-answer", "Where a file is refused, print the model's answer, too (on stderr).")
 @options.tokens_option(-1, "At most N tokens a file; -1: until the answer ends or the context is full.")
 @options.quiet_option
 @options.sampling_options
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each file instead.")
+@option("--json", "Print one line of JSON for each file instead.", to="as_json")
 def edit(
     arguments: tuple[str, ...],
     config: EngineConfig,

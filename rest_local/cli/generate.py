@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import inputs, opening, options
-from rest_local.cli.sections import SectionedCommand, rare_option
+from rest_local.cli.sections import SectionedCommand, option, rare_option
 from rest_local.cli.terminal import json_option, line_of, say
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.options import Sampling
@@ -25,26 +25,15 @@ UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context
 @options.engine_options
 @options.history_option
 @options.tokens_option(256, "Generate at most N tokens; -1: until the answer ends or the context is full.")
-@click.option(
+@option(
     "--instruct",
-    is_flag=True,
-    help="PROMPT is a request: give it to the model in its chat template, as a message of the user. As for `chat`, the "
+    "PROMPT is a request: give it to the model in its chat template, as a message of the user. As for `chat`, the "
     "model is then not the demo model.",
 )
-@click.option(
-    "--prediction",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Text that the answer may repeat, such as the old file of an edit; - reads the standard input.",
+@option(
+    "--prediction FILE", "Text that the answer may repeat, such as the old file of an edit; - reads the standard input."
 )
-@rare_option(
-    "--keep",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Tokens of the prompt that --context-shift keeps.",
-)
+@rare_option("--keep N", "Tokens of the prompt that --context-shift keeps.", type=click.IntRange(min=0), default=0)
 @options.sampling_options
 @options.stop_option
 @options.quiet_option

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.cli import completion
-from rest_local.cli.sections import SummaryGroup
+from rest_local.cli.sections import SummaryGroup, option
 from rest_local.cli.terminal import columns, confirm, counted, json_option, print_json
 
 if TYPE_CHECKING:
@@ -46,14 +46,13 @@ def list_(as_json: bool) -> None:
 
 @history.command()
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=completion.histories)
-@click.option("--all", "everything", is_flag=True, allow_from_autoenv=False, help="Forget every history.")
-@click.option(
+@option("--all", "Forget every history.", to="everything", configurable=False)
+@option(
     "--prompts",
-    is_flag=True,
-    allow_from_autoenv=False,
-    help="Forget what was asked: saved chats, lines typed in `chat`, KV cells and slots of `serve --sessions`.",
+    "Forget what was asked: saved chats, lines typed in `chat`, KV cells and slots of `serve --sessions`.",
+    configurable=False,
 )
-@click.option("--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask.")
+@option("--yes", "Do not ask.", configurable=False)
 @json_option
 def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json: bool) -> None:
     """Delete a history, with what was learned about the model's drafts; with --prompts, what was asked.

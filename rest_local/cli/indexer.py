@@ -167,16 +167,13 @@ def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(live=Live(found, watch, offers=not no_code), **values)
 
     with_code = _engine(
-        "--code",
+        "--code PATH",
+        "Draft from this folder, or the git checkout around it; indexed in the background, kept up to date.",
         type=click.Path(path_type=Path),
-        metavar="PATH",
-        allow_from_autoenv=False,
         shell_complete=completion.paths,
-        help="Draft from this folder, or the git checkout around it; indexed in the background, kept up to date.",
+        configurable=False,
     )
-    without = _engine(
-        "--no-code", rare=True, is_flag=True, help="Do not ask whether to draft from the checkout, and do not."
-    )
+    without = _engine("--no-code", "Do not ask whether to draft from the checkout, and do not.", rare=True)
     return with_code(without(gathered))
 
 

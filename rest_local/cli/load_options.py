@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from rest_local.cli import completion
-from rest_local.cli.sections import in_section
+from rest_local.cli.sections import in_section, with_options
 from rest_local.errors import OptionError
 from rest_local.llama.options import (
     CACHE_TYPES,
@@ -38,114 +37,78 @@ _positive = click.IntRange(min=1)
 _DEFAULT = ModelOptions()
 
 _OPTIONS = (
+    _loading("--lora FILE", "LoRA adapter to apply; may be repeated.", multiple=True),
     _loading(
-        "--lora",
-        type=click.Path(path_type=Path),
+        "--lora-scaled FILE:SCALE",
+        "LoRA adapter, by this strength; may be repeated.",
         multiple=True,
-        metavar="FILE",
-        help="LoRA adapter to apply; may be repeated.",
-    ),
-    _loading(
-        "--lora-scaled",
-        multiple=True,
-        metavar="FILE:SCALE",
         shell_complete=completion.paths,
-        help="LoRA adapter, by this strength; may be repeated.",
     ),
     _loading(
         "--mmap/--no-mmap",
+        "Map the model and large datastores, or read them into memory (network drives).",
         default=_DEFAULT.mmap,
-        show_default=True,
-        help="Map the model and large datastores, or read them into memory (network drives).",
     ),
-    _loading("--mlock", is_flag=True, help="Keep the weights in memory; never swap them out."),
-    _loading("--check-tensors", is_flag=True, help="Read and check every tensor."),
+    _loading("--mlock", "Keep the weights in memory; never swap them out."),
+    _loading("--check-tensors", "Read and check every tensor."),
+    _loading("--repack/--no-repack", "Rearrange weights for this CPU.", default=_DEFAULT.repack),
     _loading(
-        "--repack/--no-repack", default=_DEFAULT.repack, show_default=True, help="Rearrange weights for this CPU."
-    ),
-    _loading(
-        "--override-kv",
+        "--override-kv KEY=TYPE:VALUE",
+        "Another value for a key of the file; TYPE int, float, bool or str; may be repeated.",
         multiple=True,
-        metavar="KEY=TYPE:VALUE",
-        help="Another value for a key of the file; TYPE int, float, bool or str; may be repeated.",
     ),
     _devices(
-        "-dev",
-        "--device",
-        metavar="NAME,...",
-        help="GPUs to use, by the names that `rest-local doctor` gives; none: only the CPU. Default: all.",
+        "-dev --device NAME,...",
+        "GPUs to use, by the names that `rest-local doctor` gives; none: only the CPU. Default: all.",
     ),
     _devices(
-        "-sm",
-        "--split-mode",
-        type=click.Choice(SPLIT_MODES),
-        help=f"How to use several GPUs. Default: {_DEFAULT.split_mode}.",
+        "-sm --split-mode", f"How to use several GPUs. Default: {_DEFAULT.split_mode}.", type=click.Choice(SPLIT_MODES)
     ),
-    _devices("-ts", "--tensor-split", metavar="N0,N1,...", help="Share of each GPU, for example 3,1."),
-    _devices("-mg", "--main-gpu", type=click.IntRange(min=0), metavar="N", help="The GPU for all, or for the rest."),
-    _devices("-cmoe", "--cpu-moe", is_flag=True, help="Keep all experts in main memory."),
+    _devices("-ts --tensor-split N0,N1,...", "Share of each GPU, for example 3,1."),
+    _devices("-mg --main-gpu N", "The GPU for all, or for the rest.", type=click.IntRange(min=0)),
+    _devices("-cmoe --cpu-moe", "Keep all experts in main memory."),
     _devices(
-        "-ncmoe",
-        "--n-cpu-moe",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Keep the experts of the first N layers in main memory.",
+        "-ncmoe --n-cpu-moe N", "Keep the experts of the first N layers in main memory.", type=click.IntRange(min=0)
     ),
     _devices(
-        "-ot",
-        "--override-tensor",
+        "-ot --override-tensor PATTERN=BUFFER",
+        "Place tensors whose name matches, for example 'ffn_.*_exps=CPU'; may be repeated.",
         multiple=True,
-        metavar="PATTERN=BUFFER",
-        help="Place tensors whose name matches, for example 'ffn_.*_exps=CPU'; may be repeated.",
     ),
-    _devices("--numa", type=click.Choice(NUMA), help="Spread over the nodes of a NUMA machine."),
-    _computing("-tb", "--threads-batch", type=_positive, metavar="N", help="CPU threads for more than one token."),
+    _devices("--numa", "Spread over the nodes of a NUMA machine.", type=click.Choice(NUMA)),
+    _computing("-tb --threads-batch N", "CPU threads for more than one token."),
     _computing(
-        "-fa",
-        "--flash-attn",
+        "-fa --flash-attn",
+        "Flash attention; auto: what verifies drafts cheapest here.",
         type=click.Choice(FLASH_ATTENTION),
         default=_DEFAULT.flash_attention,
-        show_default=True,
-        help="Flash attention; auto: what verifies drafts cheapest here.",
     ),
     _computing(
-        "-ctk",
-        "--cache-type-k",
+        "-ctk --cache-type-k TYPE",
+        f"Type of cached keys: {', '.join(CACHE_TYPES)}.",
         type=click.Choice(tuple(CACHE_TYPES)),
-        metavar="TYPE",
-        help=f"Type of cached keys: {', '.join(CACHE_TYPES)}.",
     ),
     _computing(
-        "-ctv",
-        "--cache-type-v",
+        "-ctv --cache-type-v TYPE",
+        "Type of cached values, as for keys; a quantized one needs flash attention.",
         type=click.Choice(tuple(CACHE_TYPES)),
-        metavar="TYPE",
-        help="Type of cached values, as for keys; a quantized one needs flash attention.",
     ),
+    _computing("-b --batch-size N", f"Tokens submitted at once. Default: {_DEFAULT.n_batch}."),
+    _computing("-ub --ubatch-size N", "Tokens computed at once. Default: the same."),
     _computing(
-        "-b",
-        "--batch-size",
-        type=_positive,
-        metavar="N",
-        help=f"Tokens submitted at once. Default: {_DEFAULT.n_batch}.",
-    ),
-    _computing("-ub", "--ubatch-size", type=_positive, metavar="N", help="Tokens computed at once. Default: the same."),
-    _computing(
-        "--kv-offload/--no-kv-offload",
-        "-kvo/-nkvo",
+        "--kv-offload/--no-kv-offload -kvo/-nkvo",
+        "Keep the cache on the GPU, where there is one.",
         default=_DEFAULT.kv_offload,
-        show_default=True,
-        help="Keep the cache on the GPU, where there is one.",
     ),
-    _computing("--rope-scaling", type=click.Choice(ROPE_SCALINGS), help="Default: the model's."),
-    _computing("--rope-scale", type=float, metavar="N", help="Stretch the context N times."),
-    _computing("--rope-freq-base", type=float, metavar="N", help="Default: the model's."),
-    _computing("--rope-freq-scale", type=float, metavar="N", help="1/N of --rope-scale."),
-    _computing("--yarn-orig-ctx", type=click.IntRange(min=0), metavar="N", help="Context the model was trained for."),
-    _computing("--yarn-ext-factor", type=float, metavar="N", help="0: interpolate only. Default: the model's."),
-    _computing("--yarn-attn-factor", type=float, metavar="N", help="Scale of the attention. Default: the model's."),
-    _computing("--yarn-beta-slow", type=float, metavar="N", help="Default: the model's."),
-    _computing("--yarn-beta-fast", type=float, metavar="N", help="Default: the model's."),
+    _computing("--rope-scaling", "Default: the model's.", type=click.Choice(ROPE_SCALINGS)),
+    _computing("--rope-scale N", "Stretch the context N times.", type=float),
+    _computing("--rope-freq-base N", "Default: the model's.", type=float),
+    _computing("--rope-freq-scale N", "1/N of --rope-scale.", type=float),
+    _computing("--yarn-orig-ctx N", "Context the model was trained for.", type=click.IntRange(min=0)),
+    _computing("--yarn-ext-factor N", "0: interpolate only. Default: the model's.", type=float),
+    _computing("--yarn-attn-factor N", "Scale of the attention. Default: the model's.", type=float),
+    _computing("--yarn-beta-slow N", "Default: the model's.", type=float),
+    _computing("--yarn-beta-fast N", "Default: the model's.", type=float),
 )
 
 _SAME = (
@@ -220,7 +183,4 @@ def load_options(command: Command) -> Command:
         load = model_options({name: values.pop(name) for name in NAMES})
         return command(load=load, **values)
 
-    with_options: Command = gathered
-    for option in reversed(_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+    return with_options(_OPTIONS, gathered)

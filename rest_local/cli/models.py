@@ -20,6 +20,7 @@ import click
 
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion
+from rest_local.cli.sections import option
 from rest_local.cli.terminal import Bar, columns, confirm, json_option, print_json
 from rest_local.errors import HubError, ModelNotFound, ModelNotHere, OptionError, printable
 
@@ -112,7 +113,7 @@ def table(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
 
 @click.command()
 @click.argument("name", metavar="USER/REPO[:QUANT]", shell_complete=completion.repositories)
-@click.option("--list", "list_", is_flag=True, allow_from_autoenv=False, help="Show what there is; download nothing.")
+@option("--list", "Show what there is; download nothing.", to="list_", configurable=False)
 @json_option
 def pull(name: str, list_: bool, as_json: bool) -> None:
     """Download a model from the Hugging Face Hub, and print its path.
@@ -231,7 +232,7 @@ def download(hub: Hub, repository: Repository, choice: Choice, quiet: bool = Fal
 
 @click.command()
 @click.argument("name", metavar="MODEL", shell_complete=completion.models)
-@click.option("--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask.")
+@option("--yes", "Do not ask.", configurable=False)
 @json_option
 def rm(name: str, yes: bool, as_json: bool) -> None:
     """Delete a downloaded model from the disk, after a question.

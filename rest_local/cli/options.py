@@ -17,7 +17,7 @@ import click
 from rest_local.cli import completion
 from rest_local.cli.inputs import read_grammar
 from rest_local.cli.load_options import LayerCount, load_options
-from rest_local.cli.sections import in_section, rare_option
+from rest_local.cli.sections import Decorator, in_section, option, rare_option, with_options
 from rest_local.decoding.config import AUTO_PROJECTOR, POLICY_NAMES, TRAINED, EngineConfig
 from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions, Sampling
 
@@ -75,205 +75,141 @@ class OneALine(click.types.StringParamType):
 
 
 _engine, _sampling = in_section("Engine"), in_section("Sampling")
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorator]:
     """`-t` and `-ngl`, made by `option`: `click.option` or one of a section."""
     return (
         option(
-            "-t",
-            "--threads",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="CPU threads, a fixed number. Default: the performance cores, fewer while other programs want them.",
+            "-t --threads N",
+            "CPU threads, a fixed number. Default: the performance cores, fewer while other programs want them.",
         ),
         option(
-            "-ngl",
-            "--gpu-layers",
-            "--n-gpu-layers",
-            "n_gpu_layers",
+            "-ngl --gpu-layers --n-gpu-layers N|all|auto",
+            "Layers on the GPU. Default: auto, all where there is a GPU.",
+            to="n_gpu_layers",
             type=LayerCount(),
-            metavar="N|all|auto",
-            help="Layers on the GPU. Default: auto, all where there is a GPU.",
         ),
     )
 
 
-_MODEL_OPTION, _CHAT_MODEL_OPTION = (
-    _engine("-m", "--model", metavar="MODEL", shell_complete=completion.models, help=text)
-    for text in (MODEL_HELP, CHAT_MODEL_HELP)
-)
+_MODEL_OPTION, _CHAT_MODEL_OPTION = (_engine("-m --model MODEL", text) for text in (MODEL_HELP, CHAT_MODEL_HELP))
 _MODELS_OPTION = _engine(
-    "-m",
-    "--model",
+    "-m --model MODEL",
+    "GGUF file, name (`rest-local models`), user/repo:QUANT, or a folder of models; repeatable. Requests name the "
+    "model; the first is the default. Default: the demo model.",
     type=OneALine(),
     multiple=True,
-    metavar="MODEL",
-    shell_complete=completion.models,
-    help="GGUF file, name (`rest-local models`), user/repo:QUANT, or a folder of models; repeatable. Requests name the "
-    "model; the first is the default. Default: the demo model.",
 )
 _ENGINE_OPTIONS = (
     _engine(
-        "-d",
-        "--datastore",
-        "datastores",
+        "-d --datastore DATASTORE",
+        "Name or path of a datastore to draft from; may be repeated. Default: the one named 'default', if any.",
+        to="datastores",
         multiple=True,
-        metavar="DATASTORE",
-        shell_complete=completion.datastores,
-        help="Name or path of a datastore to draft from; may be repeated. Default: the one named 'default', if any.",
     ),
     _engine(
         "--build-missing/--no-build-missing",
+        "Build what a datastore lacks for this model's tokenizer. Default: ask at a terminal.",
         rare=True,
         default=None,
-        help="Build what a datastore lacks for this model's tokenizer. Default: ask at a terminal.",
     ),
     _engine(
-        "-c",
-        "--ctx",
-        "--ctx-size",
-        "n_ctx",
+        "-c --ctx --ctx-size N",
+        f"Context in tokens; 0: what the model was trained for. Default: that or {LARGEST_DEFAULT}, whichever is less.",
+        to="n_ctx",
         callback=_read_context,
         type=click.IntRange(min=0),
-        metavar="N",
-        help="Context in tokens; 0: what the model was trained for. "
-        f"Default: that or {LARGEST_DEFAULT}, whichever is less.",
     ),
     *device_options(_engine),
     _engine(
         "--policy",
+        "When to draft: where it pays, never, or as a paper does.",
         rare=True,
         type=click.Choice(POLICY_NAMES),
         default=_CONFIG.policy,
-        show_default=True,
-        help="When to draft: where it pays, never, or as a paper does.",
     ),
     _engine(
-        "-md",
-        "--draft-model",
-        metavar="MODEL",
-        shell_complete=completion.models,
-        help="What drafts as well, where that pays: a smaller model of the same family, MTP layers, or an EAGLE-3 "
+        "-md --draft-model MODEL",
+        "What drafts as well, where that pays: a smaller model of the same family, MTP layers, or an EAGLE-3 "
         "head. none: not even the MTP layers in the model's own file.",
     ),
     _engine(
-        "-ngld",
-        "--draft-gpu-layers",
+        "-ngld --draft-gpu-layers N|all|auto",
+        "Its layers on the GPU. Default: auto, as with -ngl.",
         rare=True,
         type=LayerCount(),
-        metavar="N|all|auto",
-        help="Its layers on the GPU. Default: auto, as with -ngl.",
     ),
     _engine(
-        "--verify",
+        "--verify strict|relaxed[:K,RATIO]",
+        "Relaxed changes the output: a retrieved token passes among the K likeliest with RATIO of the greatest "
+        "probability (3,0.3).",
         rare=True,
         default=STRICT,
         callback=_read_verify,
-        show_default=True,
-        metavar="strict|relaxed[:K,RATIO]",
-        help="Relaxed changes the output: a retrieved token passes among the K likeliest with RATIO of the greatest "
-        "probability (3,0.3).",
     ),
     _engine(
         "--context-shift",
+        "When the context is full, go on without the oldest text after the system prompt; else the answer ends.",
         rare=True,
-        is_flag=True,
-        help="When the context is full, go on without the oldest text after the system prompt; else the answer ends.",
     ),
-    _engine("--exact", is_flag=True, help="Settings in which drafting changes no bit of any logit; slower."),
+    _engine("--exact", "Settings in which drafting changes no bit of any logit; slower."),
 )
 
 
-def _number(flag: str, metavar: str, help: str, field: str = "", rare: bool = False) -> Decorator:
+def _number(names: str, help: str, field: str = "", rare: bool = False) -> Decorator:
     """An option that is a number of `Sampling`, with its type and default: the field named as the flag, or `field`."""
-    name = field or flag.lstrip("-").replace("-", "_")
+    name = field or names.split()[0].lstrip("-").replace("-", "_")
     default = getattr(_DEFAULT, name)
-    return _sampling(
-        flag, name, rare=rare, type=type(default), default=default, show_default=True, metavar=metavar, help=help
-    )
+    return _sampling(names, help, to=name, rare=rare, type=type(default), default=default)
 
 
 _SAMPLING_OPTIONS = (
     _number(
-        "--temp",
-        "T",
+        "--temp T",
         "Temperature; 0 is greedy, and more drafts are right. `serve` and `batch`: 0.8, as clients expect.",
         "temperature",
     ),
-    _number("--top-k", "K", "Sample among the K likeliest."),
-    _number("--top-p", "P", "Nucleus sampling."),
-    _number("--min-p", "P", "Least share of the top probability.", rare=True),
-    _sampling("--seed", type=int, metavar="N", help="Seed of the draws. Default: another one every time."),
-    _number("--repeat-penalty", "X", "1 is none.", rare=True),
-    _number("--repeat-last-n", "N", "Tokens that the penalties look back at.", rare=True),
-    _number("--presence-penalty", "X", "0 is none.", rare=True),
-    _number("--frequency-penalty", "X", "0 is none.", rare=True),
+    _number("--top-k K", "Sample among the K likeliest."),
+    _number("--top-p P", "Nucleus sampling."),
+    _number("--min-p P", "Least share of the top probability.", rare=True),
+    _sampling("--seed N", "Seed of the draws. Default: another one every time.", type=int),
+    _number("--repeat-penalty X", "1 is none.", rare=True),
+    _number("--repeat-last-n N", "Tokens that the penalties look back at.", rare=True),
+    _number("--presence-penalty X", "0 is none.", rare=True),
+    _number("--frequency-penalty X", "0 is none.", rare=True),
     _sampling(
-        "--logit-bias",
+        "--logit-bias TOKEN=BIAS",
+        "Add BIAS to the logit of a token id; may be repeated.",
         rare=True,
         multiple=True,
         callback=_parse_biases,
-        metavar="TOKEN=BIAS",
-        help="Add BIAS to the logit of a token id; may be repeated.",
     ),
-    _sampling(
-        "--grammar-file",
-        rare=True,
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Grammar that the answer must follow: Lark in a FILE.lark, else GBNF.",
-    ),
-    click.option(
-        "--json-schema",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="JSON schema that the answer must be valid for.",
-    ),
+    _sampling("--grammar-file FILE", "Grammar that the answer must follow: Lark in a FILE.lark, else GBNF.", rare=True),
+    option("--json-schema FILE", "JSON schema that the answer must be valid for."),
 )
 
 history_option = _engine(
     "--history/--no-history",
+    "Draft from this model's earlier answers, and keep this one on disk for later (`rest-local history`).",
     default=True,
-    show_default=True,
-    help="Draft from this model's earlier answers, and keep this one on disk for later (`rest-local history`).",
 )
 projector_option = _engine(
-    "--mmproj",
+    "--mmproj FILE|auto|none",
+    "Projector, so that the model takes images; auto: the mmproj file that lies with the model, if any.",
     rare=True,
     type=click.Path(path_type=Path),
     default=AUTO_PROJECTOR,
-    show_default=True,
-    metavar="FILE|auto|none",
     shell_complete=completion.paths,
-    help="Projector, so that the model takes images; auto: the mmproj file that lies with the model, if any.",
 )
-template_option = rare_option(
-    "--chat-template-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Jinja template in the place of the (first) model's own.",
-)
-stop_option = click.option(
-    "--stop", multiple=True, callback=_check_stops, metavar="TEXT", help="Stop before this text; may be repeated."
-)
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print no line about the speed.")
+template_option = rare_option("--chat-template-file FILE", "Jinja template in the place of the (first) model's own.")
+stop_option = option("--stop TEXT", "Stop before this text; may be repeated.", multiple=True, callback=_check_stops)
+quiet_option = option("-q --quiet", "Print no line about the speed.")
 
 
 def tokens_option(default: int, help: str, least: int = -1) -> Decorator:
     """`-n`, with the names that llama.cpp has for it."""
-    return click.option(
-        "-n",
-        "--tokens",
-        "--n-predict",
-        "--predict",
-        type=click.IntRange(min=least),
-        default=default,
-        show_default=True,
-        metavar="N",
-        help=help,
-    )
+    return option("-n --tokens --n-predict --predict N", help, type=click.IntRange(min=least), default=default)
 
 
 def _engine_options(model_option: Decorator, several: bool = False) -> Decorator:
@@ -285,7 +221,7 @@ def _engine_options(model_option: Decorator, several: bool = False) -> Decorator
             given = {field.name: values.pop(field.name) for field in fields(EngineConfig) if field.name in values}
             return command(config=EngineConfig(**given, options=load), **values)
 
-        return _with_options((model_option, *_ENGINE_OPTIONS), load_options(gathered))
+        return with_options((model_option, *_ENGINE_OPTIONS), load_options(gathered))
 
     return add
 
@@ -306,13 +242,7 @@ def sampling_options(command: Command) -> Command:
         sampling = Sampling(**given, grammar=read_grammar(grammar_file, json_schema))
         return command(sampling=sampling, **values)
 
-    return _with_options(_SAMPLING_OPTIONS, gathered)
-
-
-def _with_options(options: Sequence[Decorator], command: Command) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return with_options(_SAMPLING_OPTIONS, gathered)
 
 
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -358,16 +288,12 @@ def duration(context: click.Context, parameter: click.Parameter, text: str | Non
     return seconds
 
 
-memory_option = click.option(
-    "--memory",
-    callback=size,
-    metavar="SIZE",
-    help="Memory of all processes together, such as 2G. Default: a quarter of the machine's.",
+memory_option = option(
+    "--memory SIZE", "Memory of all processes together, such as 2G. Default: a quarter of the machine's.", callback=size
 )
-jobs_option = click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes. Default: one a core.")
-ray_option = click.option(
-    "--ray",
-    metavar="ADDRESS",
-    help="Build on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local`. Each task "
+jobs_option = option("--jobs N", "Processes. Default: one a core.")
+ray_option = option(
+    "--ray ADDRESS",
+    "Build on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local`. Each task "
     "gets --memory divided by --jobs. Needs rest-local[ray].",
 )

@@ -7,16 +7,21 @@ nearest one to a name that is none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
+
+from rest_local.cli import completion
 
 WIDEST = 100  # columns of help: longer lines are hard to read
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"  # while lines are broken
 OPTIONS = "Options"  # the section of options that name none
 _ALL = "rest_local.help_all"
 _COLUMN = 30  # columns for names at most, a third of a narrow terminal
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Help(click.HelpFormatter):
@@ -96,9 +101,62 @@ def summary(command: click.Command) -> str:
 class SectionOption(click.Option):
     """An option that is listed under `section`. `rare`: not in `--help`."""
 
-    def __init__(self, *arguments: Any, section: str, rare: bool = False, **attributes: Any) -> None:
+    def __init__(self, *arguments: Any, section: str, rare: bool, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.section, self.rare = section, rare
+
+
+def in_section(section: str, rare: bool = False) -> Callable[..., Decorator]:
+    """What declares the options of a section (`option`). `rare`: unless one says otherwise."""
+    return functools.partial(option, section=section, rare=rare)
+
+
+def option(
+    names: str,
+    help: str,
+    *,
+    to: str = "",
+    section: str = OPTIONS,
+    rare: bool = False,
+    configurable: bool = True,
+    **attributes: Any,
+) -> Decorator:
+    """`click.option`, declared as help shows it: `-n --tokens N`; without a value it is a flag.
+
+    A FILE is a path, N a number from 1 on, unless `type` says otherwise. A default is shown. `to`: the parameter;
+    `configurable`: whether the environment and the configuration set it; other `attributes` are click's.
+    """
+    *flags, value = names.split()
+    if value.startswith("-"):
+        flags.append(value)
+        if "type" not in attributes:
+            attributes["is_flag"] = True
+    else:
+        attributes |= {"metavar": value, "type": attributes.get("type", _TYPES.get(value))}
+        attributes.setdefault("shell_complete", _COMPLETIONS.get(value))
+    attributes.setdefault("show_default", attributes.get("default") is not None or None)
+    declared = (*flags, *filter(None, [to]))
+    return click.option(
+        *declared,
+        cls=SectionOption,
+        section=section,
+        rare=rare,
+        allow_from_autoenv=configurable,
+        help=help,
+        **attributes,
+    )
+
+
+def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options to a command, listed in this order."""
+    for declared in reversed(options):
+        command = declared(command)
+    return command
+
+
+_TYPES = {"FILE": click.Path(path_type=Path), "N": click.IntRange(min=1)}
+_COMPLETIONS = {"MODEL": completion.models, "GGUF": completion.models, "DATASTORE": completion.datastores}
+rare_option = in_section(OPTIONS, rare=True)
 
 
 class SectionedCommand(click.Command):
@@ -153,15 +211,3 @@ def is_rare(parameter: click.Parameter) -> bool:
 def section_of(parameter: click.Parameter) -> str:
     """Return the section of a parameter; "Options" for those that name none."""
     return parameter.section if isinstance(parameter, SectionOption) else OPTIONS
-
-
-def in_section(section: str, rare: bool = False) -> Callable[..., Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Return `click.option` for options of one section. `rare`: for those that do not say it themselves."""
-
-    def option(*names: str, **attributes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return click.option(*names, cls=SectionOption, section=section, **{"rare": rare, **attributes})
-
-    return option
-
-
-rare_option = in_section(OPTIONS, rare=True)

@@ -17,7 +17,7 @@ import click
 from rest_local.cli import indexer, inputs, opening, options
 from rest_local.cli import indexer as live_options
 from rest_local.cli.indexer import Live
-from rest_local.cli.sections import SectionedCommand, rare_option
+from rest_local.cli.sections import SectionedCommand, option, rare_option
 from rest_local.cli.terminal import warn
 from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
 from rest_local.errors import InputInvalid, OptionError
@@ -161,95 +161,56 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 @options.projector_option
 @options.template_option
 @rare_option(
-    "--chat-template-kwargs",
+    "--chat-template-kwargs JSON",
+    "Names for the chat templates, unless a request gives others: '{\"enable_thinking\": false}'.",
     callback=_read_variables,
-    metavar="JSON",
-    help="Names for the chat templates, unless a request gives others: '{\"enable_thinking\": false}'.",
 )
 @options.history_option
 @live_options.code_options
-@click.option("--watch", is_flag=True, help="Keep the datastores of -d up to date with their files.")
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS,...",
-    help="Address to listen on, or several: 127.0.0.1,::1.",
-)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, metavar="N", help="0 takes a free one."
-)
-@click.option(
-    "--memory",
-    callback=options.size,
-    metavar="SIZE",
-    help="Memory of all models together, such as 24G; the least recently used are unloaded. Default: any for one "
+@option("--watch", "Keep the datastores of -d up to date with their files.")
+@option("--host ADDRESS,...", "Address to listen on, or several: 127.0.0.1,::1.", default="127.0.0.1")
+@option("--port N", "0 takes a free one.", type=click.IntRange(0, 65535), default=PORT)
+@option(
+    "--memory SIZE",
+    "Memory of all models together, such as 24G; the least recently used are unloaded. Default: any for one "
     "model, four fifths of the machine's for several.",
+    callback=options.size,
 )
-@click.option(
-    "--idle",
-    callback=options.duration,
-    metavar="TIME",
-    help="Unload a model that is not used for 90s, 10m, 2h. Default: never.",
-)
-@click.option(
-    "--alias",
+@option("--idle TIME", "Unload a model that is not used for 90s, 10m, 2h. Default: never.", callback=options.duration)
+@option(
+    "--alias NAME",
+    "Name of the (first) model for clients; repeatable. NAME=MODEL names another model, '*' answers to any name.",
     multiple=True,
-    metavar="NAME",
-    help="Name of the (first) model for clients; repeatable. NAME=MODEL names another model, '*' answers to any name.",
 )
-@click.option(
-    "--api-key-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Keys, one a line; clients have to send one of them. Needed to listen on an address that others reach.",
+@option(
+    "--api-key-file FILE",
+    "Keys, one a line; clients have to send one of them. Needed to listen on an address that others reach.",
 )
-@click.option(
-    "--slots",
-    type=click.IntRange(1, MOST_SLOTS),
-    default=SLOTS,
-    show_default=True,
-    metavar="N",
-    help="Answers at a time.",
-)
-@click.option(
-    "--cells",
+@option("--slots N", "Answers at a time.", type=click.IntRange(1, MOST_SLOTS), default=SLOTS)
+@option(
+    "--cells N",
+    "Tokens of memory for all answers together. Default: a whole context (--ctx) for each slot.",
     type=click.IntRange(min=8),
-    metavar="N",
-    help="Tokens of memory for all answers together. Default: a whole context (--ctx) for each slot.",
 )
-@click.option(
-    "--sessions",
+@option(
+    "--sessions SIZE",
+    "Disk for conversations of all models together, so that none is evaluated again after a restart, an unload or "
+    "an eviction; the least recently used go first. 0: none.",
     callback=options.size_or_none,
     default="8G",
-    show_default=True,
-    metavar="SIZE",
-    help="Disk for conversations of all models together, so that none is evaluated again after a restart, an unload or "
-    "an eviction; the least recently used go first. 0: none.",
 )
-@rare_option(
-    "--queue", type=click.IntRange(min=1), default=64, show_default=True, metavar="N", help="Requests that may wait."
-)
-@click.option("--metrics", is_flag=True, help="Serve /metrics for Prometheus.")
-@rare_option("--allow-host", multiple=True, metavar="NAME", help="Accept this name in Host headers; repeatable.")
-@rare_option("--allow-origin", multiple=True, metavar="ORIGIN", help="Let web pages of this origin call; repeatable.")
+@rare_option("--queue N", "Requests that may wait.", default=64)
+@option("--metrics", "Serve /metrics for Prometheus.")
+@rare_option("--allow-host NAME", "Accept this name in Host headers; repeatable.", multiple=True)
+@rare_option("--allow-origin ORIGIN", "Let web pages of this origin call; repeatable.", multiple=True)
 @rare_option(
     "--daemon",
-    is_flag=True,
-    help="Go on after the terminal closes; SIGHUP then opens the datastores' newest commits. A service needs none.",
+    "Go on after the terminal closes; SIGHUP then opens the datastores' newest commits. A service needs none.",
 )
-@rare_option(
-    "--max-body",
-    type=click.IntRange(min=1024),
-    default=MAX_BODY,
-    show_default=True,
-    metavar="BYTES",
-    help="Refuse larger requests.",
-)
+@rare_option("--max-body BYTES", "Refuse larger requests.", type=click.IntRange(min=1024), default=MAX_BODY)
 @rare_option(
     "--share-statistics",
-    is_flag=True,
-    help="Show draft statistics and each step's text to other users too (other machines, several keys); that tells "
+    "Show draft statistics and each step's text to other users too (other machines, several keys); that tells "
     "what datastores and the history hold.",
 )
 def serve(

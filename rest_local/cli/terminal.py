@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from rest_local.cli.sections import option
 from rest_local.errors import OptionError, RestLocalError, in_options, printable
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def confirm(question: str, without: str = "") -> None:
         raise click.exceptions.Exit(1)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead.")
+json_option = option("--json", "Print one line of JSON instead.", to="as_json")
 
 
 def print_json(fields: Any) -> None:

@@ -19,7 +19,7 @@ import click
 
 from rest_local.cli import indexer, inputs, interrupt, opening, options
 from rest_local.cli.indexer import Live, code_options
-from rest_local.cli.sections import SectionedCommand
+from rest_local.cli.sections import SectionedCommand, option
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.options import Sampling
 
@@ -35,23 +35,19 @@ if TYPE_CHECKING:
 @options.history_option
 @code_options
 @options.tokens_option(-1, "At most N tokens an answer; -1: until it ends or the context is full.")
-@click.option(
-    "--image",
-    "images",
-    type=click.Path(path_type=Path),
+@option(
+    "--image FILE",
+    "Image that goes with the question; may be repeated. Needs a projector (--mmproj).",
+    to="images",
     multiple=True,
-    metavar="FILE",
-    help="Image that goes with the question; may be repeated. Needs a projector (--mmproj).",
 )
-@click.option("--system", metavar="TEXT", help="System message that the conversation starts with.")
-@click.option(
-    "--session", metavar="NAME", help="Keep the conversation under this name, and go on with it where it exists."
-)
+@option("--system TEXT", "System message that the conversation starts with.")
+@option("--session NAME", "Keep the conversation under this name, and go on with it where it exists.")
 @options.template_option
 @options.sampling_options
 @options.stop_option
 @options.quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each answer instead.")
+@option("--json", "Print one line of JSON for each answer instead.", to="as_json")
 def chat(
     question: str | None,
     config: EngineConfig,

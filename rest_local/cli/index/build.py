@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import MISSING, astuple, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -19,6 +19,7 @@ from rest_local.cli import completion, terminal
 from rest_local.cli.index import group
 from rest_local.cli.index.group import index, indexes_of, model_option, path_of, replace_option, vocabulary_option
 from rest_local.cli.options import jobs_option, memory_option, ray_option
+from rest_local.cli.sections import option, with_options
 from rest_local.cli.terminal import columns, counted, json_option, print_json, without_messages_of_ray
 from rest_local.errors import OptionError, printable
 
@@ -33,65 +34,39 @@ if TYPE_CHECKING:
 OF_SOURCES = ("sources", "paths", "include", "exclude", "allow_secrets", "max_file_size")
 """The fields of a recipe that `described_sources` describes."""
 
-AnyCommand = TypeVar("AnyCommand", bound=Callable[..., Any])
 
-_source = partial(click.option, allow_from_autoenv=False)
+_source = partial(option, configurable=False)
 _sources = partial(_source, multiple=True, shell_complete=completion.paths)
 _OPTIONS = (
     click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths),
     _sources(
-        "--git",
-        "repositories",
-        metavar="REPO[@REV]",
-        help="The tracked files of a revision, without a checkout; default: HEAD; repeatable.",
+        "--git REPO[@REV]",
+        "The tracked files of a revision, without a checkout; default: HEAD; repeatable.",
+        to="repositories",
     ),
-    _source("--history", is_flag=True, help="With --git: also what the newest commits wrote."),
-    _source(
-        "--commits",
-        type=click.IntRange(min=1),
-        default=1000,
-        show_default=True,
-        metavar="N",
-        help="With --history: how many commits.",
+    _source("--history", "With --git: also what the newest commits wrote."),
+    _source("--commits N", "With --history: how many commits.", default=1000),
+    _sources(
+        "--text FILE:FIELD",
+        "A field of each row of a .jsonl, .jsonl.gz or .parquet file; a.b.0 leads inside; repeatable.",
+        to="texts",
     ),
     _sources(
-        "--text",
-        "texts",
-        metavar="FILE:FIELD",
-        help="A field of each row of a .jsonl, .jsonl.gz or .parquet file; a.b.0 leads inside; repeatable.",
+        "--chat FILE", "What the assistant wrote in chats in OpenAI's message form; repeatable.", to="chats", type=str
     ),
-    _sources(
-        "--chat",
-        "chats",
-        metavar="FILE",
-        help="What the assistant wrote in chats in OpenAI's message form; repeatable.",
-    ),
-    _source("--python", is_flag=True, help="The standard library of Python."),
-    _source("--site-packages", is_flag=True, help="The installed Python packages."),
-    _sources(
-        "--recipe", "recipes", metavar="NAME|FILE", help="What a recipe names; `index recipes` lists them; repeatable."
-    ),
-    click.option(
-        "--include", multiple=True, metavar="GLOB", help="Take these files, not the usual extensions; repeatable."
-    ),
-    click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out these files; repeatable."),
-    click.option("--allow-secrets", is_flag=True, help="Take text that looks as if it held keys or passwords."),
-    click.option(
-        "--max-file-size",
-        type=click.IntRange(min=1),
-        default=1 << 20,
-        show_default=True,
-        metavar="BYTES",
-        help="Skip larger files.",
-    ),
+    _source("--python", "The standard library of Python."),
+    _source("--site-packages", "The installed Python packages."),
+    _sources("--recipe NAME|FILE", "What a recipe names; `index recipes` lists them; repeatable.", to="recipes"),
+    option("--include GLOB", "Take these files, not the usual extensions; repeatable.", multiple=True),
+    option("--exclude GLOB", "Leave out these files; repeatable.", multiple=True),
+    option("--allow-secrets", "Take text that looks as if it held keys or passwords."),
+    option("--max-file-size BYTES", "Skip larger files.", type=click.IntRange(min=1), default=1 << 20),
 )
 
 
-def source_options(command: AnyCommand) -> AnyCommand:
+def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument PATH and all options of sources to a command. Its parameters go to `chosen_sources`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(_OPTIONS, command)
 
 
 class Chosen(NamedTuple):
@@ -205,11 +180,8 @@ def recipes(as_json: bool) -> None:
     return click.echo("\n".join(columns(rows)))
 
 
-prune_option = click.option(
-    "--prune",
-    metavar="seen:N|SIZE",
-    allow_from_autoenv=False,
-    help="Then keep what matters most, as `index prune` does: seen:2, 200MB.",
+prune_option = option(
+    "--prune seen:N|SIZE", "Then keep what matters most, as `index prune` does: seen:2, 200MB.", configurable=False
 )
 
 
@@ -217,7 +189,7 @@ prune_option = click.option(
 @click.argument("name", shell_complete=completion.datastores)
 @click.argument("target", metavar="seen:N|SIZE")
 @vocabulary_option
-@click.option("--dry-run", is_flag=True, allow_from_autoenv=False, help="Only say what would be left.")
+@option("--dry-run", "Only say what would be left.", configurable=False)
 @json_option
 def prune(name: str, target: str, vocabulary: str | None, dry_run: bool, as_json: bool) -> None:
     """Make a datastore smaller: keep the files with the most common contexts.
@@ -253,13 +225,11 @@ def described(pruned: Pruned, left: str = "left") -> str:
 
 @index.command()
 @source_options
-@click.option(
-    "-o",
-    "--output",
-    "name",
-    metavar="NAME",
+@option(
+    "-o --output NAME",
+    "Name or path; default: the name of the recipe, else `default`.",
+    to="name",
     shell_complete=completion.datastores,
-    help="Name or path; default: the name of the recipe, else `default`.",
 )
 @model_option
 @memory_option

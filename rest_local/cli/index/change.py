@@ -17,6 +17,7 @@ from rest_local.cli.history import keeps_answers_or_prompts
 from rest_local.cli.index import group
 from rest_local.cli.index.build import chosen_sources, renderer, source_options
 from rest_local.cli.index.group import index, indexes_of, info_of, model_option, path_of, vocabulary_option, yes_option
+from rest_local.cli.sections import option
 from rest_local.cli.terminal import counted, json_option, print_json, warn
 from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError, printable
 
@@ -55,11 +56,10 @@ def add(name: str, vocabulary: str | None, model: str | None, as_json: bool, **g
 @click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
 @model_option
-@click.option(
+@option(
     "--missing",
-    is_flag=True,
-    allow_from_autoenv=False,
-    help="Delete the files of a recorded path that is gone or empty; otherwise that is refused.",
+    "Delete the files of a recorded path that is gone or empty; otherwise that is refused.",
+    configurable=False,
 )
 @json_option
 def update(name: str, vocabulary: str | None, model: str | None, missing: bool, as_json: bool) -> None:
@@ -183,13 +183,8 @@ _SHOWN = 10
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @click.argument("files", nargs=-1, required=True, metavar="FILE|GLOB...", shell_complete=completion.paths)
-@click.option(
-    "--once",
-    is_flag=True,
-    allow_from_autoenv=False,
-    help="Do not record it: the next update takes a file that is still there.",
-)
-@click.option("-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Do not ask, also where nothing is left.")
+@option("--once", "Do not record it: the next update takes a file that is still there.", configurable=False)
+@option("-y --yes", "Do not ask, also where nothing is left.", configurable=False)
 @json_option
 def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bool) -> None:
     """Delete files from a datastore: when it ends, no file of the datastore holds their text.

@@ -10,30 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import completion
 from rest_local.cli.inputs import model_path as model_path
-from rest_local.cli.sections import SummaryGroup
+from rest_local.cli.sections import SummaryGroup, option
 from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.format import Manifest
 
-model_option = click.option(
-    "-m", "--model", metavar="MODEL", shell_complete=completion.models, help="Model whose vocabulary is used."
+model_option = option("-m --model MODEL", "Model whose vocabulary is used.")
+yes_option = option("-y --yes", "Delete without a question.", configurable=False)
+replace_option = option(
+    "--replace", "Replace what the datastore has for this vocabulary, without a question.", configurable=False
 )
-yes_option = click.option("-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Delete without a question.")
-replace_option = click.option(
-    "--replace",
-    is_flag=True,
-    allow_from_autoenv=False,
-    help="Replace what the datastore has for this vocabulary, without a question.",
-)
-vocabulary_option = click.option(
-    "--vocabulary",
-    metavar="ID",
-    allow_from_autoenv=False,
-    help="One vocabulary: its name or the beginning of its id, as `index list` shows it.",
+vocabulary_option = option(
+    "--vocabulary ID",
+    "One vocabulary: its name or the beginning of its id, as `index list` shows it.",
+    configurable=False,
 )
 
 

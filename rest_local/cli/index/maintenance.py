@@ -13,6 +13,7 @@ import click
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.index.group import index, indexes_of, path_of, vocabulary_option
+from rest_local.cli.sections import option
 from rest_local.cli.terminal import json_option, print_json
 from rest_local.errors import DatastoreNotFound, InputInvalid, OptionError, printable
 
@@ -27,13 +28,9 @@ _NAMED = 10  # lost documents that are listed
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
-@click.option(
-    "--thorough", is_flag=True, help="Sort the text again and compare the whole order; takes the memory of a build."
-)
-@click.option("--repair", is_flag=True, allow_from_autoenv=False, help="Repair what can be repaired.")
-@click.option(
-    "-y", "--yes", is_flag=True, allow_from_autoenv=False, help="Drop what cannot be repaired, without a question."
-)
+@option("--thorough", "Sort the text again and compare the whole order; takes the memory of a build.")
+@option("--repair", "Repair what can be repaired.", configurable=False)
+@option("-y --yes", "Drop what cannot be repaired, without a question.", configurable=False)
 @json_option
 def check(name: str, vocabulary: str | None, thorough: bool, repair: bool, yes: bool, as_json: bool) -> None:
     """Look at every file of a datastore and list each fault. The exit code is 1 if there is one.
@@ -135,17 +132,15 @@ def _tell_repaired(name: str, planned: Plan) -> None:
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @click.argument("target", required=False, metavar="[FILE|-]", shell_complete=completion.paths)
-@click.option(
-    "-o",
-    "--output",
-    "file",
-    metavar="FILE|-",
+@option(
+    "-o --output FILE|-",
+    "As the argument FILE, or - for the standard output.  [default: NAME.tar]",
+    to="file",
     shell_complete=completion.paths,
-    help="As the argument FILE, or - for the standard output.  [default: NAME.tar]",
 )
 @vocabulary_option
-@click.option("--without-recipe", is_flag=True, allow_from_autoenv=False, help="Leave out the paths that it came from.")
-@click.option("--replace", is_flag=True, allow_from_autoenv=False, help="Replace an existing file.")
+@option("--without-recipe", "Leave out the paths that it came from.", configurable=False)
+@option("--replace", "Replace an existing file.", configurable=False)
 @json_option
 def export(
     name: str,
@@ -185,10 +180,8 @@ def export(
 
 @index.command(name="import")
 @click.argument("file", metavar="FILE|-", shell_complete=completion.paths)
-@click.option("-o", "--output", "name", metavar="NAME", help="Name or path.  [default: the name that it had]")
-@click.option(
-    "--replace", is_flag=True, allow_from_autoenv=False, help="Replace what the datastore has for these vocabularies."
-)
+@option("-o --output NAME", "Name or path.  [default: the name that it had]", to="name")
+@option("--replace", "Replace what the datastore has for these vocabularies.", configurable=False)
 @json_option
 def import_(file: str, name: str | None, replace: bool, as_json: bool) -> None:
     """Make a datastore from a file of `index export`, - for the standard input.

@@ -21,6 +21,7 @@ from rest_local.cli.index.group import (
     recorded_model,
     vocabulary_option,
 )
+from rest_local.cli.sections import option
 from rest_local.cli.terminal import columns, counted, json_option, print_json
 from rest_local.errors import DatastoreError, printable
 
@@ -168,7 +169,7 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @vocabulary_option
-@click.option("--changes", is_flag=True, help="Look at every recorded file, and count those that look changed.")
+@option("--changes", "Look at every recorded file, and count those that look changed.")
 @json_option
 def stats(name: str, vocabulary: str | None, changes: bool, as_json: bool) -> None:
     """Show what a datastore holds, in numbers: files, tokens, segments, bytes, duplicates, what is deleted.

@@ -15,6 +15,7 @@ import click
 from rest_local.cli import completion
 from rest_local.cli.index import group
 from rest_local.cli.index.group import index
+from rest_local.cli.sections import option
 from rest_local.cli.terminal import counted, json_option, print_json, say, warn
 from rest_local.errors import DatastoreError, DatastoreNotFound, RestLocalError
 
@@ -24,13 +25,12 @@ if TYPE_CHECKING:
 
 @index.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=completion.datastores)
-@click.option(
-    "--poll",
-    "poll_s",
+@option(
+    "--poll SECONDS",
+    "Look at all files so often, where the system tells of no changes: on network drives.",
+    to="poll_s",
     type=click.FloatRange(min=0.1),
-    metavar="SECONDS",
-    allow_from_autoenv=False,
-    help="Look at all files so often, where the system tells of no changes: on network drives.",
+    configurable=False,
 )
 @json_option
 def watch(names: tuple[str, ...], poll_s: float | None, as_json: bool) -> None:
