@@ -75,6 +75,12 @@ def _is_slow(path: Path) -> bool:
     return name.startswith(SLOW) or bool(STARTS.search(path.read_text("utf-8")))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make quick` does not import what it leaves out: the packages of clients alone take seconds."""
+    quick = config.option.markexpr == "not slow" and collection_path.match("test_*.py")
+    return True if quick and _is_slow(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make quick` leaves out, and begin with it: files of a second or two are left for the end, so that no
     process waits for the other."""
