@@ -132,15 +132,6 @@ def test_a_replica_that_cannot_start_ends_the_batch_with_its_cause(nodes: RayNod
 
 
 @needs_ray
-def test_replicas_that_no_node_has_room_for_are_refused(nodes: RayNodes, tmp_path: Path) -> None:
-    source = write_requests(tmp_path / "in.jsonl", 2)
-    process = started(nodes, source, "-o", tmp_path / "out.jsonl", "--replica-cpus", "64")
-    _, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 1
-    assert errors.startswith("rest-local: error: no node of the cluster has 64 CPUs for a replica; give fewer ")
-
-
-@needs_ray
 def test_replicas_of_this_machine_alone_leave_nothing(tmp_path: Path) -> None:
     """`local` starts Ray, on loopback addresses, and ends it; the answers are all that is printed to stdout."""
     source = write_requests(tmp_path / "in.jsonl", 2)
@@ -273,3 +264,9 @@ def test_a_replica_gets_its_share_of_the_nodes(
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes_up))
     share = _share(Cluster("auto", **options), EngineConfig(**config))
     assert (share.cpus, share.gpus, share.count) == expected_share
+
+
+def test_replicas_that_no_node_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: [node(CPU=8.0), LOST]))
+    with pytest.raises(ClusterFailed, match="no node of the cluster has 64 CPUs for a replica; give fewer "):
+        _share(Cluster("auto", cpus=64), EngineConfig())

@@ -145,30 +145,10 @@ def test_a_killed_node_costs_only_its_shard(builds: Builds, expected: Counter[st
 
 
 @needs_ray
-def test_a_killed_driver_goes_on_where_it_stopped(builds: Builds, expected: Counter[str]) -> None:
-    """The shard that was done is not built again: the second build would be held by its text."""
+def test_a_build_that_was_stopped_and_killed_goes_on_where_it_stopped(builds: Builds, expected: Counter[str]) -> None:
+    """Ctrl-C ends the tasks. The shard that was done is not built again: the second build would be held by its text.
+    Its driver is killed, and a local build ends it."""
     builds.nodes.add_worker()
-    (builds.control / "hold").write_text("last = 1")
-    process = builds.started()
-    builds.wait(process, lambda: bool(builds.held() and builds.records()))
-    process.kill()
-    process.communicate()
-    (done,) = builds.records()
-    assert not (builds.store / "manifest.json").exists()
-    (builds.control / "hold").write_text("value_1")
-    for held in builds.control.glob("held-*"):
-        held.unlink()
-    process = builds.started()
-    builds.wait(process, lambda: bool(builds.held()))
-    assert builds.records() == [done]
-    (builds.control / "hold").unlink()
-    builds.ended(process)
-    assert len(list(builds.control.glob("held-*"))) == 1
-    is_whole(builds, expected)
-
-
-@needs_ray
-def test_ctrl_c_ends_the_tasks_and_a_local_build_goes_on(builds: Builds, expected: Counter[str]) -> None:
     (builds.control / "hold").write_text("last = 1")
     process = builds.started()
     builds.wait(process, lambda: bool(builds.held() and builds.records()))
@@ -179,23 +159,25 @@ def test_ctrl_c_ends_the_tasks_and_a_local_build_goes_on(builds: Builds, expecte
     while Path(f"/proc/{held.name.split('-')[2]}/stat").exists() and sys.platform == "linux":
         assert time.monotonic() < end, "the task still runs"
         time.sleep(0.01)
-    assert len(builds.records()) == 1
+    (done,) = builds.records()
+    held.unlink()
+    (builds.control / "hold").write_text("value_1")
+    process = builds.started()
+    builds.wait(process, lambda: bool(builds.held()))
+    process.kill()
+    process.communicate()
+    assert builds.records() == [done]
+    assert not (builds.store / "manifest.json").exists()
     (builds.control / "hold").unlink()
     subprocess.run(builds.command(ray=""), check=True, env=builds.nodes.environment, stdout=subprocess.DEVNULL)
+    assert len(list(builds.control.glob("held-*"))) == 1
     is_whole(builds, expected)
 
 
 @needs_ray
-def test_a_process_that_dies_is_replaced(builds: Builds, expected: Counter[str]) -> None:
-    (builds.control / "die-1").touch()
-    _, errors = builds.ended(builds.started())
-    assert len(errors) == 1, errors
-    assert errors[0].startswith("rest-local: warning: a node or a process was lost")
-    is_whole(builds, expected)
-
-
-@needs_ray
-def test_a_shard_that_always_kills_ends_the_build_with_its_name(builds: Builds, expected: Counter[str]) -> None:
+def test_a_process_that_dies_is_replaced_and_a_shard_that_always_kills_ends_the_build_with_its_name(
+    builds: Builds, expected: Counter[str]
+) -> None:
     for number in range(2 * TRIES):
         (builds.control / f"die-{number}").touch()
     errors = builds.failed(builds.started()).splitlines()
@@ -203,7 +185,10 @@ def test_a_shard_that_always_kills_ends_the_build_with_its_name(builds: Builds, 
     assert str(builds.source) in errors[-1]
     for order in builds.control.glob("die-*"):
         order.unlink()
-    builds.ended(builds.started())
+    (builds.control / "die-1").touch()
+    _, errors = builds.ended(builds.started())
+    assert len(errors) == 1, errors
+    assert errors[0].startswith("rest-local: warning: a node or a process was lost")
     is_whole(builds, expected)
 
 
