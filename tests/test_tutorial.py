@@ -1,6 +1,9 @@
-"""The README, the tutorial, the how-to pages and the first page: every block of `sh` and `python` runs as written, in
-order, from an empty home and with no variable of the tests. So does each server of a block that says it runs until it
-is stopped: it starts, and ends when it is told to.
+"""The tutorial, the README, the how-to pages and the first page: every block of `sh` and `python` runs as written, in
+order, with no variable of the tests. So does each server of a block that says it runs until it is stopped: it starts,
+and ends when it is told to.
+
+The tutorial runs from an empty home. The others find what a user has after it: models are measured once for all
+pages, and answers are short.
 
 Other blocks marked `console` say why not (`test_documents.py`); blocks of `curl` are run by
 `server/clients/test_documented_commands.py`.
@@ -30,7 +33,8 @@ from rest_local.paths import demo_model
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 COMPILES = DOCS / "howto" / "peer-drafts.md"  # llama.cpp's server, and takes ten minutes
-PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "tutorial.md", DOCS / "DRAFTERS.md"]
+TUTORIAL = DOCS / "tutorial.md"
+PAGES = [TUTORIAL, ROOT / "README.md", DOCS / "index.md", DOCS / "DRAFTERS.md"]
 PAGES += sorted({*(DOCS / "howto").glob("*.md")} - {COMPILES})
 UNTIL_STOPPED = "<!-- not run: runs until it is stopped -->"
 BLOCK = re.compile(rf"^({re.escape(UNTIL_STOPPED)})?\n```(sh|python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -48,10 +52,10 @@ def blocks_of(page: Path) -> list[tuple[str, str]]:
 PAGES = [page for page in PAGES if blocks_of(page)]  # of the others nothing can be run
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with nothing but models and code under the names of the pages, in a checkout with a change."""
-    home = tmp_path / "home"
+    home = tmp_path_factory.mktemp("template")
     checkout = Repository(home / "place")
     checkout.commit("one", {"src/shapes.py": SHAPES, "src/a.py": "size = 1\n"})
     (checkout.path / "src" / "a.py").write_text("size = 2\n")
@@ -64,7 +68,24 @@ def place(tmp_path: Path) -> Path:
     (checkout.path / "in.jsonl").write_text("\n".join(requests) + "\n")
     shutil.copy(demo_model().with_name("demo-eagle3.gguf"), checkout.path / "eagle3.gguf")
     convert(demo_model(), checkout.path / "with-mtp.gguf", demo_model().with_name("demo-mtp.gguf"))
-    return checkout.path
+    return home
+
+
+@pytest.fixture
+def place(page: Path, template: Path) -> Path:
+    """The checkout in a copy of `template`, always at the same path: a measured model is known by its path."""
+    home, cache = template.with_name("home"), template.with_name("cache")
+    if (home / ".cache").exists():
+        shutil.rmtree(cache, ignore_errors=True)
+        (home / ".cache").rename(cache)
+    shutil.rmtree(home, ignore_errors=True)
+    shutil.copytree(template, home)
+    if page != TUTORIAL:
+        (home / ".config" / "rest-local").mkdir(parents=True)
+        (home / ".config" / "rest-local" / "config.toml").write_text("tokens = 40\n")
+        if cache.exists():
+            shutil.copytree(cache, home / ".cache")
+    return home / "place"
 
 
 def environment(place: Path) -> dict[str, str]:
