@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rest_local import __version__
+from rest_local.api.errors import ApiError
 from rest_local.batch.jobs import Job, in_order
 from rest_local.batch.worker import JobAnswer, Worker, failed, failed_line
 from rest_local.catalog.stores import model_file
@@ -42,7 +43,6 @@ from rest_local.cluster import check_address, connected, first_line, is_rays
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.sequence import error_of
 from rest_local.errors import ClusterFailed, ModelInvalid, OptionError
-from rest_local.server.errors import ApiError
 
 if TYPE_CHECKING:
     import pyarrow as pa

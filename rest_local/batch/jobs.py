@@ -27,9 +27,9 @@ from typing import Any, BinaryIO
 
 from pydantic_core import to_json
 
+from rest_local.api.bodies import load
+from rest_local.api.errors import ApiError
 from rest_local.errors import InputInvalid, OptionError
-from rest_local.server.bodies import load
-from rest_local.server.errors import ApiError
 
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETION, EMBEDDING)

@@ -31,6 +31,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rest_local import __version__
+from rest_local.api.answers import RequestContext
+from rest_local.api.bodies import ChatBody, CompletionBody, EmbeddingBody, check
+from rest_local.api.errors import ApiError, at_field
+from rest_local.api.openai import Chat, Completion
+from rest_local.api.vectors import Embedding
 from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, LIMITS, Job
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.stores import model_file
@@ -43,12 +48,6 @@ from rest_local.llama.context import MOST_IDS, ContextSettings
 from rest_local.llama.embedding import Embedder
 from rest_local.llama.gguf import read_gguf, trained_context
 from rest_local.llama.options import MAX_SEED
-from rest_local.server.answering import Asked
-from rest_local.server.bodies import ChatBody, CompletionBody, EmbeddingBody, check
-from rest_local.server.chat import Chat
-from rest_local.server.completions import Completion
-from rest_local.server.errors import ApiError, at_field
-from rest_local.server.vectors import Embedding
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -170,6 +169,7 @@ class Worker:
     def __init__(self, engine: Engine, model: str | None = None, *, max_tokens: int | None = None) -> None:
         self.engine, self._max_tokens = engine, max_tokens
         self.model = engine.model.path.stem if model is None else model
+        self._context = RequestContext(engine, self.model, False, f"rest-local-{__version__}")
         self._embedder: Embedder | None = None
         self._scorer: Scorer | None = None
 
@@ -225,15 +225,16 @@ class Worker:
 
     def _call(self, job: Job) -> Chat | Completion:
         if job.url == CHAT:
-            return Chat(self._asked(check(job.body, ChatBody), job))
-        return Completion(self._asked(check(job.body, CompletionBody), job))
+            return Chat(self._context, self._filled(check(job.body, ChatBody), job))
+        return Completion(self._context, self._filled(check(job.body, CompletionBody), job))
 
-    def _asked(self, body: Any, job: Job) -> Asked[Any]:
+    def _filled(self, body: Any, job: Job) -> Any:
+        """The body with a seed and a limit of tokens, where it has none."""
         if body.seed is None or body.seed == -1:
             body.seed = seed_of(job.custom_id)
         if all(getattr(body, name, None) is None for name in LIMITS):
             body.max_tokens = self._max_tokens
-        return Asked(self.engine, body, self.model, shows_steps=False, fingerprint=f"rest-local-{__version__}")
+        return body
 
     def _end(self, ended: _Running) -> JobAnswer:
         job = ended.job

@@ -20,16 +20,17 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from rest_local.api.bodies import Body, load
+from rest_local.api.errors import ApiError, loading, no_such_model
+from rest_local.api.models import list_of, named_row
+from rest_local.api.response_storage import ResponseStorage
 from rest_local.router import ollama
 from rest_local.router.forwarding import Forwarded
 from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
-from rest_local.server.bodies import Body, load, parse, read
-from rest_local.server.errors import ApiError, loading, no_such_model
-from rest_local.server.model_info import list_of, named_row
+from rest_local.server.answering import parse, read
 from rest_local.server.operations import Endpoint, Operation, Routes, post
 from rest_local.server.page import page
-from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import json_response
 
@@ -51,9 +52,9 @@ class RouterState:
     started: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
-    def responses(self) -> Store:
+    def responses(self) -> ResponseStorage:
         """Responses of /v1/responses, which the models' processes keep in the same folder."""
-        return Store(self.folder)
+        return ResponseStorage(self.folder)
 
     def entry(self, name: str | None) -> Entry:
         """The model of that name. Raises ApiError 404."""

@@ -22,11 +22,12 @@ from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rest_local.api.answers import EVENT_STREAM, event
+from rest_local.api.errors import ApiError, responses_error, shape_of
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess
-from rest_local.server.errors import ApiError, responses_error, shape_of
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
-from rest_local.server.streaming import EVENT_STREAM, event, watched
+from rest_local.server.streaming import watched
 
 NDJSON = "application/x-ndjson"
 _READ = 1 << 16

@@ -7,8 +7,8 @@ import time
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from rest_local.api.models import Row, row_of, running, tags
 from rest_local.router.pool import Entry, Pool
-from rest_local.server.ollama.listing import Row, row_of, running, tags
 from rest_local.server.streaming import json_response
 
 

@@ -29,14 +29,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rest_local.api.errors import ApiError, no_such_model
+from rest_local.api.models import find_name
 from rest_local.catalog.quantization import in_bytes
 from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.gguf import shards_of
 from rest_local.router.memory import Need
 from rest_local.router.process import ModelProcess, ModelProcessFailed
 from rest_local.router.worker import Setup
-from rest_local.server.errors import ApiError, no_such_model
-from rest_local.server.names import find_name
 
 log = logging.getLogger("rest_local.server")
 

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rest_local.api.errors import ApiError
 from rest_local.router.app import RouterState, create_router
 from rest_local.router.memory import Need
 from rest_local.router.pool import Pool, Served
 from rest_local.router.private import PrivateFolder
 from rest_local.router.process import ModelProcessFailed
 from rest_local.router.worker import Setup
-from rest_local.server.errors import ApiError
 from rest_local.server.http import DRAIN_SECONDS, HttpServer
 from rest_local.server.settings import ANY_MODEL, Settings
 

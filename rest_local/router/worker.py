@@ -98,8 +98,8 @@ def _exactly(file: RawIOBase, n: int) -> bytes:
 
 def serve(setup: Setup, commands: RawIOBase, tell: Told) -> int:
     """Serve `setup` and obey `commands`. The exit code."""
+    from rest_local.api.models import meta
     from rest_local.server.http import listen, log_to_stderr
-    from rest_local.server.model_info import meta
     from rest_local.server.run import Serving
 
     def loaded(state: State) -> None:

@@ -16,22 +16,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from rest_local.api.errors import ApiError
 from rest_local.errors import RestLocalError
-from rest_local.server import bodies, datastores, messages, model_info, slots
-from rest_local.server.chat import chat_completions, input_tokens
-from rest_local.server.completions import completions
-from rest_local.server.errors import ApiError, on_any_error, on_api_error, on_http_error, on_own_error
-from rest_local.server.model_info import metrics
-from rest_local.server.native import completion, infill
-from rest_local.server.ollama import routes as ollama
-from rest_local.server.operations import Operation, Routes, delete, describe, get, post
+from rest_local.server import datastores, routes, slots
+from rest_local.server.errors import on_any_error, on_api_error, on_http_error, on_own_error
+from rest_local.server.operations import Operation, Routes, describe, get
 from rest_local.server.page import page
-from rest_local.server.responses import routes as responses
 from rest_local.server.security import AccessLog, Drained, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
-from rest_local.server.vectors import embeddings, rerank
 
 
 async def openapi(request: HttpRequest) -> Response:
@@ -41,31 +35,10 @@ async def openapi(request: HttpRequest) -> Response:
 
 
 ROUTES: Routes = (
-    (post("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True), chat_completions),
-    (post("/v1/chat/completions/input_tokens", "Count a conversation's tokens", bodies.ChatBody), input_tokens),
-    (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
-    (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
-    (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
-    (get("/v1/models", "Names of the models", of_server=True), model_info.models),
-    (get("/v1/models/{name}", "One name of a model", of_server=True), model_info.model),
-    (post("/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
-    (post("/infill", "Fill a gap", bodies.InfillBody, streams=True), infill),
-    (post("/tokenize", "Tokenize text", bodies.TokenizeBody), model_info.tokenize),
-    (post("/detokenize", "Detokenize ids", bodies.DetokenizeBody), model_info.detokenize),
-    (post("/apply-template", "Render a prompt", bodies.TemplateBody), model_info.apply_template),
-    (get("/props", "Properties of the model and its template"), model_info.props),
-    (get("/health", "Whether the model is loaded", of_server=True), model_info.health),
-    (get("/slots", "State of the slots"), model_info.slots),
-    (get("/metrics", "Totals for Prometheus", media="text/plain"), metrics),
-    (get("/datastores", "List datastores"), datastores.list_all),
-    (post("/datastores/{name}/search", "Find text in a datastore", bodies.SearchBody), datastores.search),
-    (post("/datastores/{name}/documents", "Add a document", bodies.DocumentBody), datastores.add_document),
-    (delete("/datastores/{name}/documents/{document}", "Remove a document"), datastores.forget_document),
+    *routes.ROUTES,
+    *datastores.ROUTES,
     *slots.ROUTES,
     (get("/", "The chat page", media="text/html", of_server=True), page),
-    *responses.ROUTES,
-    *messages.ROUTES,
-    *ollama.ROUTES,
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",

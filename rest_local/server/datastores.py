@@ -14,6 +14,9 @@ import anyio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from rest_local.api.bodies import DocumentBody, SearchBody
+from rest_local.api.errors import ApiError, from_error
+from rest_local.api.requests import prompt_text
 from rest_local.decoding import following
 from rest_local.errors import DatastoreError, printable
 from rest_local.retrieval.datastore import Datastore
@@ -22,9 +25,8 @@ from rest_local.retrieval.home import datastore_path, list_datastores, manifests
 from rest_local.retrieval.sources.source import secret_content, secret_name
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.updating import add
-from rest_local.server.bodies import DocumentBody, SearchBody, parse
-from rest_local.server.errors import ApiError, from_error
-from rest_local.server.prompts import prompt_text
+from rest_local.server.answering import parse
+from rest_local.server.operations import Routes, delete, get, post
 from rest_local.server.state import state_of
 from rest_local.server.streaming import json_response
 
@@ -197,3 +199,11 @@ def _add(service: Service, engine: Engine, path: Path, body: DocumentBody) -> di
         "tokens": sum(len(tokens) for _, tokens in documents),
         "documents": sum(segment.documents for segment in manifest.segments),
     }
+
+
+ROUTES: Routes = (
+    (get("/datastores", "List datastores"), list_all),
+    (post("/datastores/{name}/search", "Find text in a datastore", SearchBody), search),
+    (post("/datastores/{name}/documents", "Add a document", DocumentBody), add_document),
+    (delete("/datastores/{name}/documents/{document}", "Remove a document"), forget_document),
+)

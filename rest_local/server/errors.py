@@ -1,200 +1,23 @@
-"""Errors as HTTP responses: one exception for the routes to raise, and the mapping of the package's own errors.
-
-An error response has the shape of the protocol that its path belongs to (`shape_of`):
-
-- OpenAI's, `{"error": {"message", "type", "param", "code"}}`, unless the path says otherwise
-- Anthropic's under /v1/messages, `{"type": "error", "error": {"type", "message"}}`
-- Ollama's under /api/, `{"error": "message"}`
-"""
+"""Errors as HTTP responses: handlers for the application. `rest_local.api.errors` has their shapes."""
 
 from __future__ import annotations
 
-import logging
 import re
-import secrets
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rest_local.errors import (
-    CannotGenerate,
-    CorpusEmpty,
-    DatastoreError,
-    DatastoreLocked,
-    DatastoreNotFound,
-    DatastoreVersion,
-    DatastoreVocabulary,
-    GenerationError,
-    GrammarsBusy,
-    OptionError,
-    PromptEmpty,
-    PromptTooLong,
-    QueueFull,
-    RestLocalError,
-    ServiceClosed,
-    SlotBusy,
-    TemplateFailed,
-    Unexpected,
-    in_options,
-)
+from rest_local.api.errors import ApiError, at_field, headers_of, shape_of
+from rest_local.errors import RestLocalError
 
-log = logging.getLogger("rest_local.server")
-
-RETRY_SECONDS = "1"
-_FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
 _OFFLINE = re.compile(r"(/v1)?/(batches|files)(/|$)")
-_INPUT = ("/embeddings", "/responses", "/responses/input_tokens")  # calls whose prompt has this name
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    501: "not_supported_error",
-    503: "unavailable_error",
-}
 
 
-class ApiError(Exception):
-    """An error response. `extra`: fields of the error object that are added or replaced."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
-        self.headers, self.extra = dict(headers or {}), dict(extra or {})
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """OpenAI's object."""
-        fallback = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = _TYPES.get(self.status, fallback)
-        fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return {"error": fields | self.extra}
-
-    def response(self, path: str = "") -> Response:
-        """The HTTP response to a call of `path`."""
-        headers = self.headers | headers_of(path)
-        return Response(to_json(shape_of(path)(self)), self.status, headers, "application/json")
-
-
-Shape = Callable[[ApiError], dict[str, Any]]
-
-
-def openai_shape(error: ApiError) -> dict[str, Any]:
-    """OpenAI's object."""
-    return error.body
-
-
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-
-
-def anthropic_shape(error: ApiError) -> dict[str, Any]:
-    """Anthropic's object, with OpenAI's `param` and `code` in addition where they say more.
-
-    Agents find a prompt that is too long, and shorten it, by the words and the two numbers of Anthropic's message.
-    """
-    fallback = "invalid_request_error" if error.status < 500 else "api_error"
-    message = error.message
-    if error.code == "context_length_exceeded" and "n_prompt_tokens" in error.extra:
-        message = f"prompt is too long: {error.extra['n_prompt_tokens']} tokens > {error.extra['n_ctx']} maximum"
-    fields = {"type": _ANTHROPIC_TYPES.get(error.status, fallback), "message": message}
-    more = {"param": error.param, "code": error.code} | error.extra | fields
-    return {"type": "error", "error": {name: value for name, value in more.items() if value is not None}}
-
-
-def ollama_shape(error: ApiError) -> dict[str, Any]:
-    """Ollama's object."""
-    return {"error": error.message}
-
-
-def responses_error(error: ApiError) -> dict[str, Any]:
-    """The event `error` of a stream of OpenAI's Responses API. Most clients read the object in it, not its fields."""
-    fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
-    return fields | error.body
-
-
-def shape_of(path: str) -> Shape:
-    """The shape of errors of a call. `path`: of its URL."""
-    if path.startswith("/v1/messages"):
-        return anthropic_shape
-    return ollama_shape if path.startswith("/api/") else openai_shape
-
-
-def headers_of(path: str) -> dict[str, str]:
-    """Headers of every response to a call of `path`, of an error too: Anthropic's clients report the id."""
-    return {"request-id": f"req_{secrets.token_hex(12)}"} if shape_of(path) is anthropic_shape else {}
-
-
-def loading() -> ApiError:
-    """The response to calls that need the model while it loads."""
-    return ApiError(503, "Loading model", code="loading", headers={"retry-after": RETRY_SECONDS})
-
-
-def no_such_model() -> ApiError:
-    """The response to a name that means no model."""
-    return ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
-
-
-_WITHOUT_PATHS = {
-    404: "no such datastore; GET /datastores lists them",
-    409: "the datastore is being written, or is of another format or vocabulary; see the server's log",
-    500: "the datastore cannot be read or written; see the server's log",
-}
-_FAILED = "the request failed; see the server's log"
-
-
-def from_error(error: RestLocalError, *, is_local: bool) -> ApiError:
-    """The response to one of the package's errors. Other machines get no message that may contain a path."""
-    answer = _answer(error)
-    names_none = isinstance(error, (OptionError, GenerationError, CorpusEmpty)) and not isinstance(error, Unexpected)
-    if is_local or names_none:
-        return answer
-    log.warning("%s", error)
-    text = _WITHOUT_PATHS[answer.status] if isinstance(error, DatastoreError) else _FAILED
-    return ApiError(answer.status, text, code=answer.code)
-
-
-def _answer(error: RestLocalError) -> ApiError:
-    text = in_options(str(error))  # of `serve`: only there they can be changed
-    if isinstance(error, PromptTooLong):
-        like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
-        # Clients look for llama-server's words: `too large`, and `exceeds the available context size`.
-        text = (
-            f"the text is too large: it has {'about ' * error.estimated}{error.n_prompt} tokens, which exceeds the "
-            f"available context size ({error.n_ctx} tokens); shorten it, or start the server with a larger --ctx"
-        )
-        return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
-    if isinstance(error, CannotGenerate):
-        return ApiError(501, text, code="no_generation")
-    if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed, SlotBusy)):
-        return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
-    if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):
-        return ApiError(400, text, code="invalid_value")
-    if isinstance(error, DatastoreNotFound):
-        return ApiError(404, text, code="datastore_not_found")
-    if isinstance(error, (DatastoreLocked, DatastoreVersion, DatastoreVocabulary)):
-        return ApiError(409, text, code="datastore_conflict")
-    if isinstance(error, (DatastoreError, GenerationError)):
-        return ApiError(500, text, code="failed")
-    return ApiError(500, text)
+def response_of(error: ApiError, path: str = "") -> Response:
+    """The HTTP response to a call of `path`."""
+    return Response(to_json(shape_of(path)(error)), error.status, error.headers | headers_of(path), "application/json")
 
 
 def answer_to(request: Request, error: RestLocalError) -> ApiError:
@@ -202,27 +25,16 @@ def answer_to(request: Request, error: RestLocalError) -> ApiError:
     return at_field(error, request.url.path, is_local=request.app.state.server.settings.is_local)
 
 
-def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
-    """As `from_error`, with the field that is wrong as `param`. `path`: of the call's URL."""
-    answer = from_error(error, is_local=is_local)
-    if isinstance(error, PromptTooLong):
-        of_chat = "/chat/" in path or shape_of(path) is anthropic_shape
-        answer.param = "messages" if of_chat else "input" if path.endswith(_INPUT) else "prompt"
-    elif isinstance(error, OptionError) and (field := _FIELD.match(str(error))):
-        answer.param = field[1]
-    return answer
-
-
 async def on_api_error(request: Request, error: Exception) -> Response:
     """Handles ApiError."""
     assert isinstance(error, ApiError)
-    return error.response(request.url.path)
+    return response_of(error, request.url.path)
 
 
 async def on_own_error(request: Request, error: Exception) -> Response:
     """Handles RestLocalError."""
     assert isinstance(error, RestLocalError)
-    return answer_to(request, error).response(request.url.path)
+    return response_of(answer_to(request, error), request.url.path)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -232,9 +44,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     message = messages.get(error.status_code, str(error.detail))
     if error.status_code == 404 and _OFFLINE.match(request.url.path):
         error, message = HTTPException(501), "batches are answered without a server: rest-local batch INPUT -o OUTPUT"
-    return ApiError(error.status_code, message, headers=error.headers).response(request.url.path)
+    return response_of(ApiError(error.status_code, message, headers=error.headers), request.url.path)
 
 
 async def on_any_error(request: Request, error: Exception) -> Response:
     """Handles every other exception: a fault of the server. The response shows nothing of it, the log does."""
-    return ApiError(500, "the server failed at this request; see its log").response(request.url.path)
+    return response_of(ApiError(500, "the server failed at this request; see its log"), request.url.path)

@@ -34,9 +34,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rest_local.api.errors import RETRY_SECONDS, ApiError
 from rest_local.errors import RestLocalError
-from rest_local.server.bodies import SLOW_BODY_SECONDS
-from rest_local.server.errors import RETRY_SECONDS, ApiError
+from rest_local.server.answering import SLOW_BODY_SECONDS
+from rest_local.server.errors import response_of
 from rest_local.server.security import DRAINED_BYTES, MAX_HEAD, SILENT_SECONDS, JsonLines
 from rest_local.server.settings import Settings
 
@@ -160,7 +161,7 @@ class TimedProtocol(H11Protocol):
 
     def _say(self, error: ApiError) -> None:
         """Send an error that is the last answer of the connection."""
-        answer = error.response()
+        answer = response_of(error)
         head = h11.Response(status_code=answer.status_code, headers=[*answer.raw_headers, (b"connection", b"close")])
         for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
@@ -172,7 +173,7 @@ _logged_at = -LOG_SECONDS
 def _refuse(transport: asyncio.Transport, most: int) -> None:
     """Answers 503, and logs at most one line a minute: many connections must not fill the log."""
     global _logged_at
-    busy = ApiError(503, "too many connections", code="busy", headers={"retry-after": RETRY_SECONDS}).response()
+    busy = response_of(ApiError(503, "too many connections", code="busy", headers={"retry-after": RETRY_SECONDS}))
     conn = h11.Connection(h11.SERVER)
     head = h11.Response(status_code=busy.status_code, headers=[*busy.raw_headers, (b"connection", b"close")])
     events = (head, h11.Data(data=bytes(busy.body)), h11.EndOfMessage())

@@ -17,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local import __version__
-from rest_local.server.errors import Shape, anthropic_shape, ollama_shape, openai_shape, shape_of
+from rest_local.api.errors import Shape, anthropic_shape, ollama_shape, openai_shape, shape_of
 
 _REFERENCE = "#/components/schemas/{model}"
 _ERROR = {

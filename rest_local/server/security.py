@@ -29,8 +29,9 @@ import anyio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rest_local.api.errors import ApiError
 from rest_local.server.answering import LOG
-from rest_local.server.errors import ApiError
+from rest_local.server.errors import response_of
 from rest_local.server.keys import given_keys as given_keys
 from rest_local.server.keys import opens
 from rest_local.server.settings import Settings
@@ -105,7 +106,7 @@ class Gate:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error.response(scope["path"])(scope, receive, send)
+            await response_of(error, scope["path"])(scope, receive, send)
 
     def _wrong(self, host: str, origin: str | None, scope: Scope) -> ApiError | None:
         name = host_name(host)
@@ -150,7 +151,8 @@ class Inner:
             scope["client"] = (address, int(port))
             await self._app(scope, receive, send)
         else:
-            await _closing_error(403, "this port is the server's own", "internal").response()(scope, receive, send)
+            error = _closing_error(403, "this port is the server's own", "internal")
+            await response_of(error)(scope, receive, send)
 
 
 class Guard:
@@ -166,7 +168,7 @@ class Guard:
         headers = Headers(scope=scope)
         error = self._wrong(scope, headers)
         if error is not None:
-            await error.response(scope["path"])(scope, receive, send)
+            await response_of(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, self._bounded(receive), send)
 

@@ -1,6 +1,8 @@
-"""POST /slots/ID?action=save|restore|erase, as llama-server has it. A file has a plain name, never a path.
+"""GET /slots, and POST /slots/ID?action=save|restore|erase, as llama-server has it.
 
-Other machines are refused: how much a slot holds tells what another client has sent, and so does restoring it.
+A file has a plain name, never a path.
+
+Other machines may not act on slots: how much a slot holds tells what another client has sent, and so does restoring it.
 """
 
 from __future__ import annotations
@@ -11,21 +13,33 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import anyio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from rest_local.api.bodies import SlotBody
+from rest_local.api.errors import ApiError
 from rest_local.decoding.slot_files import SlotFiles
 from rest_local.errors import RestLocalError
-from rest_local.server.bodies import SlotBody, parse
-from rest_local.server.errors import ApiError
+from rest_local.server.answering import parse
 from rest_local.server.keys import owner_of
-from rest_local.server.operations import Routes, post
+from rest_local.server.operations import Routes, get, post
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
 
 log = logging.getLogger("rest_local.server")
 T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+async def list_all(request: HttpRequest) -> Response:
+    """The state of each slot, never its text; how far it is only where steps are shown."""
+    state = state_of(request)
+    service, engine = state.loaded()
+    found = await anyio.to_thread.run_sync(service.slots)
+    hidden = () if state.settings.shows_steps else ("n_past",)  # frequent requests would reveal the tokens of each step
+    shown = [{name: value for name, value in slot.items() if name not in hidden} for slot in found]
+    return json_response([slot | {"n_ctx": engine.n_ctx, "is_processing": slot["state"] != "idle"} for slot in shown])
 
 
 async def act(request: HttpRequest) -> Response:
@@ -98,4 +112,7 @@ _ACTIONS: dict[str, Callable[[SlotFiles, int, str], dict[str, Any]]] = {
     "erase": _erase,
 }
 
-ROUTES: Routes = ((post("/slots/{id}", "Save, restore or erase a slot (?action=)", SlotBody), act),)
+ROUTES: Routes = (
+    (get("/slots", "State of the slots"), list_all),
+    (post("/slots/{id}", "Save, restore or erase a slot (?action=)", SlotBody), act),
+)

@@ -19,11 +19,11 @@ import anyio
 from starlette.requests import Request
 from starlette.requests import Request as HttpRequest
 
+from rest_local.api.errors import ApiError, loading, no_such_model
+from rest_local.api.models import find_name
+from rest_local.api.response_storage import ResponseStorage
 from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 from rest_local.errors import QueueFull
-from rest_local.server.errors import ApiError, loading, no_such_model
-from rest_local.server.names import find_name
-from rest_local.server.responses.store import Store
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import watched
 from rest_local.stop import Stop
@@ -175,9 +175,9 @@ class State:
     started: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
-    def responses(self) -> Store:
+    def responses(self) -> ResponseStorage:
         """Responses of /v1/responses that are kept. Must be read first in the server's loop."""
-        return Store(self.folder)
+        return ResponseStorage(self.folder)
 
     @property
     def model_id(self) -> str:

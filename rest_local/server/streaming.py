@@ -22,15 +22,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rest_local.api.errors import ApiError
 from rest_local.errors import ReaderTooSlow, RestLocalError, ServiceClosed
-from rest_local.server.errors import ApiError, answer_to
+from rest_local.server.errors import answer_to
 
 if TYPE_CHECKING:
     from rest_local.decoding.stream import Piece
     from rest_local.decoding.streaming import Stream
-
-EVENT_STREAM = "text/event-stream"
-DONE = b"data: [DONE]\n\n"
 
 PACE = 0.020
 """Seconds between two events of a stream at least: text that comes 50 times a second looks as if it came at once.
@@ -231,12 +229,6 @@ class EventStream(Response):
                 told = self._error_event(answer_to(Request(scope), error))
                 await send({"type": "http.response.body", "body": told, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def event(value: Any, name: str | None = None) -> bytes:
-    """One event with a JSON value, and with a name where the protocol has named events."""
-    head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + to_json(value, inf_nan_mode="null") + b"\n\n"
 
 
 def json_response(value: Any, status: int = 200) -> Response:

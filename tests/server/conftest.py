@@ -34,7 +34,7 @@ def _stops_at_once() -> Iterator[None]:
 def _the_page_talks_to_the_demo_model() -> Iterator[None]:
     """Else it offers no conversation with it, as `chat` does not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rest_local.server.model_info.is_demo_model", lambda path: False)
+        patch.setattr("rest_local.api.models.is_demo_model", lambda path: False)
         yield
 
 

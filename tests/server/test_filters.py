@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.server.filters import Groups, TextFilters, TimeLimit
+from rest_local.api.answers import Groups, TextFilters, TimeLimit
 
 
 def indented(parts: list[str], least: int) -> tuple[str, bool]:

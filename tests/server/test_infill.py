@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from live import Live
 
-from rest_local.server.errors import ApiError
-from rest_local.server.prompts import infill_tokens, prompt_text
+from rest_local.api.errors import ApiError
+from rest_local.api.requests import infill_tokens, prompt_text
 
 PRE, SUF, MID, REP, SEP = 4090, 4091, 4092, 4094, 4095
 

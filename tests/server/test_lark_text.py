@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.grammar import json_schema
-from rest_local.server.responses.lark_text import expression_of
+from rest_local.api.response_tools import expression_of
 
 PATCH = r"""
 // an edit of files

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from live import ASKED_MOST, Live, becomes_idle
 
-from rest_local.server.bodies import MAX_PROMPTS
+from rest_local.api.bodies import MAX_PROMPTS
 from rest_local.server.security import CLIENT, SECRET, Inner
 
 ROUNDS = 4

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
-from rest_local.server.messages.blocks import SIGNATURE, Blocks
+from rest_local.api.messages_answer import SIGNATURE, Blocks
 
 WHOLE = [
     Reasoning("I think."),

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.server.bodies import check
-from rest_local.server.errors import ApiError
-from rest_local.server.messages.bodies import MessagesBody
-from rest_local.server.messages.conversation import Translated, translated
+from rest_local.api.bodies import check
+from rest_local.api.errors import ApiError
+from rest_local.api.messages import MessagesBody
+from rest_local.api.messages import Translated, translated
 
 PIXEL = {"type": "base64", "media_type": "image/png", "data": "aaaa"}
 WHOLE: dict[str, Any] = {

@@ -21,10 +21,10 @@ from rest_local.decoding.stream import Piece
 from rest_local.errors import DecodeFailed
 from rest_local.server import streaming as module
 from rest_local.server.answering import Answer, Asked
-from rest_local.server.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
-from rest_local.server.chat import ChatAnswer, _openai
-from rest_local.server.completions import CompletionAnswer
-from rest_local.server.native import NativeAnswer
+from rest_local.api.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
+from rest_local.api.openai import ChatAnswer, _openai
+from rest_local.api.openai import CompletionAnswer
+from rest_local.api.native import NativeAnswer
 from rest_local.server.settings import Settings
 from rest_local.server.streaming import Pulse, StreamGroup
 

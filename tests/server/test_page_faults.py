@@ -113,7 +113,7 @@ def test_a_server_that_withholds_statistics_still_answers(scripted: Callable[...
 def test_the_demo_model_completes_as_the_command_line_says(
     quiet: Live, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rest_local.server.model_info.is_demo_model", is_demo_model)
+    monkeypatch.setattr("rest_local.api.models.is_demo_model", is_demo_model)
     page = opened(quiet)
     expect(page.get_by_role("tab", selected=True)).to_have_text("Complete")
     page.locator("#tab-chat").click()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from live import Live
 
 from rest_local.server import bodies
-from rest_local.server.bodies import MAX_CONTAINERS, ChatBody, CompletionBody, InfillBody, NativeBody, check
-from rest_local.server.errors import ApiError
+from rest_local.api.bodies import MAX_CONTAINERS, ChatBody, CompletionBody, InfillBody, NativeBody, check
+from rest_local.api.errors import ApiError
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 from rest_local.errors import OptionError
-from rest_local.server.errors import ApiError
-from rest_local.server.responses.bodies import ResponseBody
-from rest_local.server.responses.formats import InputText
-from rest_local.server.responses.items import seal, unseal
-from rest_local.server.responses.store import Store
-from rest_local.server.responses.tools import Toolbox
-from rest_local.server.responses.turn import Turn
-from rest_local.server.responses.writing import Writer
+from rest_local.api.errors import ApiError
+from rest_local.api.responses import ResponseBody
+from rest_local.api.response_tools import InputText
+from rest_local.api.responses import seal, unseal
+from rest_local.api.response_storage import Store
+from rest_local.api.response_tools import Toolbox
+from rest_local.api.responses import Turn
+from rest_local.api.responses_answer import Writer
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": '{"path": "a"}'}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rest_local.server.responses.store import Kept, Store, item_id, items_of, new_response_id, owner_of
+from rest_local.api.response_storage import Kept, Store, item_id, items_of, new_response_id, owner_of
 
 ME, OTHER = owner_of([b"me"]), owner_of([b"other"])
 

@@ -15,7 +15,7 @@ import pytest
 from live import Live
 
 from rest_local.server import state as module
-from rest_local.server.errors import ApiError
+from rest_local.api.errors import ApiError
 
 Scripted = Callable[..., Live]
 PATH = "/v1/completions"

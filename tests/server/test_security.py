@@ -27,7 +27,7 @@ from rest_local.errors import (
     Unexpected,
 )
 from rest_local.server import security
-from rest_local.server.errors import from_error
+from rest_local.api.errors import from_error
 from rest_local.server.http import listen
 from rest_local.server.keys import owner_of
 from rest_local.server.security import MAX_HEAD

@@ -548,8 +548,8 @@ def serve_scripted(port_file: Path) -> None:
     """All routes of a server of one model, with a service that answers at once."""
     from fake_service import FakeEngine, FakeService
 
+    from rest_local.api.errors import ApiError
     from rest_local.server.app import create_app
-    from rest_local.server.errors import ApiError
     from rest_local.server.http import HttpServer, listen, log_to_stderr
     from rest_local.server.settings import Settings
     from rest_local.server.state import Scoring, State

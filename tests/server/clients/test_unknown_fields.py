@@ -15,11 +15,11 @@ from live import Live
 from pydantic import BaseModel
 
 from rest_local.server import unknown_fields
-from rest_local.server.bodies import ChatBody, CompletionBody, EmbeddingBody, InfillBody, NativeBody, check
-from rest_local.server.errors import ApiError
-from rest_local.server.messages.bodies import CountBody, MessagesBody
-from rest_local.server.ollama.bodies import EmbedBody, GenerateBody, OllamaChatBody
-from rest_local.server.responses.bodies import ResponseBody
+from rest_local.api.bodies import ChatBody, CompletionBody, EmbeddingBody, InfillBody, NativeBody, check
+from rest_local.api.errors import ApiError
+from rest_local.api.messages import CountBody, MessagesBody
+from rest_local.api.ollama import EmbedBody, GenerateBody, OllamaChatBody
+from rest_local.api.responses import ResponseBody
 
 KINDS: dict[str, type[BaseModel]] = {
     "/infill": InfillBody,

@@ -1,8 +1,8 @@
 """What is computed of whole texts: embeddings, and the relevance of documents to a query.
 
-- `POST /v1/embeddings` is OpenAI's. It answers 501 for a model that makes no embeddings.
-- `POST /v1/rerank` takes the bodies of llama-server, Jina and Cohere (`documents`) and of TEI (`texts`). It answers 501
-  for a model without a head for that. Scores are the head's own outputs: higher is better, and they need no bounds.
+- An embedding is OpenAI's: one vector of length 1 for each input.
+- A reranking takes the bodies of llama-server, Jina and Cohere (`documents`) and of TEI (`texts`). Scores are the
+  head's own outputs: higher is better, and they need no bounds.
 """
 
 from __future__ import annotations
@@ -14,40 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 
+from rest_local.api.bodies import EmbeddingBody, RerankBody
+from rest_local.api.errors import ApiError
+from rest_local.api.requests import prompts_of
 from rest_local.errors import PromptTooLong
-from rest_local.llama.embedding import Embedder, Pairs, Ranker, longest_text, pooling, pooling_of
-from rest_local.server.bodies import EmbeddingBody, RerankBody, parse
-from rest_local.server.errors import ApiError
-from rest_local.server.prompts import prompts_of
-from rest_local.server.state import State, state_of
-from rest_local.server.streaming import json_response
+from rest_local.llama.embedding import Pairs, longest_text, pooling, pooling_of
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
-    from rest_local.decoding.service import Service
-
-
-async def embeddings(request: HttpRequest) -> Response:
-    """OpenAI's embeddings: one vector of length 1 for each input."""
-    body = await parse(request, EmbeddingBody)
-    state = state_of(request)
-    service, engine = state.loaded()
-    embedding = Embedding(engine, body, state.check_model(body.model))
-    return json_response(await state.workers.run(request, lambda: embedding.answer(embedder(state, service))))
-
-
-def embedder(state: State, service: Service) -> Callable[[list[int]], NDArray[np.float32]]:
-    """What gives the vector of a text, from any thread. One text at a time is computed in the engine's thread, so that
-    other requests wait for one text, not for all of them.
-    """
-
-    def embed(prompt: list[int]) -> NDArray[np.float32]:
-        return service.run(lambda engine: _embedder(state, engine).embed(prompt))
-
-    return embed
 
 
 def check_embeds(engine: Engine) -> None:
@@ -56,9 +31,13 @@ def check_embeds(engine: Engine) -> None:
         raise ApiError(501, "the model makes no embeddings; serve one that was trained for them", code="no_embeddings")
 
 
+Embed = Callable[[list[int]], NDArray[np.float32]]
+"""The vector of one text, from its tokens."""
+
+
 @dataclass(frozen=True)
 class Embedding:
-    """One request for embeddings. `model`: the name to answer with. Knows no HTTP. Raises ApiError 501 if the model
+    """One request for embeddings. `model`: the name to answer with. Raises ApiError 501 if the model
     makes no embeddings.
     """
 
@@ -69,7 +48,7 @@ class Embedding:
     def __post_init__(self) -> None:
         check_embeds(self.engine)
 
-    def answer(self, embed: Callable[[list[int]], NDArray[np.float32]]) -> dict[str, Any]:
+    def answer(self, embed: Embed) -> dict[str, Any]:
         """OpenAI's object. `embed` gives the vector of one text. Raises ApiError 400, PromptTooLong, and what `embed`
         raises.
         """
@@ -86,22 +65,9 @@ class Embedding:
         return {"object": "list", "model": self.model, "data": data, "usage": usage}
 
 
-async def rerank(request: HttpRequest) -> Response:
-    """The documents in the order of their relevance to the query."""
-    body = await parse(request, RerankBody)
-    state = state_of(request)
-    service, engine = state.loaded()
-    reranking = Reranking(engine, body, state.check_model(body.model))
-
-    def score(tokens: list[int]) -> float:
-        return service.run(lambda engine: _ranker(state, engine).score(tokens))
-
-    return json_response(await state.workers.run(request, lambda: reranking.answer(score)))
-
-
 @dataclass(frozen=True)
 class Reranking:
-    """One request to rerank. `model`: the name to answer with. Knows no HTTP. Raises ApiError 501 if the model cannot
+    """One request to rerank. `model`: the name to answer with. Raises ApiError 501 if the model cannot
     do it.
     """
 
@@ -144,20 +110,6 @@ class Reranking:
                 message = f"{place}: with the query it is longer than the {most} tokens that the model reads at once"
                 raise ApiError(400, message, code="context_length_exceeded", param=place) from error
         return found
-
-
-def _ranker(state: State, engine: Engine) -> Ranker:
-    """As `_embedder`."""
-    if state.ranker is None:
-        state.ranker = Ranker(engine.model)
-    return state.ranker
-
-
-def _embedder(state: State, engine: Engine) -> Embedder:
-    """The embedder, made for the first request, because it takes memory."""
-    if state.embedder is None:
-        state.embedder = Embedder(engine.model)
-    return state.embedder
 
 
 def _encoded(vector: NDArray[np.float32], body: EmbeddingBody) -> Any:

@@ -3,9 +3,9 @@
 Each response is kept as what its turn added: its own items of input, the response, and the id of the one before it. So
 a conversation takes space in proportion to its length.
 
-On disk (`Folder`) a conversation is a directory and a response is a file in it, readable by this user alone, written
-whole or not at all. It outlives the process of a model. Where there is no folder, responses are kept in memory
-(`Memory`). An id holds the name of its conversation (16 hex digits) and its own (32), both random:
+A conversation is a directory and a response is a file in it, readable by this user alone, written whole or not at all.
+It outlives the process of a model. Any thread; several processes may share a folder. An id holds the name of its
+conversation (16 hex digits) and its own (32), both random:
 
     resp_0123456789abcdef0123456789abcdef0123456789abcdef   the response
     msg_0123456789abcdef0123456789abcdef0123456789abcdef_o2  the third item of its output (i2: of its input)
@@ -18,19 +18,18 @@ bounds are passed, conversations are forgotten whole, the one longest unused fir
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import logging
 import os
 import re
 import secrets
 import shutil
-import threading
+import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
@@ -62,11 +61,11 @@ def item_id(prefix: str, response_id: str, where: str, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptResponse:
     """One response.
 
     previous   id of the response that it continues
-    owner      tells API keys apart, see `owner_of`
+    owner      tells API keys apart, see `server.keys.owner_of`
     added      items of input that its request brought
     response   the response; its output is what the turn added in addition
     """
@@ -88,39 +87,18 @@ class Kept:
         return to_json({"version": _VERSION, **vars(self)}, inf_nan_mode="null")
 
     @staticmethod
-    def from_bytes(data: bytes) -> Kept | None:
+    def from_bytes(data: bytes) -> KeptResponse | None:
         """None for what is not a whole file of this version."""
         try:
             value = from_json(data)
-            kept = Kept(*(value[name] for name in ("id", "previous", "owner", "added", "response")))
+            kept = KeptResponse(*(value[name] for name in ("id", "previous", "owner", "added", "response")))
             whole = value["version"] == _VERSION and all(isinstance(item, dict) for item in (*kept.added, *kept.output))
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
         return kept if whole and isinstance(kept.id, str) and isinstance(kept.owner, str) else None
 
 
-def owner_of(keys: Iterable[bytes]) -> str:
-    """What tells the clients of several API keys apart. Not the keys, which are nowhere written."""
-    return hashlib.sha256(b"\0".join(sorted(keys))).hexdigest()
-
-
-class Shelf(Protocol):
-    """Where responses are kept: by conversation and name, as bytes. Any thread."""
-
-    def read(self, chain: str, name: str) -> bytes | None: ...
-
-    def write(self, chain: str, name: str, data: bytes) -> bool: ...
-
-    def remove(self, chain: str, name: str) -> None: ...
-
-    def forget(self, chain: str) -> None: ...
-
-    def chains(self) -> Sequence[tuple[float, str, int, int]]:
-        """Of each conversation: when it last grew (seconds of the epoch), its name, its responses and bytes."""
-        ...
-
-
-class Folder:
+class _Folder:
     """Responses in a folder of this server alone."""
 
     def __init__(self, path: Path) -> None:
@@ -164,7 +142,8 @@ class Folder:
     def forget(self, chain: str) -> None:
         shutil.rmtree(self._path / chain, ignore_errors=True)
 
-    def chains(self) -> Sequence[tuple[float, str, int, int]]:
+    def chains(self) -> list[tuple[float, str, int, int]]:
+        """Of each conversation: when it last grew (seconds of the epoch), its name, its responses and bytes."""
         found = []
         for chain in _entries(self._path):
             states = [state for entry in _entries(Path(chain.path)) if (state := _state(entry)) is not None]
@@ -191,65 +170,32 @@ def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
         return None
 
 
-class Memory:
-    """Responses in memory."""
-
-    def __init__(self) -> None:
-        self._chains: dict[str, tuple[float, dict[str, bytes]]] = {}
-        self._lock = threading.Lock()
-
-    def read(self, chain: str, name: str) -> bytes | None:
-        with self._lock:
-            return self._chains.get(chain, (0.0, {}))[1].get(name)
-
-    def write(self, chain: str, name: str, data: bytes) -> bool:
-        with self._lock:
-            held = self._chains.get(chain, (0.0, {}))[1]
-            held[name] = data
-            self._chains[chain] = time.time(), held
-        return True
-
-    def remove(self, chain: str, name: str) -> None:
-        with self._lock:
-            held = self._chains.get(chain, (0.0, {}))[1]
-            held.pop(name, None)
-            if not held:
-                self._chains.pop(chain, None)
-
-    def forget(self, chain: str) -> None:
-        with self._lock:
-            self._chains.pop(chain, None)
-
-    def chains(self) -> Sequence[tuple[float, str, int, int]]:
-        with self._lock:
-            return [
-                (grown, chain, len(held), sum(map(len, held.values()))) for chain, (grown, held) in self._chains.items()
-            ]
-
-
-class Store:
-    """The responses of a server. Any thread; several processes may share a folder."""
+class ResponseStorage:
+    """The responses of a server. `folder`: of this server alone; None for a temporary one."""
 
     def __init__(
         self, folder: Path | None, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES,
         seconds: float = SECONDS,
     ) -> None:  # fmt: skip
-        self._shelf: Shelf = Memory() if folder is None else Folder(folder)
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="rest-local-")  # removed with this object
+            folder = Path(self._temporary.name)
+        self._files = _Folder(folder)
         self._max_responses, self._max_bytes, self._seconds = max_responses, max_bytes, seconds
         self._unswept, self._unswept_bytes, self._swept = SWEEP_EVERY, 0, 0.0  # the first sweep looks at what is there
 
-    def get(self, response_id: str, owner: str) -> Kept | None:
+    def get(self, response_id: str, owner: str) -> KeptResponse | None:
         """A response; None for one that is unknown, forgotten, damaged or of another owner."""
         found = _RESPONSE.fullmatch(response_id)
-        data = self._shelf.read(*found.groups()) if found else None
-        kept = Kept.from_bytes(data) if data is not None else None
+        data = self._files.read(*found.groups()) if found else None
+        kept = KeptResponse.from_bytes(data) if data is not None else None
         if kept is None or kept.id != response_id or not hmac.compare_digest(kept.owner.encode(), owner.encode()):
             return None
         return kept
 
-    def conversation(self, response_id: str, owner: str) -> list[Kept] | None:
+    def conversation(self, response_id: str, owner: str) -> list[KeptResponse] | None:
         """The response and those before it, the first one first; None where one of them is forgotten."""
-        found: list[Kept] = []
+        found: list[KeptResponse] = []
         wanted: str | None = response_id
         while wanted is not None:
             kept = self.get(wanted, owner)
@@ -266,19 +212,19 @@ class Store:
         items = [*kept.added, *kept.output] if kept is not None else []
         return next((item for item in items if item.get("id") == reference), None)
 
-    def keep(self, kept: Kept) -> bool:
+    def keep(self, kept: KeptResponse) -> bool:
         """Whether it is kept."""
         found = _RESPONSE.fullmatch(kept.id)
         assert found is not None
         data = kept.to_bytes()
         self._unswept += 1
         self._unswept_bytes += len(data)
-        return self._shelf.write(found[1], found[2], data)
+        return self._files.write(found[1], found[2], data)
 
     def remove(self, response_id: str) -> None:
         """Forget one response. Those that continue it cannot be continued any more."""
         if found := _RESPONSE.fullmatch(response_id):
-            self._shelf.remove(*found.groups())
+            self._files.remove(*found.groups())
 
     def sweep(self) -> None:
         """Forget what is too old or too much, if enough was added or enough time has passed since the last call."""
@@ -286,16 +232,16 @@ class Store:
         if recent and self._unswept < SWEEP_EVERY and self._unswept_bytes < self._max_bytes // 16:
             return
         self._unswept, self._unswept_bytes, self._swept = 0, 0, time.monotonic()
-        chains = sorted(self._shelf.chains())
+        chains = sorted(self._files.chains())
         count, size = sum(chain[2] for chain in chains), sum(chain[3] for chain in chains)
         oldest = time.time() - self._seconds
         for grown, chain, responses, taken in chains:
             if grown >= oldest and count <= self._max_responses and size <= self._max_bytes:
                 break
-            self._shelf.forget(chain)
+            self._files.forget(chain)
             count, size = count - responses, size - taken
 
 
-def items_of(conversation: Iterable[Kept]) -> list[dict[str, Any]]:
+def items_of(conversation: Iterable[KeptResponse]) -> list[dict[str, Any]]:
     """All items of a conversation in order."""
     return [item for kept in conversation for item in (*kept.added, *kept.output)]

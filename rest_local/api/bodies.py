@@ -2,12 +2,12 @@
 
 - Types are strict: a string is not a number.
 - Unknown fields are ignored, because clients send many (`user`, `store`, `cache_control`, `id_slot`); the log names
-  those that no API has (`unknown_fields`). Below `rest_local` they are refused.
+  those that no API has (`warn_of_unknown`). Below `rest_local` they are refused.
 - null means absent.
 - Checking a list stops at its first wrong element: the errors of a list of 350 000 took a minute and a gigabyte.
 - Content parts and tools are plain JSON here; `rest_local.chat` checks them.
 
-What a value means is decided in `requests` and `prompts`.
+What a value means is decided in `requests`.
 
 `check` refuses hostile JSON before any other code sees it. The security middleware limits the size, the parser the
 depth (200 levels). The number of arrays and objects is limited here, because an empty one takes 2 bytes of text and 60
@@ -16,23 +16,22 @@ of memory.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
-import anyio
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
-from starlette.requests import ClientDisconnect, Request
 
-from rest_local.server import unknown_fields
-from rest_local.server.errors import ApiError
+from rest_local.api.errors import ApiError
 
 MAX_CHOICES = 16
 MAX_STOPS = 16_384  # the cost of a search hardly depends on their number (`StopFinder`)
 MAX_PROMPTS = 256
 MAX_DOCUMENTS = 1024
-
 Milliseconds = Annotated[float, Field(le=1e9)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 MAX_BIASES = 100_000
@@ -66,8 +65,6 @@ class Body(BaseModel):
 JsonObject = dict[str, Any]
 Content = str | Many[JsonObject] | None
 """Text, or parts, which `rest_local.chat.conversation.content_text` reads."""
-
-
 _IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "reasoning_content", "refusal")
 
 
@@ -360,26 +357,7 @@ class DocumentBody(Body):
 
 
 MAX_CONTAINERS = 500_000
-SLOW_BODY_SECONDS = 60.0
-
 Checked = TypeVar("Checked", bound=BaseModel)
-
-
-async def parse(request: Request, kind: type[Checked]) -> Checked:
-    """The body of a request. Raises ApiError 400, 408 (the client stopped sending), 413."""
-    data = await read(request)
-    return check(data, kind) if len(data) < 1 << 14 else await anyio.to_thread.run_sync(check, data, kind)
-
-
-async def read(request: Request) -> bytes:
-    """The bytes of a request's body. Raises ApiError 400, 408 (the client stopped sending), 413."""
-    try:
-        with anyio.fail_after(SLOW_BODY_SECONDS):
-            return await request.body()
-    except TimeoutError as error:
-        raise ApiError(408, "the body did not arrive in time", headers={"connection": "close"}) from error
-    except ClientDisconnect as error:
-        raise ApiError(400, "the client disconnected before its request was complete") from error
 
 
 def check(data: bytes, kind: type[Checked]) -> Checked:
@@ -391,7 +369,7 @@ def check(data: bytes, kind: type[Checked]) -> Checked:
         checked = kind.model_validate(value)
         if issubclass(kind, Body):
             known = {*kind.model_fields, *(field.alias or "" for field in kind.model_fields.values())}
-            unknown_fields.tell(value, known, Extension.model_fields if "rest_local" in known else ())
+            warn_of_unknown(value, known, Extension.model_fields if "rest_local" in known else ())
         return checked
     except ValidationError as error:
         raise _explain(error) from error
@@ -438,3 +416,61 @@ def _explain(error: ValidationError) -> ApiError:
             where += f".{part}" if where else part
     message = f"{where}: {first['msg']}" if where else first["msg"]
     return ApiError(400, message, code="invalid_type", param=re.split(r"[.\[]", where)[0] or None)
+
+
+log = logging.getLogger("rest_local.server")
+MAX_WARNINGS = 100  # in the life of a process: a client can send any number of names
+_NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
+# Of OpenAI, llama-server, Anthropic, Ollama, then of vLLM, OpenRouter and others: clients of several servers send them
+# to each. Those that mean nothing to this server are not logged.
+_IGNORED = """
+    audio background best_of client_metadata context_management conversation dimensions echo encoding_format
+    frequency_penalty function_call functions include input instructions logit_bias logprobs max_completion_tokens
+    max_output_tokens max_tool_calls metadata modalities moderation n parallel_tool_calls previous_response_id
+    prompt prompt_cache_key prompt_cache_options prompt_cache_retention reasoning reasoning_effort response_format
+    safety_identifier service_tier store stream_options text tool_choice tools top_logprobs truncation user
+    verbosity web_search_options
+    adaptive_decay adaptive_target add_special backend_sampling cache_prompt chat_format continue_final_message
+    dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers dynatemp_exponent
+    dynatemp_range embd_normalize generation_prompt grammar_lazy grammar_triggers grammar_type id_slot image_data
+    input_extra input_prefix input_suffix lora min_keep mirostat mirostat_eta mirostat_tau n_cache_reuse n_cmpl
+    n_discard n_indent n_probs parse_tool_calls penalize_nl penalty_prompt post_sampling_probs preserved_tokens
+    reasoning_budget_message reasoning_budget_tokens reasoning_control reasoning_format reasoning_in_content
+    response_fields return_progress return_tokens slot_id sse_ping_interval system_prompt t_max_prompt_ms tfs_z
+    thinking_budget_tokens thinking_forced_open timings_per_token top_n_sigma typical_p with_pieces xtc_probability
+    xtc_threshold
+    anthropic_beta anthropic_version betas cache_control container diagnostics inference_geo mcp_servers
+    output_config output_format speed stop_sequences system thinking thread
+    context format images keep_alive name options raw shift suffix template think truncate
+    add_generation_prompt allowed_token_ids bad_words chat_id chat_template chat_template_kwargs documents
+    early_stopping enable_thinking extra_body features files filter_options guided_choice guided_grammar guided_json
+    guided_regex id include_reasoning include_stop_str_in_output length_penalty logits_processors
+    mm_processor_kwargs min_tokens models num_ctx plugins priority prompt_logprobs provider repetition_penalty
+    request_id route session_id skip_special_tokens spaces_between_special_tokens stop_token_ids structured_outputs
+    template_kwargs tool_ids top_a transforms truncate_prompt_tokens usage use_beam_search variables
+"""
+IGNORED = frozenset(_IGNORED.split())
+_warned: set[str] = set()
+
+
+def warn_of_unknown(given: Iterable[str], known: Collection[str], own: Collection[str]) -> None:
+    """Log a warning for each field of `given` that no API has, once in this process: most likely it is misspelt, and it
+    does nothing. Only names are logged, never values, which may be prompts.
+
+    known  the fields of the call
+    own    the fields below `rest_local`
+    """
+    for name in given:
+        if (
+            name in known
+            or name in IGNORED
+            or name in _warned
+            or len(_warned) >= MAX_WARNINGS
+            or not _NAME.fullmatch(name)
+        ):
+            continue
+        _warned.add(name)
+        near = get_close_matches(name, [*known, *own], 1)
+        place = "rest_local." if near and near[0] not in known else ""
+        meant = f"; did you mean {place}{near[0]}?" if near else ""
+        log.warning("field %s of a request is unknown and does nothing%s", name, meant)

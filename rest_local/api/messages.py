@@ -1,5 +1,7 @@
-"""Anthropic's conversation as OpenAI's chat, which the rest of the server understands.
+"""Anthropic's Messages API: bodies, and the conversation as OpenAI's chat, which the server understands.
 
+- Types are strict, unknown fields are ignored, null means absent, as in `bodies`. Content blocks and tools are plain
+  JSON in the types: an error has to name the place of a block.
 - Consecutive messages of one role are one turn, as in Anthropic's API.
 - A turn of the user becomes its tool results, one message each, then its text and images. Images of a result are sent
   with the text after it: few templates accept them in a result.
@@ -10,34 +12,122 @@
   turn: in front of the conversation it would change the prompt's beginning, so that all of it is evaluated again.
 - Documents and search results become text. What would have to be fetched is refused.
 
-Errors name the place in the client's body. Knows no HTTP.
+Tools:
+
+- A tool with a schema of its own is translated.
+- Tools that Anthropic defines and the client runs (`bash_*`, `text_editor_*`, `memory_*`) have no schema in a request:
+  Anthropic's models were trained with it. Other models get it here, and the client gets the calls that it expects.
+- Tools that Anthropic's servers run (search, fetch, code execution) cannot run here. They are left out where other
+  tools are offered, because agents offer them to every model. A request that has no other tool, or that forces one of
+  them, is refused: its client would take what the model makes up for the result of a search.
+- `computer_*`, toolsets and any other type are refused: they need what local models were not trained for.
+- `defer_loading` is ignored: all tools are offered from the start, so a search among them (`tool_search_*`) finds
+  nothing that was not offered.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, TypeVar
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
+from pydantic import Field
+
+from rest_local.api.bodies import (
+    MAX_STOPS,
+    Body,
+    ChatBody,
+    Extension,
+    JsonObject,
+    Many,
+    Stop,
+)
+from rest_local.api.errors import ApiError, wrong
 from rest_local.errors import OptionError
-from rest_local.server.bodies import ChatBody, JsonObject
-from rest_local.server.errors import ApiError
-from rest_local.server.messages.bodies import CountBody, MessagesBody, OutputFormat
-from rest_local.server.messages.tools import openai_choice, openai_tools, wrong
+
+
+class Turn(Body):
+    """One message. `system` is allowed after the first message, as in Anthropic's API of 2026."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Many[JsonObject]
+
+
+class ToolChoice(Body):
+    """Whether the model may or must call tools."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Body):
+    """Whether the model reasons first. How much (`budget_tokens`) is left to the model."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(Body):
+    """A JSON schema that the answer keeps."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """Effort and format of the answer."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Body):
+    """Of the request."""
+
+    user_id: str | None = None
+
+
+class CountBody(Body):
+    """POST /v1/messages/count_tokens."""
+
+    model: str | None = None
+    messages: Annotated[Many[Turn], Field(min_length=1)]
+    system: str | Many[JsonObject] | None = None
+    tools: Many[JsonObject] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    thread: JsonObject | None = None
+
+
+class MessagesBody(CountBody):
+    """POST /v1/messages. `datastore` and `rest_local`: as in the other calls of this server."""
+
+    max_tokens: Annotated[int, Field(ge=0)]
+    stream: bool | None = None
+    stop_sequences: Annotated[Many[Stop], Field(max_length=MAX_STOPS)] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    metadata: Metadata | None = None
+    mcp_servers: Many[JsonObject] | None = None
+    datastore: str | Many[str] | None = None
+    rest_local: Extension | None = None
+
 
 _BILLING = "x-anthropic-billing-header:"
 """Claude Code's first system block, for Anthropic's accounting. It differs between conversations, so that their common
 beginning would not be found in the cache."""
-
 _PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 _PLACE = re.compile(r"messages\[(\d+)\](?:\.content(?:\[(\d+)\](\.image_url)?)?)?[^:]*")
-
 Block = tuple[str, JsonObject]
 """A content block and its place in the body."""
-
 Places = tuple[str, list[str]]
 T = TypeVar("T")
 
@@ -82,7 +172,7 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
     for turn in turns:
         messages.add_turn(turn)
     choice = openai_choice(body.tool_choice, tools)
-    schema = _schema(body)
+    schema = _output_schema(body)
     if begun and (schema is not None or choice not in (None, "auto", "none")):
         raise wrong(f"messages[{len(body.messages) - 1}]", "an answer that is begun cannot be forced into a form")
     fields: dict[str, Any] = {
@@ -138,7 +228,7 @@ def _variables(body: CountBody, begun: bool) -> dict[str, Any]:
     return variables
 
 
-def _schema(body: CountBody) -> OutputFormat | None:
+def _output_schema(body: CountBody) -> OutputFormat | None:
     return (body.output_config and body.output_config.format) or body.output_format
 
 
@@ -377,3 +467,116 @@ def _search_result(place: str, block: JsonObject) -> str:
     text = "\n".join(_text(*inner) for inner in _blocks(given, f"{place}.content"))
     title, source = _field(place, block, "title"), _field(place, block, "source")
     return f"<search_result>\ntitle: {title}\nsource: {source}\n{text}\n</search_result>"
+
+
+_RUN_THERE = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+_PATH = {"type": "string", "description": "Absolute path of a file or directory."}
+_LINES = {
+    "type": "array",
+    "items": {"type": "integer"},
+    "description": "For view: the first and the last line, from 1 on; -1 for the end of the file.",
+}
+
+
+def openai_tools(tools: Sequence[JsonObject], choice: ToolChoice | None) -> list[JsonObject]:
+    """The tools that are offered. Raises ApiError 400, which names the place."""
+    offered, left_out = [], {}
+    for number, tool in enumerate(tools):
+        place, kind, name = f"tools[{number}]", tool.get("type") or "custom", tool.get("name")
+        if not isinstance(kind, str):
+            raise wrong(f"{place}.type", "give text")
+        if kind.startswith(_RUN_THERE):
+            left_out[name if isinstance(name, str) else kind] = (place, kind)
+        elif not isinstance(name, str) or not name:
+            raise wrong(f"{place}.name", "give a name")
+        else:
+            offered.append(_function(tool, kind, name, place))
+    wanted = choice.name if choice is not None and choice.type == "tool" else None
+    if left_out and (not offered or wanted in left_out):
+        place, kind = left_out.get(wanted or "") or next(iter(left_out.values()))
+        raise wrong(f"{place}.type", f"{kind[:64]} runs on Anthropic's servers, not on this one")
+    return offered
+
+
+def openai_choice(choice: ToolChoice | None, offered: Sequence[JsonObject]) -> Any:
+    """OpenAI's `tool_choice`. Raises ApiError 400 for a tool that is not offered."""
+    if choice is None or choice.type in ("auto", "none"):
+        return None if choice is None else choice.type
+    if not offered:
+        raise wrong("tool_choice", "a call is forced, but no tools are given")
+    if choice.type == "any":
+        return "required"
+    if choice.name not in {tool["function"]["name"] for tool in offered}:
+        raise wrong("tool_choice.name", "no tool has this name")
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def _function(tool: JsonObject, kind: str, name: str, place: str) -> JsonObject:
+    if kind == "custom":
+        description, schema = tool.get("description") or "", tool.get("input_schema")
+        if not isinstance(description, str):
+            raise wrong(f"{place}.description", "give text")
+        if not isinstance(schema, dict):
+            raise wrong(f"{place}.input_schema", "give a JSON schema")
+    else:
+        description, schema = _known(kind, place)
+    function: JsonObject = {"name": name, "description": description, "parameters": schema}
+    if tool.get("strict") is True:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _known(kind: str, place: str) -> tuple[str, JsonObject]:
+    """Description and schema of a tool that Anthropic defines and clients run."""
+    if kind.startswith("bash_"):
+        return "Runs a command in a bash shell that keeps its state between calls.", _schema(
+            {
+                "command": {"type": "string", "description": "The command to run."},
+                "restart": {"type": "boolean", "description": "True to start the shell anew, without a command."},
+            }
+        )
+    if kind.startswith("text_editor_"):
+        return "Views, creates and edits text files.", _editor(kind)
+    if kind.startswith("memory_"):
+        return "Keeps notes in files below /memories, which outlive the conversation.", _memory()
+    raise wrong(f"{place}.type", f"tools of type {kind[:64]!r} are not supported")
+
+
+def _editor(kind: str) -> JsonObject:
+    """Before 20250429 an edit could be undone; before 20250728 `new_str` was also what is inserted."""
+    date = kind.removeprefix("text_editor_")
+    commands = ["view", "create", "str_replace", "insert", *(["undo_edit"] if date < "20250429" else [])]
+    inserts = "insert_text" if date >= "20250728" else "new_str"
+    fields: JsonObject = {
+        "command": {"type": "string", "enum": commands},
+        "path": _PATH,
+        "view_range": _LINES,
+        "file_text": {"type": "string", "description": "For create: the text of the file."},
+        "old_str": {"type": "string", "description": "For str_replace: text that occurs once in the file."},
+        "new_str": {"type": "string", "description": "For str_replace: the text in its place."},
+        "insert_line": {"type": "integer", "description": f"For insert: the line after which {inserts} goes."},
+    }
+    if inserts == "insert_text":
+        fields["insert_text"] = {"type": "string", "description": "For insert: the text."}
+    return _schema(fields, "command", "path")
+
+
+def _memory() -> JsonObject:
+    text = {"type": "string"}
+    fields: JsonObject = {
+        "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert", "delete", "rename"]},
+        "path": {"type": "string", "description": "A path below /memories; for rename use old_path and new_path."},
+        "view_range": _LINES,
+        "file_text": text,
+        "old_str": text,
+        "new_str": text,
+        "insert_line": {"type": "integer"},
+        "insert_text": text,
+        "old_path": text,
+        "new_path": text,
+    }
+    return _schema(fields, "command")
+
+
+def _schema(properties: JsonObject, *required: str) -> JsonObject:
+    return {"type": "object", "properties": properties, "required": list(required)}

@@ -1,0 +1,420 @@
+"""The answers to one request as they grow: what all protocols share. Knows no HTTP.
+
+What the engine generates arrives as pieces. `Choice` makes one stream of `Part`s of them: text, deltas of a chat
+(content, reasoning, calls), log-probabilities, progress. A protocol subclasses `Answer` and defines how a part becomes
+events and what the whole answer looks like. Streamed and whole answers are made of the same parts, so they cannot
+differ.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from pydantic_core import to_json
+
+from rest_local.api.bodies import GenerationBody
+from rest_local.api.errors import ApiError
+from rest_local.decoding.results import Timings, llama_timings
+from rest_local.decoding.stream import Piece
+from rest_local.llama.vocabulary import Detokenizer
+
+if TYPE_CHECKING:
+    from rest_local.chat.tools import AnswerParser, Delta
+    from rest_local.decoding.engine import Engine
+    from rest_local.decoding.logprobs import TokenLogprobs
+    from rest_local.decoding.request import Request
+    from rest_local.decoding.stream import Progress, Result
+
+EVENT_STREAM = "text/event-stream"
+DONE = b"data: [DONE]\n\n"
+COARSE_MS = 100  # where steps are hidden, times are rounded to multiples of this,
+GROUP_TOKENS = 16  # ids and log-probabilities are sent in groups of this size,
+GROUP_CHARACTERS = 64  # and text in groups of this: about 15 tokens
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """What answers a request.
+
+    model        the name to answer with
+    shows_steps  the answer may tell what was drafted and what was cached (`Settings.shows_steps`)
+    fingerprint  OpenAI's `system_fingerprint`
+    """
+
+    engine: Engine
+    model: str
+    shows_steps: bool
+    fingerprint: str
+
+
+class HasResult(Protocol):
+    """What an answer is made of: a stream, or what else has a result. It is complete when the answer is."""
+
+    @property
+    def result(self) -> Result: ...
+
+
+class Call(Protocol):
+    """A request of any protocol. `requests` must be called first, in a worker thread: templates, tokenizing and
+    grammars take time. Then `answer`.
+    """
+
+    def requests(self) -> list[Request]:
+        """The engine's requests, one for each answer. Raises ApiError, OptionError, TemplateFailed, PromptTooLong."""
+        ...
+
+    def answer(self, answered: Sequence[HasResult]) -> Answer[Any]:
+        """The answer. `answered`: for each of the requests."""
+        ...
+
+
+def event(value: Any, name: str | None = None) -> bytes:
+    """A server-sent event with a JSON value, and with a name where the protocol has named events."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + to_json(value, inf_nan_mode="null") + b"\n\n"
+
+
+def named_events(values: Sequence[dict[str, Any]]) -> list[bytes]:
+    """Events that are named by their `type`."""
+    return [event(value, value["type"]) for value in values]
+
+
+def new_id(prefix: str) -> str:
+    """An id that cannot be guessed."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+@dataclass
+class Part:
+    """What one event adds to an answer. Of a chat, `deltas` are its text split into content, reasoning and calls."""
+
+    text: str = ""
+    deltas: list[Delta] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    origins: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # how many of the tokens in `origins` each forward pass gave
+
+    progress: list[Progress] = field(default_factory=list)
+    timings: dict[str, float] | None = None  # so far, where the client wants them with every part
+
+    @property
+    def extension(self) -> dict[str, Any]:
+        """Further fields of an event: `timings` and `rest_local`, where they are sent."""
+        fields: dict[str, Any] = {"rest_local": {"tokens": self.origins, "steps": self.steps}} if self.origins else {}
+        return fields | ({"timings": self.timings} if self.timings else {})
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.deltas or self.tokens or self.logprobs or self.origins or self.progress)
+
+
+class Choice:
+    """The state of one answer.
+
+    parser         splits the text of a chat's answer
+    shows_steps    text is sent as the steps give it, else in groups of fixed size
+    sends_origins  each token is sent with its source
+    ending         filters that may end the answer although the model would go on
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        parser: AnswerParser | None,
+        *,
+        shows_steps: bool,
+        sends_origins: bool,
+        ending: Sequence[Indentation | TimeLimit],
+    ) -> None:
+        self.text = ""
+        self.deltas: list[Delta] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.parser, self._ending = parser, ending
+        self._held = Part()
+        self._groups = (1, 1) if shows_steps else (GROUP_TOKENS, GROUP_CHARACTERS)
+        self._texts = Detokenizer(engine.model.vocabulary.piece) if shows_steps and sends_origins else None
+
+    @property
+    def can_end(self) -> bool:
+        """Whether a filter may end the answer, so that its text has to be read while it is generated."""
+        return bool(self._ending)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a filter has ended the answer."""
+        return any(each.ended for each in self._ending)
+
+    def feed(self, pieces: Sequence[Piece]) -> Part:
+        """What can be sent of these pieces and of those before."""
+        part = Part()
+        for piece in pieces:
+            part.progress += (piece.progress,) if piece.progress else ()
+            part.text += piece.text
+            self._held.tokens += piece.tokens
+            self._held.logprobs += piece.logprobs
+            if self._texts is not None and piece.tokens:
+                part.origins += origins([self._texts.feed(token) for token in piece.tokens], piece)
+                part.steps.append(len(piece.tokens))
+        for each in self._ending:
+            part.text = each.feed(part.text)
+        return self._release(part, *self._groups)
+
+    def finish(self, *, cut: bool) -> Part:
+        """What was held back. `cut`: a limit has ended the answer."""
+        part = Part()
+        for each in self._ending:
+            part.text = each.feed(part.text) + each.finish()
+        part = self._release(part, 1, 1)
+        if self.parser is not None:
+            rest = self.parser.finish(cut=cut)
+            part.deltas += rest
+            self.deltas += rest
+        return part
+
+    def _release(self, part: Part, tokens: int, characters: int) -> Part:
+        """Moves whole groups of what is held back to the part, and adds the part to the answer."""
+        held = self._held
+        text = held.text + part.text
+        ends = [len(each) - len(each) % size for each, size in ((held.tokens, tokens), (held.logprobs, tokens))]
+        end = len(text) - len(text) % characters
+        part.text, part.tokens, part.logprobs = text[:end], held.tokens[: ends[0]], held.logprobs[: ends[1]]
+        self._held = Part(text[end:], [], held.tokens[ends[0] :], held.logprobs[ends[1] :])
+        if self.parser is not None and part.text:
+            part.deltas = self.parser.feed(part.text)
+        self.text += part.text
+        self.deltas += part.deltas
+        self.tokens += part.tokens
+        self.logprobs += part.logprobs
+        return part
+
+
+class Indentation:
+    """llama-server's `n_indent`: ends the text before the first line, after the first, that is indented less.
+
+    An empty line ends it as well.
+    """
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._blanks: str | None = None  # of a line after the first, until it is indented enough
+        self.ended = False
+
+    def feed(self, text: str) -> str:
+        """What of `text` belongs to the answer."""
+        kept: list[str] = []
+        while text and not self.ended:
+            if self._blanks is not None:
+                text, self._blanks = self._blanks + text, None
+                content = text.lstrip(" \t")
+                if len(text) - len(content) < self._least:
+                    self._blanks = "" if content else text
+                    self.ended = bool(content)
+                    break
+            line, newline, text = text.partition("\n")
+            kept.append(line + newline)
+            self._blanks = "" if newline else None
+        return "".join(kept)
+
+    def finish(self) -> str:
+        """The blanks that were held back, which belong to the answer."""
+        rest, self._blanks = self._blanks or "", None
+        return rest
+
+
+class TimeLimit:
+    """llama-server's `t_max_predict_ms`: ends the text after the first line that is complete when the time is over.
+
+    So an editor offers whole lines, and always at least one. The time counts from the first text. `clock`: seconds;
+    tests replace it.
+    """
+
+    def __init__(self, milliseconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = milliseconds / 1e3
+        self._clock = clock
+        self._begun: float | None = None
+        self.ended = False
+
+    def feed(self, text: str) -> str:
+        """What of `text` belongs to the answer."""
+        if self.ended or not text:
+            return ""
+        now = self._clock()
+        self._begun = now if self._begun is None else self._begun
+        if "\n" in text and now - self._begun > self._seconds:
+            self.ended = True
+            return text[: text.index("\n") + 1]
+        return text
+
+    def finish(self) -> str:
+        """Nothing is held back."""
+        return ""
+
+
+class Answer(Generic[BodyT]):
+    """The answers to one request. A protocol defines `begin`, `advance`, `complete`, `end` and `whole`.
+
+    answered    what each answer is made of
+    parsers     of a chat, one for each answer
+    per_prompt  answers to each prompt, which are neighbours in `choices`
+
+    MEDIA_TYPE      of a stream; a protocol without server-sent events has another one
+    SENDS_APART     each event is sent by itself; else those of one moment are sent together
+    QUIET_SECONDS   after so long without an event of a stream, `quiet` makes one; None: never
+    """
+
+    MEDIA_TYPE = EVENT_STREAM
+    SENDS_APART = False
+    QUIET_SECONDS: float | None = None
+
+    def __init__(
+        self,
+        context: RequestContext,
+        body: BodyT,
+        answered: Sequence[HasResult],
+        parsers: Sequence[AnswerParser] = (),
+        *,
+        per_prompt: int = 1,
+        n_indent: int = 0,
+    ) -> None:
+        self.context, self.engine, self.body = context, context.engine, body
+        self.per_prompt = per_prompt
+        self.shows_steps = context.shows_steps
+        self.sends_origins = self.shows_steps and bool(body.rest_local and body.rest_local.origins)
+        self.sends_timings = self.shows_steps and bool(body.timings_per_token)
+        self.remaining = len(answered)  # answers that are not complete
+        self._answered = list(answered)
+        limit = body.t_max_predict_ms or 0.0
+        self.choices = [
+            Choice(
+                self.engine,
+                parsers[number] if parsers else None,
+                shows_steps=self.shows_steps,
+                sends_origins=self.sends_origins,
+                ending=[*([Indentation(n_indent)] if n_indent > 0 else []), *([TimeLimit(limit)] if limit > 0 else [])],
+            )
+            for number in range(len(answered))
+        ]
+
+    def begin(self) -> list[bytes]:
+        """Events before the first part."""
+        return []
+
+    def advance(self, number: int, part: Part) -> list[bytes]:
+        """Events for a part of answer `number`, which `Choice` has already added."""
+        raise NotImplementedError
+
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        """Events before the first part of answer `number`: `prompt_progress`, and `timings` where the client wants
+        them.
+        """
+        return []
+
+    def complete(self, number: int) -> list[bytes]:
+        """Events when answer `number` is complete; `remaining` is 0 at the last one."""
+        return []
+
+    def end(self) -> list[bytes]:
+        """Events when all answers are complete."""
+        return []
+
+    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """The answer to a request that is not streamed."""
+        raise NotImplementedError
+
+    def quiet(self) -> list[bytes]:
+        """Events of a stream in which nothing has happened for `QUIET_SECONDS`, so that its client goes on waiting."""
+        return []
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The last event of a stream that fails after it has begun."""
+        return event(error.body)
+
+    @property
+    def results(self) -> list[Result]:
+        """One for each answer; final once `end` or `whole` is called."""
+        return [answered.result for answered in self._answered]
+
+    def finish_reason(self, number: int) -> str:
+        """`stop` or `length`."""
+        return "length" if self.choices[number].ended else self.results[number].finish_reason
+
+    def add(self, number: int, pieces: Sequence[Piece] | None) -> Part:
+        """Adds pieces to an answer, or ends it for None; what can be sent."""
+        choice = self.choices[number]
+        if pieces is not None:
+            return choice.feed(pieces)
+        self.remaining -= 1
+        return choice.finish(cut=self.finish_reason(number) == "length")
+
+    def events(self, number: int, pieces: Sequence[Piece] | None, timings: Timings | None) -> list[bytes]:
+        """The events of these pieces, and of the end for None. `timings`: so far, if they are sent.
+
+        How fast a prompt is evaluated and what each step gave are told where steps are shown: they tell what other
+        clients sent, and what a datastore holds.
+        """
+        part = self.add(number, pieces)
+        part.timings = timings.to_dict() if timings else None
+        progress, part.progress = part.progress if self.shows_steps else [], []
+        events: list[bytes] = []
+        for each in progress:
+            more = {"timings": each.timings.to_dict()} if self.sends_timings else {}
+            events += self.progressed(number, {"prompt_progress": each.to_dict()} | more)
+        if part:
+            events += self.advance(number, part)
+        return events if pieces is not None else events + self.complete(number)
+
+    def completed(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """The answer where all results are complete and none was added yet."""
+        for number, result in enumerate(self.results):
+            self.add(number, [Piece(result.text, tuple(result.tokens), (), tuple(result.logprobs))])
+            self.add(number, None)
+        return self.whole()
+
+    def counts(self) -> dict[str, Any]:
+        """Counts for the log of requests. They say nothing about the text."""
+        total = Timings.total(result.timings for result in self.results)
+        return {
+            "prompt_tokens": total.cached_tokens + total.prompt_tokens,
+            "cached_tokens": total.cached_tokens,
+            "completion_tokens": sum(len(result.tokens) for result in self.results),
+            "finish": [result.finish_reason for result in self.results],
+        }
+
+
+def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:
+    """llama-server's `timings` over all answers.
+
+    Without `shows_steps`, counts of drafts are left out, and so is what tells how much of the prompt was cached:
+    `prompt_n` is then the whole prompt, without a time, and the time of the answer is rounded.
+    """
+    total = Timings.total(result.timings for result in results)
+    if not shows_steps:
+        rounded = COARSE_MS * round(total.predicted_ms / COARSE_MS)
+        answer = llama_timings("predicted", total.predicted_tokens, rounded)
+        return {"prompt_n": total.cached_tokens + total.prompt_tokens} | answer
+    return total.to_dict()
+
+
+def prediction_counts(results: Sequence[Result]) -> dict[str, int]:
+    """How much of the client's prediction was accepted, and how much was drafted in vain."""
+    counts = [result.draft.of_source("prediction") for result in results]
+    accepted = sum(each.accepted for each in counts)
+    rejected = sum(each.drafted for each in counts) - accepted
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+
+
+def origins(texts: Sequence[str], piece: Piece) -> list[dict[str, Any]]:
+    """The text and the source of each token of a piece, for the page."""
+    names = ("file", "line", "match", "probability")
+    origin_of = piece.origins or (None,) * len(piece.tokens)
+    return [
+        {"text": text, "token": token, "source": source} | {name: getattr(origin, name, None) for name in names}
+        for text, token, source, origin in zip(texts, piece.tokens, piece.sources, origin_of, strict=True)
+    ]

@@ -1,0 +1,232 @@
+"""Answers of Anthropic's Messages API: content blocks, and the events of how they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from rest_local.api.answers import (
+    Answer,
+    HasResult,
+    Part,
+    RequestContext,
+    event,
+    named_events,
+    new_id,
+)
+from rest_local.api.bodies import (
+    ChatBody,
+)
+from rest_local.api.errors import ApiError, anthropic_shape
+from rest_local.api.messages import CountBody, Translated, serial, translated
+from rest_local.api.openai import Chat
+from rest_local.api.requests import (
+    template_of,
+)
+from rest_local.chat.tools import AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
+from rest_local.decoding.request import Request
+
+Event = dict[str, Any]
+"""An event's data; `type` is also its name."""
+SIGNATURE = "rest-local"
+"""Of a thinking block. Anthropic's servers check theirs; here it only has to be there, because clients expect one."""
+
+
+class Blocks:
+    """The blocks of one answer.
+
+    shows_thinking   else a thinking block is empty, as Anthropic's are with `display` `omitted`
+    serial           what follows the first call is left out
+    """
+
+    def __init__(self, *, shows_thinking: bool = True, serial: bool = False) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._shows_thinking, self._serial = shows_thinking, serial
+        self._arguments = ""
+        self._open = False
+        self._ended = False
+
+    def feed(self, deltas: Iterable[Delta]) -> list[Event]:
+        """The events of these deltas."""
+        return [event for delta in deltas for event in self._feed(delta)]
+
+    def finish(self) -> list[Event]:
+        """The events at the end of the answer."""
+        return self._close()
+
+    def _feed(self, delta: Delta) -> list[Event]:
+        if self._serial and isinstance(delta, (CallStart, Content)) and self._calls:
+            self._ended = True
+        if self._ended:
+            return []
+        if isinstance(delta, CallStart):
+            return self._begin({"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}})
+        if isinstance(delta, CallArguments):
+            self._arguments += delta.text
+            return [self._grown("input_json_delta", "partial_json", delta.text)]
+        kind, name = ("text", "text") if isinstance(delta, Content) else ("thinking", "thinking")
+        events = [] if self._is_open(kind) else self._begin(_empty(kind))
+        if isinstance(delta, Reasoning) and not self._shows_thinking:
+            return events
+        self.content[-1][name] += delta.text
+        return [*events, self._grown(f"{kind}_delta", name, delta.text)]
+
+    @property
+    def _calls(self) -> int:
+        return sum(block["type"] == "tool_use" for block in self.content)
+
+    def _is_open(self, kind: str) -> bool:
+        return self._open and self.content[-1]["type"] == kind
+
+    def _begin(self, block: dict[str, Any]) -> list[Event]:
+        events = self._close()
+        self.content.append(block)
+        self._open, self._arguments = True, ""
+        return [*events, {"type": "content_block_start", "index": self._index, "content_block": dict(block)}]
+
+    def _grown(self, kind: str, name: str, text: str) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, name: text}}
+
+    def _close(self) -> list[Event]:
+        if not self._open:
+            return []
+        self._open, block = False, self.content[-1]
+        stop: Event = {"type": "content_block_stop", "index": self._index}
+        if block["type"] == "tool_use":
+            block["input"] = _input(self._arguments)
+        if block["type"] == "thinking":
+            block["signature"] = SIGNATURE
+            return [self._grown("signature_delta", "signature", SIGNATURE), stop]
+        return [stop]
+
+    @property
+    def _index(self) -> int:
+        return len(self.content) - 1
+
+
+def _empty(kind: str) -> dict[str, Any]:
+    return {"type": "text", "text": ""} if kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """The arguments of a call. A call that a limit cut off has those that are complete; what is not JSON has none."""
+    try:
+        value = from_json(arguments or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+PING_SECONDS = 10.0
+"""Between two events of a stream at most. Clients wait for a minute and longer; prompts can take several."""
+
+
+class MessagesCall:
+    """A request, a `Call`. Raises CannotGenerate, ApiError 501 without a template."""
+
+    def __init__(self, context: RequestContext, body: CountBody) -> None:
+        self._context, self._body = context, body
+        self._able = template_of(context.engine).capabilities
+        self._n_prompt = 0
+
+    def count(self) -> int:
+        """Tokens of the rendered prompt, also where it is longer than the context."""
+        made, chat = self._translated()
+        return made.run(chat.count)
+
+    def requests(self) -> list[Request]:
+        made, self._chat = self._translated()
+        self._chat_body = made.body
+        requests = made.run(self._chat.requests)
+        self._n_prompt = len(requests[0].prompt)
+        return requests
+
+    def answer(self, answered: Sequence[HasResult]) -> MessagesAnswer:
+        omitted = self._body.thinking is not None and self._body.thinking.display == "omitted"
+        blocks = Blocks(shows_thinking=not omitted, serial=serial(self._body))
+        return MessagesAnswer(self._context, self._chat_body, answered, self._chat.parser(), self._n_prompt, blocks)
+
+    def _translated(self) -> tuple[Translated, Chat]:
+        made = translated(self._body, late_system=self._able.late_system and self._able.system_with_results)
+        return made, Chat(self._context, made.body, begun=made.begun)
+
+
+class MessagesAnswer(Answer[ChatBody]):
+    """One answer as Anthropic's message. `prompt_tokens`: of the whole prompt."""
+
+    QUIET_SECONDS = PING_SECONDS
+
+    def __init__(
+        self,
+        context: RequestContext,
+        body: ChatBody,
+        answered: Sequence[HasResult],
+        parser: AnswerParser,
+        prompt_tokens: int,
+        blocks: Blocks,
+    ) -> None:
+        super().__init__(context, body, answered, [parser])
+        self._id = new_id("msg_")
+        self._parser, self._prompt_tokens, self._blocks = parser, prompt_tokens, blocks
+
+    def begin(self) -> list[bytes]:
+        usage = self._cached(0) | {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        return named_events([{"type": "message_start", "message": self._message([], usage)}])
+
+    def quiet(self) -> list[bytes]:
+        return named_events([{"type": "ping"}])
+
+    def advance(self, number: int, part: Part) -> list[bytes]:
+        return named_events(self._blocks.feed(part.deltas))
+
+    def complete(self, number: int) -> list[bytes]:
+        return named_events(self._blocks.finish())
+
+    def end(self) -> list[bytes]:
+        changed = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        return named_events([changed, {"type": "message_stop"}])
+
+    def whole(self) -> dict[str, Any]:
+        self._blocks.feed(self.choices[0].deltas)
+        self._blocks.finish()
+        return self._message(self._blocks.content, self._usage()) | self._stop()
+
+    def error_event(self, error: ApiError) -> bytes:
+        return event(anthropic_shape(error), "error")
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.context.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _stop(self) -> dict[str, Any]:
+        """Why the answer ended. Where the context was full before `max_tokens`, a client can only shorten it."""
+        result = self.results[0]
+        if self.finish_reason(0) == "length":
+            full = self._prompt_tokens + len(result.tokens) >= self.engine.n_ctx
+            cut = full and len(result.tokens) < (self.body.max_tokens or 0)
+            return {"stop_reason": "model_context_window_exceeded" if cut else "max_tokens", "stop_sequence": None}
+        if result.stopping_word:
+            return {"stop_reason": "stop_sequence", "stop_sequence": result.stopping_word}
+        return {"stop_reason": "tool_use" if self._parser.calls else "end_turn", "stop_sequence": None}
+
+    def _usage(self) -> dict[str, Any]:
+        """Counts at the end. To other machines the whole prompt counts as new: what was cached, others have sent."""
+        result = self.results[0]
+        cached = result.timings.cached_tokens if self.shows_steps else 0
+        counts = {"input_tokens": self._prompt_tokens - cached, "output_tokens": len(result.tokens)}
+        return self._cached(cached) | counts
+
+    def _cached(self, read: int) -> dict[str, int]:
+        if not self.shows_steps:
+            return {}
+        return {"cache_creation_input_tokens": 0, "cache_read_input_tokens": read}

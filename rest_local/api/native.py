@@ -1,0 +1,158 @@
+"""llama-server's own calls: /completion and /infill."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rest_local.api.answers import Answer, HasResult, Part, RequestContext, event, timings
+from rest_local.api.bodies import InfillBody, NativeBody
+from rest_local.api.requests import grammar_of, infill_tokens, longest_prompt, prompt_text, prompts_of, request_of
+from rest_local.decoding.request import Request
+
+if TYPE_CHECKING:
+    from rest_local.decoding.logprobs import TokenLogprobs
+
+_SAMPLERS = (
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"),
+)
+
+
+class NativeCompletion:
+    """A prompt, or several, to continue; or a gap to fill. A `Call`."""
+
+    def __init__(self, context: RequestContext, body: NativeBody) -> None:
+        self._context, self._body = context, body
+        self._requests: list[Request] = []
+
+    def requests(self) -> list[Request]:
+        engine, body = self._context.engine, self._body
+        if isinstance(body, InfillBody):
+            extra = [(each.filename or "", each.text) for each in body.input_extra or ()]
+            room = max(body.n_predict or 0, 0)
+            prompts = [infill_tokens(engine, body.input_prefix, body.input_suffix, extra, body.prompt, room)]
+        else:
+            prompts = prompts_of(engine, body.prompt, longest=longest_prompt(engine, body))
+        grammar, logprobs = grammar_of(body), body.n_probs or None
+        self._requests = [request_of(engine, body, each, logprobs=logprobs, grammar=grammar) for each in prompts]
+        return self._requests
+
+    def answer(self, answered: Sequence[HasResult]) -> NativeAnswer:
+        return NativeAnswer(self._context, self._body, answered, self._requests)
+
+
+class NativeAnswer(Answer[NativeBody]):
+    """Answers in llama-server's shape, one to a prompt; `stop` is true in the last event of each only."""
+
+    def __init__(
+        self, context: RequestContext, body: NativeBody, answered: Sequence[HasResult], requests: Sequence[Request]
+    ) -> None:
+        super().__init__(context, body, answered, n_indent=body.n_indent or 0)
+        self._requests = requests
+
+    def advance(self, number: int, part: Part) -> list[bytes]:
+        fields = self._partial(number, part)
+        if part.logprobs:
+            fields["completion_probabilities"] = self._probabilities(part.logprobs)
+        return [event(fields | part.extension)]
+
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        return [event(self._partial(number, Part()) | fields)]
+
+    def complete(self, number: int) -> list[bytes]:
+        return [event(self._selected(self._final(number) | {"content": "", "tokens": []}))]
+
+    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+        results = [self._selected(self._final(number)) for number in range(len(self.choices))]
+        return results[0] if len(results) == 1 else results
+
+    def _partial(self, number: int, part: Part) -> dict[str, Any]:
+        return {
+            "index": number,
+            "content": part.text,
+            "tokens": part.tokens,
+            "stop": False,
+            "tokens_predicted": len(self.choices[number].tokens),
+            "tokens_evaluated": len(self._requests[number].prompt),
+        }
+
+    def _selected(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The `response_fields` that the client chose, by path: `timings/prompt_n` becomes a key with the value at that
+        path, unknown paths are left out. As in llama-server, they affect only the last event.
+        """
+        found: dict[str, Any] = {}
+        for name in self.body.response_fields or ():
+            value: Any = fields
+            for step in name.split("/"):
+                if not isinstance(value, dict) or step not in value:
+                    break
+                value = value[step]
+            else:
+                found[name] = value
+        return found if self.body.response_fields else fields
+
+    def _final(self, number: int) -> dict[str, Any]:
+        result, choice, request = self.results[number], self.choices[number], self._requests[number]
+        selected, limited = self.body.response_fields, choice.ended or result.finish_reason == "length"
+        shows_prompt = not selected or "prompt" in selected  # it costs half a microsecond a token
+        fields = {
+            "index": number,
+            "content": choice.text,
+            "tokens": choice.tokens if self.body.return_tokens else [],
+            "id_slot": 0,
+            "stop": True,
+            "model": self.context.model,
+            "tokens_predicted": len(result.tokens),
+            "tokens_evaluated": len(request.prompt),
+            "generation_settings": self._generation_settings(request),
+            "prompt": prompt_text(self.engine.model.vocabulary, request.prompt) if shows_prompt else "",
+            "has_new_line": "\n" in choice.text,
+            "truncated": result.truncated,
+            "stop_type": "limit" if limited else "word" if result.stopping_word else "eos",
+            "stopping_word": result.stopping_word,
+            "tokens_cached": result.timings.cached_tokens + result.timings.prompt_tokens + len(result.tokens),
+            "timings": timings([result], self.shows_steps),
+        }
+        if choice.logprobs and not self.body.stream:
+            fields["completion_probabilities"] = self._probabilities(choice.logprobs)
+        if self.sends_origins:
+            fields["rest_local"] = {"draft": result.draft.to_dict()}
+        return fields
+
+    def _probabilities(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """`completion_probabilities`: logarithms, or with `post_sampling_probs` probabilities."""
+        vocabulary, after_sampling = self.engine.model.vocabulary, bool(self.body.post_sampling_probs)
+
+        def one(token: int, logprob: float) -> dict[str, Any]:
+            piece = vocabulary.piece(token)
+            value = {"prob": math.exp(logprob)} if after_sampling else {"logprob": logprob}
+            return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece)} | value
+
+        top = "top_probs" if after_sampling else "top_logprobs"
+        return [
+            one(entry.token, entry.logprob) | {top: [one(token, logprob) for token, logprob in entry.top]}
+            for entry in entries
+        ]
+
+    def _generation_settings(self, request: Request) -> dict[str, Any]:
+        """The settings in effect: defaults filled in, samplers that are off with their neutral value."""
+        sampling = request.sampling
+        effective: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLERS}
+        ends = [(int(token), -math.inf) for token in self.engine.model.vocabulary.ends] if request.ignore_end else []
+        limit = -1 if self.body.n_predict is None and self.body.max_tokens is None else request.max_tokens
+        return effective | {
+            "n_ctx": self.engine.n_ctx,
+            "n_predict": limit,
+            "max_tokens": limit,
+            "seed": -1 if sampling.seed is None else sampling.seed,
+            "stop": list(request.stop),
+            "n_keep": request.keep_tokens,
+            "min_tokens": request.min_tokens,
+            "ignore_eos": request.ignore_end,
+            "n_probs": request.logprobs or 0,
+            "logit_bias": [{"token": token, "bias": bias} for token, bias in (*sampling.logit_bias, *ends)],
+            "grammar": sampling.grammar.source if sampling.grammar else "",
+            "stream": bool(self.body.stream),
+        }

@@ -1,0 +1,558 @@
+"""Ollama's API for clients that know nothing else: /api/chat, /api/generate and /api/embed.
+
+Its bodies become those of the server's own calls, so that an answer is the same by every protocol.
+
+- A whole number may be written as 40.0, and a model may be called `name` instead of `model`.
+- Options keep their names, or get OpenAI's. What has no meaning here is left out and named by `ignored`.
+- Images are base64 without a type, which their first bytes tell; they become OpenAI's `image_url` parts.
+- Calls have no ids in Ollama's older form. They get some here, and each result gets the id of the call that it answers:
+  the first one of its name that has no result yet, else the first one.
+- An answer is a stream of JSON lines, or one object. Each line is sent by itself, because some clients read each part
+  of the body that arrives as one line.
+- A call is sent when it is complete, with its arguments as an object. One that a limit cuts off is left out; the last
+  line then says `length`.
+- Durations are nanoseconds. `prompt_eval_count` is the whole prompt, also what was in memory. Where steps are hidden,
+  the time of the prompt is left out and the other times are rounded, as in llama-server's `timings`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import to_json
+
+from rest_local.api.answers import (
+    COARSE_MS,
+    Answer,
+    Choice,
+    HasResult,
+    Part,
+    RequestContext,
+)
+from rest_local.api.bodies import (
+    MAX_PROMPTS,
+    MAX_STOPS,
+    Body,
+    ChatBody,
+    EmbeddingBody,
+    Extension,
+    GenerationBody,
+    JsonObject,
+    Many,
+    Message,
+    ResponseFormat,
+    Stop,
+    TokenId,
+)
+from rest_local.api.errors import ApiError, ollama_shape
+from rest_local.api.models import written
+from rest_local.api.openai import Chat, chat_logprobs
+from rest_local.api.requests import checked_ids, grammar_of, infill_tokens, longest_prompt, request_of
+from rest_local.api.vectors import Embed, Embedding, check_embeds
+from rest_local.chat.tools import AnswerParser, CallStart, Content, Delta, Reasoning
+from rest_local.decoding.engine import Engine
+from rest_local.decoding.request import Request
+from rest_local.llama.embedding import longest_text
+
+MAX_IMAGES = 64
+
+
+def _whole(value: Any) -> Any:
+    """An integer that JavaScript or Lua wrote as 40.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Image = Annotated[str, Field(min_length=1)]
+Images = Annotated[Many[Image], Field(max_length=MAX_IMAGES)]
+Think = bool | Literal["low", "medium", "high", "max", ""]
+KeepAlive = str | float
+Format = dict[str, Any] | Literal["", "json"]
+
+
+class Options(Body):
+    """How an answer is generated. What has no meaning here is kept in `model_extra`, so that the answer can say so."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    num_predict: Annotated[Whole, Field(ge=-2)] | None = None
+    num_keep: Whole | None = None
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Whole | None = None
+    stop: Stop | Annotated[Many[Stop], Field(max_length=MAX_STOPS)] | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: Whole | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class NamedBody(Body):
+    """A body that names a model."""
+
+    model: str | None = None
+    name: str | None = None
+
+    @property
+    def asked(self) -> str | None:
+        """The model that the client named."""
+        return self.model or self.name
+
+
+class AnswerBody(NamedBody):
+    """What the two calls that generate share. `stream`: true where it is missing. The last three fields are this
+    server's own.
+    """
+
+    options: Options = Field(default_factory=Options)
+    format: Format | None = None
+    stream: bool = True
+    keep_alive: KeepAlive | None = None
+    think: Think | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+    datastore: str | Many[str] | None = None
+    prompt_cache_key: str | None = None
+    rest_local: Extension | None = None
+
+
+class CalledFunction(Body):
+    """A call that the model made earlier."""
+
+    name: str
+    arguments: dict[str, Any] | str = Field(default_factory=dict)
+
+
+class Called(Body):
+    """An entry of `tool_calls`."""
+
+    id: str | None = None
+    function: CalledFunction
+
+
+class OllamaMessage(Body):
+    """One message of a chat."""
+
+    role: str
+    content: str = ""
+    thinking: str | None = None
+    images: Images | None = None
+    tool_calls: Many[Called] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class OllamaChatBody(AnswerBody):
+    """POST /api/chat. Without messages the model is loaded and nothing is generated."""
+
+    messages: Many[OllamaMessage] = Field(default_factory=list)
+    tools: Many[JsonObject] | None = None
+
+
+class GenerateBody(AnswerBody):
+    """POST /api/generate. Without a prompt the model is loaded and nothing is generated.
+
+    `context`: the tokens of an earlier conversation, as its last answer gave them.
+    """
+
+    prompt: str = ""
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    raw: bool | None = None
+    images: Images | None = None
+    context: Many[TokenId] | None = None
+
+
+class EmbedBody(NamedBody):
+    """POST /api/embed."""
+
+    input: str | Annotated[Many[str], Field(max_length=MAX_PROMPTS)]
+    truncate: bool | None = None
+    dimensions: Annotated[Whole, Field(ge=1)] | None = None
+    options: JsonObject | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class OldEmbedBody(NamedBody):
+    """POST /api/embeddings, which came before /api/embed."""
+
+    prompt: str = ""
+    options: JsonObject | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class ShowBody(NamedBody):
+    """POST /api/show."""
+
+    @model_validator(mode="after")
+    def _check_name(self) -> ShowBody:
+        if not self.asked:
+            raise ValueError("name the model")
+        return self
+
+
+TEMPLATE = "the template of the model's own file is used"
+LOADED = "set when the server was started"
+UNKNOWN = "this server has no such option"
+_AT_LOAD = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
+_SAMPLERS = (
+    *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty", "repeat_last_n"),
+    *("presence_penalty", "frequency_penalty"),
+)
+_KINDS = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+)
+MAX_IGNORED = 32
+
+
+def ignored(body: AnswerBody) -> dict[str, str]:
+    """Fields of a body that have no meaning here, each with the reason."""
+    found = {}
+    if isinstance(body, GenerateBody) and body.template:
+        found["template"] = TEMPLATE
+    for name in list(body.options.model_extra or {})[:MAX_IGNORED]:
+        found[f"options.{name[:64]}"] = LOADED if name in _AT_LOAD else UNKNOWN
+    return found
+
+
+def fields_of(body: AnswerBody) -> dict[str, Any]:
+    """The fields of `GenerationBody` that both calls share."""
+    options = body.options
+    fields: dict[str, Any] = {name: getattr(options, name) for name in _SAMPLERS}
+    fields |= {"stream": body.stream, "n_predict": options.num_predict, "n_keep": options.num_keep, "model": body.asked}
+    if body.format == "json":
+        fields["response_format"] = ResponseFormat.model_validate({"type": "json_object"})
+    elif isinstance(body.format, dict):
+        fields["json_schema"] = body.format
+    fields |= {name: getattr(body, name) for name in ("datastore", "prompt_cache_key", "rest_local")}
+    if body.shift:
+        fields["rest_local"] = (body.rest_local or Extension()).model_copy(update={"context_shift": True})
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def chat_body(body: AnswerBody, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> ChatBody:
+    """The body of a conversation."""
+    more: dict[str, Any] = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
+    more["tools"] = list(tools) if tools else None
+    more["chat_template_kwargs"] = thinking_variables(body.think)
+    given = {name: value for name, value in more.items() if value is not None}
+    return ChatBody(messages=list(messages), **fields_of(body), **given)
+
+
+def thinking_variables(think: bool | str | None) -> dict[str, Any] | None:
+    """The names by which templates are told to reason or not, and how much; None for what the model does by default."""
+    if think is None or think == "":
+        return None
+    switched = {"enable_thinking": bool(think), "thinking": bool(think)}
+    return switched | {"reasoning_effort": think} if isinstance(think, str) else switched
+
+
+def prompt_messages(body: GenerateBody) -> list[Message]:
+    """The conversation of one prompt."""
+    system = [OllamaMessage(role="system", content=body.system)] if body.system else []
+    asked = OllamaMessage(role="user", content=body.prompt)
+    return [*(_message(each, "system") for each in system), _message(asked, "", images=_parts(body.images, "images"))]
+
+
+def chat_messages(body: OllamaChatBody) -> list[Message]:
+    """The conversation in OpenAI's form. Raises ApiError 400 for an image that is not one."""
+    found: list[Message] = []
+    waiting: list[tuple[str, str]] = []  # ids and names of calls without a result
+    for number, message in enumerate(body.messages):
+        place = f"messages[{number}]"
+        more: dict[str, Any] = {}
+        if message.tool_calls:
+            ids = [call.id or f"call_{number}_{i}" for i, call in enumerate(message.tool_calls)]
+            waiting = [(known, call.function.name) for known, call in zip(ids, message.tool_calls, strict=True)]
+            more["tool_calls"] = [
+                {"id": known, "type": "function", "function": call.function.model_dump()}
+                for known, call in zip(ids, message.tool_calls, strict=True)
+            ]
+        if message.role == "tool":
+            more |= _answered(message, waiting)
+        found.append(_message(message, place, images=_parts(message.images, f"{place}.images"), **more))
+    return found
+
+
+def _answered(message: OllamaMessage, waiting: list[tuple[str, str]]) -> dict[str, Any]:
+    """The id of the call that a result answers, and its name; the call is taken from those that wait."""
+    at = next((i for i, (known, _) in enumerate(waiting) if known == message.tool_call_id), None)
+    if at is None:
+        at = next((i for i, (_, name) in enumerate(waiting) if name == message.tool_name), 0)
+    known, name = waiting.pop(at) if at < len(waiting) else (message.tool_call_id, message.tool_name)
+    return {key: value for key, value in {"tool_call_id": known, "name": message.tool_name or name}.items() if value}
+
+
+def _message(message: OllamaMessage, place: str, *, images: Sequence[dict[str, Any]] = (), **more: Any) -> Message:
+    content: Any = message.content
+    if images:
+        content = [*([{"type": "text", "text": message.content}] if message.content else []), *images]
+    if message.thinking:
+        more["reasoning_content"] = message.thinking
+    return Message(role=message.role, content=content, **more)
+
+
+def _parts(images: Sequence[str] | None, place: str) -> list[dict[str, Any]]:
+    """OpenAI's content parts. `place`: the field, for errors. Raises ApiError 400."""
+    return [
+        {"type": "image_url", "image_url": {"url": _data_url(image, f"{place}[{number}]")}}
+        for number, image in enumerate(images or ())
+    ]
+
+
+def _data_url(image: str, place: str) -> str:
+    if image.startswith("data:"):
+        return image
+    try:
+        head = base64.b64decode(image[:64], validate=True)
+        base64.b64decode(image, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ApiError(400, f"{place}: give an image in base64", code="invalid_value", param=place) from error
+    kind = next((kind for begin, kind in _KINDS if head.startswith(begin)), None)
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        kind = "image/webp"
+    if kind is None:
+        raise ApiError(400, f"{place}: give a PNG, JPEG, WebP or GIF image in base64", param=place)
+    return f"data:{kind};base64,{image}"
+
+
+LINES = "application/x-ndjson"
+_NS = 1_000_000  # in a millisecond
+
+
+def line(value: dict[str, Any]) -> bytes:
+    """One line of a stream."""
+    return to_json(value, inf_nan_mode="null") + b"\n"
+
+
+class Calls:
+    """Collects the calls of an answer."""
+
+    def __init__(self) -> None:
+        self._open: tuple[int, str] | None = None
+        self._arguments = ""
+
+    def feed(self, delta: Delta) -> list[dict[str, Any]]:
+        """The call that is complete, now that this delta comes after it."""
+        if isinstance(delta, (Content, Reasoning)):
+            return self.finish()
+        if isinstance(delta, CallStart):
+            complete = self.finish()
+            self._open = (delta.index, delta.name)
+            return complete
+        self._arguments += delta.text
+        return []
+
+    def finish(self) -> list[dict[str, Any]]:
+        """The call that is open, if its arguments are complete."""
+        begun, text = self._open, self._arguments
+        self._open, self._arguments = None, ""
+        if begun is None:
+            return []
+        try:
+            arguments = json.loads(text or "{}")
+        except ValueError:  # cut off by a limit
+            return []
+        known = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+        return [{"function": {"index": begun[0], "name": begun[1], "arguments": known}}]
+
+
+class OllamaCall:
+    """A chat, or a prompt in the model's template, or one that no template changes. A `Call`.
+
+    began  when the request came, by `time.perf_counter`
+    """
+
+    def __init__(self, context: RequestContext, body: OllamaChatBody | GenerateBody, began: float) -> None:
+        self._context, self._body, self._began = context, body, began
+        self._chat: Chat | None = None
+        self._tokens: Sequence[int] | None = None
+        if body.shift and (body.options.num_predict is None or body.options.num_predict < 0):
+            body.options.num_predict = CONTEXTS * context.engine.n_ctx
+
+    def requests(self) -> list[Request]:
+        engine, body = self._context.engine, self._body
+        if isinstance(body, OllamaChatBody):
+            self._plain: GenerationBody = chat_body(body, chat_messages(body), body.tools)
+            self._chat = Chat(self._context, self._plain)
+            return self._chat.requests()
+        if body.raw or body.suffix or not engine.model.chat_template:
+            requests = self._continued(body)
+            sends_tokens = not body.raw and not body.suffix
+        else:
+            self._plain = chat_body(body, prompt_messages(body), None)
+            self._chat = Chat(self._context, self._plain)
+            requests = self._chat.requests()
+            sends_tokens = not body.images  # images have no ids that a client could send back
+        requests = [_after(each, body.context, engine) for each in requests]
+        self._tokens = requests[0].prompt if sends_tokens else None
+        return requests
+
+    def _continued(self, body: GenerateBody) -> list[Request]:
+        """The continuation of text that no template changes."""
+        if body.images:
+            raise ApiError(400, "images: they need a chat template; leave out raw and suffix", param="images")
+        engine, self._plain = self._context.engine, GenerationBody(**fields_of(body))
+        if body.suffix:
+            tokens = infill_tokens(engine, body.prompt, body.suffix, answer=max(body.options.num_predict or 0, 0))
+        else:
+            text = body.prompt if body.raw or not body.system else f"{body.system}\n\n{body.prompt}"
+            tokens = engine.tokenize(text, most=longest_prompt(engine, self._plain))
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        return [request_of(engine, self._plain, tokens, logprobs=top, grammar=grammar_of(self._plain))]
+
+    def answer(self, answered: Sequence[HasResult]) -> OllamaAnswer:
+        parsers = [self._chat.parser()] if self._chat else []
+        return OllamaAnswer(self._context, self._plain, answered, parsers, self._body, self._began, self._tokens)
+
+
+CONTEXTS = 10  # that an answer without a limit may fill, as in Ollama, where old text is dropped
+
+
+def _after(made: Request, context: Sequence[int] | None, engine: Engine) -> Request:
+    """The request with the tokens of an earlier conversation in front. Raises OptionError for an unknown id."""
+    if not context:
+        return made
+    prompt, bos = list(made.prompt), engine.model.vocabulary.bos
+    if prompt[:1] == [bos]:
+        del prompt[0]
+    return replace(made, prompt=[*checked_ids(engine, context), *prompt])
+
+
+class OllamaAnswer(Answer[GenerationBody]):
+    """The answer to one request.
+
+    asked   the client's body
+    began   when the request came, by `time.perf_counter`
+    tokens  of the prompt, to which the last line adds those of the answer; None: the client gets none
+    """
+
+    MEDIA_TYPE = LINES
+    SENDS_APART = True
+
+    def __init__(
+        self,
+        context: RequestContext,
+        body: GenerationBody,
+        answered: Sequence[HasResult],
+        parsers: Sequence[AnswerParser],
+        asked: AnswerBody,
+        began: float,
+        tokens: Sequence[int] | None,
+    ) -> None:
+        super().__init__(context, body, answered, parsers)
+        self._ignored, self._began, self._tokens = ignored(asked), began, tokens
+        self._of_chat = isinstance(asked, OllamaChatBody)
+        self._calls = Calls()
+
+    def advance(self, number: int, part: Part) -> list[bytes]:
+        lines = []
+        for delta in self._deltas(part):
+            if calls := self._calls.feed(delta):
+                lines.append(self._said(calls=calls))
+            if isinstance(delta, Content) and delta.text:
+                lines.append(self._said(delta.text))
+            elif isinstance(delta, Reasoning):
+                lines.append(self._said(thinking=delta.text))
+        if part.logprobs:
+            lines = [(lines[0] if lines else self._said()) | self._logprobs(part), *lines[1:]]
+        return [line(self._head() | fields | {"done": False}) for fields in lines]
+
+    def complete(self, number: int) -> list[bytes]:
+        calls = self._calls.finish()
+        lines = [line(self._head() | self._said(calls=calls) | {"done": False})] if calls else []
+        return [*lines, line(self._head() | self._said() | self._closing())]
+
+    def whole(self) -> dict[str, Any]:
+        deltas = self._deltas(self.choices[0])
+        content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
+        thinking = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
+        calls = [call for delta in deltas for call in self._calls.feed(delta)] + self._calls.finish()
+        logprobs = self._logprobs(self.choices[0]) if self.choices[0].logprobs else {}
+        return self._head() | self._said(content, thinking, calls) | logprobs | self._closing()
+
+    def error_event(self, error: ApiError) -> bytes:
+        return line(ollama_shape(error))
+
+    def _deltas(self, part: Part | Choice) -> Sequence[Delta]:
+        """Without a template, all of the text is content."""
+        return part.deltas if self.choices[0].parser else [Content(part.text)]
+
+    def _logprobs(self, part: Part | Choice) -> dict[str, Any]:
+        return {"logprobs": chat_logprobs(self.engine.model.vocabulary, part.logprobs)["content"]}
+
+    def _said(self, content: str = "", thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """The fields that hold text and calls."""
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if not self._of_chat:
+            return {"response": content} | more
+        return {"message": {"role": "assistant", "content": content} | more | ({"tool_calls": calls} if calls else {})}
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self.context.model, "created_at": written(time.time())}
+
+    def _closing(self) -> dict[str, Any]:
+        result = self.results[0]
+        timings, elapsed = result.timings, 1e3 * (time.perf_counter() - self._began)
+        fields: dict[str, Any] = {
+            "done": True,
+            "done_reason": self.finish_reason(0),
+            "total_duration": self._nanoseconds(elapsed),
+            "load_duration": 0,
+            "prompt_eval_count": timings.cached_tokens + timings.prompt_tokens,
+            "eval_count": len(result.tokens),
+            "eval_duration": self._nanoseconds(timings.predicted_ms),
+        }
+        if self.shows_steps:
+            fields["prompt_eval_duration"] = self._nanoseconds(timings.prompt_ms)
+        if self._ignored:
+            fields["rest_local"] = {"ignored": self._ignored}
+        if self._tokens is not None:
+            fields["context"] = [*self._tokens, *result.tokens]
+        return fields
+
+    def _nanoseconds(self, milliseconds: float) -> int:
+        step = 1.0 / _NS if self.shows_steps else COARSE_MS
+        return round(_NS * step * round(milliseconds / step))
+
+
+def embedded(
+    engine: Engine, model: str, texts: Sequence[str], dimensions: int | None, embed: Embed, *, cut: bool
+) -> tuple[list[Any], int]:
+    """The vectors of texts, and how many tokens they have. Without any text there are no vectors.
+
+    cut  texts that are too long are cut; the last token stays, since it ends the text for the model
+
+    Raises what `Embedding.answer` raises, ApiError 501 if the model makes no vectors.
+    """
+    check_embeds(engine)
+    if not any(texts):
+        return [], 0
+    ids: list[Any] = []
+    most = longest_text(engine.model)
+    for text in texts:
+        tokens = engine.tokenize(text)
+        ids.append([*tokens[: most - 1], tokens[-1]] if cut and len(tokens) > most else tokens)
+    answer = Embedding(engine, EmbeddingBody(input=ids, dimensions=dimensions), model).answer(embed)
+    return [entry["embedding"] for entry in answer["data"]], answer["usage"]["prompt_tokens"]
+
+
+def loaded(model: str, *, of_chat: bool) -> dict[str, Any]:
+    """The answer to a request that only loads the model."""
+    text: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if of_chat else {"response": ""}
+    head = {"model": model, "created_at": written(time.time())}
+    return head | text | {"done": True, "done_reason": "load"}

@@ -1,0 +1,415 @@
+"""OpenAI's chat and completions: their requests and answers.
+
+A chat is also what the other protocols of conversations are translated to. A completion also fills gaps, with `suffix`
+or with the model's tokens for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rest_local.api.answers import (
+    DONE,
+    Answer,
+    BodyT,
+    HasResult,
+    Part,
+    RequestContext,
+    event,
+    new_id,
+    prediction_counts,
+    timings,
+)
+from rest_local.api.bodies import MAX_PROMPTS, ChatBody, CompletionBody, NamedTool
+from rest_local.api.errors import ApiError
+from rest_local.api.requests import (
+    chat_grammar,
+    chat_text,
+    grammar_of,
+    infill_tokens,
+    longest_prompt,
+    prompt_text,
+    prompts_of,
+    request_of,
+    shifts_context,
+    template_of,
+)
+from rest_local.chat.conversation import fixed_beginning
+from rest_local.chat.images import Images, take_images
+from rest_local.chat.tools import AnswerFormat, AnswerParser, CallStart, Content, Delta, Reasoning, message_of, tools_of
+from rest_local.decoding.core import NO_PROJECTOR_HERE
+from rest_local.decoding.request import Request
+from rest_local.decoding.results import Timings
+from rest_local.errors import OptionError, PromptTooLong
+
+if TYPE_CHECKING:
+    from rest_local.decoding.images import ImagePrompt
+    from rest_local.decoding.logprobs import TokenLogprobs
+    from rest_local.decoding.stream import Result
+    from rest_local.llama.vocabulary import Vocabulary
+
+
+class Chat:
+    """One chat, a `Call`. `begun`: text with which the client has begun the answer; the model goes on after it.
+
+    Raises ApiError 501 if the model has no chat template.
+    """
+
+    def __init__(self, context: RequestContext, body: ChatBody, *, begun: str = "") -> None:
+        self._context, self._engine, self._body, self._begun = context, context.engine, body, begun
+        self._tools = tools_of(body.tools) if body.tool_choice != "none" else []
+        self._form = AnswerFormat.of(template_of(self._engine).source, self._engine.model.vocabulary.special_token)
+        self._rendered = self._opening = ""
+
+    def count(self) -> int:
+        """Tokens of the prompt, also where it is longer than the context. Raises OptionError, TemplateFailed."""
+        messages, images = self._messages()
+        return len(self._tokens(self._prompt(messages, images), images)[0])
+
+    def requests(self) -> list[Request]:
+        engine, body = self._engine, self._body
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+        messages, images = self._messages()
+        text = self._prompt(messages, images)
+        prompt, chunks = self._tokens(text, images, longest_prompt(engine, body))
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+        grammar = chat_grammar(body, self._form, self._tools, choice, text)
+        kept = 0
+        if shifts_context(engine, body) and body.n_keep is None:  # keep the tools and the system prompt
+            kept = len(self._tokens(fixed_beginning(messages, text, self._render), images)[0])
+        return [
+            request_of(engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
+            for i in range(body.n or 1)
+        ]
+
+    def answer(self, answered: Sequence[HasResult]) -> ChatAnswer:
+        return ChatAnswer(self._context, self._body, answered, [self.parser() for _ in answered])
+
+    def parser(self) -> AnswerParser:
+        """What splits the text of one answer."""
+        parser = self._form.parser(self._tools, self._rendered)
+        parser.feed(self._opening)
+        return parser
+
+    def _messages(self) -> tuple[list[Any], Images]:
+        """The messages, with marks in the places of images. Raises OptionError for images without a projector."""
+        messages, images = take_images([message.model_dump(exclude_none=True) for message in self._body.messages])
+        if images and self._engine.projector is None:
+            raise OptionError(f"{images.first_place}: {NO_PROJECTOR_HERE}")
+        return messages, images
+
+    def _prompt(self, messages: Sequence[Mapping[str, Any]], images: Images) -> str:
+        """The text of the prompt, with what the client has begun of the answer."""
+        self._rendered = self._render(messages)
+        images.check_all_in(self._rendered)
+        self._opening = self._form.opening(self._rendered) if self._begun else ""
+        return self._rendered + self._opening + self._begun
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        begins = self._body.add_generation_prompt is not False
+        return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
+
+    def _tokens(self, text: str, images: Images, most: int | None = None) -> ImagePrompt:
+        if images:
+            return self._engine.image_prompt(text, images, most=most)
+        return self._engine.tokenize(text, most=most), ()
+
+
+class Completion:
+    """One completion, a `Call`. `scores`: by prompt, where it `echoes_logprobs`; to be set before `answer`."""
+
+    def __init__(self, context: RequestContext, body: CompletionBody) -> None:
+        self._context, self._body = context, body
+        given = body.logprobs
+        self._top = given if given is None or not isinstance(given, bool) else 0 if given else None
+        self._prompts: list[list[int]] = []
+        self.scores: list[list[TokenLogprobs]] = []
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the answer contains the log-probabilities of the prompts."""
+        return bool(self._body.echo) and self._top is not None
+
+    def requests(self) -> list[Request]:
+        engine, body, n = self._context.engine, self._body, self._body.n or 1
+        if not body.suffix:
+            self._prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, longest_prompt(engine, body))
+        elif isinstance(body.prompt, str):
+            self._prompts = [infill_tokens(engine, body.prompt, body.suffix, answer=max(body.max_tokens or 0, 0))]
+        else:
+            raise ApiError(400, "suffix: the prompt must be one text", param="suffix")
+        grammar = grammar_of(body)
+        return [
+            request_of(engine, body, prompt, logprobs=self._top, grammar=grammar, choice=choice)
+            for prompt in self._prompts
+            for choice in range(n)
+        ]
+
+    def to_score(self) -> tuple[list[list[int]], int]:
+        """The prompts to score, and how many of the likeliest tokens to report.
+
+        Raises PromptTooLong, or ApiError 400 where a context shift shortens the prompt: that cannot be scored.
+        """
+        engine, longest = self._context.engine, max(map(len, self._prompts))
+        if longest <= engine.n_ctx:
+            return self._prompts, self._top or 0
+        if not shifts_context(engine, self._body):
+            raise PromptTooLong(longest, engine.n_ctx)
+        raise ApiError(
+            400,
+            f"echo with logprobs: the prompt has {longest} tokens and the context holds {engine.n_ctx}; a context "
+            "shift shortens it for an answer, but all of it cannot be scored; leave out echo or logprobs, or shorten "
+            "it",
+            code="context_length_exceeded",
+            param="prompt",
+        )
+
+    def answer(self, answered: Sequence[HasResult]) -> CompletionAnswer:
+        reports = self._top is not None
+        return CompletionAnswer(self._context, self._body, answered, self._prompts, self.scores, reports)
+
+
+class OpenAIAnswer(Answer[BodyT]):
+    """What the two calls share: an id, the time, and counts at the end."""
+
+    ID_PREFIX: str
+    EVENT_KIND: str
+
+    def __init__(
+        self, context: RequestContext, body: Any, answered: Sequence[HasResult], parsers: Sequence[AnswerParser] = ()
+    ) -> None:
+        super().__init__(context, body, answered, parsers, per_prompt=body.n or 1)
+        self._id, self._created = new_id(f"{self.ID_PREFIX}-"), int(time.time())
+        # Whether the client requested the counts in an event of their own.
+        self._includes_usage = bool(body.stream_options and body.stream_options.include_usage)
+
+    def end(self) -> list[bytes]:
+        if not self._includes_usage:
+            return [DONE]
+        return [event(self._head(self.EVENT_KIND) | {"choices": []} | self._counts()), DONE]
+
+    def _counts(self) -> dict[str, Any]:
+        counts = usage(self.results, self.per_prompt, self.body.prediction is not None, self.shows_steps)
+        return {"usage": counts, "timings": timings(self.results, self.shows_steps)}
+
+    def _closing(self, number: int) -> dict[str, Any]:
+        """Further fields of the last event of an answer."""
+        fields = self._counts() if not self._includes_usage and not self.remaining else {}
+        if self.sends_origins:
+            fields["rest_local"] = {"draft": self.results[number].draft.to_dict()}
+        return fields
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        named = {"id": self._id, "object": kind, "created": self._created, "model": self.context.model}
+        return named | {"system_fingerprint": self.context.fingerprint}
+
+    def _event(
+        self,
+        index: int,
+        content: dict[str, Any],
+        *,
+        finish_reason: str | None = None,
+        logprobs: Any = None,
+        **fields: Any,
+    ) -> bytes:
+        """One event of an answer; `content`: its text or delta."""
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+        return event(self._head(self.EVENT_KIND) | {"choices": [choice]} | fields)
+
+
+class ChatAnswer(OpenAIAnswer[ChatBody]):
+    """Answers as messages."""
+
+    ID_PREFIX = "chatcmpl"
+    EVENT_KIND = "chat.completion.chunk"
+
+    def begin(self) -> list[bytes]:
+        return [self._event(i, {"delta": {"role": "assistant", "content": ""}}) for i in range(len(self.choices))]
+
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        return [self._event(number, {"delta": {}}, **fields)]
+
+    def advance(self, number: int, part: Part) -> list[bytes]:
+        if not (part.deltas or part.logprobs or part.origins):
+            return []
+        logprobs = chat_logprobs(self.engine.model.vocabulary, part.logprobs) if part.logprobs else None
+        first, *rest = [{"delta": _delta(delta)} for delta in part.deltas] or [{"delta": {}}]
+        events = [self._event(number, first, logprobs=logprobs, **part.extension)]
+        return [*events, *(self._event(number, each) for each in rest)]
+
+    def complete(self, number: int) -> list[bytes]:
+        reason = self._finish_reason(number)
+        return [self._event(number, {"delta": {}}, finish_reason=reason, **self._closing(number))]
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": number,
+                "message": message_of(choice.deltas),
+                "logprobs": chat_logprobs(self.engine.model.vocabulary, choice.logprobs)
+                if self.body.logprobs
+                else None,
+                "finish_reason": self._finish_reason(number),
+            }
+            for number, choice in enumerate(self.choices)
+        ]
+        return self._head("chat.completion") | {"choices": choices} | self._counts()
+
+    def _finish_reason(self, number: int) -> str:
+        reason, parser = self.finish_reason(number), self.choices[number].parser
+        return "tool_calls" if reason == "stop" and parser and parser.calls else reason
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    """The delta as OpenAI's field of an event."""
+    if isinstance(delta, Content):
+        return {"content": delta.text}
+    if isinstance(delta, Reasoning):
+        return {"reasoning_content": delta.text}
+    if isinstance(delta, CallStart):
+        function = {"name": delta.name, "arguments": ""}
+        return {"tool_calls": [{"index": delta.index, "id": delta.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+
+
+class CompletionAnswer(OpenAIAnswer[CompletionBody]):
+    """Answers as text.
+
+    scores   by prompt, where prompts are echoed with log-probabilities
+    reports  log-probabilities are reported
+    """
+
+    ID_PREFIX = "cmpl"
+    EVENT_KIND = "text_completion"
+
+    def __init__(
+        self,
+        context: RequestContext,
+        body: CompletionBody,
+        answered: Sequence[HasResult],
+        prompts: Sequence[Sequence[int]],
+        scores: Sequence[Sequence[TokenLogprobs]],
+        reports: bool,
+    ) -> None:
+        super().__init__(context, body, answered)
+        self._prompts, self._scores, self._reports = prompts, scores, reports
+        self._sent = [0] * len(self.choices)  # characters, for text_offset
+
+    def begin(self) -> list[bytes]:
+        if not self.body.echo:
+            return []
+        events = []
+        for number in range(len(self.choices)):
+            text = self._echo(number)
+            self._sent[number] = len(text)
+            logprobs = self._logprobs(self._scored(number), first=self._prompt(number)[0])
+            events.append(self._event(number, {"text": text}, logprobs=logprobs))
+        return events
+
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        return [self._event(number, {"text": ""}, **fields)]
+
+    def advance(self, number: int, part: Part) -> list[bytes]:
+        if not (part.text or part.origins or part.logprobs):
+            return []
+        logprobs = self._logprobs(part.logprobs, self._sent[number]) if part.logprobs else None
+        self._sent[number] += len(part.text)
+        return [self._event(number, {"text": part.text}, logprobs=logprobs, **part.extension)]
+
+    def complete(self, number: int) -> list[bytes]:
+        return [self._event(number, {"text": ""}, finish_reason=self.finish_reason(number), **self._closing(number))]
+
+    def whole(self) -> dict[str, Any]:
+        choices = []
+        for number, choice in enumerate(self.choices):
+            if self.body.echo:
+                scored = [*self._scored(number), *choice.logprobs]
+                logprobs = self._logprobs(scored, first=self._prompt(number)[0])
+            else:
+                logprobs = self._logprobs(choice.logprobs)
+            text = (self._echo(number) if self.body.echo else "") + choice.text
+            reason = self.finish_reason(number)
+            choices.append({"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason})
+        return self._head(self.EVENT_KIND) | {"choices": choices} | self._counts()
+
+    def _prompt(self, number: int) -> Sequence[int]:
+        return self._prompts[number // self.per_prompt]
+
+    def _scored(self, number: int) -> Sequence[TokenLogprobs]:
+        return self._scores[number // self.per_prompt] if self._reports else ()
+
+    def _echo(self, number: int) -> str:
+        if isinstance(self.body.prompt, str):
+            return self.body.prompt
+        return prompt_text(self.engine.model.vocabulary, self._prompt(number))
+
+    def _logprobs(
+        self, entries: Sequence[TokenLogprobs], offset: int = 0, first: int | None = None
+    ) -> dict[str, Any] | None:
+        if not self._reports:
+            return None
+        return completion_logprobs(self.engine.model.vocabulary, entries, offset, first)
+
+
+def usage(results: Sequence[Result], choices: int, predicted: bool, shows_steps: bool) -> dict[str, Any]:
+    """OpenAI's `usage`.
+
+    choices      answers to each prompt, which are neighbours in `results`
+    predicted    the client sent a prediction: count how much of it was accepted
+    shows_steps  count how much of the prompts was cached, which tells what other clients sent before
+    """
+    firsts = Timings.total(result.timings for result in results[::choices])
+    prompt = firsts.cached_tokens + firsts.prompt_tokens
+    completion = sum(len(result.tokens) for result in results)
+    counts: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+    if shows_steps:
+        counts["prompt_tokens_details"] = {"cached_tokens": firsts.cached_tokens}
+    if predicted:
+        counts["completion_tokens_details"] = prediction_counts(results)
+    return counts
+
+
+def chat_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+    """`choices[].logprobs` of a chat."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        piece = vocabulary.piece(token)
+        return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
+
+    content = [
+        one(entry.token, entry.logprob) | {"top_logprobs": [one(token, logprob) for token, logprob in entry.top]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    vocabulary: Vocabulary, entries: Sequence[TokenLogprobs], offset: int, first: int | None = None
+) -> dict[str, Any]:
+    """`choices[].logprobs` of a completion.
+
+    offset   characters of the answer before the first entry
+    first    the first token of an echoed prompt, which has no log-probability: null, as in OpenAI's answers
+    """
+    unknown: list[None] = [] if first is None else [None]
+    ids = [*([] if first is None else [first]), *(entry.token for entry in entries)]
+    texts = [vocabulary.piece(token).decode("utf-8", "replace") for token in ids]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    tops = [{vocabulary.piece(t).decode("utf-8", "replace"): p for t, p in entry.top} for entry in entries]
+    return {
+        "tokens": texts,
+        "token_logprobs": [*unknown, *(entry.logprob for entry in entries)],
+        "top_logprobs": [*unknown, *tops],
+        "text_offset": offsets,
+    }

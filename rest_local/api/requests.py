@@ -1,0 +1,364 @@
+"""Makes the engine's request of a checked body: the tokens of its prompt, sampling, grammar.
+
+Names and defaults of OpenAI and llama-server get one meaning. A prompt is a conversation, plain text, token ids, or a
+gap to fill. Special tokens are recognized in plain prompts, because clients build prompts with them. In the text
+around a gap they are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rest_local.api.bodies import MAX_PROMPTS, ChatBody, Extension, GenerationBody, NativeBody, PromptField
+from rest_local.api.errors import ApiError
+from rest_local.chat.conversation import ChatTemplate, content_text
+from rest_local.chat.tools import AnswerFormat, Tool, format_of
+from rest_local.decoding.request import STRICT, Request
+from rest_local.decoding.streaming import chat_template
+from rest_local.decoding.verify import Relaxed
+from rest_local.errors import CannotGenerate, OptionError, PromptTooLong
+from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
+from rest_local.llama.embedding import pooling_of
+from rest_local.llama.sampling import MAX_SEED, Sampling
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.llama.projector import ImageChunk
+    from rest_local.llama.vocabulary import Vocabulary
+
+
+TEMPERATURE = 0.8  # llama-server's default, as are those of `Sampling`
+_WIDE = 2**31 - 1
+
+
+def request_of(
+    engine: Engine,
+    body: GenerationBody,
+    prompt: Sequence[int],
+    *,
+    images: Sequence[ImageChunk] = (),
+    logprobs: int | None = None,
+    grammar: Grammar | None = None,
+    choice: int = 0,
+    kept: int = 0,
+) -> Request:
+    """The engine's request.
+
+    images   what the placeholders in the prompt stand for
+    choice   number of the answer among several to one prompt; each draws with a seed of its own
+    kept     tokens of the prompt that a context shift keeps, unless the body says how many (negative: all)
+
+    Raises OptionError for a value out of range.
+    """
+    extension = body.rest_local or Extension()
+    shifts = shifts_context(engine, body)
+    room = _WIDE if shifts else max(engine.n_ctx - len(prompt), 0)
+    most = _WIDE if shifts else engine.n_ctx
+    names = ("max_completion_tokens", "max_tokens", "n_predict")
+    wanted = next((value for name in names if (value := getattr(body, name, None)) is not None), -1)
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    n_keep = kept if body.n_keep is None else body.n_keep
+    most_ms = extension.t_max_prompt_ms
+    stores = [body.datastore] if isinstance(body.datastore, str) else body.datastore
+    return engine.request(
+        prompt,
+        images=images,
+        max_tokens=room if wanted < 0 else min(wanted, most),  # llama-server's -1 and -2: as many as fit
+        sampling=_sampling(body, engine.model.vocabulary, grammar, choice),
+        stop=tuple(filter(None, stops)),
+        min_tokens=min(max(body.min_tokens or 0, 0), most),
+        ignore_end=bool(body.ignore_eos),
+        prediction=content_text(body.prediction.content, "prediction.content") if body.prediction else "",
+        logprobs=logprobs,
+        after_sampling=isinstance(body, NativeBody) and bool(body.post_sampling_probs),
+        origins=bool(extension.origins),
+        progress=bool(body.stream and body.return_progress),
+        policy=extension.policy,
+        verify=None if extension.verify is None else Relaxed.parse(extension.verify) or STRICT,
+        exact=bool(extension.exact),
+        datastores=None if stores is None else tuple(stores),
+        keep_prefix=body.cache_prompt is not False,
+        context_shift=bool(extension.context_shift),
+        keep_tokens=len(prompt) if n_keep < 0 else min(n_keep, len(prompt)),
+        prompt_seconds=most_ms / 1e3 if most_ms and most_ms > 0 else None,
+        session=body.prompt_cache_key or "",
+        background=body.service_tier == "flex",
+    )
+
+
+def shifts_context(engine: Engine, body: GenerationBody) -> bool:
+    """Whether the answer goes on when the context is full."""
+    return engine.config.context_shift or bool(body.rest_local and body.rest_local.context_shift)
+
+
+def longest_prompt(engine: Engine, body: GenerationBody) -> int | None:
+    """The longest prompt in tokens; None if longer ones are shortened."""
+    return None if shifts_context(engine, body) else engine.n_ctx
+
+
+def _sampling(body: GenerationBody, vocabulary: Vocabulary, grammar: Grammar | None, choice: int) -> Sampling:
+    """The sampling settings. As in llama-server, `samplers` turns off every sampler that it does not name, and a seed
+    of -1 means none."""
+    samplers = body.samplers if isinstance(body.samplers, list) else None
+
+    def used(name: str, value: Any, default: Any, off: Any) -> Any:
+        if samplers is not None and name not in samplers:
+            return off
+        return default if value is None else value
+
+    defaults = Sampling()
+    temperature = used("temperature", body.temperature, TEMPERATURE, 1.0)
+    if samplers and "infill" in samplers and body.temperature is None:
+        temperature = 0.0  # that sampler keeps only tokens with a fifth of the mass or more: nearly always one
+    off = samplers is not None and "penalties" not in samplers
+    return Sampling(
+        temperature=max(float(temperature), 0.0),
+        top_k=min(max(used("top_k", body.top_k, defaults.top_k, 0), 0), _WIDE),
+        top_p=used("top_p", body.top_p, defaults.top_p, 1.0),
+        min_p=used("min_p", body.min_p, defaults.min_p, 0.0),
+        seed=None if body.seed in (None, -1) else (body.seed + choice) % (MAX_SEED + 1),
+        repeat_penalty=1.0 if off or body.repeat_penalty is None else body.repeat_penalty,
+        repeat_last_n=defaults.repeat_last_n if body.repeat_last_n is None else body.repeat_last_n,
+        presence_penalty=0.0 if off else body.presence_penalty or 0.0,
+        frequency_penalty=0.0 if off else body.frequency_penalty or 0.0,
+        logit_bias=_biases(body, vocabulary),
+        grammar=grammar,
+    )
+
+
+def _biases(body: GenerationBody, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
+    """OpenAI's object of ids, or llama-server's list of pairs. Text stands for its tokens, false forbids."""
+    if body.logit_bias is None:
+        return ()
+    named = isinstance(body.logit_bias, dict)
+    pairs = body.logit_bias.items() if isinstance(body.logit_bias, dict) else body.logit_bias
+    found: list[tuple[int, float]] = []
+    for token, bias in pairs:
+        value = -math.inf if bias is False else bias
+        if isinstance(value, (bool, str)):
+            raise ApiError(400, "logit_bias: a bias is a number or false", param="logit_bias")
+        if isinstance(token, str) and not (named and token.isascii() and token.lstrip("-").isdigit()):
+            found += [(int(each), float(value)) for each in vocabulary.tokenize(token)]
+            continue
+        written = str(token)
+        if not (written.isdigit() and len(written) < 11 and int(written) < vocabulary.size):
+            raise ApiError(400, f"logit_bias: ids of tokens are below {vocabulary.size}", param="logit_bias")
+        found.append((int(written), float(value)))
+    return tuple(found)
+
+
+Schema = dict[str, Any] | bool
+
+
+def grammar_of(body: GenerationBody) -> Grammar | None:
+    """The grammar that a body requests: its own or that of its JSON schema. None where the answer is not constrained.
+
+    Raises OptionError for a schema that cannot be kept and a grammar that cannot be read or compiled, ApiError 400 if
+    both are given.
+    """
+    schema = _schema(body)
+    if body.grammar or schema is None:
+        return _own_grammar(body)
+    return any_object() if schema is True or schema == {} else json_schema(schema)
+
+
+def chat_grammar(body: ChatBody, form: AnswerFormat, tools: Sequence[Tool], choice: Any, prompt: str) -> Grammar | None:
+    """As `grammar_of`, with the reasoning of models that reason in front.
+
+    A forced call takes precedence over a schema, and a schema over calls that the model may choose to make. Raises what
+    `grammar_of` raises, and OptionError for an unknown `tool_choice`.
+    """
+    schema = _schema(body)
+    forced = form.forced(tools, choice, prompt, parallel=body.parallel_tool_calls is not False)
+    if forced is not None and body.grammar:
+        raise ApiError(400, "give a grammar or force a call, not both", param="grammar")
+    if forced is not None or body.grammar or schema is None:
+        return forced or _own_grammar(body)
+    return form.schema(None if schema is True or schema == {} else schema, prompt)
+
+
+def _own_grammar(body: GenerationBody) -> Grammar | None:
+    """The grammar that the body contains."""
+    if not body.grammar:
+        return None
+    return gbnf(body.grammar) if isinstance(body.grammar, str) else lark(body.grammar.value)
+
+
+def _schema(body: GenerationBody) -> Schema | None:
+    """The JSON schema that a body requests; True for any object. Raises ApiError 400 if there is a grammar as well."""
+    schema: Schema | None = body.json_schema
+    wanted = body.response_format
+    if schema is None and wanted is not None and wanted.type == "json_object":
+        schema = True if wanted.schema_ is None else wanted.schema_
+    elif schema is None and wanted is not None and wanted.type == "json_schema":
+        schema = wanted.json_schema and wanted.json_schema.schema_
+        if schema is None:
+            raise ApiError(400, "response_format: json_schema needs json_schema.schema", param="response_format")
+    if body.grammar and schema is not None:
+        raise ApiError(400, "give a grammar or a JSON schema, not both", param="grammar")
+    return schema
+
+
+REPOSITORY = "project"
+PREFIX_SHARE = 0.75
+"""Share of the free context for the text before the gap if the text after it is long too; llama-server's value."""
+
+
+def chat_text(
+    engine: Engine,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool] = (),
+    variables: Mapping[str, Any] | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The conversation in the model's own template.
+
+    Raises OptionError for an invalid message, TemplateFailed, ApiError 501 if the model has no template.
+    """
+    template = template_of(engine)
+    return template.render(
+        messages,
+        tools=tools,
+        variables=variables,
+        add_generation_prompt=add_generation_prompt,
+        calls_as_text=format_of(template.source).write,
+    )
+
+
+def check_generates(engine: Engine) -> None:
+    """Raises CannotGenerate for a model that only reads."""
+    if not engine.generates:
+        raise CannotGenerate(ranks=pooling_of(engine.model) == "rank")
+
+
+def template_of(engine: Engine) -> ChatTemplate:
+    """The model's own template. Raises ApiError 501 if it has none, CannotGenerate."""
+    check_generates(engine)
+    if not engine.model.chat_template:
+        raise ApiError(501, "the model has no chat template; use /v1/completions", code="no_chat_template")
+    return chat_template(engine.model)
+
+
+def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
+    """The text of a special token; None where the vocabulary has no such token."""
+    return None if token is None else vocabulary.piece(token).decode("utf-8", "replace")
+
+
+def prompts_of(
+    engine: Engine, prompt: PromptField, most: int = MAX_PROMPTS, longest: int | None = None, field: str = "prompt"
+) -> list[list[int]]:
+    """Token ids of each prompt: one is a text, or ids among which there may be texts; several are a list of these.
+
+    most      prompts at once
+    longest   tokens of one prompt
+    field     its name in the body
+
+    Raises ApiError 400 for no prompt, for more than `most` and for a list among ids, OptionError for an unknown id,
+    PromptTooLong.
+    """
+    if isinstance(prompt, str) or any(isinstance(part, int) for part in prompt):
+        return [_prompt(engine, prompt, longest, field)]
+    if not 1 <= len(prompt) <= most:
+        message = f"{field}: give 1 to {most} prompts at once, not {len(prompt)}"
+        raise ApiError(400, message, code="invalid_value", param=field)
+    return [_prompt(engine, each, longest, field) for each in prompt]  # type: ignore[arg-type]
+
+
+def _prompt(
+    engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]], longest: int | None, field: str
+) -> list[int]:
+    if isinstance(prompt, str):
+        return engine.tokenize(prompt, most=longest)
+    tokens: list[int] = []
+    for number, part in enumerate(prompt):
+        if isinstance(part, int):
+            tokens += checked_ids(engine, [part])
+        elif not isinstance(part, str):
+            raise ApiError(400, "give one prompt, of texts and token ids, or a list of such prompts", param=field)
+        elif number == 0:
+            tokens += engine.tokenize(part, most=longest)
+        else:
+            tokens += engine.model.vocabulary.tokenize(part, special=True, most=longest).tolist()
+        if longest is not None and len(tokens) > longest:
+            raise PromptTooLong(len(tokens), longest)
+    return tokens
+
+
+def checked_ids(engine: Engine, ids: Any) -> list[int]:
+    """The ids, checked. Raises OptionError for an id that the model does not have: llama.cpp would end the process."""
+    size = engine.model.vocabulary.size
+    if any(not isinstance(token, int) or not 0 <= token < size for token in ids):
+        raise OptionError(f"the prompt contains token ids outside 0..{size - 1}")
+    return list(ids)
+
+
+def prompt_text(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
+    """The text of the tokens, special tokens included."""
+    return b"".join(vocabulary.piece(token) for token in tokens).decode("utf-8", "replace")
+
+
+def infill_tokens(
+    engine: Engine,
+    prefix: str,
+    suffix: str,
+    extra: Sequence[tuple[str, str]] = (),
+    prompt: str = "",
+    answer: int = 0,
+) -> list[int]:
+    """The prompt for a gap, in the form that the model was trained on, shortened to leave room for `answer` tokens.
+
+    extra    (file name, text) of other files, the most important last
+    prompt   the beginning of the gap's own text
+
+    Text far from the gap is dropped first: the first extra files, the front of the prefix, the end of the suffix.
+    Raises ApiError 501 if the model has no fill-in-the-middle tokens.
+    """
+    vocabulary = engine.model.vocabulary
+    markers = vocabulary.fim_prefix, vocabulary.fim_suffix, vocabulary.fim_middle
+    if any(marker is None for marker in markers):
+        raise ApiError(501, "the model has no fill-in-the-middle tokens", code="no_infill")
+    before, after, middle = (int(marker) for marker in markers if marker is not None)
+    start = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
+    begun = _ids(vocabulary, prompt)
+    room = max(engine.n_ctx - 1 - min(answer, engine.n_ctx // 2) - len(start) - len(begun) - 3, 0)
+    left, right = _shortened(_ids(vocabulary, prefix), _ids(vocabulary, suffix), room)
+    around = _context(vocabulary, extra, room - len(left) - len(right))
+    return [*start, *around, before, *left, after, *right, middle, *begun]
+
+
+def _shortened(left: list[int], right: list[int], room: int) -> tuple[list[int], list[int]]:
+    share = int(PREFIX_SHARE * room)
+    keep = min(len(left), max(share, room - len(right)))
+    return left[len(left) - keep :], right[: room - keep]
+
+
+def _context(vocabulary: Vocabulary, extra: Sequence[tuple[str, str]], room: int) -> list[int]:
+    """As many of the last files as fit, with markers of repository and file where the model has them."""
+    parts = [_file(vocabulary, name, text) for name, text in extra]
+    if not parts:
+        return []
+    head: list[int] = []
+    if vocabulary.fim_rep is not None:
+        head = [vocabulary.fim_rep, *_ids(vocabulary, f"{REPOSITORY}\n")]
+    tail = [] if vocabulary.fim_sep is None else [vocabulary.fim_sep, *_ids(vocabulary, "filename\n")]
+    room -= len(head) + len(tail)
+    taken: list[list[int]] = []
+    for part in reversed(parts):
+        room -= len(part)
+        if room < 0:
+            break
+        taken.insert(0, part)
+    return [*head, *(token for part in taken for token in part), *tail] if taken else []
+
+
+def _file(vocabulary: Vocabulary, name: str, text: str) -> list[int]:
+    if vocabulary.fim_sep is None:
+        return _ids(vocabulary, f"{text}\n")
+    return [vocabulary.fim_sep, *_ids(vocabulary, f"{name or 'tmp'}\n{text}")]
+
+
+def _ids(vocabulary: Vocabulary, text: str) -> list[int]:
+    tokens: list[int] = vocabulary.tokenize(text).tolist() if text else []
+    return tokens

@@ -1,0 +1,541 @@
+"""OpenAI's Responses API: the body, and its items as messages of a chat.
+
+What the assistant did in one turn (reasoning, text, calls) are several items here and one message there. `places` says
+where each message came from, so that an error about a message can name the item.
+
+Reasoning reaches the template as `reasoning_content`. It is read from the item's `content`, else from what this server
+has put into `encrypted_content` (the same text, for clients that send back nothing else), else from `summary`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rest_local.api.bodies import (
+    Body,
+    ChatBody,
+    Extension,
+    GenerationBody,
+    JsonObject,
+    Many,
+)
+from rest_local.api.errors import ApiError, given, text_of, wrong
+from rest_local.api.requests import (
+    TEMPERATURE,
+)
+from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id, items_of, new_response_id
+from rest_local.api.response_tools import MAX_TOOLS, SEARCH, Toolbox, ToolChoice, found_tools, known_name
+from rest_local.errors import OptionError
+from rest_local.llama.sampling import Sampling
+
+MAX_ITEMS = 20_000
+
+
+class TextFormat(Body):
+    """The value of `text.format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    """The value of `text`."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(Body):
+    """The value of `reasoning`."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+Key = Annotated[str, Field(max_length=64)]
+Value = Annotated[str, Field(max_length=512)]
+
+
+class ResponseBody(GenerationBody):
+    """POST /v1/responses. The fields of the other calls that generate have their meaning here, too."""
+
+    input: str | Annotated[Many[JsonObject], Field(max_length=MAX_ITEMS)] | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
+    store: bool | None = None
+    tools: Annotated[Many[JsonObject], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: int | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: Annotated[Many[str], Field(max_length=100)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Annotated[dict[Key, Value], Field(max_length=16)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    background: bool | None = None
+    conversation: str | JsonObject | None = None
+    prompt: JsonObject | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def includes_reasoning(self) -> bool:
+        """Whether the client wants reasoning in a form that it can send back."""
+        return "reasoning.encrypted_content" in (self.include or ())
+
+    @property
+    def includes_logprobs(self) -> bool:
+        """Whether the answer reports log-probabilities."""
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
+
+    def check(self) -> None:
+        """Raises ApiError 400 for what this server does not have."""
+        refused = {
+            "background": (self.background, "answers are not made in the background here"),
+            "conversation": (self.conversation, "conversations are not kept here; use previous_response_id"),
+            "prompt": (self.prompt, "prompts are not kept here; send instructions and input"),
+        }
+        for name, (value, reason) in refused.items():
+            if value:
+                raise ApiError(400, f"{name}: {reason}", code="unsupported_parameter", param=name)
+        if not self.input and self.input != "" and not self.previous_response_id:
+            text = "input: give text or a list of items, at least one, or previous_response_id"
+            raise ApiError(400, text, code="missing_required_parameter", param="input")
+        wanted = self.text.format if self.text else None
+        if wanted is not None and wanted.type == "json_schema" and wanted.schema_ is None:
+            raise ApiError(400, "text.format.schema: a json_schema needs one", param="text.format.schema")
+
+
+Item = dict[str, Any]
+Message = dict[str, Any]
+ROLES = ("user", "assistant", "system", "developer")
+WITHOUT_MEANING = ("web_search_call", "image_generation_call", "mcp_list_tools", "compaction_trigger")
+"""Types that another server answered with, before a client changed models: the model can read none of them."""
+_SEALED = "rest-local:"
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+def seal(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`: a form to send back, not a secret."""
+    return _SEALED + base64.b64encode(reasoning.encode("utf-8", "replace")).decode()
+
+
+def unseal(text: Any) -> str:
+    """What `seal` was given; empty for what another server has made."""
+    if not isinstance(text, str) or not text.startswith(_SEALED):
+        return ""
+    try:
+        return base64.b64decode(text[len(_SEALED) :], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+
+
+def typed(item: Any, place: str) -> Item:
+    """An item with its type: a message needs none, nor does a reference. Raises ApiError 400."""
+    fields = given(item, place)
+    kind = fields.get("type")
+    if kind is None:
+        kind = "message" if "role" in fields else "item_reference" if "id" in fields else None
+    if not isinstance(kind, str):
+        raise wrong(f"{place}.type", "give the type of the item")
+    return {"type": kind, **fields}
+
+
+class Messages:
+    """The messages of a conversation, made of its items in order.
+
+    toolbox   takes the tools that items bring; its names are those of calls
+    """
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self.messages: list[Message] = []
+        self.places: list[str] = []
+        self._toolbox = toolbox
+        self._calls: dict[str, str] = {}  # the model's name of each call's tool
+        self._kinds: dict[str, Callable[[Item, str], None]] = {
+            "message": self._message,
+            "reasoning": self._reasoning,
+            "function_call": self._function_call,
+            "custom_tool_call": self._custom_call,
+            "tool_search_call": self._search_call,
+            "function_call_output": self._output,
+            "custom_tool_call_output": self._output,
+            "tool_search_output": self._found,
+            "additional_tools": self._more_tools,
+        }
+
+    def add(self, item: Item, place: str) -> None:
+        """Add an item that has its type (`typed`). Raises ApiError 400, which names the place."""
+        kind = item["type"]
+        if kind in WITHOUT_MEANING:
+            return
+        read = self._kinds.get(kind)
+        if read is None:
+            raise wrong(f"{place}.type", f"items of type {kind[:40]!r} are not supported", code="unknown_item_type")
+        read(item, place)
+
+    def system(self, text: str, place: str) -> None:
+        """Add a message of the system."""
+        self._append({"role": "system", "content": text}, place)
+
+    def _append(self, message: Message, place: str) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+    def _turn(self, place: str, *blocking: str) -> Message:
+        """The assistant's message at the end, or a new one if that has one of these fields."""
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != "assistant" or any(last.get(name) for name in blocking):
+            self._append({"role": "assistant", "content": ""}, place)
+        return self.messages[-1]
+
+    def _message(self, item: Item, place: str) -> None:
+        role = item.get("role")
+        if role not in ROLES:
+            raise wrong(f"{place}.role", f"give one of {', '.join(ROLES)}")
+        if "content" not in item:
+            raise wrong(f"{place}.content", "give text or a list of parts")
+        content = _content(item["content"], f"{place}.content")
+        if role != "assistant":
+            self._append({"role": role, "content": content}, place)
+        else:
+            self._turn(place, "content", "tool_calls")["content"] = content
+
+    def _reasoning(self, item: Item, place: str) -> None:
+        parts = (item.get("content"), item.get("summary"))
+        texts = [_joined(part, f"{place}.{name}") for name, part in zip(("content", "summary"), parts, strict=True)]
+        text = texts[0] or unseal(item.get("encrypted_content")) or texts[1]
+        if text:
+            turn = self._turn(place, "content", "tool_calls")
+            turn["reasoning_content"] = "\n\n".join(filter(None, (turn.get("reasoning_content"), text)))
+
+    def _function_call(self, item: Item, place: str) -> None:
+        arguments = item.get("arguments", "")
+        if not isinstance(arguments, str):
+            raise wrong(f"{place}.arguments", "give the arguments as JSON text")
+        self._call(item, place, arguments)
+
+    def _custom_call(self, item: Item, place: str) -> None:
+        text = item.get("input", "")
+        if not isinstance(text, str):
+            raise wrong(f"{place}.input", "give text")
+        self._call(item, place, json.dumps({"input": text}, ensure_ascii=False))
+
+    def _search_call(self, item: Item, place: str) -> None:
+        if item.get("execution") == "server" or "call_id" not in item:
+            return  # the search of another server; what it found comes with its output
+        arguments = item.get("arguments", {})
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        self._call({**item, "name": SEARCH}, place, text)
+
+    def _call(self, item: Item, place: str, arguments: str) -> None:
+        namespace = item.get("namespace")
+        known = known_name(text_of(item, "name", place), namespace if isinstance(namespace, str) else None)
+        call_id = text_of(item, "call_id", place)
+        self._calls[call_id] = known
+        call = {"id": call_id, "type": "function", "function": {"name": known, "arguments": arguments}}
+        self._turn(place).setdefault("tool_calls", []).append(call)
+
+    def _output(self, item: Item, place: str) -> None:
+        if "output" not in item:
+            raise wrong(f"{place}.output", "give text or a list of parts")
+        self._result(item, place, _content(item["output"], f"{place}.output"))
+
+    def _found(self, item: Item, place: str) -> None:
+        tools = item.get("tools", [])
+        if not isinstance(tools, list):
+            raise wrong(f"{place}.tools", "give a list of tools")
+        self._toolbox.add(tools, f"{place}.tools")
+        if "call_id" in item and item.get("execution") != "server":
+            self._result(item, place, found_tools(tools))
+
+    def _result(self, item: Item, place: str, content: Any) -> None:
+        call_id = text_of(item, "call_id", place)
+        known = self._calls.get(call_id)
+        if known is None:
+            raise wrong(f"{place}.call_id", f"no call before it has the id {call_id[:80]!r}", code="call_not_found")
+        self._append({"role": "tool", "tool_call_id": call_id, "name": known, "content": content}, place)
+
+    def _more_tools(self, item: Item, place: str) -> None:
+        tools = item.get("tools")
+        if not isinstance(tools, list):
+            raise wrong(f"{place}.tools", "give a list of tools")
+        self._toolbox.add(tools, f"{place}.tools")
+
+
+def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
+    """Content in the form of a chat: text, or parts where there is an image. Raises ApiError 400."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong(place, "give text or a list of parts")
+    parts = [_part(part, f"{place}[{number}]") for number, part in enumerate(content)]
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return str(parts[0]["text"])
+    return parts
+
+
+def _part(part: Any, place: str) -> dict[str, Any]:
+    fields = given(part, place)
+    kind = fields.get("type")
+    if kind in _TEXTS or kind == "refusal":
+        text = fields.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise wrong(f"{place}.text", "give text")
+        return {"type": "text", "text": text}
+    if kind == "input_image":
+        url = fields.get("image_url")
+        if not isinstance(url, str):
+            raise wrong(f"{place}.image_url", "give the image as a data: URL; files by id are not kept here")
+        return {"type": "image_url", "image_url": {"url": url}}
+    raise wrong(f"{place}.type", f"parts of type {str(kind)[:40]!r} are not supported", code="unknown_part_type")
+
+
+def _joined(parts: Any, place: str) -> str:
+    """The text of reasoning's parts. Raises ApiError 400."""
+    if parts is None or isinstance(parts, str):
+        return parts or ""
+    if not isinstance(parts, list):
+        raise wrong(place, "give a list of parts")
+    texts = []
+    for number, part in enumerate(parts):
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            raise wrong(f"{place}[{number}].text", "give text")
+        texts.append(text)
+    return "\n\n".join(texts)
+
+
+PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high"}
+_PLACE = re.compile(r"^messages\[(\d+)\]")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one request asks for.
+
+    chat      what the model is asked
+    places    where each message of the chat came from
+    added     items that the request brought, with ids
+    owner     of the response, see `owner_of`
+    """
+
+    id: str
+    created: int
+    body: ResponseBody
+    chat: ChatBody
+    toolbox: Toolbox
+    places: list[str]
+    added: list[Item]
+    owner: str
+
+    @staticmethod
+    def of(body: ResponseBody, store: ResponseStorage, owner: str) -> Turn:
+        """Raises ApiError 400 for what this server cannot do, 404 for an item that is not kept."""
+        body.check()
+        toolbox = Toolbox()
+        toolbox.add(body.tools or (), "tools", shown=True)
+        messages = Messages(toolbox)
+        if body.instructions:
+            messages.system(body.instructions, "instructions")
+        for item in _before(body.previous_response_id, store, owner):
+            messages.add(item, "previous_response_id")
+        new_id = new_response_id(body.previous_response_id)
+        added = []
+        for number, item in enumerate(_given_items(body.input)):
+            place = f"input[{number}]"
+            read = _referred(typed(item, place), place, store, owner)
+            messages.add(read, place)
+            added.append({"id": item_id(PREFIXES.get(read["type"], "item"), new_id, "i", number)} | read)
+        if not messages.messages:
+            raise ApiError(400, "input: give a message", code="invalid_value", param="input")
+        choice = toolbox.choose(body.tool_choice)
+        chat = ChatBody(
+            **_shared(body),
+            messages=messages.messages,  # type: ignore[arg-type]
+            tools=toolbox.functions or None,
+            tool_choice=choice,
+        )
+        return Turn(new_id, int(time.time()), body, chat, toolbox, messages.places, added, owner)
+
+    def told(self, error: OptionError) -> OptionError:
+        """An error of the chat, with the place as the client knows it."""
+        text = str(error)
+        if found := _PLACE.match(text):
+            text = self.places[int(found[1])] + text[found.end() :]
+        text = text.replace(".image_url.url:", ".image_url:", 1)
+        return OptionError(re.sub(r"^response_format\b", "text.format", text))
+
+    def response(
+        self, model: str, status: str, output: Sequence[Item] = (), *, stored: bool | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """The response object, with every field that clients read without a check."""
+        body = self.body
+        usual = Sampling()
+        text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
+        reasoning: dict[str, Any] = {"effort": None, "summary": None}
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": False,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "model": model,
+            "output": list(output),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": reasoning | _json(body.reasoning),
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": self.stores if stored is None else stored,
+            "temperature": TEMPERATURE if body.temperature is None else body.temperature,
+            "text": text | _json(body.text),
+            "tool_choice": _json(body.tool_choice) if hasattr(body.tool_choice, "type") else body.tool_choice or "auto",
+            "tools": self.toolbox.shown,
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": usual.top_p if body.top_p is None else body.top_p,
+            "truncation": body.truncation or "disabled",
+            "usage": None,
+            "user": body.user,
+        } | fields
+
+    @property
+    def stores(self) -> bool:
+        """Whether the response is kept."""
+        return self.body.store is not False
+
+    def kept(self, response: dict[str, Any]) -> KeptResponse:
+        """What is kept of the turn."""
+        return KeptResponse(self.id, self.body.previous_response_id, self.owner, self.added, response)
+
+
+def _before(previous: str | None, store: ResponseStorage, owner: str) -> list[Item]:
+    if not previous:
+        return []
+    conversation = store.conversation(previous, owner)
+    if conversation is None:
+        text = f"previous_response_id: no response {previous[:80]!r} is kept; it was forgotten, or never stored"
+        raise ApiError(400, text, code="previous_response_not_found", param="previous_response_id")
+    return items_of(conversation)
+
+
+def _given_items(given: str | list[Item] | None) -> list[Item]:
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given or []
+
+
+def _referred(item: Item, place: str, store: ResponseStorage, owner: str) -> Item:
+    """The item, or the kept one that it refers to."""
+    if item["type"] != "item_reference":
+        return item
+    reference = item.get("id")
+    found = store.item(reference, owner) if isinstance(reference, str) else None
+    if found is None:
+        text = f"{place}.id: no item {str(reference)[:80]!r} is kept; it was forgotten, or never stored"
+        raise ApiError(404, text, code="item_not_found", param=f"{place}.id")
+    return found
+
+
+def _shared(body: ResponseBody) -> dict[str, Any]:
+    """The fields of the chat that do not depend on its items."""
+    fields = {name: getattr(body, name) for name in GenerationBody.model_fields if name != "stream_options"}
+    extension = body.rest_local or Extension()
+    if body.truncation == "auto":
+        fields["rest_local"] = extension.model_copy(update={"context_shift": True})
+    if body.max_output_tokens is not None:
+        fields["max_tokens"] = body.max_output_tokens
+    if body.text and body.text.format:
+        fields["response_format"] = _format(body.text.format)
+    if body.includes_logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    fields["prompt_cache_key"] = body.prompt_cache_key
+    fields["parallel_tool_calls"] = body.parallel_tool_calls
+    fields["chat_template_kwargs"] = _variables(body)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _format(wanted: TextFormat) -> dict[str, Any] | None:
+    """`text.format` as a chat's `response_format`."""
+    if wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": wanted.name, "schema": wanted.schema_}}
+
+
+def _variables(body: ResponseBody) -> dict[str, Any] | None:
+    """Names for the template: `reasoning.effort` under the names that templates read."""
+    effort = body.reasoning.effort if body.reasoning else None
+    if effort is None:
+        return body.chat_template_kwargs
+    known: dict[str, Any] = {"reasoning_effort": EFFORTS.get(effort, "high")}
+    if effort == "none":
+        known |= {"enable_thinking": False, "thinking": False}
+    return known | (body.chat_template_kwargs or {})
+
+
+def _json(value: Any) -> dict[str, Any]:
+    """The fields that a part of the body has, as it was sent."""
+    fields: dict[str, Any] = value.model_dump(exclude_none=True, by_alias=True) if value is not None else {}
+    return fields
+
+
+MAX_LISTED = 100
+
+
+def listed(items: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, Any]:
+    """One page of items. `asked`: the parameters `limit`, `order` and `after`. Raises ApiError 400 for a wrong one."""
+    limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MAX_LISTED):
+        raise wrong("limit", f"give a number from 1 to {MAX_LISTED}")
+    if order not in ("asc", "desc"):
+        raise wrong("order", 'give "asc" or "desc"')
+    ordered = items if order == "asc" else items[::-1]
+    if after:
+        place = next((number for number, item in enumerate(ordered) if item.get("id") == after), None)
+        if place is None:
+            raise wrong("after", "no item has this id")
+        ordered = ordered[place + 1 :]
+    page = [_complete(item) for item in ordered[: int(limit)]]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, **ends, "has_more": len(ordered) > len(page)}
+
+
+def _complete(item: dict[str, Any]) -> dict[str, Any]:
+    """An item with its status, and the text of a message as a part."""
+    if item["type"] == "message" and isinstance(item.get("content"), str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        more: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
+        item = item | {"content": [{"type": kind, "text": item["content"]} | more]}
+    return {"status": "completed"} | item

@@ -1,0 +1,355 @@
+"""Answers of the Responses API: items, the typed events of how they grow, and the response that holds them.
+
+Contract: the items do not depend on where the deltas were cut. Every event has a `sequence_number`, without gaps, and
+events have OpenAI's order.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rest_local.api.answers import (
+    Answer,
+    HasResult,
+    Part,
+    RequestContext,
+    named_events,
+    prediction_counts,
+    timings,
+)
+from rest_local.api.bodies import (
+    ChatBody,
+)
+from rest_local.api.errors import ApiError, responses_error
+from rest_local.api.openai import Chat, chat_logprobs
+from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id
+from rest_local.api.response_tools import InputText, Toolbox
+from rest_local.api.responses import ResponseBody, Turn, seal
+from rest_local.chat.tools import AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.decoding.request import Request
+from rest_local.decoding.results import Timings
+from rest_local.errors import OptionError
+
+Event = dict[str, Any]
+Logprobs = list[dict[str, Any]]
+
+
+class Item:
+    """An item of the output that is being written: text, reasoning, or a call of a function, of a custom tool or of a
+    search for tools.
+
+    fields  the item as it is so far
+    index   its place in the output
+    sealed  reasoning is repeated as `encrypted_content`, which clients send back
+    """
+
+    def __init__(self, response_id: str, index: int, fields: dict[str, Any], *, sealed: bool = False) -> None:
+        self.kind = fields["type"]
+        self.fields = {"id": item_id(_PREFIXES[self.kind], response_id, "o", index)} | fields
+        self.index, self._sealed = index, sealed
+        self._texts: list[str] = []
+        self._logprobs: Logprobs = []
+        self._input = InputText()  # of a custom tool
+        self._name = {"message": "output_text", "reasoning": "reasoning_text"}.get(self.kind)  # of the part's type
+
+    def begin(self) -> list[Event]:
+        """Events before the first text."""
+        events = [self._item("response.output_item.added")]
+        if self._name:
+            events.append(self._event("response.content_part.added", content_index=0, part=self._part()))
+        return events
+
+    def more(self, text: str, logprobs: Logprobs) -> list[Event]:
+        """Events for more text."""
+        if self.kind == "custom_tool_call":
+            return self._input_deltas(self._input.feed(text))
+        self._texts.append(text)
+        if self.kind == "tool_search_call":
+            return []  # its arguments are an object, so it has no deltas
+        if not self._name:
+            return [self._event("response.function_call_arguments.delta", delta=text)]
+        self._logprobs += logprobs
+        more = {"logprobs": logprobs} if self.kind == "message" else {}
+        return [self._event(f"response.{self._name}.delta", content_index=0, delta=text) | more]
+
+    def end(self, status: str, logprobs: Logprobs) -> list[Event]:
+        """Events when the item is complete or cut off. `logprobs`: of tokens after its text."""
+        self._logprobs += logprobs
+        text, events = "".join(self._texts), []
+        if self._name:
+            part = self._part()
+            more = {"logprobs": self._logprobs} if self.kind == "message" else {}
+            events = [
+                self._event(f"response.{self._name}.done", content_index=0, text=text) | more,
+                self._event("response.content_part.done", content_index=0, part=part),
+            ]
+            if self._sealed:
+                self.fields["encrypted_content"] = seal(text)
+            fields: dict[str, Any] = {"content": [part]}
+        elif self.kind == "custom_tool_call":
+            events = self._input_deltas(self._input.finish())
+            fields = {"input": self._input.text}
+            events.append(self._event("response.custom_tool_call_input.done", **fields))
+        elif self.kind == "tool_search_call":
+            fields = {"arguments": _object_or_query(text)}
+        else:
+            fields = {"arguments": text}
+            done = "response.function_call_arguments.done"
+            events.append(self._event(done, name=self.fields["name"], arguments=text))
+        self.fields |= {"status": status} | fields
+        return [*events, self._item("response.output_item.done")]
+
+    def _item(self, kind: str) -> Event:
+        return {"type": kind, "output_index": self.index, "item": dict(self.fields)}
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        return {"type": kind, "item_id": self.fields["id"], "output_index": self.index} | fields
+
+    def _part(self) -> dict[str, Any]:
+        part = {"type": self._name, "text": "".join(self._texts)}
+        return part | ({"annotations": [], "logprobs": list(self._logprobs)} if self.kind == "message" else {})
+
+    def _input_deltas(self, text: str) -> list[Event]:
+        return [self._event("response.custom_tool_call_input.delta", delta=text)] if text else []
+
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "tool_search_call": "tsc",
+}
+
+
+def _object_or_query(raw: str) -> dict[str, Any]:
+    """The arguments of a search for tools."""
+    try:
+        arguments = json.loads(raw or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"query": raw}
+
+
+class Writer:
+    """The output of one response.
+
+    sealed   reasoning is repeated in `encrypted_content`
+    """
+
+    def __init__(self, response_id: str, toolbox: Toolbox, *, sealed: bool) -> None:
+        self.items: list[dict[str, Any]] = []
+        self.reasoning = ""
+        self._id, self._toolbox, self._sealed = response_id, toolbox, sealed
+        self._open: Item | None = None
+        self._held: Logprobs = []
+        self._sequence = 0
+
+    def numbered(self, *events: Event) -> list[Event]:
+        """Events with their numbers, in the order in which they are sent."""
+        first = self._sequence
+        self._sequence += len(events)
+        return [
+            {"type": event["type"], "sequence_number": first + i} | event for i, event in enumerate(events)
+        ]  # fmt: skip
+
+    def add(self, deltas: Iterable[Delta], logprobs: Logprobs | None = None) -> list[Event]:
+        """Events for these deltas. `logprobs`: of the tokens that came with them; those of text are reported."""
+        self._held += logprobs or []
+        return self.numbered(*(event for delta in deltas for event in self._events(delta)))
+
+    def close(self, *, cut: bool) -> list[Event]:
+        """Events at the end of the answer. `cut`: a limit ended it. An answer without anything is an empty message."""
+        events: list[Event] = []
+        if not self.items and self._open is None and not cut:
+            events += self._begin(self._text("message"))
+        return self.numbered(*events, *self._end("incomplete" if cut else "completed"))
+
+    @property
+    def output(self) -> list[dict[str, Any]]:
+        """The items, also the one that is not complete."""
+        return [*self.items, *([self._open.fields] if self._open else [])]
+
+    def _events(self, delta: Delta) -> list[Event]:
+        if isinstance(delta, CallStart):
+            return self._begin(self._call(delta))
+        if isinstance(delta, CallArguments):
+            return self._more(delta.text)
+        events: list[Event] = []
+        kind = "message" if isinstance(delta, Content) else "reasoning"
+        if self._open is None or self._open.kind != kind:
+            events = self._begin(self._text(kind))
+        if isinstance(delta, Reasoning):
+            self.reasoning += delta.text
+        return [*events, *self._more(delta.text)]
+
+    def _text(self, kind: str) -> Item:
+        if kind == "reasoning":
+            fields: dict[str, Any] = {"type": kind, "status": "in_progress", "summary": [], "content": []}
+        else:
+            fields = {"type": kind, "status": "in_progress", "role": "assistant", "content": []}
+        return Item(self._id, self._next, fields, sealed=self._sealed and kind == "reasoning")
+
+    @property
+    def _next(self) -> int:
+        return len(self.items) + (self._open is not None)
+
+    def _call(self, delta: CallStart) -> Item:
+        tool = self._toolbox.of(delta.name)
+        index = self._next
+        shared: dict[str, Any] = {"status": "in_progress", "call_id": delta.id}
+        named = {"name": tool.name} | ({"namespace": tool.namespace} if tool.namespace else {})
+        if tool.kind == "custom":
+            fields = {"type": "custom_tool_call"} | shared | named | {"input": ""}
+        elif tool.kind == "tool_search":
+            fields = {"type": "tool_search_call"} | shared | {"execution": "client", "arguments": {}}
+        else:
+            fields = {"type": "function_call"} | shared | named | {"arguments": ""}
+        return Item(self._id, index, fields)
+
+    def _begin(self, item: Item) -> list[Event]:
+        events = self._end("completed")
+        self._open = item
+        return [*events, *item.begin()]
+
+    def _more(self, text: str) -> list[Event]:
+        assert self._open is not None
+        return self._open.more(text, self._released())
+
+    def _end(self, status: str) -> list[Event]:
+        if self._open is None:
+            return []
+        events = self._open.end(status, self._released())
+        self.items.append(self._open.fields)
+        self._open = None
+        return events
+
+    def _released(self) -> Logprobs:
+        held, self._held = self._held, []
+        return held
+
+
+class ResponseCall:
+    """A request, a `Call`. `owner`: whose kept responses it may continue."""
+
+    def __init__(self, context: RequestContext, body: ResponseBody, storage: ResponseStorage, owner: str) -> None:
+        self._context, self._body, self._storage, self._owner = context, body, storage, owner
+
+    def count(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.requests()[0].prompt)
+
+    def requests(self) -> list[Request]:
+        self._storage.sweep()
+        self._turn = Turn.of(self._body, self._storage, self._owner)
+        self._chat = Chat(self._context, self._turn.chat)
+        try:
+            return self._chat.requests()
+        except OptionError as error:
+            raise self._turn.told(error) from error
+
+    def answer(self, answered: Sequence[HasResult]) -> ResponseAnswer:
+        return ResponseAnswer(self._context, answered, self._chat.parser(), self._turn, self._storage.keep)
+
+
+class ResponseAnswer(Answer[ChatBody]):
+    """One response. `keep`: keeps it for later requests; returns whether that could be done."""
+
+    def __init__(
+        self,
+        context: RequestContext,
+        answered: Sequence[HasResult],
+        parser: AnswerParser,
+        turn: Turn,
+        keep: Callable[[KeptResponse], bool],
+    ) -> None:
+        super().__init__(context, turn.chat, answered, [parser])
+        self._turn, self._keep = turn, keep
+        self._writer = Writer(turn.id, turn.toolbox, sealed=turn.body.includes_reasoning)
+
+    def begin(self) -> list[bytes]:
+        response = self._turn.response(self.context.model, "in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return named_events(self._writer.numbered(*({"type": kind, "response": response} for kind in kinds)))
+
+    def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
+        response = self._turn.response(self.context.model, "in_progress")
+        return named_events(self._writer.numbered({"type": "response.in_progress", "response": response} | fields))
+
+    def advance(self, number: int, part: Part) -> list[bytes]:
+        events = self._writer.add(part.deltas, self._logprobs(part.logprobs))
+        if events:
+            events[-1] |= part.extension
+        return named_events(events)
+
+    def complete(self, number: int) -> list[bytes]:
+        return named_events(self._writer.close(cut=self._cut))
+
+    def end(self) -> list[bytes]:
+        response = self._final()
+        last = {"type": f"response.{response['status']}", "response": response, "timings": response["timings"]}
+        return named_events(self._writer.numbered(last))
+
+    def whole(self) -> dict[str, Any]:
+        self._writer.add(self.choices[0].deltas, self._logprobs(self.choices[0].logprobs))
+        self._writer.close(cut=self._cut)
+        return self._final()
+
+    def error_event(self, error: ApiError) -> bytes:
+        """`error` and `response.failed`."""
+        failed = self._turn.response(
+            self.context.model,
+            "failed",
+            self._writer.output,
+            stored=False,
+            error={"code": "server_error", "message": error.message},
+        )
+        events = self._writer.numbered(responses_error(error), {"type": "response.failed", "response": failed})
+        return b"".join(named_events(events))
+
+    @property
+    def _cut(self) -> bool:
+        return self.finish_reason(0) == "length"
+
+    def _final(self) -> dict[str, Any]:
+        """The response, which is kept before the client hears of it."""
+        told: dict[str, Any] = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
+        if self._cut:
+            told["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            told["completed_at"] = int(time.time())
+        status = "incomplete" if self._cut else "completed"
+        response = self._turn.response(self.context.model, status, self._writer.items, **told)
+        if self._turn.stores and not self._keep(self._turn.kept(response)):
+            response["store"] = False
+        return response
+
+    def _usage(self) -> dict[str, Any]:
+        """Counts. Clients read the details without a check, so what other machines may not see is 0."""
+        total = Timings.total(result.timings for result in self.results)
+        prompt = total.cached_tokens + total.prompt_tokens
+        generated = sum(len(result.tokens) for result in self.results)
+        thought = len(self.engine.model.vocabulary.tokenize(self._writer.reasoning)) if self._writer.reasoning else 0
+        of_answer = {"reasoning_tokens": min(thought, generated)}
+        if self.shows_steps:
+            of_answer |= prediction_counts(self.results)
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {
+                "cached_tokens": total.cached_tokens if self.shows_steps else 0,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": generated,
+            "output_tokens_details": of_answer,
+            "total_tokens": prompt + generated,
+        }
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> Logprobs:
+        if not self._turn.body.includes_logprobs or not entries:
+            return []
+        content: Logprobs = chat_logprobs(self.engine.model.vocabulary, entries)["content"]
+        return content

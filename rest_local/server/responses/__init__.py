@@ -1,1 +1,0 @@
-"""OpenAI's Responses API: /v1/responses. `routes` has its calls, `turn` the translation of a request to a chat."""

@@ -1,0 +1,421 @@
+"""The calls of the protocols: each reads a body of `rest_local.api`, and answers with what is translated there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from rest_local.api import bodies, models, ollama
+from rest_local.api.errors import ApiError, headers_of, loading, no_such_model, wrong
+from rest_local.api.messages import CountBody, MessagesBody
+from rest_local.api.messages_answer import MessagesCall
+from rest_local.api.native import NativeCompletion
+from rest_local.api.openai import Chat, Completion
+from rest_local.api.requests import chat_text, checked_ids, prompt_text
+from rest_local.api.response_storage import KeptResponse, ResponseStorage, items_of
+from rest_local.api.responses import ResponseBody, listed
+from rest_local.api.responses_answer import ResponseCall
+from rest_local.api.vectors import Embedding, Reranking
+from rest_local.chat.tools import tools_of
+from rest_local.llama.embedding import Embedder, Ranker
+from rest_local.server.answering import context_of, generate, parse, respond, submit
+from rest_local.server.keys import owner_of
+from rest_local.server.operations import Operation, Routes, delete, get, post
+from rest_local.server.state import State, state_of
+from rest_local.server.streaming import json_response
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.decoding.service import Service
+
+
+async def chat_completions(request: HttpRequest) -> Response:
+    """OpenAI's chat, with llama-server's additions."""
+    body = await parse(request, bodies.ChatBody)
+    return await generate(request, Chat(context_of(request, body.model), body))
+
+
+async def chat_tokens(request: HttpRequest) -> Response:
+    """How many tokens a chat would give the model. Nothing is generated."""
+    body = await parse(request, bodies.ChatBody)
+    return await _counted(request, Chat(context_of(request, body.model), body))
+
+
+async def _counted(request: HttpRequest, call: Chat | ResponseCall) -> Response:
+    count = await state_of(request).workers.run(request, call.count)
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+
+async def completions(request: HttpRequest) -> Response:
+    """OpenAI's completions: one prompt or several, one answer to each or several."""
+    body = await parse(request, bodies.CompletionBody)
+    call = Completion(context_of(request, body.model), body)
+    if not call.echoes_logprobs:
+        return await generate(request, call)
+    state = state_of(request)
+    requests = await state.workers.run(request, call.requests)
+    prompts, top = call.to_score()
+    call.scores = await state.scoring.scores(request, state.loaded()[0], prompts, top)
+    streams = await submit(request, lambda: requests)
+    return await respond(request, call.answer(streams.streams), streams)
+
+
+async def completion(request: HttpRequest) -> Response:
+    """llama-server's completion: continues a prompt, or each of several."""
+    body = await parse(request, bodies.NativeBody)
+    return await generate(request, NativeCompletion(context_of(request, body.model), body))
+
+
+async def infill(request: HttpRequest) -> Response:
+    """Fills a gap."""
+    body = await parse(request, bodies.InfillBody)
+    return await generate(request, NativeCompletion(context_of(request, body.model), body))
+
+
+async def messages(request: HttpRequest) -> Response:
+    """Anthropic's messages."""
+    body = await parse(request, MessagesBody)
+    return _with_id(request, await generate(request, MessagesCall(context_of(request, body.model), body)))
+
+
+async def count_tokens(request: HttpRequest) -> Response:
+    """Anthropic's count of the tokens of a prompt."""
+    body = await parse(request, CountBody)
+    call = MessagesCall(context_of(request, body.model), body)
+    tokens = await state_of(request).workers.run(request, call.count)
+    return _with_id(request, json_response({"input_tokens": tokens}))
+
+
+def _with_id(request: HttpRequest, response: Response) -> Response:
+    response.headers.update(headers_of(request.url.path))
+    return response
+
+
+async def create_response(request: HttpRequest) -> Response:
+    """A response, streamed or whole."""
+    return await generate(request, await _response_call(request))
+
+
+async def response_tokens(request: HttpRequest) -> Response:
+    """How many tokens a request would give the model. Nothing is generated or kept."""
+    return await _counted(request, await _response_call(request))
+
+
+async def _response_call(request: HttpRequest) -> ResponseCall:
+    body = await parse(request, ResponseBody)
+    return ResponseCall(context_of(request, body.model), body, _storage(request), _owner(request))
+
+
+async def retrieve_response(request: HttpRequest) -> Response:
+    """A kept response."""
+    if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
+        raise wrong("stream", "events of a kept response are not kept")
+    return json_response((await _kept(request)).response)
+
+
+async def remove_response(request: HttpRequest) -> Response:
+    """Forget a kept response."""
+    kept = await _kept(request)
+    await anyio.to_thread.run_sync(_storage(request).remove, kept.id)
+    return json_response({"id": kept.id, "object": "response", "deleted": True})
+
+
+async def input_items(request: HttpRequest) -> Response:
+    """What a kept response was asked: the items before it and its own, the newest first."""
+    kept, before = await _kept(request), None
+    if kept.previous:
+        before = await anyio.to_thread.run_sync(_storage(request).conversation, kept.previous, kept.owner)
+    return json_response(listed([*items_of(before or []), *kept.added], request.query_params))
+
+
+async def _kept(request: HttpRequest) -> KeptResponse:
+    """The response that the path names. Raises ApiError 404."""
+    wanted = str(request.path_params["id"])
+    kept = await anyio.to_thread.run_sync(_storage(request).get, wanted, _owner(request))
+    if kept is None:
+        raise ApiError(404, f"no response {wanted[:80]!r} is kept", code="response_not_found", param="id")
+    return kept
+
+
+def _storage(request: HttpRequest) -> ResponseStorage:
+    """That of the server of one model, or of the process in front of several."""
+    storage: ResponseStorage = request.app.state.server.responses
+    return storage
+
+
+def _owner(request: HttpRequest) -> str:
+    return owner_of(request.headers, request.app.state.server.settings)
+
+
+async def embeddings(request: HttpRequest) -> Response:
+    """OpenAI's embeddings: one vector of length 1 for each input."""
+    body, state = await parse(request, bodies.EmbeddingBody), state_of(request)
+    service, engine = state.loaded()
+    embedding = Embedding(engine, body, state.check_model(body.model))
+    return json_response(await state.workers.run(request, lambda: embedding.answer(_embed(state, service))))
+
+
+def _embed(state: State, service: Service) -> Callable[[list[int]], NDArray[np.float32]]:
+    """What gives the vector of a text, from any thread. One text at a time is computed in the engine's thread, so that
+    other requests wait for one text, not for all of them.
+    """
+
+    def one(engine: Engine, prompt: list[int]) -> NDArray[np.float32]:
+        state.embedder = state.embedder or Embedder(engine.model)  # for the first request, because it takes memory
+        return state.embedder.embed(prompt)
+
+    return lambda prompt: service.run(lambda engine: one(engine, prompt))
+
+
+async def rerank(request: HttpRequest) -> Response:
+    """The documents in the order of their relevance to the query."""
+    body, state = await parse(request, bodies.RerankBody), state_of(request)
+    service, engine = state.loaded()
+    reranking = Reranking(engine, body, state.check_model(body.model))
+
+    def one(engine: Engine, tokens: list[int]) -> float:
+        state.ranker = state.ranker or Ranker(engine.model)
+        return state.ranker.score(tokens)
+
+    def work() -> Any:
+        return reranking.answer(lambda tokens: service.run(lambda engine: one(engine, tokens)))
+
+    return json_response(await state.workers.run(request, work))
+
+
+async def ollama_chat(request: HttpRequest) -> Response:
+    """The next message of a conversation, in Ollama's words."""
+    body, began = await parse(request, ollama.OllamaChatBody), time.perf_counter()
+    if not body.messages:
+        return _only_loaded(request, body, of_chat=True)
+    return await generate(request, ollama.OllamaCall(context_of(request, body.asked), body, began))
+
+
+async def ollama_generate(request: HttpRequest) -> Response:
+    """The continuation of a prompt: of a question in the model's template, of plain text, or of a gap."""
+    body, began = await parse(request, ollama.GenerateBody), time.perf_counter()
+    if not body.prompt and not body.suffix and not body.images:
+        return _only_loaded(request, body, of_chat=False)
+    return await generate(request, ollama.OllamaCall(context_of(request, body.asked), body, began))
+
+
+def _only_loaded(request: HttpRequest, body: ollama.AnswerBody, *, of_chat: bool) -> Response:
+    state = state_of(request)
+    state.loaded()
+    return json_response(ollama.loaded(state.check_model(body.asked), of_chat=of_chat))
+
+
+async def ollama_embed(request: HttpRequest) -> Response:
+    """Vectors of length 1, one for each text. A text that is too long is cut, unless `truncate` is false."""
+    body, began = await parse(request, ollama.EmbedBody), time.perf_counter()
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    model, vectors, count = await _ollama_vectors(
+        request, body, texts, dimensions=body.dimensions, cut=body.truncate is not False
+    )
+    found: dict[str, Any] = {"model": model, "embeddings": vectors, "load_duration": 0, "prompt_eval_count": count}
+    return json_response(found | {"total_duration": round(1e9 * (time.perf_counter() - began))})
+
+
+async def ollama_embeddings(request: HttpRequest) -> Response:
+    """The vector of one text: Ollama's older call."""
+    body = await parse(request, ollama.OldEmbedBody)
+    _, vectors, _ = await _ollama_vectors(request, body, [body.prompt])
+    return json_response({"embedding": vectors[0] if vectors else []})
+
+
+async def _ollama_vectors(
+    request: HttpRequest, body: ollama.NamedBody, texts: list[str], *, dimensions: int | None = None, cut: bool = True
+) -> tuple[str, list[Any], int]:
+    """The name of the model, the vectors, and how many tokens the texts have."""
+    state = state_of(request)
+    service, engine = state.loaded()
+    model, embed = state.check_model(body.asked), _embed(state, service)
+    vectors, count = await state.workers.run(
+        request, lambda: ollama.embedded(engine, model, texts, dimensions, embed, cut=cut)
+    )
+    return model, vectors, count
+
+
+def _rows(state: State) -> list[models.Row]:
+    """One row for each name of the server's model."""
+    if state.engine is None:
+        return [models.Row(name, state.started) for name in state.names]
+    known, path = models.meta(state.engine), state.engine.model.path
+    return [models.row_of(name, path, known, is_loaded=True) for name in state.names]
+
+
+async def ollama_tags(request: HttpRequest) -> Response:
+    """The models; available while they load."""
+    return json_response(models.tags(_rows(state_of(request))))
+
+
+async def ollama_running(request: HttpRequest) -> Response:
+    """The models in memory."""
+    return json_response(models.running(_rows(state_of(request))))
+
+
+async def ollama_version(request: HttpRequest) -> Response:
+    """The version of the API."""
+    return json_response(models.version())
+
+
+async def ollama_show(request: HttpRequest) -> Response:
+    """What is known of a model."""
+    body, state = await parse(request, ollama.ShowBody), state_of(request)
+    _, engine = state.loaded()
+    row = models.row_of(state.check_model(body.asked), engine.model.path, models.meta(engine), is_loaded=True)
+    return json_response(await anyio.to_thread.run_sync(models.shown, engine, row))
+
+
+async def not_served(request: HttpRequest) -> Response:
+    """The answer to calls of Ollama's API that change what models there are."""
+    call = request.url.path.rpartition("/")[2]
+    raise ApiError(
+        501,
+        f"{call} is not supported: the server has the models that it was started with; get others with "
+        "`rest-local pull`, and name them with -m",
+        code="not_supported",
+    )
+
+
+async def list_models(request: HttpRequest) -> Response:
+    """The names of the model; available while it loads."""
+    state = state_of(request)
+    return json_response(models.list_of([_named(state, name) for name in state.names]))
+
+
+async def one_model(request: HttpRequest) -> Response:
+    """One name of the model. Any other name is 404."""
+    state, name = state_of(request), request.path_params["name"]
+    if name not in state.names:
+        raise no_such_model()
+    return json_response(_named(state, name))
+
+
+def _named(state: State, name: str) -> dict[str, Any]:
+    more = {"meta": models.meta(state.engine)} if state.engine is not None else {}
+    return models.named_row(name, state.started) | more
+
+
+async def health(request: HttpRequest) -> Response:
+    """503 while the model loads."""
+    if state_of(request).service is None:
+        raise loading()
+    return json_response({"status": "ok"})
+
+
+async def props(request: HttpRequest) -> Response:
+    """llama-server's properties of the model."""
+    state = state_of(request)
+    service, engine = state.loaded()
+    return json_response(
+        await anyio.to_thread.run_sync(lambda: models.properties(engine, state.model_id, len(service.slots())))
+    )
+
+
+async def metrics(request: HttpRequest) -> Response:
+    """The metrics, if the server was started with --metrics."""
+    state = state_of(request)
+    if not state.settings.metrics:
+        raise ApiError(501, "start the server with --metrics", code="metrics_off")
+    service, _ = state.loaded()
+    text = await anyio.to_thread.run_sync(models.exposition, service, state.settings.shows_steps)
+    headers = {
+        "content-type": "text/plain; version=0.0.4; charset=utf-8",
+        "process-start-time-unix": str(state.started),
+    }
+    return Response(text, headers=headers)
+
+
+async def tokenize(request: HttpRequest) -> Response:
+    """Text to token ids."""
+    body, state = await parse(request, bodies.TokenizeBody), state_of(request)
+    vocabulary = state.loaded()[1].model.vocabulary
+
+    def work() -> list[Any]:
+        special, add = body.parse_special is not False, bool(body.add_special)
+        tokens: list[int] = vocabulary.tokenize(body.content, special=special, add_special=add).tolist()
+        if not body.with_pieces:
+            return tokens
+        return [{"id": token, "piece": _piece(vocabulary.piece(token))} for token in tokens]
+
+    return json_response({"tokens": await state.workers.run(request, work)})
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """The text of a token, or its bytes if they are part of a character."""
+    try:
+        return piece.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def detokenize(request: HttpRequest) -> Response:
+    """Token ids to text."""
+    body = await parse(request, bodies.DetokenizeBody)
+    _, engine = state_of(request).loaded()
+    tokens = checked_ids(engine, body.tokens)
+    text = await anyio.to_thread.run_sync(prompt_text, engine.model.vocabulary, tokens)
+    return json_response({"content": text})
+
+
+async def apply_template(request: HttpRequest) -> Response:
+    """The prompt of a conversation, as text."""
+    body, state = await parse(request, bodies.TemplateBody), state_of(request)
+    _, engine = state.loaded()
+
+    def work() -> str:
+        add = body.add_generation_prompt is not False
+        messages = [message.model_dump(exclude_none=True) for message in body.messages]
+        return chat_text(engine, messages, tools_of(body.tools), body.chat_template_kwargs, add)
+
+    return json_response({"prompt": await state.workers.run(request, work)})
+
+
+def _lines(path: str, summary: str, body: type[ollama.AnswerBody]) -> Operation:
+    return post(path, summary, body, streams=True, stream_media=ollama.LINES)
+
+
+ROUTES: Routes = (
+    (post("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True), chat_completions),
+    (post("/v1/chat/completions/input_tokens", "Count a conversation's tokens", bodies.ChatBody), chat_tokens),
+    (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
+    (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
+    (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
+    (get("/v1/models", "Names of the models", of_server=True), list_models),
+    (get("/v1/models/{name}", "One name of a model", of_server=True), one_model),
+    (post("/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
+    (post("/infill", "Fill a gap", bodies.InfillBody, streams=True), infill),
+    (post("/tokenize", "Tokenize text", bodies.TokenizeBody), tokenize),
+    (post("/detokenize", "Detokenize ids", bodies.DetokenizeBody), detokenize),
+    (post("/apply-template", "Render a prompt", bodies.TemplateBody), apply_template),
+    (get("/props", "Properties of the model and its template"), props),
+    (get("/health", "Whether the model is loaded", of_server=True), health),
+    (get("/metrics", "Totals for Prometheus", media="text/plain"), metrics),
+    (post("/v1/responses", "Make a response", ResponseBody, streams=True), create_response),
+    (post("/v1/responses/input_tokens", "Count the tokens of a request", ResponseBody), response_tokens),
+    (get("/v1/responses/{id}", "A kept response", of_server=True), retrieve_response),
+    (delete("/v1/responses/{id}", "Forget a response", of_server=True), remove_response),
+    (get("/v1/responses/{id}/input_items", "What a response was asked", of_server=True), input_items),
+    (post("/v1/messages", "Continue a conversation, as Anthropic's API does", MessagesBody, streams=True), messages),
+    (post("/v1/messages/count_tokens", "Count the tokens of a prompt", CountBody), count_tokens),
+    (_lines("/api/chat", "Ollama's chat", ollama.OllamaChatBody), ollama_chat),
+    (_lines("/api/generate", "Ollama's completion", ollama.GenerateBody), ollama_generate),
+    (post("/api/embed", "Ollama's embeddings", ollama.EmbedBody), ollama_embed),
+    (post("/api/embeddings", "The vector of one text", ollama.OldEmbedBody), ollama_embeddings),
+    (get("/api/tags", "Ollama's list of models", of_server=True), ollama_tags),
+    (get("/api/ps", "Models in memory", of_server=True), ollama_running),
+    (get("/api/version", "The version of Ollama's API", of_server=True), ollama_version),
+    (post("/api/show", "What is known of a model", ollama.ShowBody), ollama_show),
+    *(
+        (make(f"/api/{name}", "Not served: 501", of_server=True), not_served)
+        for make, name in ((post, "pull"), (post, "push"), (post, "create"), (post, "copy"), (delete, "delete"))
+    ),
+)
