@@ -19,6 +19,7 @@ from unittest.mock import AsyncMock
 import httpx
 import pytest
 
+from rest_local.api.errors import ApiError
 from rest_local.decoding.engine import Engine
 from rest_local.errors import QueueFull
 from rest_local.router import forwarding, memory, worker
@@ -31,7 +32,6 @@ from rest_local.router.pool import Entry, Pool, Served
 from rest_local.router.process import ModelProcess, ModelProcessFailed
 from rest_local.router.run import ModelChoice, Routing
 from rest_local.router.worker import Setup
-from rest_local.api.errors import ApiError
 from rest_local.server.http import listen
 from rest_local.server.security import CLIENT, SECRET, AccessLog
 from rest_local.server.settings import Settings

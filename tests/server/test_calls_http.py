@@ -14,7 +14,6 @@ from rest_local.chat.tools import AnswerFormat
 from rest_local.grammar.constraint import Constraint
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
-from rest_local.server import chat
 
 Scripted = Callable[..., Live]
 PATH = "/v1/chat/completions"
@@ -104,7 +103,7 @@ def test_a_model_that_reasons_may_do_so_before_a_response_format(scripted: Scrip
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     form = AnswerFormat.of("<think> </think> <tool_call>")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat.AnswerFormat, "of", lambda source, special: form)
+        patch.setattr(AnswerFormat, "of", lambda source, special: form)
         live.service.answer = ['<think>I add.</think>{"a": 1}']
         message = live.post(PATH, {"messages": BODY["messages"], "response_format": wanted}).json()["choices"][0][
             "message"

@@ -1,24 +1,31 @@
-"""Text filters: the result never depends on how the text arrives."""
+"""What ends the text of an answer early, or groups it: the result never depends on how the text arrives."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.api.answers import Groups, TextFilters, TimeLimit
+from rest_local.api.answers import GROUP_CHARACTERS, Choice, Indentation, TimeLimit
+from rest_local.decoding.stream import Piece
 
 
-def indented(parts: list[str], least: int) -> tuple[str, bool]:
-    """What llama-server's rule leaves of a text: a line after the first that is indented less ends it."""
-    filters = TextFilters(n_indent=least)
-    text = "".join(filters.feed(part) for part in parts)
-    ended = filters.ended
-    return text + ("" if ended else filters.finish()), ended
+def choice(least: int, *, shows_steps: bool) -> Choice:
+    unused: Any = None
+    ending = [Indentation(least)] if least else []
+    return Choice(unused, None, shows_steps=shows_steps, sends_origins=False, ending=ending)
+
+
+def texts_of(made: Choice, parts: list[str]) -> list[str]:
+    """What is sent of these parts of a text."""
+    fed = [made.feed([Piece(part, (), (), ())]).text for part in parts]
+    return [*fed, made.finish(cut=False).text]
 
 
 def oracle(text: str, least: int) -> tuple[str, bool]:
-    """Line by line, over the whole text."""
+    """llama-server's rule, line by line over the whole text: a line after the first that is indented less ends it."""
     first, *lines = text.split("\n")
     given = first
     for number, line in enumerate(lines):
@@ -41,12 +48,17 @@ def oracle(text: str, least: int) -> tuple[str, bool]:
     ],
 )
 def test_indentation_ends_the_text(text: str, least: int, left: str) -> None:
-    assert indented([text], least)[0] == left
+    assert "".join(texts_of(choice(least, shows_steps=True), [text])) == left
 
 
-@given(st.lists(st.text(" \t\na", max_size=4), max_size=12), st.integers(0, 4))
-def test_indentation_is_the_same_however_the_text_is_cut(parts: list[str], least: int) -> None:
-    assert indented(parts, least) == oracle("".join(parts), least)
+@given(st.lists(st.text(" \t\na", max_size=40), max_size=12), st.integers(0, 4), st.booleans())
+def test_what_is_sent_does_not_depend_on_how_the_text_is_cut(parts: list[str], least: int, shows_steps: bool) -> None:
+    """Where steps are hidden, the text is cut at fixed places instead."""
+    made = choice(least, shows_steps=shows_steps)
+    *sent, rest = texts_of(made, parts)
+    assert ("".join(sent) + rest, made.ended) == oracle("".join(parts), least)
+    assert shows_steps or all(len(text) % GROUP_CHARACTERS == 0 for text in sent)
+    assert made.can_end == bool(least)
 
 
 def test_time_ends_the_text_with_a_whole_line() -> None:
@@ -59,28 +71,3 @@ def test_time_ends_the_text_with_a_whole_line() -> None:
     assert limit.feed(" ends\nsecond") == " ends\n"
     assert limit.ended
     assert limit.feed("more\n") == ""
-
-
-@pytest.mark.parametrize("milliseconds", [None, 0, -1])
-def test_without_a_time_there_is_no_limit(milliseconds: float | None) -> None:
-    filters = TextFilters(milliseconds=milliseconds)
-    assert filters.feed("a\nb\n") == "a\nb\n"
-    assert not filters.ended
-    assert not filters.can_end
-
-
-@given(st.lists(st.text(max_size=9), max_size=12), st.integers(1, 6))
-def test_text_in_groups_is_cut_at_fixed_places(parts: list[str], size: int) -> None:
-    filter_ = Groups(size)
-    given = [filter_.feed(part) for part in parts]
-    assert all(len(part) % size == 0 for part in given)
-    assert "".join(given) + filter_.finish() == "".join(parts)
-    assert len(filter_.finish()) == 0
-
-
-@given(st.lists(st.text(" \na", max_size=4), max_size=12), st.integers(0, 4), st.integers(0, 6))
-def test_filters_in_a_row_lose_nothing(parts: list[str], least: int, group: int) -> None:
-    """Only the indentation ends the text; the groups pass on all of the rest."""
-    filters = TextFilters(n_indent=least, group=group)
-    text = "".join(filters.feed(part) for part in parts) + filters.finish()
-    assert text == oracle("".join(parts), least)[0]

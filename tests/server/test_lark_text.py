@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.grammar import json_schema
 from rest_local.api.response_tools import expression_of
+from rest_local.grammar import json_schema
 
 PATCH = r"""
 // an edit of files

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 from rest_local.api.messages_answer import SIGNATURE, Blocks
+from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 
 WHOLE = [
     Reasoning("I think."),

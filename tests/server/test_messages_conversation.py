@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from rest_local.errors import OptionError
 from rest_local.api.bodies import check
 from rest_local.api.errors import ApiError
-from rest_local.api.messages import CountBody, MessagesBody
-from rest_local.api.messages import Translated, translated
+from rest_local.api.messages import CountBody, MessagesBody, Translated, translated
+from rest_local.errors import OptionError
 
 PIXEL = {"type": "base64", "media_type": "image/png", "data": "aaaa"}
 READ = {"name": "read", "description": "Reads.", "input_schema": {"type": "object", "properties": {}}}

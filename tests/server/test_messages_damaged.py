@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from rest_local.api.bodies import check
 from rest_local.api.errors import ApiError
-from rest_local.api.messages import MessagesBody
-from rest_local.api.messages import Translated, translated
+from rest_local.api.messages import MessagesBody, Translated, translated
 
 PIXEL = {"type": "base64", "media_type": "image/png", "data": "aaaa"}
 WHOLE: dict[str, Any] = {

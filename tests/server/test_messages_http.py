@@ -17,9 +17,9 @@ from anthropic.types import Message, RawMessageStreamEvent
 from live import Live
 from pydantic import TypeAdapter
 
+from rest_local.api.messages_answer import MessagesAnswer
 from rest_local.chat.tools import answer as answer_formats
 from rest_local.errors import DecodeFailed
-from rest_local.server.messages import calls
 
 Scripted = Callable[..., Live]
 Event = tuple[str, dict[str, Any]]
@@ -226,7 +226,7 @@ def test_a_call_is_forced_by_a_grammar(scripted: Scripted) -> None:
 
 def test_pings_come_while_nothing_else_does(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the prompt is evaluated, and while a thought that is not shown is generated; none after the end."""
-    monkeypatch.setattr(calls.MessagesAnswer, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(MessagesAnswer, "QUIET_SECONDS", 0.02)
     live = scripted()
     live.service.answer = None
     body = BODY | {"stream": True, "thinking": {"type": "adaptive", "display": "omitted"}}

@@ -12,13 +12,10 @@ import httpx
 import pytest
 from live import Live, served
 
-from rest_local.decoding.engine import Engine
 from rest_local.api.errors import ApiError
-from rest_local.api.models import quantization
-from rest_local.api.models import find_name, tagged
-from rest_local.api.ollama import GenerateBody, OllamaChatBody
-from rest_local.api.models import Row, counted, running, tags
-from rest_local.api.ollama import chat_body, chat_messages, prompt_messages
+from rest_local.api.models import Row, counted, find_name, quantization, running, tagged, tags
+from rest_local.api.ollama import GenerateBody, OllamaChatBody, chat_body, chat_messages, prompt_messages
+from rest_local.decoding.engine import Engine
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
 

@@ -12,8 +12,8 @@ import pytest
 from fake_service import FakeStream
 from live import Live
 
+from rest_local.api.answers import GROUP_TOKENS
 from rest_local.decoding.logprobs import TokenLogprobs
-from rest_local.server.answering import GROUP_TOKENS
 
 Scripted = Callable[..., Live]
 PROMPT = 40  # tokens

@@ -15,16 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live import Live
 
+from rest_local.api.answers import Answer, RequestContext
+from rest_local.api.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
+from rest_local.api.native import NativeAnswer
+from rest_local.api.openai import ChatAnswer, CompletionAnswer
 from rest_local.chat.tools import AnswerFormat, tools_of
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.stream import Piece
 from rest_local.errors import DecodeFailed
 from rest_local.server import streaming as module
-from rest_local.server.answering import Answer, Asked
-from rest_local.api.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
-from rest_local.api.openai import ChatAnswer, _openai
-from rest_local.api.openai import CompletionAnswer
-from rest_local.api.native import NativeAnswer
 from rest_local.server.settings import Settings
 from rest_local.server.streaming import Pulse, StreamGroup
 
@@ -72,30 +71,27 @@ def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
 def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
     """An answer of a route that can send origins, on this address."""
     shows_steps = Settings(host=host, keys=(b"k",)).shows_steps
-    answered: Any = [None]
+    answered: Any = [SimpleNamespace(result=SimpleNamespace(finish_reason="stop"))]
     request: Any = SimpleNamespace(prompt=[])
     more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
 
-    def asked(body: Any) -> Any:
-        return Asked(engine, body, "m", shows_steps, "fingerprint")  # type: ignore[arg-type]
-
+    context = RequestContext(engine, "m", shows_steps, "fingerprint")  # type: ignore[arg-type]
     if kind == "chat":
         body: Any = ChatBody(messages=[{"role": "user", "content": ""}], logprobs=True, **more)
         parser = AnswerFormat.of(REASONS).parser(tools_of(TOOLS), "", new_id=lambda: "id")
-        return ChatAnswer(asked(body), answered, [parser])
+        return ChatAnswer(context, body, answered, [parser])
     if kind == "text":
-        return CompletionAnswer(asked(CompletionBody(prompt="", logprobs=1, **more)), answered, [[]], [])
+        return CompletionAnswer(context, CompletionBody(prompt="", logprobs=1, **more), answered, [[]], [], True)
     if kind == "native":
-        return NativeAnswer(asked(NativeBody(prompt="", n_probs=1, **more)), answered, [request])
-    return NativeAnswer(asked(InfillBody(n_indent=2, n_probs=1, **more)), answered, [request])
+        return NativeAnswer(context, NativeBody(prompt="", n_probs=1, **more), answered, [request])
+    return NativeAnswer(context, InfillBody(n_indent=2, n_probs=1, **more), answered, [request])
 
 
 def sent(answer: Answer[Any], groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
     """The content of all events of a stream, joined, without the last ones with usage and times."""
     events = []
-    streams: Any = SimpleNamespace(stop=lambda number: None)
     for each in (*groups, None):
-        if part := answer._add(0, each, streams):
+        if part := answer.add(0, each):
             events += answer.advance(0, part)
     said: dict[str, Any] = {"text": "", "deltas": [], "tokens": [], "logprobs": [], "origins": [], "steps": []}
     for data in events:
@@ -109,8 +105,6 @@ def sent(answer: Answer[Any], groups: Sequence[Sequence[Piece]]) -> dict[str, An
         said["deltas"] += _named(choice.get("delta", {}))
         logprobs = choice.get("logprobs") or {}
         said["logprobs"] += logprobs.get("content") or logprobs.get("token_logprobs") or []
-    rest = answer.parsers[0].finish() if isinstance(answer, ChatAnswer) else []
-    said["deltas"] += [named for delta in rest for named in _named(_openai(delta))]
     return said | {"deltas": [(name, text) for name, text in _together(said["deltas"]) if text]}
 
 

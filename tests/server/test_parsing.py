@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live import Live
 
-from rest_local.server import bodies
+from rest_local.api import bodies
 from rest_local.api.bodies import MAX_CONTAINERS, ChatBody, CompletionBody, InfillBody, NativeBody, check
 from rest_local.api.errors import ApiError
 

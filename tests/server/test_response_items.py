@@ -10,24 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rest_local.api.errors import ApiError
+from rest_local.api.response_storage import ResponseStorage
+from rest_local.api.response_tools import InputText, Toolbox
+from rest_local.api.responses import ResponseBody, Turn, seal, unseal
+from rest_local.api.responses_answer import Writer
 from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 from rest_local.errors import OptionError
-from rest_local.api.errors import ApiError
-from rest_local.api.responses import ResponseBody
-from rest_local.api.response_tools import InputText
-from rest_local.api.responses import seal, unseal
-from rest_local.api.response_storage import Store
-from rest_local.api.response_tools import Toolbox
-from rest_local.api.responses import Turn
-from rest_local.api.responses_answer import Writer
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": '{"path": "a"}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "x = 1"}
 
+STORAGE = ResponseStorage(None)
+
 
 def turn(*items: Any, **fields: Any) -> Turn:
-    return Turn.of(ResponseBody.model_validate({"input": list(items), **fields}), Store(None), "")
+    return Turn.of(ResponseBody.model_validate({"input": list(items), **fields}), STORAGE, "")
 
 
 def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -301,7 +300,7 @@ def test_any_items_are_a_chat_or_an_error_with_a_place(items: Any, tools: Any, c
         return
     refused = None
     try:
-        made = Turn.of(body, Store(None), "")
+        made = Turn.of(body, STORAGE, "")
     except ApiError as error:
         refused = error
     if refused is not None:

@@ -1,7 +1,8 @@
-"""Kept responses: in a folder and in memory, bounded, and forgotten where they are damaged."""
+"""Kept responses: bounded, and forgotten where they are damaged."""
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import stat
@@ -12,31 +13,26 @@ from typing import Any
 
 import pytest
 
-from rest_local.api.response_storage import Kept, Store, item_id, items_of, new_response_id, owner_of
+from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id, items_of, new_response_id
 
-ME, OTHER = owner_of([b"me"]), owner_of([b"other"])
-
-
-@pytest.fixture(params=["folder", "memory"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    return tmp_path if request.param == "folder" else None
+ME, OTHER = "a" * 64, "b" * 64
 
 
-def add(store: Store, text: str, previous: str | None = None, owner: str = ME) -> Kept:
+def add(store: ResponseStorage, text: str, previous: str | None = None, owner: str = ME) -> KeptResponse:
     new = new_response_id(previous)
     asked = {"type": "message", "role": "user", "content": text, "id": item_id("msg", new, "i", 0)}
     said = {"type": "message", "role": "assistant", "content": text.upper(), "id": item_id("msg", new, "o", 0)}
-    kept = Kept(new, previous, owner, [asked], {"id": new, "output": [said]})
+    kept = KeptResponse(new, previous, owner, [asked], {"id": new, "output": [said]})
     assert store.keep(kept)
     return kept
 
 
-def texts(kept: list[Kept] | None) -> list[str] | None:
+def texts(kept: list[KeptResponse] | None) -> list[str] | None:
     return None if kept is None else [item["content"] for item in items_of(kept)]
 
 
-def test_a_conversation_is_read_in_order(place: Path | None) -> None:
-    store = Store(place)
+def test_a_conversation_is_read_in_order(tmp_path: Path) -> None:
+    store = ResponseStorage(tmp_path)
     first = add(store, "a")
     second = add(store, "b", first.id)
     third = add(store, "c", second.id)
@@ -48,8 +44,8 @@ def test_a_conversation_is_read_in_order(place: Path | None) -> None:
     assert store.item(second.output[0]["id"], ME) == second.output[0]
 
 
-def test_a_conversation_is_its_owners(place: Path | None) -> None:
-    store = Store(place)
+def test_a_conversation_is_its_owners(tmp_path: Path) -> None:
+    store = ResponseStorage(tmp_path)
     kept = add(store, "a")
     assert store.get(kept.id, OTHER) is None
     assert store.conversation(kept.id, OTHER) is None
@@ -57,8 +53,8 @@ def test_a_conversation_is_its_owners(place: Path | None) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "resp_", "resp_" + "0" * 48, "resp_" + "A" * 48, "../../etc/passwd", "msg_1_o0"])
-def test_an_unknown_id_is_none(place: Path | None, wrong: str) -> None:
-    store = Store(place)
+def test_an_unknown_id_is_none(tmp_path: Path, wrong: str) -> None:
+    store = ResponseStorage(tmp_path)
     add(store, "a")
     assert store.get(wrong, ME) is None
     assert store.conversation(wrong, ME) is None
@@ -66,8 +62,8 @@ def test_an_unknown_id_is_none(place: Path | None, wrong: str) -> None:
     store.remove(wrong)
 
 
-def test_a_removed_response_ends_what_continues_it(place: Path | None) -> None:
-    store = Store(place)
+def test_a_removed_response_ends_what_continues_it(tmp_path: Path) -> None:
+    store = ResponseStorage(tmp_path)
     first = add(store, "a")
     second = add(store, "b", first.id)
     store.remove(first.id)
@@ -77,15 +73,15 @@ def test_a_removed_response_ends_what_continues_it(place: Path | None) -> None:
 
 
 def test_another_process_reads_it(tmp_path: Path) -> None:
-    kept = add(Store(tmp_path), "a")
-    assert Store(tmp_path).get(kept.id, ME) == kept
+    kept = add(ResponseStorage(tmp_path), "a")
+    assert ResponseStorage(tmp_path).get(kept.id, ME) == kept
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
 def test_only_this_user_reads_it(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
-        add(Store(tmp_path), "a")
+        add(ResponseStorage(tmp_path), "a")
     finally:
         os.umask(old)
     for path in (tmp_path / "responses").rglob("*"):
@@ -94,7 +90,7 @@ def test_only_this_user_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_a_forgotten_response(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = ResponseStorage(tmp_path)
     kept = add(store, "a")
     (path,) = (tmp_path / "responses").rglob("*.json")
     whole = path.read_bytes()
@@ -115,42 +111,37 @@ def test_a_damaged_file_is_a_forgotten_response(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "responses").write_text("a file in place of the folder")
     new = new_response_id()
-    assert not Store(tmp_path).keep(Kept(new, None, ME, [], {"id": new, "output": []}))
+    assert not ResponseStorage(tmp_path).keep(KeptResponse(new, None, ME, [], {"id": new, "output": []}))
     assert "is not kept" in caplog.text
 
 
 def test_a_full_disk_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(tmp_path)
+    store = ResponseStorage(tmp_path)
 
     def full(*paths: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("rest_local.paths.os.replace", full)
     new = new_response_id()
-    assert not store.keep(Kept(new, None, ME, [], {"id": new, "output": []}))
+    assert not store.keep(KeptResponse(new, None, ME, [], {"id": new, "output": []}))
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert "No space left" in caplog.text
 
 
-def aged(place: Path | None, store: Store, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+def aged(folder: Path, seconds: float) -> None:
     """What is kept now was written so long ago."""
-    if place is None:
-        chains = store._shelf._chains  # type: ignore[attr-defined]
-        for name, (grown, held) in chains.items():
-            chains[name] = grown - seconds, held
-    else:
-        for path in place.rglob("*.json"):
-            state = path.stat()
-            os.utime(path, (state.st_atime - seconds, state.st_mtime - seconds))
+    for path in folder.rglob("*.json"):
+        state = path.stat()
+        os.utime(path, (state.st_atime - seconds, state.st_mtime - seconds))
 
 
-def test_old_conversations_are_forgotten(place: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(place, seconds=3600)
+def test_old_conversations_are_forgotten(tmp_path: Path) -> None:
+    store = ResponseStorage(tmp_path, seconds=3600)
     old = add(store, "a")
     grown = add(store, "b")
-    aged(place, store, monkeypatch, 4000)
+    aged(tmp_path, 4000)
     later = add(store, "c", grown.id)
     store.sweep()
     assert store.get(old.id, ME) is None
@@ -158,20 +149,18 @@ def test_old_conversations_are_forgotten(place: Path | None, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("bound", ["count", "bytes"])
-def test_the_conversations_longest_unused_go_first(
-    place: Path | None, monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
-    size = len(add(Store(None), "word").to_bytes())
+def test_the_conversations_longest_unused_go_first(tmp_path: Path, bound: str) -> None:
+    size = len(add(ResponseStorage(None), "word").to_bytes())
     limits = {"max_responses": 10} if bound == "count" else {"max_bytes": 11 * size + size // 2}
-    store = Store(place, **limits)
+    store = ResponseStorage(tmp_path, **limits)
     starts = []
     for _ in range(5):  # five conversations of three
-        aged(place, store, monkeypatch, 10)
+        aged(tmp_path, 10)
         first = add(store, "word")
         second = add(store, "word", first.id)
         add(store, "word", second.id)
         starts.append(second.id)
-    aged(place, store, monkeypatch, 10)
+    aged(tmp_path, 10)
     newest = add(store, "word", starts[1])
     store.sweep()
     there = [store.get(start, ME) is not None for start in starts]
@@ -179,11 +168,11 @@ def test_the_conversations_longest_unused_go_first(
     assert store.conversation(newest.id, ME) is not None
 
 
-def test_a_sweep_looks_only_now_and_then(place: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(place, max_responses=10)
+def test_a_sweep_looks_only_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ResponseStorage(tmp_path, max_responses=10)
     looked = []
-    chains = store._shelf.chains
-    monkeypatch.setattr(store._shelf, "chains", lambda: looked.append(1) or chains())
+    chains = store._files.chains
+    monkeypatch.setattr(store._files, "chains", lambda: looked.append(1) or chains())
     for number in range(200):
         store.sweep()
         add(store, str(number))
@@ -192,8 +181,8 @@ def test_a_sweep_looks_only_now_and_then(place: Path | None, monkeypatch: pytest
     assert sum(chain[2] for chain in chains()) <= 10 + 64
 
 
-def test_many_threads_share_a_store(place: Path | None) -> None:
-    store = Store(place, max_responses=40)
+def test_many_threads_share_a_store(tmp_path: Path) -> None:
+    store = ResponseStorage(tmp_path, max_responses=40)
     faults: list[BaseException] = []
 
     def work(seed: int) -> None:
@@ -215,3 +204,14 @@ def test_many_threads_share_a_store(place: Path | None) -> None:
     for thread in threads:
         thread.join()
     assert faults == []
+
+
+def test_without_a_folder_they_are_in_a_temporary_one() -> None:
+    store = ResponseStorage(None)
+    kept = add(store, "a")
+    folder = Path(store._temporary.name)
+    assert store.get(kept.id, ME) == kept
+    assert folder.is_dir()
+    del store
+    gc.collect()
+    assert not folder.exists()

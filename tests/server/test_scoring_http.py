@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from live import Live
 
-from rest_local.server import state as module
 from rest_local.api.errors import ApiError
+from rest_local.server import state as module
 
 Scripted = Callable[..., Live]
 PATH = "/v1/completions"

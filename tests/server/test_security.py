@@ -13,6 +13,7 @@ import pytest
 from live import Live
 from starlette.datastructures import Headers
 
+from rest_local.api.errors import from_error
 from rest_local.errors import (
     DatastoreCorrupt,
     DecodeFailed,
@@ -27,7 +28,6 @@ from rest_local.errors import (
     Unexpected,
 )
 from rest_local.server import security
-from rest_local.api.errors import from_error
 from rest_local.server.http import listen
 from rest_local.server.keys import owner_of
 from rest_local.server.security import MAX_HEAD

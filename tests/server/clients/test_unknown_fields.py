@@ -14,7 +14,7 @@ import recorded_ollama
 from live import Live
 from pydantic import BaseModel
 
-from rest_local.server import unknown_fields
+from rest_local.api import bodies
 from rest_local.api.bodies import ChatBody, CompletionBody, EmbeddingBody, InfillBody, NativeBody, check
 from rest_local.api.errors import ApiError
 from rest_local.api.messages import CountBody, MessagesBody
@@ -45,8 +45,8 @@ REQUESTS = [
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What the log was told since the last call."""
-    monkeypatch.setattr(unknown_fields, "_told", set())
-    monkeypatch.setattr(unknown_fields.log, "propagate", True)
+    monkeypatch.setattr(bodies, "_warned", set())
+    monkeypatch.setattr(bodies.log, "propagate", True)
     caplog.set_level(logging.WARNING, "rest_local.server")
 
     def lines() -> list[str]:
@@ -93,7 +93,7 @@ def test_other_unknown_fields_are_named_in_the_log_once(told: Callable[[], list[
 
 def test_a_client_cannot_fill_the_log(told: Callable[[], list[str]]) -> None:
     check(body({**CHAT, **{f"field_{n}": n for n in range(1000)}}), ChatBody)
-    assert len(told()) == unknown_fields.MOST
+    assert len(told()) == bodies.MAX_WARNINGS
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.client} {request.path}")
