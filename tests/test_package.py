@@ -47,11 +47,12 @@ BELOW: dict[str, set[str]] = {
     "decoding": {"catalog", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
     "editing": {"decoding"},
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "grammar", "chat"},
-    "server": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat", "grammar"},
-    "batch": {"server", "decoding", "catalog", "llama"},
-    "router": {"batch", "server", "catalog", "decoding", "llama"},
+    "api": {"decoding", "llama", "chat", "grammar"},
+    "server": {"api", "decoding", "retrieval", "llama", "chat"},
+    "batch": {"api", "decoding", "catalog", "llama"},
+    "router": {"batch", "server", "api", "catalog", "decoding", "llama"},
     "cli": {
-        "router", "editing", "batch", "server", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
+        "router", "editing", "batch", "server", "api", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
         "retrieval", "llama", "chat", "grammar", "catalog",
     },
 }  # fmt: skip

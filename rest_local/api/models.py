@@ -21,9 +21,9 @@ from rest_local import __version__
 from rest_local.api.requests import TEMPERATURE, special_text, template_of
 from rest_local.chat.tools import format_of
 from rest_local.chat.tools.answer import ReasoningTags
-from rest_local.chat.tools.harmony import HARMONY
+from rest_local.chat.tools.text_formats import HARMONY
 from rest_local.llama.embedding import pooling
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 from rest_local.paths import is_demo_model
 
 if TYPE_CHECKING:

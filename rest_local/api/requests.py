@@ -21,7 +21,7 @@ from rest_local.decoding.verify import Relaxed
 from rest_local.errors import CannotGenerate, OptionError, PromptTooLong
 from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
 from rest_local.llama.embedding import pooling_of
-from rest_local.llama.sampling import MAX_SEED, Sampling
+from rest_local.llama.options import MAX_SEED, Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine

@@ -35,7 +35,7 @@ from rest_local.api.requests import (
 from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id, items_of, new_response_id
 from rest_local.api.response_tools import MAX_TOOLS, SEARCH, Toolbox, ToolChoice, found_tools, known_name
 from rest_local.errors import OptionError
-from rest_local.llama.sampling import Sampling
+from rest_local.llama.options import Sampling
 
 MAX_ITEMS = 20_000
 
