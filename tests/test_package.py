@@ -52,8 +52,8 @@ BELOW: dict[str, set[str]] = {
     "batch": {"api", "decoding", "catalog", "llama"},
     "router": {"batch", "server", "api", "catalog", "decoding", "llama"},
     "cli": {
-        "router", "editing", "batch", "server", "api", "bench", "decoding", "calibration", "kv_cache", "planning", "drafting",
-        "retrieval", "llama", "chat", "grammar", "catalog",
+        "router", "editing", "batch", "server", "api", "bench", "decoding", "calibration", "kv_cache", "planning",
+        "drafting", "retrieval", "llama", "chat", "grammar", "catalog",
     },
 }  # fmt: skip
 

@@ -182,10 +182,11 @@ class Choice:
         """Moves whole groups of what is held back to the part, and adds the part to the answer."""
         held = self._held
         text = held.text + part.text
-        ends = [len(each) - len(each) % size for each, size in ((held.tokens, tokens), (held.logprobs, tokens))]
         end = len(text) - len(text) % characters
-        part.text, part.tokens, part.logprobs = text[:end], held.tokens[: ends[0]], held.logprobs[: ends[1]]
-        self._held = Part(text[end:], [], held.tokens[ends[0] :], held.logprobs[ends[1] :])
+        ids = len(held.tokens) - len(held.tokens) % tokens
+        entries = len(held.logprobs) - len(held.logprobs) % tokens
+        part.text, part.tokens, part.logprobs = text[:end], held.tokens[:ids], held.logprobs[:entries]
+        self._held = Part(text[end:], [], held.tokens[ids:], held.logprobs[entries:])
         if self.parser is not None and part.text:
             part.deltas = self.parser.feed(part.text)
         self.text += part.text

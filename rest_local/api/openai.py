@@ -237,9 +237,9 @@ class ChatAnswer(OpenAIAnswer[ChatBody]):
         if not (part.deltas or part.logprobs or part.origins):
             return []
         logprobs = chat_logprobs(self.engine.model.vocabulary, part.logprobs) if part.logprobs else None
-        first, *rest = [{"delta": _delta(delta)} for delta in part.deltas] or [{"delta": {}}]
-        events = [self._event(number, first, logprobs=logprobs, **part.extension)]
-        return [*events, *(self._event(number, each) for each in rest)]
+        first, *rest = [_delta(delta) for delta in part.deltas] or [{}]
+        events = [self._event(number, {"delta": first}, logprobs=logprobs, **part.extension)]
+        return [*events, *(self._event(number, {"delta": each}) for each in rest)]
 
     def complete(self, number: int) -> list[bytes]:
         reason = self._finish_reason(number)

@@ -118,7 +118,7 @@ def _sampling(body: GenerationBody, vocabulary: Vocabulary, grammar: Grammar | N
         top_k=min(max(used("top_k", body.top_k, defaults.top_k, 0), 0), _WIDE),
         top_p=used("top_p", body.top_p, defaults.top_p, 1.0),
         min_p=used("min_p", body.min_p, defaults.min_p, 0.0),
-        seed=None if body.seed in (None, -1) else (body.seed + choice) % (MAX_SEED + 1),
+        seed=None if body.seed is None or body.seed == -1 else (body.seed + choice) % (MAX_SEED + 1),
         repeat_penalty=1.0 if off or body.repeat_penalty is None else body.repeat_penalty,
         repeat_last_n=defaults.repeat_last_n if body.repeat_last_n is None else body.repeat_last_n,
         presence_penalty=0.0 if off else body.presence_penalty or 0.0,
@@ -193,7 +193,7 @@ def _schema(body: GenerationBody) -> Schema | None:
     if schema is None and wanted is not None and wanted.type == "json_object":
         schema = True if wanted.schema_ is None else wanted.schema_
     elif schema is None and wanted is not None and wanted.type == "json_schema":
-        schema = wanted.json_schema and wanted.json_schema.schema_
+        schema = wanted.json_schema.schema_ if wanted.json_schema else None
         if schema is None:
             raise ApiError(400, "response_format: json_schema needs json_schema.schema", param="response_format")
     if body.grammar and schema is not None:

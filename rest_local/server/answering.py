@@ -116,6 +116,6 @@ async def _events(request: HttpRequest, answer: Answer[Any], streams: StreamGrou
             events += answer.end()
         if not events and quiet is not None and time.monotonic() - sent >= quiet:
             events = answer.quiet()
-        for data in events if answer.SENDS_APART else filter(None, [b"".join(events)]):
+        for data in events if answer.SENDS_APART or not events else [b"".join(events)]:
             yield data
             sent = time.monotonic()

@@ -129,7 +129,8 @@ async def remove_response(request: HttpRequest) -> Response:
 
 async def input_items(request: HttpRequest) -> Response:
     """What a kept response was asked: the items before it and its own, the newest first."""
-    kept, before = await _kept(request), None
+    kept = await _kept(request)
+    before: list[KeptResponse] | None = None
     if kept.previous:
         before = await anyio.to_thread.run_sync(_storage(request).conversation, kept.previous, kept.owner)
     return json_response(listed([*items_of(before or []), *kept.added], request.query_params))
