@@ -97,10 +97,22 @@ class RestLocalError(Exception):
         return printable(" ".join(super().__str__().splitlines()))
 
 
+Place = tuple[str | int, ...]
+
+
+def place_text(place: Place) -> str:
+    """A place in nested input as text: `messages[2].content` for `("messages", 2, "content")`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+
+
 class OptionError(RestLocalError):
-    """A wrong option or argument."""
+    """A wrong option or argument. `place`: of what is wrong in nested input; the text of the error begins with it."""
 
     exit_code = 2
+
+    def __init__(self, message: str, place: Place = ()) -> None:
+        super().__init__(f"{place_text(place)}: {message}" if place else message)
+        self.message, self.place = message, place
 
 
 class InputInvalid(RestLocalError):

@@ -28,7 +28,6 @@ Tools:
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar
@@ -125,7 +124,6 @@ _BILLING = "x-anthropic-billing-header:"
 beginning would not be found in the cache."""
 _PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
-_PLACE = re.compile(r"messages\[(\d+)\](?:\.content(?:\[(\d+)\](\.image_url)?)?)?[^:]*")
 Block = tuple[str, JsonObject]
 """A content block and its place in the body."""
 Places = tuple[str, list[str]]
@@ -146,12 +144,17 @@ class Translated:
         try:
             return call()
         except OptionError as error:
-            found = _PLACE.match(str(error))
-            if found is None or int(found[1]) >= len(self.places):
-                raise
-            whole, parts = self.places[int(found[1])]
-            place = parts[int(found[2])] if found[2] and int(found[2]) < len(parts) else whole
-            raise OptionError(f"{place}{'.source' if found[3] else ''}{str(error)[found.end() :]}") from error
+            match error.place:
+                case "messages", int(number), *rest if number < len(self.places):
+                    whole, parts = self.places[number]
+                case _:
+                    raise
+            match rest:
+                case "content", int(part), *rest if part < len(parts):
+                    place = f"{parts[part]}.source" if rest else parts[part]
+                case _:
+                    place = whole
+            raise OptionError(error.message, (place,)) from error
 
 
 def translated(body: CountBody, *, late_system: bool) -> Translated:

@@ -99,7 +99,7 @@ class Chat:
         """The messages, with marks in the places of images. Raises OptionError for images without a projector."""
         messages, images = take_images([message.model_dump(exclude_none=True) for message in self._body.messages])
         if images and self._engine.projector is None:
-            raise OptionError(f"{images.first_place}: {NO_PROJECTOR_HERE}")
+            raise OptionError(NO_PROJECTOR_HERE, images.first_place)
         return messages, images
 
     def _prompt(self, messages: Sequence[Mapping[str, Any]], images: Images) -> str:

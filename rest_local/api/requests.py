@@ -70,7 +70,7 @@ def request_of(
         stop=tuple(filter(None, stops)),
         min_tokens=min(max(body.min_tokens or 0, 0), most),
         ignore_end=bool(body.ignore_eos),
-        prediction=content_text(body.prediction.content, "prediction.content") if body.prediction else "",
+        prediction=content_text(body.prediction.content, ("prediction", "content")) if body.prediction else "",
         logprobs=logprobs,
         after_sampling=isinstance(body, NativeBody) and bool(body.post_sampling_probs),
         origins=bool(extension.origins),

@@ -331,7 +331,6 @@ PREFIXES = {
     "custom_tool_call_output": "ctco",
 }
 EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium", "high": "high"}
-_PLACE = re.compile(r"^messages\[(\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -382,13 +381,13 @@ class Turn:
         )
         return Turn(new_id, int(time.time()), body, chat, toolbox, messages.places, added, owner)
 
-    def told(self, error: OptionError) -> OptionError:
+    def error(self, error: OptionError) -> OptionError:
         """An error of the chat, with the place as the client knows it."""
-        text = str(error)
-        if found := _PLACE.match(text):
-            text = self.places[int(found[1])] + text[found.end() :]
-        text = text.replace(".image_url.url:", ".image_url:", 1)
-        return OptionError(re.sub(r"^response_format\b", "text.format", text))
+        match error.place:
+            case "messages", int(number), *rest:
+                where = tuple(each for each in rest if each != "url")  # of an image: `image_url` is the URL itself
+                return OptionError(error.message, (self.places[number], *where))
+        return OptionError(re.sub(r"^response_format\b", "text.format", str(error)))
 
     def response(
         self, model: str, status: str, output: Sequence[Item] = (), *, stored: bool | None = None, **fields: Any

@@ -250,7 +250,7 @@ class ResponseCall:
         try:
             return self._chat.requests()
         except OptionError as error:
-            raise self._turn.told(error) from error
+            raise self._turn.error(error) from error
 
     def answer(self, answered: Sequence[HasResult]) -> ResponseAnswer:
         return ResponseAnswer(self._context, answered, self._chat.parser(), self._turn, self._storage.keep)

@@ -25,7 +25,7 @@ from typing import Any
 from rest_local.chat.images import Mark
 from rest_local.chat.renderer import render
 from rest_local.chat.tools.format import Call, Tool, write_calls
-from rest_local.errors import OptionError, TemplateFailed, TemplateTooCostly
+from rest_local.errors import OptionError, Place, TemplateFailed, TemplateTooCostly
 
 _TOOL = {
     "type": "function",
@@ -270,7 +270,7 @@ class ChatTemplate:
         )
 
 
-def content_text(content: Any, place: str) -> str:
+def content_text(content: Any, place: Place) -> str:
     """The text of a message's content: text, or parts, which are joined with line feeds as in llama-server, except
     around the marks of images (`rest_local.chat.images`).
 
@@ -279,7 +279,7 @@ def content_text(content: Any, place: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise OptionError(f"{place}: give text or a list of parts")
+        raise OptionError("give text or a list of parts", place)
     texts: list[str] = []
     between = ""
     for i, part in enumerate(content):
@@ -288,7 +288,7 @@ def content_text(content: Any, place: str) -> str:
             text = part.get("text", part.get("refusal"))
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise OptionError(f"{place}[{i}]: parts of type {str(kind)[:40]!r} are not supported, only text")
+            raise OptionError(f"parts of type {str(kind)[:40]!r} are not supported, only text", (*place, i))
         texts += (text,) if isinstance(text, Mark) else (between, text)
         between = "" if isinstance(text, Mark) else "\n"
     return "".join(texts)
@@ -296,29 +296,30 @@ def content_text(content: Any, place: str) -> str:
 
 def _message(message: Any, number: int) -> Message:
     """Role, content as text, calls with arguments as objects where they are JSON; further fields as they are."""
-    place = f"messages[{number}]"
+    place: Place = ("messages", number)
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise OptionError(f"{place}: give an object with a role")
+        raise OptionError("give an object with a role", place)
     role = _ROLES.get(message["role"], message["role"])
     known: Message = {key: value for key, value in message.items() if value is not None and key != "refusal"}
-    known |= {"role": role, "content": content_text(message.get("content"), f"{place}.content")}
+    known |= {"role": role, "content": content_text(message.get("content"), (*place, "content"))}
     calls = known.pop("tool_calls", [])
     legacy = known.pop("function_call", None)
     if not isinstance(calls, list):
-        raise OptionError(f"{place}.tool_calls: give a list")
+        raise OptionError("give a list", (*place, "tool_calls"))
     if legacy is not None:
         calls = [*calls, {"function": legacy}]
     if calls and role == "assistant":
-        known["tool_calls"] = [_called(call, f"{place}.tool_calls[{i}]", number, i) for i, call in enumerate(calls)]
+        known["tool_calls"] = [_called(call, number, i) for i, call in enumerate(calls)]
     if "reasoning" in known and "reasoning_content" not in known:
         known["reasoning_content"] = known.pop("reasoning")
     return known
 
 
-def _called(call: Any, place: str, number: int, index: int) -> dict[str, Any]:
+def _called(call: Any, number: int, index: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise OptionError(f"{place}: give an object with a function that has a name")
+        place = ("messages", number, "tool_calls", index)
+        raise OptionError("give an object with a function that has a name", place)
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:

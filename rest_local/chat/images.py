@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rest_local.errors import OptionError
+from rest_local.errors import OptionError, Place
 
 MOST_IMAGES = 64  # in one conversation
 MAX_BYTES = 1 << 25  # of one image; a request is bounded by the server as well
@@ -39,7 +39,7 @@ class Images:
     """Of one conversation, by mark. `places`: where in the messages each one is, for errors."""
 
     data: dict[str, bytes] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.data)
@@ -48,12 +48,12 @@ class Images:
         """Raises OptionError where the chat template has left out an image."""
         for mark, place in self.places.items():
             if mark not in prompt:
-                raise OptionError(f"{place}: the model's chat template leaves out what stands here")
+                raise OptionError("the model's chat template leaves out what stands here", place)
 
     @property
-    def first_place(self) -> str:
+    def first_place(self) -> Place:
         """That of the first image."""
-        return next(iter(self.places.values()), "images")
+        return next(iter(self.places.values()), ("images",))
 
 
 def take_images(messages: Sequence[Any]) -> tuple[list[Any], Images]:
@@ -74,9 +74,9 @@ def _without(message: Any, number: int, images: Images, secret: str) -> Any:
         if not _is_image(part):
             parts.append(part)
             continue
-        place = f"messages[{number}].content[{i}]"
+        place: Place = ("messages", number, "content", i)
         if len(images.data) >= MOST_IMAGES:
-            raise OptionError(f"{place}: more than {MOST_IMAGES} images in one conversation")
+            raise OptionError(f"more than {MOST_IMAGES} images in one conversation", place)
         mark = Mark(f"[image {len(images.data) + 1} {secret}]")
         images.data[mark], images.places[mark] = _bytes_of(part, place), place
         parts.append(mark)
@@ -87,25 +87,26 @@ def _is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == TYPE
 
 
-def _bytes_of(part: Mapping[str, Any], place: str) -> bytes:
+def _bytes_of(part: Mapping[str, Any], place: Place) -> bytes:
     given = part.get(TYPE)
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str) or not url:
-        raise OptionError(f"{place}.image_url: give an object with a url")
+        raise OptionError("give an object with a url", (*place, TYPE))
+    place = (*place, TYPE, "url")
     found = _DATA_URL.match(url[:200])
     if found is None:
-        raise OptionError(f"{place}.image_url.url: give the image as data:image/png;base64,...; no URL is fetched")
+        raise OptionError("give the image as data:image/png;base64,...; no URL is fetched", place)
     if (kind := found["kind"]) and not kind.lower().startswith("image/"):
-        raise OptionError(f"{place}.image_url.url: {kind[:40]} is no image")
+        raise OptionError(f"{kind[:40]} is no image", place)
     written = url[found.end() :]
     if len(written) > 4 * MAX_BYTES // 3 + 4:
-        raise OptionError(f"{place}.image_url.url: the image has more than {MAX_BYTES} bytes")
+        raise OptionError(f"the image has more than {MAX_BYTES} bytes", place)
     try:
         data = base64.b64decode(_SPACE.sub("", written), validate=True)
     except (binascii.Error, ValueError):
-        raise OptionError(f"{place}.image_url.url: the image is not valid base64") from None
+        raise OptionError("the image is not valid base64", place) from None
     if not data:
-        raise OptionError(f"{place}.image_url.url: the image is empty")
+        raise OptionError("the image is empty", place)
     return data
 
 

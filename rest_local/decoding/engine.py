@@ -268,7 +268,7 @@ class Engine:
             return self.tokenize(text, most=most), ()
         given = images if isinstance(images, Images) else Images(dict(images))
         if self.projector is None:
-            raise OptionError(f"{given.first_place}: {NO_PROJECTOR_HERE}")
+            raise OptionError(NO_PROJECTOR_HERE, given.first_place)
         return image_prompt(self.model.vocabulary, self.projector, text, given.data, given.places, most)
 
     def _begin(self, stream: S) -> S:

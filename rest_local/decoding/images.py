@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rest_local.errors import OptionError, PromptTooLong
+from rest_local.errors import OptionError, Place, PromptTooLong
 from rest_local.llama.projector import ImageChunk, Projector
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -20,7 +20,7 @@ def image_prompt(
     projector: Projector,
     text: str,
     images: Mapping[str, bytes],
-    places: Mapping[str, str],
+    places: Mapping[str, Place],
     most: int | None = None,
 ) -> ImagePrompt:
     """`images`: by the text that stands for each; one that is not in `text` is left out. `places`: what errors call
@@ -34,7 +34,7 @@ def image_prompt(
             try:
                 image = projector.image(images[part])
             except OptionError as error:
-                raise OptionError(f"{places.get(part, 'images')}: {error}") from None
+                raise OptionError(str(error), places.get(part, ("images",))) from None
             tokens += image.tokens
             chunks += image.chunks
         elif part:

@@ -53,12 +53,12 @@ def test_a_client_cannot_write_a_mark() -> None:
 
 def test_neighbouring_texts_are_joined_with_line_feeds_and_images_without() -> None:
     parts = [text("a"), text("b"), Mark("[1]"), Mark("[2]"), text("c"), text("d")]
-    assert content_text(parts, "x") == "a\nb[1][2]c\nd"
+    assert content_text(parts, ("x",)) == "a\nb[1][2]c\nd"
 
 
 def test_images_of_tool_results_count_as_well() -> None:
     message = {"role": "tool", "tool_call_id": "1", "content": [text("a screenshot:"), part_of(b"1")]}
-    assert list(take_images([message])[1].places.values()) == ["messages[0].content[1]"]
+    assert list(take_images([message])[1].places.values()) == [("messages", 0, "content", 1)]
 
 
 def test_an_image_that_the_template_leaves_out_is_refused() -> None:

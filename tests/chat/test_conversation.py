@@ -254,7 +254,7 @@ def test_variables_reach_the_template() -> None:
 
 def test_parts_of_a_content_are_joined_with_line_feeds() -> None:
     parts = [{"type": "text", "text": "a"}, "b", {"type": "refusal", "refusal": "c"}]
-    assert content_text(parts, "content") == "a\nb\nc"
+    assert content_text(parts, ("content",)) == "a\nb\nc"
 
 
 @pytest.mark.parametrize(
