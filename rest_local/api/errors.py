@@ -136,9 +136,9 @@ def loading() -> ApiError:
     return ApiError(503, "Loading model", code="loading", headers={"retry-after": RETRY_SECONDS})
 
 
-def wrong(place: str, message: str, *, code: str = "invalid_value") -> ApiError:
-    """A refusal: 400, with the place in the client's body (`input[3].type`) as `param`."""
-    return ApiError(400, f"{place}: {message}", code=code, param=place)
+def wrong(place: str, message: str, *, code: str = "invalid_value", param: str | None = None) -> ApiError:
+    """A refusal: 400. `place`: in the client's body (`input[3].type`); also `param`, unless that is given."""
+    return ApiError(400, f"{place}: {message}", code=code, param=param or place)
 
 
 def no_such_model() -> ApiError:

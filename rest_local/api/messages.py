@@ -177,7 +177,7 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
     choice = openai_choice(body.tool_choice, tools)
     schema = _output_schema(body)
     if begun and (schema is not None or choice not in (None, "auto", "none")):
-        raise wrong(f"messages[{len(body.messages) - 1}]", "an answer that is begun cannot be forced into a form")
+        raise _wrong(f"messages[{len(body.messages) - 1}]", "an answer that is begun cannot be forced into a form")
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": messages.list,
@@ -207,7 +207,7 @@ def serial(body: CountBody) -> bool:
 
 def _generation(body: MessagesBody) -> dict[str, Any]:
     if body.mcp_servers:
-        raise wrong("mcp_servers", "this server connects to none; let the client do so, and offer their tools")
+        raise _wrong("mcp_servers", "this server connects to none; let the client do so, and offer their tools")
     return {
         "stream": body.stream,
         "max_tokens": body.max_tokens,
@@ -265,15 +265,15 @@ def _turns(body: CountBody, late_system: bool) -> list[_Turn]:
                 continue  # `_system` has it
             role = "system" if late_system else "user"
         elif not turns and role != "user":
-            raise wrong(f"messages[{number}].role", "the first message must be of the user")
+            raise _wrong(f"messages[{number}].role", "the first message must be of the user")
         blocks = [block for block in _blocks(message.content, place) if not _is_empty(block[1])]
         if not blocks and (role == "user" or number < len(body.messages) - 1):
-            raise wrong(place, "give some content")
+            raise _wrong(place, "give some content")
         if not turns or turns[-1].role != role:
             turns.append(_Turn(role, place))
         turns[-1].blocks += blocks
     if not turns:
-        raise wrong("messages", "give a message of the user")
+        raise _wrong("messages", "give a message of the user")
     return turns
 
 
@@ -296,7 +296,7 @@ def _begun(turn: _Turn) -> str:
     """The text with which a last turn of the assistant begins the answer."""
     for place, block in turn.blocks:
         if block.get("type") == "tool_use":
-            raise wrong(place, "this call has no tool_result in a next message")
+            raise _wrong(place, "this call has no tool_result in a next message")
     return "".join(_text(*block) for block in turn.blocks if block[1].get("type") not in _REASONING)
 
 
@@ -340,10 +340,10 @@ class _Messages:
         known = block.get("tool_use_id")
         if not isinstance(known, str) or known not in self._names:
             shown = known[:80] if isinstance(known, str) else known
-            raise wrong(f"{place}.tool_use_id", f"no tool_use before has the id {shown!r}")
+            raise _wrong(f"{place}.tool_use_id", f"no tool_use before has the id {shown!r}")
         given = block.get("content") or ""
         if not _is_content(given):
-            raise wrong(f"{place}.content", "give text or a list of blocks")
+            raise _wrong(f"{place}.content", "give text or a list of blocks")
         inner = _blocks(given, f"{place}.content")
         parts = [(at, part) for at, each in inner for part in _parts(at, each, in_result=True)]
         text = "\n".join(part["text"] for _, part in parts if part["type"] == "text")
@@ -373,7 +373,7 @@ class _Messages:
         known, name = _field(place, block, "id"), _field(place, block, "name")
         given = block.get("input")
         if not isinstance(given, dict):
-            raise wrong(f"{place}.input", "give an object")
+            raise _wrong(f"{place}.input", "give an object")
         self._names[known] = name
         arguments = json.dumps(given, ensure_ascii=False)
         return {"id": known, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -386,7 +386,7 @@ def _is_content(value: Any) -> TypeGuard[str | list[JsonObject]]:
 def _field(place: str, block: JsonObject, name: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise wrong(f"{place}.{name}", "give text")
+        raise _wrong(f"{place}.{name}", "give text")
     return value
 
 
@@ -400,7 +400,7 @@ def _text(place: str, block: JsonObject) -> str:
 def _unknown(place: str, block: JsonObject) -> Exception:
     kind = block.get("type")
     shown = repr(kind[:64]) if isinstance(kind, str) else "no type"
-    return wrong(f"{place}.type", f"blocks of type {shown} are not supported here")
+    return _wrong(f"{place}.type", f"blocks of type {shown} are not supported here")
 
 
 def _content(parts: list[JsonObject]) -> str | list[JsonObject]:
@@ -433,16 +433,16 @@ def _as_text(text: str) -> JsonObject:
 def _source(place: str, block: JsonObject) -> tuple[str, JsonObject]:
     source = block.get("source")
     if not isinstance(source, dict):
-        raise wrong(f"{place}.source", "give a source")
+        raise _wrong(f"{place}.source", "give a source")
     return f"{place}.source", source
 
 
 def _image(place: str, block: JsonObject) -> JsonObject:
     place, source = _source(place, block)
     if source.get("type") != "base64":
-        raise wrong(f"{place}.type", "images are not fetched; send them as base64")
+        raise _wrong(f"{place}.type", "images are not fetched; send them as base64")
     if source.get("media_type") not in _PICTURES:
-        raise wrong(f"{place}.media_type", f"give one of {', '.join(_PICTURES)}")
+        raise _wrong(f"{place}.media_type", f"give one of {', '.join(_PICTURES)}")
     url = f"data:{source['media_type']};base64,{_field(place, source, 'data')}"
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -455,10 +455,10 @@ def _document(place: str, block: JsonObject) -> list[JsonObject]:
     elif source.get("type") == "content":
         given = source.get("content")
         if not _is_content(given):
-            raise wrong(f"{source_place}.content", "give text or a list of blocks")
+            raise _wrong(f"{source_place}.content", "give text or a list of blocks")
         inner = [part for each in _blocks(given, f"{source_place}.content") for part in _parts(*each)]
     else:
-        raise wrong(f"{source_place}.type", "documents are read as text only; extract the text, and send that")
+        raise _wrong(f"{source_place}.type", "documents are read as text only; extract the text, and send that")
     head = [f"{name}: {block[name]}" for name in ("title", "context") if isinstance(block.get(name), str)]
     return [_as_text("\n".join(["<document>", *head])), *inner, _as_text("</document>")]
 
@@ -466,7 +466,7 @@ def _document(place: str, block: JsonObject) -> list[JsonObject]:
 def _search_result(place: str, block: JsonObject) -> str:
     given = block.get("content")
     if not _is_content(given):
-        raise wrong(f"{place}.content", "give a list of blocks")
+        raise _wrong(f"{place}.content", "give a list of blocks")
     text = "\n".join(_text(*inner) for inner in _blocks(given, f"{place}.content"))
     title, source = _field(place, block, "title"), _field(place, block, "source")
     return f"<search_result>\ntitle: {title}\nsource: {source}\n{text}\n</search_result>"
@@ -481,23 +481,28 @@ _LINES = {
 }
 
 
+def _wrong(place: str, text: str) -> ApiError:
+    """An error at a place of the body, `messages[2].content[0].type`. `param` is its field."""
+    return wrong(place, text, param=place.partition("[")[0].partition(".")[0])
+
+
 def openai_tools(tools: Sequence[JsonObject], choice: ToolChoice | None) -> list[JsonObject]:
     """The tools that are offered. Raises ApiError 400, which names the place."""
     offered, left_out = [], {}
     for number, tool in enumerate(tools):
         place, kind, name = f"tools[{number}]", tool.get("type") or "custom", tool.get("name")
         if not isinstance(kind, str):
-            raise wrong(f"{place}.type", "give text")
+            raise _wrong(f"{place}.type", "give text")
         if kind.startswith(_RUN_THERE):
             left_out[name if isinstance(name, str) else kind] = (place, kind)
         elif not isinstance(name, str) or not name:
-            raise wrong(f"{place}.name", "give a name")
+            raise _wrong(f"{place}.name", "give a name")
         else:
             offered.append(_function(tool, kind, name, place))
     wanted = choice.name if choice is not None and choice.type == "tool" else None
     if left_out and (not offered or wanted in left_out):
         place, kind = left_out.get(wanted or "") or next(iter(left_out.values()))
-        raise wrong(f"{place}.type", f"{kind[:64]} runs on Anthropic's servers, not on this one")
+        raise _wrong(f"{place}.type", f"{kind[:64]} runs on Anthropic's servers, not on this one")
     return offered
 
 
@@ -506,11 +511,11 @@ def openai_choice(choice: ToolChoice | None, offered: Sequence[JsonObject]) -> A
     if choice is None or choice.type in ("auto", "none"):
         return None if choice is None else choice.type
     if not offered:
-        raise wrong("tool_choice", "a call is forced, but no tools are given")
+        raise _wrong("tool_choice", "a call is forced, but no tools are given")
     if choice.type == "any":
         return "required"
     if choice.name not in {tool["function"]["name"] for tool in offered}:
-        raise wrong("tool_choice.name", "no tool has this name")
+        raise _wrong("tool_choice.name", "no tool has this name")
     return {"type": "function", "function": {"name": choice.name}}
 
 
@@ -518,9 +523,9 @@ def _function(tool: JsonObject, kind: str, name: str, place: str) -> JsonObject:
     if kind == "custom":
         description, schema = tool.get("description") or "", tool.get("input_schema")
         if not isinstance(description, str):
-            raise wrong(f"{place}.description", "give text")
+            raise _wrong(f"{place}.description", "give text")
         if not isinstance(schema, dict):
-            raise wrong(f"{place}.input_schema", "give a JSON schema")
+            raise _wrong(f"{place}.input_schema", "give a JSON schema")
     else:
         description, schema = _known(kind, place)
     function: JsonObject = {"name": name, "description": description, "parameters": schema}
@@ -542,7 +547,7 @@ def _known(kind: str, place: str) -> tuple[str, JsonObject]:
         return "Views, creates and edits text files.", _editor(kind)
     if kind.startswith("memory_"):
         return "Keeps notes in files below /memories, which outlive the conversation.", _memory()
-    raise wrong(f"{place}.type", f"tools of type {kind[:64]!r} are not supported")
+    raise _wrong(f"{place}.type", f"tools of type {kind[:64]!r} are not supported")
 
 
 def _editor(kind: str) -> JsonObject:

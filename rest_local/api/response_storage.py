@@ -26,6 +26,7 @@ import secrets
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,8 +179,8 @@ class ResponseStorage:
         seconds: float = SECONDS,
     ) -> None:  # fmt: skip
         if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="rest-local-")  # removed with this object
-            folder = Path(self._temporary.name)
+            folder = Path(tempfile.mkdtemp(prefix="rest-local-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._files = _Folder(folder)
         self._max_responses, self._max_bytes, self._seconds = max_responses, max_bytes, seconds
         self._unswept, self._unswept_bytes, self._swept = SWEEP_EVERY, 0, 0.0  # the first sweep looks at what is there

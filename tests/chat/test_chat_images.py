@@ -39,7 +39,10 @@ def test_the_mark_stands_where_the_image_was_and_nothing_is_changed_in_place() -
     assert messages == before
     first, second = images.data
     assert list(images.data.values()) == [b"1", b"2"]
-    assert images.places == {first: "messages[0].content[1]", second: "messages[0].content[3]"}
+    assert images.places == {
+        first: ("messages", 0, "content", 1),
+        second: ("messages", 0, "content", 3),
+    }
     prompt = ChatTemplate(CHATML).render(taken)
     assert f"user\nsee{first}and{second}<|im_end|>" in prompt
     images.check_all_in(prompt)

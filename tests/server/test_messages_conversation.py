@@ -10,7 +10,7 @@ import pytest
 from rest_local.api.bodies import check
 from rest_local.api.errors import ApiError
 from rest_local.api.messages import CountBody, MessagesBody, Translated, translated
-from rest_local.errors import OptionError
+from rest_local.errors import OptionError, Place
 
 PIXEL = {"type": "base64", "media_type": "image/png", "data": "aaaa"}
 READ = {"name": "read", "description": "Reads.", "input_schema": {"type": "object", "properties": {}}}
@@ -284,22 +284,22 @@ def test_an_error_names_its_place(place: str, messages: list[Any], fields: dict[
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        ("messages[0]", "system"),
-        ("messages[4].content", "messages[2].content"),
-        ("messages[4].content[0]", "messages[2].content[0].content[1]"),
-        ("messages[4].content[0].image_url.url", "messages[2].content[0].content[1].source"),
-        ("messages[4].content[1].image_url", "messages[2].content[1].source"),
-        ("messages[4].content[7]", "messages[2].content"),
-        ("messages[9].content", "messages[9].content"),
-        ("tools[0].type", "tools[0].type"),
+        (("messages", 0), "system"),
+        (("messages", 4, "content"), "messages[2].content"),
+        (("messages", 4, "content", 0), "messages[2].content[0].content[1]"),
+        (("messages", 4, "content", 0, "image_url", "url"), "messages[2].content[0].content[1].source"),
+        (("messages", 4, "content", 1, "image_url"), "messages[2].content[1].source"),
+        (("messages", 4, "content", 7), "messages[2].content"),
+        (("messages", 9, "content"), "messages[9].content"),
+        (("tools", 0, "type"), "tools[0].type"),
     ],
 )
-def test_an_error_of_the_chat_gets_the_place_in_the_body(place: str, expected: str) -> None:
+def test_an_error_of_the_chat_gets_the_place_in_the_body(place: Place, expected: str) -> None:
     image = {"type": "image", "source": PIXEL}
     chat = made(user(), assistant(CALL), user(result([text("a"), image]), image), system="S")
 
     def fails() -> None:
-        raise OptionError(f"{place}: cannot be read: [5]")
+        raise OptionError("cannot be read: [5]", place)
 
     with pytest.raises(OptionError) as caught:
         chat.run(fails)

@@ -94,11 +94,12 @@ def test_what_another_server_searched_is_left_out() -> None:
 
 def test_an_error_of_the_chat_names_the_item() -> None:
     made = turn({"type": "web_search_call"}, USER, CALL, instructions="Sing.")
-    told = made.told(OptionError("messages[1].content[0]: parts of type 'image_url' are not supported, only text"))
-    assert str(told) == "input[1].content[0]: parts of type 'image_url' are not supported, only text"
-    assert str(made.told(OptionError("messages[0]: x"))) == "instructions: x"
-    assert str(made.told(OptionError("response_format: no"))) == "text.format: no"
-    assert str(made.told(OptionError("temperature: no"))) == "temperature: no"
+    assert str(made.error(OptionError("no", ("messages", 1, "content", 0)))) == "input[1].content[0]: no"
+    image = ("messages", 1, "content", 0, "image_url", "url")
+    assert str(made.error(OptionError("no", image))) == "input[1].content[0].image_url: no"
+    assert str(made.error(OptionError("x", ("messages", 0)))) == "instructions: x"
+    assert str(made.error(OptionError("response_format: no"))) == "text.format: no"
+    assert str(made.error(OptionError("temperature: no"))) == "temperature: no"
 
 
 def test_names_of_tools_go_both_ways() -> None:

@@ -150,7 +150,8 @@ def test_old_conversations_are_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bound", ["count", "bytes"])
 def test_the_conversations_longest_unused_go_first(tmp_path: Path, bound: str) -> None:
-    size = len(add(ResponseStorage(None), "word").to_bytes())
+    (tmp_path / "other").mkdir()
+    size = len(add(ResponseStorage(tmp_path / "other"), "word").to_bytes())
     limits = {"max_responses": 10} if bound == "count" else {"max_bytes": 11 * size + size // 2}
     store = ResponseStorage(tmp_path, **limits)
     starts = []
@@ -206,12 +207,12 @@ def test_many_threads_share_a_store(tmp_path: Path) -> None:
     assert faults == []
 
 
-def test_without_a_folder_they_are_in_a_temporary_one() -> None:
+def test_without_a_folder_they_are_in_a_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store = ResponseStorage(None)
     kept = add(store, "a")
-    folder = Path(store._temporary.name)
     assert store.get(kept.id, ME) == kept
-    assert folder.is_dir()
+    assert len([*tmp_path.rglob("*.json")]) == 1
     del store
     gc.collect()
-    assert not folder.exists()
+    assert [*tmp_path.iterdir()] == []
