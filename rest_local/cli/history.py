@@ -119,7 +119,7 @@ def _forget_prompts() -> None:
     """
     from rest_local.cli.chat.conversation import forget_sessions
     from rest_local.paths import data_dir, delete_unfinished
-    from rest_local.router.private import sweep
+    from rest_local.router.run import sweep
 
     forget_sessions()
     delete_unfinished(data_dir())

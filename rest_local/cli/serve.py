@@ -282,7 +282,7 @@ def serve(
             memory = default_limit()
         routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue)
         _announce(settings, sockets[0].getsockname()[1], len(choices))
-        routing.run(*sockets)
+        routing.run(sockets)
 
 
 def _keys(path: Path | None) -> tuple[bytes, ...]:

@@ -4,7 +4,7 @@ Every route of `rest_local.server` is one of this application, too. A call marke
 other is forwarded to the process of the model that it names: in the field `model` of a body, else in the query
 (`?model=NAME`), else the default model. Host, origin, key and size are checked here.
 
-Calls that only look (`GET /slots`, `GET /metrics`) do not load a model.
+`GET /slots` and `GET /metrics` do not load a model.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from starlette.responses import Response
 
 from rest_local.api.bodies import Body, load
 from rest_local.api.errors import ApiError, loading, no_such_model
-from rest_local.api.models import list_of, named_row
+from rest_local.api.models import Row, list_of, named_row, row_of, running, tags
 from rest_local.api.response_storage import ResponseStorage
-from rest_local.router import ollama
 from rest_local.router.forwarding import Forwarded
 from rest_local.router.pool import Entry, Pool
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
-from rest_local.server.operations import Endpoint, Operation, Routes, post
+from rest_local.server.operations import Endpoint, Routes, post
 from rest_local.server.page import page
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import json_response
 
-_SMALL = 1 << 14  # bytes of a body that is read in the event loop
-_ONLY_LOOK = ("/slots", "/metrics")
+_SMALL = 1 << 14  # bytes of a body that is parsed in the event loop
+_STATISTICS = ("/slots", "/metrics")
 
 
 @dataclass
@@ -74,22 +73,22 @@ class ModelBody(Body):
 
 
 async def forward(request: HttpRequest) -> Response:
-    """The answer of the model's process. Raises ApiError 400, 404, and what `Pool.using` raises."""
+    """The answer of the model's process. Raises ApiError 400, 403, 404, and what `Pool.using` raises."""
     router = router_of(request)
-    _refuse_other_sites(request)
-    body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
-    entry = router.entry(await _model_of(request, router, body))
-    looks = request.method in ("GET", "HEAD") and request.url.path in _ONLY_LOOK
-    if looks and entry.status != "loaded":
-        return _nothing_to_see(request.url.path, router)
-    return Forwarded(router.pool, entry, body, looks=looks)
-
-
-def _refuse_other_sites(request: HttpRequest) -> None:
-    """Raises ApiError 403 for what a page of another site has a browser fetch without naming the page's origin, such as
-    an image or a link: the page could not read the answer, but the call would load a model."""
+    # A page of another site has a browser fetch an image or a link without naming the page's origin. The page could not
+    # read the answer, but the call would load a model.
     if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and "origin" not in request.headers:
         raise ApiError(403, "pages of other sites may not call this", code="origin_not_allowed")
+    body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
+    entry = router.entry(await _model_of(request, router, body))
+    load = request.method not in ("GET", "HEAD") or request.url.path not in _STATISTICS
+    if load or entry.status == "loaded":
+        return Forwarded(router.pool, entry, body, load=load)
+    if request.url.path == "/slots":
+        return json_response([])
+    if not router.settings.metrics:
+        raise ApiError(501, "start the server with --metrics", code="metrics_off")
+    return Response(b"", media_type="text/plain")
 
 
 async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> str | None:
@@ -109,12 +108,6 @@ async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> s
     return name or request.query_params.get("model")
 
 
-def _nothing_to_see(path: str, router: RouterState) -> Response:
-    if path == "/metrics" and not router.settings.metrics:
-        raise ApiError(501, "start the server with --metrics", code="metrics_off")
-    return Response(b"", media_type="text/plain") if path == "/metrics" else json_response([])
-
-
 async def models(request: HttpRequest) -> Response:
     """All models under all their names, loaded or not."""
     router = router_of(request)
@@ -132,12 +125,13 @@ async def model(request: HttpRequest) -> Response:
 
 def rows(router: RouterState) -> list[dict[str, Any]]:
     """A row of `GET /v1/models` for each name of each model. `meta`: of a model that was loaded before."""
-    return [_row(router, entry, name) for entry in router.pool.entries for name in entry.served.names]
-
-
-def _row(router: RouterState, entry: Entry, name: str) -> dict[str, Any]:
-    row = named_row(name, router.started) | {"status": {"value": entry.status}}
-    return row | ({"meta": entry.meta} if entry.meta else {})
+    return [
+        named_row(name, router.started)
+        | {"status": {"value": entry.status}}
+        | ({"meta": entry.meta} if entry.meta else {})
+        for entry in router.pool.entries
+        for name in entry.names
+    ]
 
 
 async def health(request: HttpRequest) -> Response:
@@ -145,6 +139,30 @@ async def health(request: HttpRequest) -> Response:
     if not router_of(request).ready:
         raise loading()
     return json_response({"status": "ok"})
+
+
+async def ollama_models(request: HttpRequest) -> Response:
+    """Ollama's list of all models, loaded or not."""
+    return json_response(tags(ollama_rows(router_of(request).pool)))
+
+
+async def ollama_running(request: HttpRequest) -> Response:
+    """Ollama's list of the models in memory, and when they are unloaded unless they are used."""
+    return json_response(running(ollama_rows(router_of(request).pool)))
+
+
+def ollama_rows(pool: Pool) -> list[Row]:
+    """A row for each name of each model; what is known of a model that was never loaded is its file."""
+    found = []
+    for entry in pool.entries:
+        expires = None
+        if pool.idle is not None:
+            left = 0.0 if entry.users else time.monotonic() - entry.used_at
+            expires = time.time() + max(pool.idle - left, 0.0)
+        for name in entry.names:
+            is_loaded = entry.status == "loaded"
+            found.append(row_of(name, entry.path, entry.meta, is_loaded=is_loaded, expires=expires))
+    return found
 
 
 async def load_model(request: HttpRequest) -> Response:
@@ -166,8 +184,8 @@ OWN: dict[str, Endpoint] = {
     "/health": health,
     "/v1/models": models,
     "/v1/models/{name}": model,
-    "/api/tags": ollama.list_models,
-    "/api/ps": ollama.list_running,
+    "/api/tags": ollama_models,
+    "/api/ps": ollama_running,
 }
 """Calls that the router answers in another way than the server of one model."""
 
@@ -179,9 +197,8 @@ ROUTES: Routes = (
 
 def create_router(state: RouterState) -> Starlette:
     """The application."""
-    shared = tuple((operation, _endpoint(operation, endpoint)) for operation, endpoint in model_app.ROUTES)
+    shared = tuple(
+        (operation, OWN.get(operation.path, endpoint) if operation.of_server else forward)
+        for operation, endpoint in model_app.ROUTES
+    )
     return model_app.assemble((*shared, *ROUTES), state, state.settings)
-
-
-def _endpoint(operation: Operation, endpoint: Endpoint) -> Endpoint:
-    return OWN.get(operation.path, endpoint) if operation.of_server else forward

@@ -50,11 +50,11 @@ class ProcessEnded(Exception):
 
 
 class Forwarded(Response):
-    """The answer of a model's process. `body`: of the request, which has been read. `looks`: as for `Pool.using`."""
+    """The answer of a model's process. `body`: of the request, which has been read. `load`: as for `Pool.using`."""
 
-    def __init__(self, pool: Pool, entry: Entry, body: bytes, *, looks: bool = False) -> None:
+    def __init__(self, pool: Pool, entry: Entry, body: bytes, *, load: bool = True) -> None:
         super().__init__()
-        self._pool, self._entry, self._body, self._looks = pool, entry, body, looks
+        self._pool, self._entry, self._body, self._load = pool, entry, body, load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as here:
@@ -64,7 +64,7 @@ class Forwarded(Response):
     async def _forward(self, scope: Scope, send: Send) -> None:
         unreached, ended = 0, 0
         while True:
-            async with self._pool.using(self._entry, looks=self._looks) as process:
+            async with self._pool.using(self._entry, load=self._load) as process:
                 try:
                     exchange = await Exchange.begin(process, *_of_client(scope), self._body)
                 except OSError as error:
@@ -120,7 +120,7 @@ class Forwarded(Response):
             exchange.abort()
 
     def _ended(self, process: ModelProcess) -> ApiError:
-        name = self._entry.served.names[0]
+        name = self._entry.names[0]
         how = f" with {process.how_it_ended()}" if process.ended.is_set() else ""
         return ApiError(502, f"the process of model {name} ended{how}; it is started again", code="model_crashed")
 
@@ -132,7 +132,7 @@ async def _end_of(process: ModelProcess) -> None:
 
 
 def _unreachable(entry: Entry) -> ApiError:
-    return ApiError(503, f"model {entry.served.names[0]} takes no requests", code="busy", headers={"retry-after": "1"})
+    return ApiError(503, f"model {entry.names[0]} takes no requests", code="busy", headers={"retry-after": "1"})
 
 
 def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:

@@ -24,19 +24,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from rest_local.api.errors import ApiError, no_such_model
+from rest_local.api.errors import ApiError, loading, no_such_model
 from rest_local.api.models import find_name
 from rest_local.catalog.quantization import in_bytes
 from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.gguf import shards_of
 from rest_local.router.memory import Need
-from rest_local.router.process import ModelProcess, ModelProcessFailed
-from rest_local.router.worker import Setup
+from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 
 log = logging.getLogger("rest_local.server")
 
@@ -47,50 +45,39 @@ State = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass
-class Served:
-    """A model that can be served.
+class Entry:
+    """A model that can be served, and its process.
 
     setup     of its process
     path      its first file
-    aliases   further names
     need      what it will take; called before each load, as the file may have changed
+    aliases   further names
+    users     requests that use the process
+    waiting   requests that wait until it is loaded
+    used_at   when the last request ended
+    leaving   it is to be unloaded: new requests wait
+    taken     bytes that the loaded model takes, as `need` estimated
+    files     of the model that is loaded
     """
 
     setup: Setup
     path: Path
     need: Callable[[], Need]
     aliases: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The name that it is called by."""
-        return self.setup.name
-
-    @property
-    def names(self) -> list[str]:
-        """All names, those that were given first."""
-        return list(dict.fromkeys([*self.aliases, self.name]))
-
-
-@dataclass
-class Entry:
-    """A model and its process.
-
-    users     requests that use the process
-    used_at   when the last of them ended
-    leaving   it is to be unloaded: new requests wait
-    """
-
-    served: Served
     process: ModelProcess | None = None
     loading: asyncio.Task[ModelProcess] | None = None
     users: int = 0
     waiting: int = 0
     used_at: float = 0.0
     leaving: bool = False
-    need: int = 0
+    taken: int = 0
     files: State = ()
     meta: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """All names, those that were given first."""
+        return list(dict.fromkeys([*self.aliases, self.setup.name]))
 
     @property
     def status(self) -> str:
@@ -100,9 +87,13 @@ class Entry:
         return "loading" if self.loading is not None else "unloaded"
 
     @property
-    def has_changed(self) -> bool:
-        """Whether a file of the model has changed since it was loaded."""
-        return self.files != _state_of(self.served.path)
+    def state_of_files(self) -> State:
+        """What tells that the model's files are the same; empty if they cannot be read."""
+        try:
+            parts = [(str(part), part.stat()) for part in shards_of(self.path)]
+        except (OSError, RestLocalError):
+            return ()
+        return tuple((name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in parts)
 
 
 class Pool:
@@ -114,20 +105,19 @@ class Pool:
     """
 
     def __init__(
-        self, models: Sequence[Served], *, limit: int | None = None, idle: float | None = None, queue: int = 64
+        self, entries: Sequence[Entry], *, limit: int | None = None, idle: float | None = None, queue: int = 64
     ) -> None:
-        self.entries = [Entry(served) for served in models]
+        self.entries = list(entries)
         self.idle, self._limit, self._queue = idle, limit, queue
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()  # replaced at every change (`_tell_changed`)
         self._room = asyncio.Lock()  # one model is loaded at a time, in the order of the requests
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._looking: asyncio.Task[Any] | None = None  # for idle models
+        self._looking: asyncio.Task[None] | None = None  # for idle models
         self._closing = False
 
     def start(self) -> None:
         """Begin to look for idle models."""
         if self.idle is not None:
-            self._looking = self._spawn(self._unload_idle(self.idle))
+            self._looking = asyncio.create_task(self._unload_idle(self.idle))
 
     def entry(self, name: str | None, *, anything: bool = False) -> Entry:
         """The model of that name, or the default one for none and, with `anything`, for an unknown one.
@@ -137,28 +127,28 @@ class Pool:
         if not name:
             return self.entries[0]
         for entry in self.entries:
-            if find_name(name, entry.served.names):
+            if find_name(name, entry.names):
                 return entry
         if anything:
             return self.entries[0]
         raise no_such_model()
 
     @contextlib.asynccontextmanager
-    async def using(self, entry: Entry, *, looks: bool = False) -> AsyncIterator[ModelProcess]:
-        """The model's process, which is not unloaded meanwhile. Loads the model if need be. `looks`: that is no use of
-        the model, which may be idle.
+    async def using(self, entry: Entry, *, load: bool = True) -> AsyncIterator[ModelProcess]:
+        """The model's process, which is not unloaded meanwhile. Loads the model if need be, unless `load` is false:
+        that is no use of the model either, which may be idle.
 
-        Raises ModelProcessFailed, ApiError 400 (too large), 503 (stopping), QueueFull.
+        Raises ModelProcessFailed, ApiError 400 (too large), 503 (stopping, or not loaded), QueueFull.
         """
-        process = await self._process(entry)
+        process = await self._process(entry, load)
         entry.users += 1
         try:
             yield process
         finally:
             entry.users -= 1
-            if not looks:
+            if load:
                 entry.used_at = time.monotonic()
-            await self._tell_changed()
+            self._tell_changed()
 
     async def load(self, entry: Entry) -> None:
         """Load a model if it is not. Raises as `using`."""
@@ -175,7 +165,13 @@ class Pool:
         for entry in self.entries:
             if entry.process is not None:
                 entry.process.begin_stop()
-        self._spawn(self._tell_changed())
+        self._tell_changed()
+
+    def reload(self) -> None:
+        """Have all processes open the newest commits of their datastores."""
+        for entry in self.entries:
+            if entry.process is not None:
+                entry.process.reload()
 
     def kill(self) -> None:
         """End all processes at once."""
@@ -190,21 +186,25 @@ class Pool:
         A load that is going on is not cancelled, as its process would outlive it: it fails by itself.
         """
         self.begin_stop()
+        tasks: list[Awaitable[object]] = [entry.loading for entry in self.entries if entry.loading is not None]
         if self._looking is not None:
             self._looking.cancel()
-        processes = [entry.process for entry in self.entries if entry.process is not None]
-        await asyncio.gather(*(process.stop() for process in processes), *self._tasks, return_exceptions=True)
+            tasks.append(self._looking)
+        stops = [entry.process.stop() for entry in self.entries if entry.process is not None]
+        await asyncio.gather(*stops, *tasks, return_exceptions=True)
 
-    async def _process(self, entry: Entry) -> ModelProcess:
+    async def _process(self, entry: Entry, load: bool = True) -> ModelProcess:
         while True:
             if self._closing:
                 raise ApiError(503, "the server is stopping", code="busy", headers={"retry-after": "1"})
             process = entry.process
             if process is not None and process.is_serving and not entry.leaving:
-                if not entry.has_changed:
+                if entry.files == entry.state_of_files:
                     return process
-                log.warning("model %s: its file has changed; it is loaded anew", entry.served.name)
+                log.warning("model %s: its file has changed; it is loaded anew", entry.setup.name)
                 entry.leaving = True
+            if not load:
+                raise loading()
             if entry.waiting >= self._queue:
                 raise QueueFull(self._queue)
             entry.waiting += 1
@@ -216,10 +216,15 @@ class Pool:
     def _load_in_background(self, entry: Entry) -> asyncio.Task[ModelProcess]:
         """The load that is going on, or a new one."""
         if entry.loading is None:
-            entry.loading = task = asyncio.create_task(self._load(entry))
-            self._keep(task)
-            task.add_done_callback(lambda done: setattr(entry, "loading", None))
+            entry.loading = asyncio.create_task(self._load(entry))
+            entry.loading.add_done_callback(lambda task: self._on_loaded(entry, task))
         return entry.loading
+
+    def _on_loaded(self, entry: Entry, task: asyncio.Task[ModelProcess]) -> None:
+        entry.loading = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not entry.waiting and not self._closing:  # else the requests that wait get it
+            log.warning("%s", error)
 
     async def _load(self, entry: Entry) -> ModelProcess:
         async with self._room:
@@ -230,19 +235,24 @@ class Pool:
             await self._make_room(entry)
             try:
                 return await self._start(entry)
-            except ModelProcessFailed:
+            except ModelProcessFailed as error:
                 idle = [each for each in self.entries if each.process is not None and not each.users]
-                if not idle or self._closing or not await asyncio.to_thread(_is_sane, entry.served):
+                if not idle or self._closing:
                     raise
-                log.warning("model %s could not be loaded; it is tried without %s", entry.served.name, _names(idle))
+                try:
+                    await asyncio.to_thread(entry.need)
+                except (OSError, RestLocalError):  # the file is none that can be loaded, however much room there is
+                    raise error from None
+                names = ", ".join(each.names[0] for each in idle)
+                log.warning("model %s could not be loaded; it is tried without %s", entry.setup.name, names)
                 for each in idle:
                     await self._unload(each)
                 return await self._start(entry)
 
     async def _start(self, entry: Entry) -> ModelProcess:
         """A new process that has loaded the model. Raises ModelProcessFailed."""
-        entry.files = _state_of(entry.served.path)
-        process = ModelProcess(entry.served.setup, lambda ended: self._on_end(entry, ended))
+        entry.files = entry.state_of_files
+        process = ModelProcess(entry.setup, lambda ended: self._on_end(entry, ended))
         entry.process, entry.leaving = process, False
         try:
             if self._closing:
@@ -254,8 +264,8 @@ class Pool:
                 entry.process = None
             raise
         entry.meta, entry.used_at = process.meta, time.monotonic()
-        log.info("model loaded", extra={"fields": {"event": "loaded", "model": entry.served.names[0]}})
-        await self._tell_changed()
+        log.info("model loaded", extra={"fields": {"event": "loaded", "model": entry.names[0]}})
+        self._tell_changed()
         return process
 
     async def _make_room(self, entry: Entry) -> None:
@@ -263,20 +273,20 @@ class Pool:
         if self._limit is None:
             return
         try:
-            need = await asyncio.to_thread(entry.served.need)
+            need = await asyncio.to_thread(entry.need)
         except (OSError, RestLocalError) as error:
-            raise ModelProcessFailed(f"model {entry.served.name}: {error}") from error
-        entry.need = need.total
+            raise ModelProcessFailed(f"model {entry.setup.name}: {error}") from error
+        entry.taken = need.total
         if need.total > self._limit:
             raise ApiError(
                 400,
-                f"model {entry.served.name} needs {need}, and `memory` allows {in_bytes(self._limit)}",
+                f"model {entry.setup.name} needs {need}, and `memory` allows {in_bytes(self._limit)}",
                 code="model_too_large",
                 param="model",
             )
         while True:
             loaded = [each for each in self.entries if each is not entry and each.process is not None]
-            if sum(each.need for each in loaded) + entry.need <= self._limit:
+            if sum(each.taken for each in loaded) + need.total <= self._limit:
                 return
             await self._unload(min(loaded, key=lambda each: (each.users > 0, each.used_at)))
 
@@ -286,12 +296,12 @@ class Pool:
         if process is None:
             return
         entry.leaving = True
-        async with self._changed:
-            await self._changed.wait_for(lambda: not entry.users or entry.process is not process or self._closing)
+        while entry.users and entry.process is process and not self._closing:
+            await self._changed.wait()
         if entry.process is process:
             await process.stop()
             entry.process = None
-            log.info("model unloaded", extra={"fields": {"event": "unloaded", "model": entry.served.names[0]}})
+            log.info("model unloaded", extra={"fields": {"event": "unloaded", "model": entry.names[0]}})
         entry.leaving = False
 
     async def _unload_idle(self, idle: float) -> None:
@@ -313,58 +323,15 @@ class Pool:
             return
         again = process.exit_code != 0 and not entry.leaving
         entry.process, entry.leaving = None, False
-        self._spawn(self._tell_changed())
+        self._tell_changed()
         log.error(
             "the process of the model ended by itself",
-            extra={"fields": {"event": "crash", "model": entry.served.names[0], "how": process.how_it_ended()}},
+            extra={"fields": {"event": "crash", "model": entry.names[0], "how": process.how_it_ended()}},
         )
         if again and time.monotonic() - process.loaded_at >= STEADY_SECONDS:
-            self._spawn(self._start_again(entry))
+            self._load_in_background(entry)
 
-    async def _start_again(self, entry: Entry) -> None:
-        try:
-            await self._load_in_background(entry)
-        except (RestLocalError, ApiError) as error:
-            log.warning("%s", error)
-
-    async def _tell_changed(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
-        return self._keep(asyncio.create_task(work))
-
-    def _keep(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # those that wait for a load get it
-
-
-def _is_sane(served: Served) -> bool:
-    """Whether the model's file can be read at least so far that its need is known."""
-    try:
-        served.need()
-    except (OSError, RestLocalError):
-        return False
-    return True
-
-
-def _names(entries: Sequence[Entry]) -> str:
-    return ", ".join(entry.served.names[0] for entry in entries)
-
-
-def _state_of(path: Path) -> State:
-    """What tells that a model's files are the same: empty if they cannot be read."""
-    try:
-        return tuple(
-            (str(part), status.st_ino, status.st_size, status.st_mtime_ns)
-            for part in shards_of(path)
-            for status in (part.stat(),)
-        )
-    except (OSError, RestLocalError):
-        return ()
+    def _tell_changed(self) -> None:
+        """Wake what waits until a model is no longer used."""
+        self._changed.set()
+        self._changed = asyncio.Event()

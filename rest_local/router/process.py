@@ -1,6 +1,15 @@
-"""The process of a model, seen by its parent: start, wait until it is loaded, stop, and how it ended.
+"""The process of one model: how its parent starts, follows and stops it (`ModelProcess`), and what it does itself
+(`serve`): the server of `rest_local.server`, on a port of the loopback that only the parent can use.
 
-All methods must be called in the event loop. A thread reads what the process tells, and ends with it.
+Protocol: the parent writes a `Setup` to stdin (its length in 8 bytes, little-endian, and the pickle), then lines of
+JSON, `{"do": "stop"}` or `{"do": "reload"}`. The process writes lines of JSON to stdout:
+
+    {"event": "listening", "port": 40123}
+    {"event": "loaded", "meta": {...}}                  what GET /v1/models says of the model
+    {"event": "failed", "message": "...", "exit_code": 1}
+
+It ends when it is told to, when stdin ends (the parent is gone) and after `failed`. Whatever else writes to stdout in
+that process reaches stderr.
 """
 
 from __future__ import annotations
@@ -8,19 +17,52 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, replace
+from io import RawIOBase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rest_local.errors import RestLocalError
-from rest_local.router.worker import Setup, packed
+from rest_local.server.settings import Settings
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+    from rest_local.decoding.engine import Engine
+    from rest_local.server.run import Serving
+    from rest_local.server.state import State
 
 STOP_SECONDS = 60.0
 """For a process to end after its answers have: worker threads take 10 s at most, the rest is for saving sessions."""
+
+LONGEST_LINE = 1 << 20  # of what a process tells
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a process serves; it is pickled.
+
+    name      of the model
+    load      loads the engine
+    secret    that every request has to bring
+    folder    private to this server (`State.folder`)
+    """
+
+    settings: Settings
+    name: str
+    load: Callable[[], Engine]
+    queue: int
+    drain_seconds: int
+    secret: bytes
+    folder: Path | None = None
 
 
 class ModelProcessFailed(RestLocalError):
@@ -32,7 +74,10 @@ class ModelProcessFailed(RestLocalError):
 
 
 class ModelProcess:
-    """One process. `on_end`: called in the loop when it has ended, however that came."""
+    """One process, seen by its parent. `on_end`: called when it has ended, however that came.
+
+    All methods must be called in the event loop.
+    """
 
     def __init__(self, setup: Setup, on_end: Callable[[ModelProcess], None]) -> None:
         self.setup, self._on_end = setup, on_end
@@ -40,12 +85,11 @@ class ModelProcess:
         self.meta: dict[str, Any] = {}
         self.loaded_at = 0.0  # time.monotonic
         self.stopping = False
-        self._killed = False
         self.exit_code: int | None = None
         self.ended = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._loaded: asyncio.Future[None] = self._loop.create_future()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._killed = False
+        self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._child: Process | None = None
 
     @property
     def pid(self) -> int:
@@ -59,27 +103,21 @@ class ModelProcess:
 
     async def start(self) -> None:
         """Start it and wait until the model is loaded. Raises ModelProcessFailed."""
-        if self.stopping:
-            self._not_started("the server is stopping")
-        else:
-            await self._begin()
-        await self._loaded
-
-    async def _begin(self) -> None:
         try:
-            self._child = await asyncio.to_thread(_started, self.setup)
-        except OSError as error:  # no memory, processes or descriptors are left
-            self._not_started(f"model {self.setup.name}: its process could not be started ({error})")
-            return
-        threading.Thread(target=self._listen, args=(self._child,), name="rest-local-model", daemon=True).start()
+            if self.stopping:
+                raise ModelProcessFailed("the server is stopping")
+            self._child = await _started(self.setup)
+        except (OSError, ModelProcessFailed) as error:  # no memory, processes or descriptors are left
+            self.ended.set()
+            if isinstance(error, ModelProcessFailed):
+                raise
+            raise ModelProcessFailed(f"model {self.setup.name}: its process could not be started ({error})") from error
+        self._listening = asyncio.create_task(self._listen(self._child))
         if self._killed:
-            self._child.kill()
+            self.kill()
         elif self.stopping:
             self._tell("stop")
-
-    def _not_started(self, message: str) -> None:
-        self.ended.set()
-        self._fail(message)
+        await self._loaded
 
     def begin_stop(self) -> None:
         """Let it end its running answers and take no others. Idempotent."""
@@ -104,7 +142,8 @@ class ModelProcess:
         """End it at once."""
         self.stopping = self._killed = True
         if self._child is not None:
-            self._child.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self._child.kill()
 
     def how_it_ended(self) -> str:
         """Such as "signal 9 (SIGKILL)" or "exit code 1"."""
@@ -116,28 +155,19 @@ class ModelProcess:
         return f"signal {-code}"
 
     def _tell(self, do: str) -> None:
-        child = self._child
-        if child is not None and child.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # it has ended, which the thread tells
-                child.stdin.write(json.dumps({"do": do}).encode() + b"\n")
-                child.stdin.flush()
+        if self._child is not None and self._child.stdin is not None and not self.ended.is_set():
+            self._child.stdin.write(json.dumps({"do": do}).encode() + b"\n")
 
-    def _listen(self, child: subprocess.Popen[bytes]) -> None:
-        """In the thread: pass on what the process tells, then its end."""
+    async def _listen(self, child: Process) -> None:
+        """Follow what the process tells, then its end."""
         assert child.stdout is not None
-        assert child.stdin is not None
-        with child.stdout as lines:
-            for line in lines:
-                with contextlib.suppress(ValueError):  # a hook of the interpreter printed it, before the worker began
-                    self._pass(self._hear, json.loads(line))
-        code = child.wait()
-        with contextlib.suppress(OSError):
-            child.stdin.close()
-        self._pass(self._end, code)
-
-    def _pass(self, call: Callable[[Any], None], value: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(call, value)
+        while not child.stdout.at_eof():
+            with contextlib.suppress(ValueError):  # a hook of the interpreter printed it, before `main` began
+                self._hear(json.loads(await child.stdout.readline()))
+        self.exit_code = await child.wait()
+        self.ended.set()
+        self._fail(f"model {self.setup.name}: its process ended while it loaded ({self.how_it_ended()})")
+        self._on_end(self)
 
     def _hear(self, told: Any) -> None:
         if not isinstance(told, dict) or "event" not in told:
@@ -151,31 +181,115 @@ class ModelProcess:
         elif told["event"] == "failed":
             self._fail(told["message"], told["exit_code"])
 
-    def _end(self, code: int) -> None:
-        self.exit_code = code
-        self.ended.set()
-        self._fail(f"model {self.setup.name}: its process ended while it loaded ({self.how_it_ended()})")
-        self._on_end(self)
-
     def _fail(self, message: str, exit_code: int = 1) -> None:
         if not self._loaded.done():
             self._loaded.set_exception(ModelProcessFailed(message, exit_code))
             self._loaded.exception()  # nothing may await it any more
 
 
-def _started(setup: Setup) -> subprocess.Popen[bytes]:
+async def _started(setup: Setup) -> Process:
     """The process, which has its setup. In a session of its own, so that Ctrl-C at the terminal reaches its parent
-    alone, which lets it end its answers."""
-    first = packed(setup)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "rest_local.router.worker"],
+    alone, which lets it end its answers. Raises OSError."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "rest_local.router.process",
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        limit=LONGEST_LINE,
         start_new_session=sys.platform != "win32",
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
+    data = pickle.dumps(setup)
     assert child.stdin is not None
-    with contextlib.suppress(OSError):  # it ended at once, which `_listen` tells
-        child.stdin.write(first)
-        child.stdin.flush()
+    child.stdin.write(len(data).to_bytes(8, "little") + data)
     return child
+
+
+# In the process itself
+
+
+class ParentChannel:
+    """The lines to the parent. Any thread."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._lock = file, threading.Lock()
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """Write one line. A parent that is gone reads nothing, which `obey` notices."""
+        line = json.dumps({"event": event, **fields}).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError), self._lock:
+            self._file.write(line)
+            self._file.flush()
+
+
+def main() -> int:
+    """Serve what stdin says, until it ends. The exit code.
+
+    What C libraries and warnings write to stdout goes to stderr from now on: stdout is for the parent.
+    """
+    own = os.dup(1)
+    os.dup2(2, 1)
+    # Without a buffer, whose lock a thread that waits for a line would still hold when the interpreter ends.
+    commands = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
+    setup: Setup = pickle.loads(_exactly(commands, int.from_bytes(_exactly(commands, 8), "little")))
+    return serve(setup, commands, ParentChannel(os.fdopen(own, "wb")))
+
+
+def _exactly(file: RawIOBase, n: int) -> bytes:
+    """The next `n` bytes. Raises EOFError."""
+    data = b""
+    while len(data) < n:
+        if not (part := file.read(n - len(data))):
+            raise EOFError
+        data += part
+    return data
+
+
+def serve(setup: Setup, commands: RawIOBase, parent: ParentChannel) -> int:
+    """Serve `setup` and obey `commands`. The exit code."""
+    from rest_local.api.models import meta
+    from rest_local.server.http import listen, log_to_stderr
+    from rest_local.server.run import Serving
+
+    def loaded(state: State) -> None:
+        assert state.engine is not None
+        parent.tell("loaded", meta=meta(state.engine))
+
+    log_to_stderr()
+    try:
+        with listen(replace(setup.settings, host="127.0.0.1", port=0)) as listening:
+            serving = Serving(
+                setup.settings,
+                setup.name,
+                setup.load,
+                queue=setup.queue,
+                drain_seconds=setup.drain_seconds,
+                secret=setup.secret,
+                folder=setup.folder,
+                on_loaded=loaded,
+            )
+            threading.Thread(target=obey, args=(commands, serving), name="rest-local-commands", daemon=True).start()
+            parent.tell("listening", port=listening.getsockname()[1])
+            serving.run([listening])
+    except RestLocalError as error:
+        parent.tell("failed", message=str(error), exit_code=error.exit_code)
+        return error.exit_code
+    return 0
+
+
+def obey(commands: RawIOBase, serving: Serving) -> None:
+    """Carry out the parent's commands until it closes the pipe, or is gone. A command is read at once, though another
+    is being carried out."""
+    try:
+        for line in commands:
+            if json.loads(line)["do"] == "reload":
+                serving.reload()
+            else:
+                serving.stop()
+    finally:
+        serving.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

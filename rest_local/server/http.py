@@ -190,21 +190,14 @@ BACKLOG = 128  # connections that wait to be accepted; asyncio also tries this o
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server with other settings and signal handlers. `interrupted`: Ctrl-C ended it.
+    """uvicorn's server with other settings and signal handlers.
 
-    on_hangup     called for SIGHUP where no terminal can end the process
-    on_stop       called when it stops, before running answers are waited for, `drain_seconds` at most
-    descriptors   that each connection may need
+    drain_seconds  that running answers may take when it stops
+    descriptors    that each connection may need
+    interrupted    Ctrl-C ended it
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        on_hangup: Callable[[], None],
-        on_stop: Callable[[], None],
-        drain_seconds: int = DRAIN_SECONDS,
-        descriptors: int = 1,
-    ) -> None:
+    def __init__(self, app: ASGIApp, drain_seconds: int = DRAIN_SECONDS, descriptors: int = 1) -> None:
         config = uvicorn.Config(
             app,
             http=TimedProtocol,  # of h11, which bounds a request's head; httptools reads headers of any size
@@ -223,12 +216,16 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self.interrupted = self._captured = False
-        self._on_hangup = on_hangup
-        self._on_stop = on_stop
+
+    def reload(self) -> None:
+        """Open the newest commits of the datastores, at SIGHUP where no terminal can end the process. Any thread;
+        returns at once."""
+
+    def begin_stop(self) -> None:
+        """Refuse requests that are not decoding yet. Called when the server stops, before the others are waited for."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse requests that are not decoding yet; uvicorn then waits for the others."""
-        self._on_stop()
+        self.begin_stop()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -247,7 +244,7 @@ class HttpServer(uvicorn.Server):
         }
         if hasattr(signal, "SIGHUP"):
             reload = outlives_terminal()
-            handled[signal.SIGHUP] = lambda number, frame: self._on_hangup() if reload else self.stop()
+            handled[signal.SIGHUP] = lambda number, frame: self.reload() if reload else self.stop()
         before = {number: signal.signal(number, handler) for number, handler in handled.items()}
         try:
             yield

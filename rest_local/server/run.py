@@ -34,15 +34,15 @@ log = logging.getLogger("rest_local.server")
 WORKERS_SECONDS = 10.0  # for worker threads to stop; a chat template may take half of that
 
 
-class Serving:
-    """One server and its engine.
+class Serving(HttpServer):
+    """One server and its engine. `run` it in the main thread, or in any other without signals.
 
-    load    loads the engine; called in a thread of its own
-    queue   number of requests that may wait
-    start   makes the service of the engine and `queue`
-    secret  of the process that forwards requests to this one (`create_app`)
-    folder  see `State`
-    told    called when the model is loaded, in the thread that loaded it; by default it is logged
+    load       loads the engine; called in a thread of its own
+    queue      number of requests that may wait
+    start      makes the service of the engine and `queue`
+    secret     of the process that forwards requests to this one (`create_app`)
+    folder     see `State`
+    on_loaded  called when the model is loaded, in the thread that loaded it; by default it is logged
     """
 
     def __init__(
@@ -56,38 +56,41 @@ class Serving:
         start: Callable[[Engine, int], Service] | None = None,
         secret: bytes | None = None,
         folder: Path | None = None,
-        told: Callable[[State], None] | None = None,
+        on_loaded: Callable[[State], None] | None = None,
     ) -> None:
         self.settings, self.state = settings, State(settings, name, folder=folder)
         self._load, self._start, self._queue = load, start or _start, queue
-        self._told = told or log_loaded
+        self._on_loaded = on_loaded or log_loaded
         self.loaded = threading.Event()  # or failed
         self._error: BaseException | None = None
         self._stop = Stop()  # of loading
-        self.http = HttpServer(create_app(self.state, secret), self._hang_up, self.state.workers.stop, drain_seconds)
+        super().__init__(create_app(self.state, secret), drain_seconds)
 
-    def run(self, listening: socket.socket) -> None:
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped. Raises what `load` raises, and KeyboardInterrupt for Ctrl-C."""
         loader = threading.Thread(target=self._open, name="rest-local-load", daemon=True)
         loader.start()
         try:
-            self.http.run(sockets=[listening])
+            super().run(sockets)
         finally:
             stopped = self._error is None  # an error of loading from here on is caused by the stop
             self._stop.set()
             loader.join()
             self._close()
-        if self.http.interrupted:
+        if self.interrupted:
             raise KeyboardInterrupt
         if self._error is not None and not stopped:
             raise self._error
 
-    def stop(self) -> None:
-        """Stop as SIGTERM does. Any thread."""
-        self.http.stop()
+    def begin_stop(self) -> None:
+        """Refuse requests that are not decoding yet."""
+        self.state.workers.stop()
 
     def reload(self) -> None:
-        """Open the newest commits of the datastores."""
+        """Open the newest commits of the datastores. Any thread; returns at once."""
+        threading.Thread(target=self._reopen, name="rest-local-reload", daemon=True).start()
+
+    def _reopen(self) -> None:
         try:
             service, engine = self.state.service, self.state.engine
             if service is not None and engine is not None:
@@ -96,18 +99,15 @@ class Serving:
         except RestLocalError as error:
             log.warning("%s", error)
 
-    def _hang_up(self) -> None:
-        threading.Thread(target=self.reload, name="rest-local-reload", daemon=True).start()
-
     def _open(self) -> None:
         try:
             with self._stop.here():
                 self.state.engine = self._load()
             self.state.service = self._start(self.state.engine, self._queue)
-            self._told(self.state)
+            self._on_loaded(self.state)
         except BaseException as error:  # `run` raises it
             self._error = error
-            self.http.should_exit = True
+            self.should_exit = True
         self.loaded.set()
 
     def _close(self) -> None:

@@ -126,7 +126,7 @@ def router_of(models: Sequence[ModelChoice], settings: Settings | None = None, *
 
         def run() -> None:
             try:
-                routing.run(listening)
+                routing.run([listening])
             except BaseException as error:
                 errors.append(error)
 

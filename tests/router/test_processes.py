@@ -33,6 +33,12 @@ STREAMS = {
 }
 
 
+def is_answering(live: Routed) -> bool:
+    """Whether a slot of `one` is in use. No slot is, between two processes."""
+    slots = live.get("/slots?model=one")
+    return slots.status_code == 200 and any(slot["is_processing"] for slot in slots.json())
+
+
 @pytest.mark.parametrize("path", list(STREAMS))
 def test_a_killed_process_ends_its_streams_with_an_error(pair: Routed, path: str) -> None:
     """The other model does not notice, and the next request is answered."""
@@ -59,9 +65,9 @@ def test_a_request_that_was_not_answered_is_sent_once_more(pair: Routed) -> None
     asking = threading.Thread(target=lambda: found.append(pair.ask("one", **long)))
     asking.start()
     for _ in range(2):
-        until(lambda: any(slot["is_processing"] for slot in pair.get("/slots?model=one").json()))
+        until(partial(is_answering, pair))
         os.kill(pair.process("one").pid, signal.SIGKILL)
-        until(lambda: not any(slot["is_processing"] for slot in pair.get("/slots?model=one").json()))
+        until(lambda: not is_answering(pair))
     asking.join(PATIENCE)
     assert found[0].status_code == 502
     assert found[0].json()["error"]["code"] == "model_crashed"
@@ -238,7 +244,7 @@ def test_a_client_that_leaves_frees_its_slot(pair: Routed) -> None:
     with pair.client() as client:
         with client.stream("POST", "/completion", json={"model": "one", "prompt": "def main", **LONG}) as answer:
             next(answer.iter_lines())
-        until(lambda: not any(slot["is_processing"] for slot in pair.get("/slots?model=one").json()))
+        until(lambda: not is_answering(pair))
     until(lambda: pair.entry("one").users == 0)
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Coroutine, MutableMapping
 from io import RawIOBase
 from pathlib import Path
@@ -22,16 +23,15 @@ import pytest
 from rest_local.api.errors import ApiError
 from rest_local.decoding.engine import Engine
 from rest_local.errors import QueueFull
-from rest_local.router import forwarding, memory, worker
+from rest_local.router import forwarding, memory
 from rest_local.router import pool as pools
 from rest_local.router import process as processes
 from rest_local.router.app import RouterState, create_router
 from rest_local.router.forwarding import Forwarded
 from rest_local.router.memory import Need
-from rest_local.router.pool import Entry, Pool, Served
-from rest_local.router.process import ModelProcess, ModelProcessFailed
+from rest_local.router.pool import Entry, Pool
+from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.router.run import ModelChoice, Routing
-from rest_local.router.worker import Setup
 from rest_local.server.http import listen
 from rest_local.server.security import CLIENT, SECRET, AccessLog
 from rest_local.server.settings import Settings
@@ -113,10 +113,10 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
     return FakeProcess.made
 
 
-def served(name: str, tmp_path: Path, need: Callable[[], Need] = lambda: Need(1, 0, 0)) -> Served:
+def served(name: str, tmp_path: Path, need: Callable[[], Need] = lambda: Need(1, 0, 0)) -> Entry:
     path = tmp_path / f"{name}.gguf"
     path.touch()
-    return Served(setup(name), path, need)
+    return Entry(setup(name), path, need)
 
 
 async def turns(n: int = 20) -> None:
@@ -130,12 +130,13 @@ async def use(pool: Pool, entry: Entry) -> None:
         pass
 
 
-def child_that(code: str) -> Callable[[Setup], subprocess.Popen[bytes]]:
-    """A stand-in for the worker, in the place of `process._started`."""
+def child_that(code: str) -> Callable[[Setup], Coroutine[Any, Any, Process]]:
+    """A stand-in for the process of a model, in the place of `process._started`."""
 
-    def started(setup: Setup) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    async def started(setup: Setup) -> Process:
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-S", "-c", code, stdin=pipe, stdout=pipe, stderr=nothing
         )
 
     return started
@@ -162,7 +163,7 @@ def test_output_that_is_no_message_is_ignored(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_process_that_cannot_be_started_is_a_failure_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(setup: Setup) -> subprocess.Popen[bytes]:
+    async def refused(setup: Setup) -> Process:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(processes, "_started", refused)
@@ -195,15 +196,15 @@ def test_a_process_that_does_not_stop_is_killed_and_waited_for(monkeypatch: pyte
 def test_a_pool_that_closes_while_a_process_starts_ends_that_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forced: bool
 ) -> None:
-    starting, go_on = threading.Event(), threading.Event()
-    children: list[subprocess.Popen[bytes]] = []
+    starting, go_on = asyncio.Event(), asyncio.Event()
+    children: list[Process] = []
     code = "import sys; sys.stdin.read()" if forced else READS
     begin = child_that(code)
 
-    def slowly(setup: Setup) -> subprocess.Popen[bytes]:
+    async def slowly(setup: Setup) -> Process:
         starting.set()
-        assert go_on.wait(PATIENCE)
-        children.append(begin(setup))
+        await go_on.wait()
+        children.append(await begin(setup))
         return children[0]
 
     monkeypatch.setattr(processes, "_started", slowly)
@@ -211,7 +212,7 @@ def test_a_pool_that_closes_while_a_process_starts_ends_that_process(
     async def work() -> None:
         pool = Pool([served("one", tmp_path)])
         using = asyncio.create_task(use(pool, pool.entries[0]))
-        await asyncio.to_thread(starting.wait, PATIENCE)
+        await starting.wait()
         if forced:
             pool.kill()
         closing = asyncio.create_task(pool.close())
@@ -349,7 +350,7 @@ def test_a_look_is_no_use(fakes: list[FakeProcess], tmp_path: Path, monkeypatch:
         entry = pool.entries[0]
         await use(pool, entry)
         entry.used_at = 7.0
-        async with pool.using(entry, looks=True):
+        async with pool.using(entry, load=False):
             assert entry.users == 1, "not unloaded meanwhile"
         assert entry.used_at == 7.0
         await use(pool, entry)
@@ -400,7 +401,7 @@ def test_requests_that_waited_for_a_load_come_before_the_next_load(fakes: list[F
 
     async def ask(pool: Pool, entry: Entry) -> None:
         async with pool.using(entry):
-            answered.append(entry.served.name)
+            answered.append(entry.setup.name)
 
     async def work() -> None:
         pool = Pool([served(name, tmp_path) for name in ("one", "two", "three")], limit=1)
@@ -435,7 +436,7 @@ with listen(routing.settings) as listening:
     print(routing.folder, flush=True)
     import threading
     threading.Thread(target=lambda: (routing.loaded.wait(), print("loaded", flush=True)), daemon=True).start()
-    routing.run(listening)
+    routing.run([listening])
 print("ended", flush=True)
 """
     path = tmp_path / "one.gguf"
@@ -464,7 +465,7 @@ def test_an_unexpected_error_at_the_start_ends_the_server(tmp_path: Path) -> Non
     path.touch()
     routing = Routing(Settings(port=0), [ModelChoice("one", path, print, need)], limit=1)
     with listen(routing.settings) as listening, pytest.raises(ZeroDivisionError):
-        routing.run(listening)
+        routing.run([listening])
     assert routing.loaded.is_set()
     assert not routing.folder.exists()
 
@@ -688,37 +689,31 @@ def test_pages_of_other_sites_and_looks_load_no_model(
 
 
 class Commanded:
-    """A server of one model that counts what it is told. A reload fails."""
+    """A server of one model that counts what it is told."""
 
     def __init__(self) -> None:
-        self.stops = 0
-        self.reloaded = threading.Event()
+        self.stops = self.reloads = 0
 
     def stop(self) -> None:
         self.stops += 1
 
     def reload(self) -> None:
-        self.reloaded.set()
-        raise OSError("the disk is gone")
+        self.reloads += 1
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("commands", "stops"), [(b"", 1), (b'{"do": "reload"}\n', 1), (b'{"do": "stop"}\n', 2)])
 def test_a_process_ends_with_its_parent_whatever_came_before(commands: bytes, stops: int) -> None:
     serving = Commanded()
-    worker._obey(cast("RawIOBase", io.BytesIO(commands)), serving)
+    processes.obey(cast("RawIOBase", io.BytesIO(commands)), cast("Any", serving))
     assert serving.stops == stops
-    for thread in threading.enumerate():
-        if thread.name == "rest-local-reload":
-            thread.join(PATIENCE)
-    assert serving.reloaded.is_set() == (b"reload" in commands)
+    assert serving.reloads == (b"reload" in commands)
 
 
 def test_half_a_command_ends_a_process() -> None:
     """Its parent was killed while it wrote."""
     serving = Commanded()
     with pytest.raises(ValueError, match="Unterminated"):
-        worker._obey(cast("RawIOBase", io.BytesIO(b'{"do": "re')), serving)
+        processes.obey(cast("RawIOBase", io.BytesIO(b'{"do": "re')), cast("Any", serving))
     assert serving.stops == 1
 
 

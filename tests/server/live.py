@@ -54,7 +54,7 @@ def served(serving: Serving) -> Iterator[Live]:
     """The server in a thread of its own, stopped at the end."""
     with listen(serving.settings) as listening:
         port = listening.getsockname()[1]
-        thread = threading.Thread(target=serving.run, args=(listening,), name="server")
+        thread = threading.Thread(target=serving.run, args=([listening],), name="server")
         thread.start()
         try:
             live = Live(port, serving, thread)

@@ -251,7 +251,7 @@ def test_a_model_that_does_not_load_ends_the_server() -> None:
 
     serving = Serving(Settings(port=0), "demo", load)
     with listen(serving.settings) as listening, pytest.raises(ModelNotFound):
-        serving.run(listening)
+        serving.run([listening])
 
 
 def test_usage_and_times_are_in_the_last_event(scripted: Scripted) -> None:

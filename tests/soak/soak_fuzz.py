@@ -570,7 +570,7 @@ def serve_scripted(port_file: Path) -> None:
     state.scoring = NoScoring()
     state.engine = FakeEngine(512)  # type: ignore[assignment]
     state.service = Service(state.engine)  # type: ignore[assignment, arg-type]
-    server = HttpServer(create_app(state), lambda: None, state.workers.stop)
+    server = HttpServer(create_app(state))
 
     with listen(settings) as listening:
         _tell(port_file, listening)
@@ -595,7 +595,7 @@ def serve_routed(port_file: Path) -> None:
     log_to_stderr()
     with listen(settings) as listening:
         _tell(port_file, listening)
-        routing.run(listening)
+        routing.run([listening])
 
 
 def _tell(port_file: Path, listening: Any) -> None:
