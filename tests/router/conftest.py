@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import shutil
@@ -21,12 +22,14 @@ import pytest
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
+from rest_local.router import pool as pools
 from rest_local.router.memory import Need, need_of
-from rest_local.router.pool import Entry
+from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess
 from rest_local.router.run import ModelChoice, Routing
 from rest_local.server.http import listen
 from rest_local.server.settings import Settings
+from tests.router.fake_processes import FakeProcess, served
 
 GIGABYTE = 1 << 30
 PATIENCE = 60.0
@@ -147,12 +150,27 @@ def routed() -> Iterator[Callable[..., Routed]]:
         yield lambda *given, **options: stack.enter_context(router_of(*given, **options))
 
 
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
+    """The processes that pools make, which are none."""
+    FakeProcess.made, FakeProcess.gate = [], asyncio.Event()
+    FakeProcess.gate.set()
+    monkeypatch.setattr(pools, "ModelProcess", FakeProcess)
+    return FakeProcess.made
+
+
+@pytest.fixture
+def pool_of(fakes: list[FakeProcess], tmp_path: Path) -> Callable[..., Pool]:
+    """`pool_of("one", "two", limit=1)`: a pool of `fakes`, each of which takes one byte."""
+    return lambda *names, **options: Pool([served(name, tmp_path) for name in names], **options)
+
+
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routed]:
     """Two models, `one` (also called `coder`) and `two`, for tests that leave them as they are."""
     folder = tmp_path_factory.mktemp("pair")
     for name in ("one", "two"):
         shutil.copyfile(demo_model(), folder / f"{name}.gguf")
-    models = [choice(folder / "one.gguf", aliases=("coder",)), choice(folder / "two.gguf")]
+    models = [choice(folder / "one.gguf", slots=5, aliases=("coder",)), choice(folder / "two.gguf")]
     with router_of(models, Settings(metrics=True)) as live:
         yield live

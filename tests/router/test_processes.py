@@ -1,7 +1,9 @@
-"""The processes of models: crashes, memory, idleness, changed files, stopping."""
+"""The processes of models, real ones: crashes, files that change, stopping."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -16,21 +18,25 @@ import pytest
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.paths import demo_model
-from rest_local.router import pool
 from rest_local.router.memory import need_of
 from rest_local.router.process import ModelProcessFailed
 from rest_local.server.settings import Settings
-from tests.router.conftest import GIGABYTE, PATIENCE, Routed, choice, refuses, until
+from tests.router.conftest import GIGABYTE, Routed, choice, refuses, until
+from tests.router.fake_processes import PATIENCE
 
 Start = Callable[..., Routed]
 Files = Callable[..., list[Path]]
 
 LONG = {"n_predict": 1500, "ignore_eos": True, "stream": True, "rest_local": {"policy": "off"}}
+ENDLESS = {"num_predict": 10**6, "temperature": 1}
 STREAMS = {
     "/completion": {"prompt": "def main", **LONG},
     "/v1/completions": {"prompt": "def main", **LONG},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], **LONG},
+    "/v1/responses": {"input": "def main", "max_output_tokens": 1500, "ignore_eos": True, "stream": True},
+    "/api/generate": {"prompt": "def main", "raw": True, "shift": True, "options": ENDLESS},
 }
+"""One for each slot of `one`."""
 
 
 def is_answering(live: Routed) -> bool:
@@ -39,19 +45,39 @@ def is_answering(live: Routed) -> bool:
     return slots.status_code == 200 and any(slot["is_processing"] for slot in slots.json())
 
 
-@pytest.mark.parametrize("path", list(STREAMS))
-def test_a_killed_process_ends_its_streams_with_an_error(pair: Routed, path: str) -> None:
-    """The other model does not notice, and the next request is answered."""
-    other = pair.process("two") if pair.ask("two").status_code == 200 else None
+def answers(ask: Callable[[], httpx.Response], n: int) -> list[int]:
+    """The status codes of `n` requests at a time."""
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(ask().status_code)) for _ in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    return found
+
+
+def test_a_killed_process_ends_its_streams_with_an_error(pair: Routed) -> None:
+    """In the form of each protocol. The other model does not notice, and the next request is answered."""
+    assert pair.ask("two").status_code == 200
+    other = pair.process("two")
     pair.ask("one")
-    with pair.client() as client, client.stream("POST", path, json={"model": "one"} | STREAMS[path]) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        killed = pair.process("one")
+    killed = pair.process("one")
+    with pair.client() as client, contextlib.ExitStack() as stack:
+        open_streams = {}
+        for path, body in STREAMS.items():
+            answer = stack.enter_context(client.stream("POST", path, json={"model": "one"} | body))
+            open_streams[path] = answer.iter_lines()
+            next(line for line in open_streams[path] if "delta" in line or path != "/v1/responses")
         os.kill(killed.pid, signal.SIGKILL)
-        rest = [line for line in lines if line]
-    assert "model_crashed" in rest[-1]
-    assert "[DONE]" not in rest[-1]
+        ends = {path: [line for line in lines if line][-2:] for path, lines in open_streams.items()}
+    last = json.loads(ends.pop("/api/generate")[-1])
+    assert last.keys() == {"error"}
+    assert "ended" in last["error"]
+    assert ends["/v1/responses"][0] == "event: error"
+    for path, lines in ends.items():
+        assert '"code":"model_crashed"' in lines[-1], path
+        assert '"error":{' in lines[-1], path
+        assert "[DONE]" not in lines[-1], path
     assert pair.ask("one").status_code == 200
     assert pair.process("one").pid != killed.pid
     assert pair.process("two") is other
@@ -75,177 +101,78 @@ def test_a_request_that_was_not_answered_is_sent_once_more(pair: Routed) -> None
     assert pair.ask("one").status_code == 200
 
 
-def test_requests_at_the_moment_of_a_kill_are_answered(pair: Routed) -> None:
-    """They reach the process that is ending, or none, or the next one."""
+@pytest.mark.parametrize("waits", [False, True])
+def test_requests_at_the_moment_of_a_kill_are_answered(pair: Routed, waits: bool) -> None:
+    """They reach the process that is ending, or none, or the next one. `waits`: until its port is closed, when the
+    pool may not know yet that it has ended."""
     pair.ask("one")
-    os.kill(pair.process("one").pid, signal.SIGKILL)
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(pair.ask("one").status_code)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert found == [200] * 8
-
-
-def test_a_steady_process_is_started_again_without_a_request(
-    routed: Start, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "STEADY_SECONDS", 0.0)
-    live = routed([choice(each) for each in files("one")])
-    killed = live.process("one")
-    os.kill(killed.pid, signal.SIGKILL)
-    until(lambda: live.entry("one").process not in (None, killed) and live.entry("one").status == "loaded")
-
-
-def test_one_that_ends_soon_waits_for_a_request(routed: Start, files: Files) -> None:
-    live = routed([choice(each) for each in files("one")])
-    os.kill(live.process("one").pid, signal.SIGKILL)
-    until(lambda: live.entry("one").status == "unloaded")
-    assert live.ask("one").status_code == 200
-
-
-def test_a_request_sent_right_after_a_kill_is_answered(pair: Routed) -> None:
-    """The pool may not know yet that the process has ended."""
-    for _ in range(3):
-        pair.ask("one")
-        process = pair.process("one")
-        os.kill(process.pid, signal.SIGKILL)
+    process = pair.process("one")
+    os.kill(process.pid, signal.SIGKILL)
+    if waits:
         until(partial(refuses, process.port))
-        assert pair.ask("one").status_code == 200
-
-
-def test_the_least_recently_used_model_makes_room(routed: Start, files: Files) -> None:
-    live = routed([choice(each) for each in files("one", "two", "three")], limit=2 * GIGABYTE)
-    live.ask("two")
-    live.ask("one")
-    live.ask("three")
-    assert live.statuses() == {"one": "loaded", "two": "unloaded", "three": "loaded"}
-    live.ask("two")
-    assert live.statuses() == {"one": "unloaded", "two": "loaded", "three": "loaded"}
-
-
-def test_a_model_in_use_is_unloaded_when_its_answer_has_ended(routed: Start, files: Files) -> None:
-    live = routed([choice(each) for each in files("one", "two")], limit=GIGABYTE)
-    with live.client() as client:
-        with client.stream("POST", "/completion", json={"model": "one", "prompt": "def main", **LONG}) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            found: list[httpx.Response] = []
-            asking = threading.Thread(target=lambda: found.append(live.ask("two")))
-            asking.start()
-            until(lambda: live.entry("one").leaving)
-            late: list[httpx.Response] = []
-            waiting = threading.Thread(target=lambda: late.append(live.ask("one")))
-            waiting.start()
-            rest = [line for line in lines if line]
-        assert '"stop":true' in rest[-1], "the answer was not cut off"
-        asking.join(PATIENCE)
-        waiting.join(PATIENCE)
-    assert found[0].status_code == late[0].status_code == 200
-    assert live.statuses() == {"one": "loaded", "two": "unloaded"}
-
-
-def test_a_model_that_can_never_fit_is_refused_with_the_figures(routed: Start, files: Files) -> None:
-    one, two = files("one", "two")
-    live = routed([choice(one), choice(two, need=3 * GIGABYTE)], limit=2 * GIGABYTE)
-    answer = live.ask("two")
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["code"] == "model_too_large"
-    assert "3.2 GB" in error["message"]
-    assert "2.1 GB" in error["message"]
-    assert live.statuses() == {"one": "loaded", "two": "unloaded"}, "nothing was unloaded for it"
-
-
-def test_the_default_model_that_does_not_fit_ends_the_server(routed: Start, files: Files) -> None:
-    live = routed([choice(each, need=3 * GIGABYTE) for each in files("one")], limit=GIGABYTE)
-    live.thread.join(PATIENCE)
-    assert [type(error) for error in live.errors] == [ModelProcessFailed]
-    assert "3.2 GB" in str(live.errors[0])
-
-
-def test_a_default_model_that_cannot_be_loaded_ends_the_server(routed: Start, files: Files) -> None:
-    (one,) = files("one")
-    one.write_bytes(b"PK\x03\x04" + bytes(100))
-    live = routed([choice(one)])
-    live.thread.join(PATIENCE)
-    (error,) = live.errors
-    assert "a zip archive" in str(error)
-
-
-def test_another_model_that_cannot_be_loaded_is_an_error_of_its_requests(routed: Start, files: Files) -> None:
-    one, two = files("one", "two")
-    two.write_bytes(b"PK\x03\x04" + bytes(100))
-    live = routed([choice(one), choice(two)])
-    answer = live.ask("two")
-    assert answer.status_code == 500
-    assert "a zip archive" in answer.json()["error"]["message"]
-    assert live.statuses()["one"] == "loaded", "it is not unloaded for a file that can never be loaded"
-    assert live.ask("one").status_code == 200
-
-
-def test_an_idle_model_is_unloaded(routed: Start, files: Files) -> None:
-    live = routed([choice(each) for each in files("one")], idle=0.2)
-    until(lambda: live.entry("one").status == "unloaded")
-    assert live.ask("one").status_code == 200
-
-
-def test_looking_does_not_keep_a_model_loaded(routed: Start, files: Files) -> None:
-    live = routed([choice(each) for each in files("one")], idle=0.5, settings=Settings(metrics=True))
-    until(lambda: live.get("/slots").json() == [])
-
-
-def test_a_changed_file_is_loaded_anew(routed: Start, files: Files) -> None:
-    (one,) = files("one")
-    live = routed([choice(one)])
-    before = live.process("one").pid
-    live.ask("one")
-    assert live.process("one").pid == before
-    os.utime(one, ns=(1, 1))
-    assert live.ask("one").status_code == 200
-    assert live.process("one").pid != before
-
-
-def test_a_file_that_is_gone_is_an_error_and_comes_back(routed: Start, files: Files) -> None:
-    (one,) = files("one")
-    live = routed([choice(one)])
-    content = one.read_bytes()
-    one.unlink()
-    assert live.ask("one").status_code == 500
-    one.write_bytes(content)
-    assert live.ask("one").status_code == 200
-
-
-def test_many_requests_wait_for_one_load(routed: Start, files: Files) -> None:
-    live = routed([choice(each) for each in files("one")], eager=False)
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(live.ask("one").status_code)) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert found == [200] * 6
-
-
-def test_too_many_requests_that_wait_are_refused(routed: Start, files: Files) -> None:
-    live = routed([choice(each) for each in files("one")], eager=False, queue=1)
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(live.ask("one").status_code)) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert set(found) == {200, 503}
+    assert answers(lambda: pair.ask("one"), 8) == [200] * 8
 
 
 def test_a_client_that_leaves_frees_its_slot(pair: Routed) -> None:
     pair.ask("one")
     with pair.client() as client:
-        with client.stream("POST", "/completion", json={"model": "one", "prompt": "def main", **LONG}) as answer:
+        with client.stream("POST", "/completion", json={"model": "one"} | STREAMS["/completion"]) as answer:
             next(answer.iter_lines())
         until(lambda: not is_answering(pair))
     until(lambda: pair.entry("one").users == 0)
+
+
+def test_models_that_cannot_be_loaded_are_errors_of_their_requests(routed: Start, files: Files) -> None:
+    one, broken, large = files("one", "broken", "large")
+    broken.write_bytes(b"PK\x03\x04" + bytes(100))
+    live = routed([choice(one), choice(broken), choice(large, need=3 * GIGABYTE)], limit=2 * GIGABYTE)
+    for name, status, why in (("broken", 500, "a zip archive"), ("large", 400, "needs about 3.2 GB")):
+        answer = live.ask(name)
+        assert (answer.status_code, why in answer.json()["error"]["message"]) == (status, True), answer.text
+    assert live.statuses() == {"one": "loaded", "broken": "unloaded", "large": "unloaded"}
+    assert live.ask("one").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "need", "why"),
+    [(b"", 3 * GIGABYTE, "3.2 GB"), (b"PK\x03\x04" + bytes(100), GIGABYTE, "a zip archive")],
+    ids=["too large", "no model"],
+)
+def test_a_default_model_that_cannot_be_loaded_ends_the_server(
+    routed: Start, files: Files, content: bytes, need: int, why: str
+) -> None:
+    (one,) = files("one")
+    if content:
+        one.write_bytes(content)
+    live = routed([choice(one, need=need)], limit=2 * GIGABYTE)
+    live.thread.join(PATIENCE)
+    (error,) = live.errors
+    assert isinstance(error, ModelProcessFailed)
+    assert why in str(error)
+
+
+def test_an_idle_model_is_unloaded_though_it_is_looked_at(routed: Start, files: Files) -> None:
+    live = routed([choice(each) for each in files("one")], idle=0.5, settings=Settings(metrics=True))
+    until(lambda: live.get("/slots").json() == [])
+    until(lambda: live.entry("one").status == "unloaded")
+
+
+def test_files_that_change_or_are_gone(routed: Start, files: Files) -> None:
+    """A changed file is loaded anew. Requests for one that is gone get an error, until it is there again. Requests
+    that come while a model is loaded wait for the same load, as many as the queue holds."""
+    (one,) = files("one")
+    live = routed([choice(one)], queue=1)
+    first = live.process("one").pid
+    assert live.ask("one").status_code == 200
+    assert live.process("one").pid == first
+    os.utime(one, ns=(1, 1))
+    assert set(answers(lambda: live.ask("one"), 6)) == {200, 503}
+    assert live.process("one").pid != first
+    content = one.read_bytes()
+    one.unlink()
+    assert live.ask("one").status_code == 500
+    one.write_bytes(content)
+    assert live.ask("one").status_code == 200
 
 
 @pytest.fixture
@@ -275,16 +202,13 @@ def test_the_processes_of_models_end_with_a_server_that_is_killed(server: subpro
     until(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))
 
 
-def test_a_need_is_files_cache_and_process() -> None:
+def test_a_need_is_files_cache_and_process(tmp_path: Path) -> None:
+    """A projector's file counts."""
     need = need_of(EngineConfig(model=demo_model(), slots=2, n_ctx=1000))
     assert need.files == demo_model().stat().st_size
     assert need.cache == 2 * 1000 * (need_of(EngineConfig(model=demo_model(), n_ctx=8)).cache // 8)
     assert str(need).startswith("about ")
-
-
-def test_a_projector_counts(tmp_path: Path) -> None:
     projector = tmp_path / "mmproj.gguf"
     projector.write_bytes(bytes(1000))
-    without = need_of(EngineConfig(model=demo_model(), n_ctx=64)).files
-    assert need_of(EngineConfig(model=demo_model(), n_ctx=64, mmproj=projector)).files == without + 1000
-    assert need_of(EngineConfig(model=demo_model(), n_ctx=64, mmproj="none")).files == without
+    for given, more in ((projector, 1000), ("none", 0)):
+        assert need_of(EngineConfig(model=demo_model(), n_ctx=64, mmproj=given)).files == need.files + more

@@ -1,0 +1,272 @@
+"""Requests on their way through the router: clients that leave, processes that end, what reaches no model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
+
+import httpx
+import pytest
+
+from rest_local.router import forwarding
+from rest_local.router.app import RouterState, create_router
+from rest_local.router.forwarding import Forwarded
+from rest_local.router.pool import Pool
+from rest_local.server.security import CLIENT, SECRET, AccessLog
+from rest_local.server.settings import Settings
+from tests.router.fake_processes import FakeProcess, looped, setup, turns, use
+
+PoolOf = Callable[..., Pool]
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The fields of the lines about requests."""
+    return [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
+
+
+class Silent:
+    """A process on a port of the loopback that reads requests and never answers."""
+
+    def __init__(self, port: int, seen: asyncio.Event) -> None:
+        self.port, self.seen, self.setup = port, seen, setup()
+
+
+@contextlib.asynccontextmanager
+async def silent() -> AsyncIterator[Silent]:
+    seen = asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        seen.set()
+        await reader.read()  # until the other side closes
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server:
+        yield Silent(server.sockets[0].getsockname()[1], seen)
+
+
+class Client:
+    """A client of an ASGI application that disconnects when `gone` is set."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.sent: list[dict[str, Any]] = []
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.sent.append(dict(message))
+
+
+SCOPE = {
+    "type": "http", "method": "GET", "path": "/props", "query_string": b"", "headers": [(b"host", b"localhost")],
+}  # fmt: skip
+
+
+async def asked(
+    pool: Pool, folder: Path, method: str, path: str, settings: Settings | None = None, **request: Any
+) -> httpx.Response:
+    """The answer of a router of these models."""
+    app = httpx.ASGITransport(create_router(RouterState(settings or Settings(), pool, folder)))
+    async with httpx.AsyncClient(transport=app, base_url="http://localhost") as client:
+        return await client.request(method, path, **request)
+
+
+@looped
+async def test_a_client_that_leaves_is_no_crash_and_is_logged_by_the_process(
+    pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with silent() as process:
+        pool, client = pool_of("one"), Client()
+        entry = pool.entries[0]
+        monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+        with caplog.at_level(logging.INFO, "rest_local.server"):
+            call = AccessLog(Forwarded(pool, entry, b""))(dict(SCOPE), client.receive, client.send)
+            calling = asyncio.create_task(call)
+            await process.seen.wait()
+            client.gone.set()
+            await calling
+        assert (client.sent, lines_of(caplog), entry.users) == ([], [], 0)
+
+
+@looped
+async def test_a_client_that_leaves_while_its_model_is_loaded_waits_no_more(
+    pool_of: PoolOf, fakes: list[FakeProcess], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else clients that try again would fill the queue."""
+    FakeProcess.gate.clear()
+
+    pool, client = pool_of("one"), Client()
+    entry = pool.entries[0]
+    with caplog.at_level(logging.INFO, "rest_local.server"):
+        call = AccessLog(Forwarded(pool, entry, b""))(dict(SCOPE), client.receive, client.send)
+        calling = asyncio.create_task(call)
+        await turns()
+        assert (entry.waiting, entry.status) == (1, "loading")
+        client.gone.set()
+        await calling
+    assert (entry.waiting, entry.status) == (0, "loading")
+    assert [line["status"] for line in lines_of(caplog)] == [499]
+    FakeProcess.gate.set()
+    await use(pool, entry)
+    assert len(fakes) == 1, "the load went on"
+    await pool.close()
+
+
+class Scripted(Silent):
+    """A process that reads each request and does the next of `acts` with its connection."""
+
+    def __init__(self, port: int, acts: list[bytes | None]) -> None:
+        super().__init__(port, asyncio.Event())
+        self.acts, self.requests = acts, list[bytes]()
+        self.ended = asyncio.Event()
+        self.ended.set()
+
+    def how_it_ended(self) -> str:
+        return "signal 9 (SIGKILL)"
+
+
+@contextlib.asynccontextmanager
+async def answering(*acts: bytes | None) -> AsyncIterator[Scripted]:
+    """`acts`: for each request the bytes of an answer, after which the connection is reset; None: reset at once."""
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        process.requests.append(await reader.readuntil(b"\r\n\r\n") + await reader.readexactly(2))
+        if act := process.acts.pop(0):
+            writer.write(act)
+            await writer.drain()
+            writer.close()
+        else:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    process = Scripted(server.sockets[0].getsockname()[1], list(acts))
+    async with server:
+        yield process
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+@pytest.mark.parametrize(
+    ("acts", "status", "left"),
+    [((OK,), 200, 0), ((None, OK), 200, 0), ((b"HTTP/1.1 200", OK), 200, 0), ((None, None, OK), 502, 1)],
+)
+@looped
+async def test_a_request_whose_process_ends_before_it_answers_is_sent_once_more(
+    pool_of: PoolOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    acts: tuple[bytes | None, ...],
+    status: int,
+    left: int,
+) -> None:
+    """Not a third time: it may be what ends the process."""
+    async with answering(*acts) as process:
+        pool = pool_of("one")
+        monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+        answer = await asked(pool, tmp_path, "POST", "/tokenize", json={})
+        assert answer.status_code == status
+        assert len(process.acts) == left
+        assert len(set(process.requests)) == 1, "with its body"
+        assert process.requests[0].endswith(b"{}")
+        if status == 502:
+            error = answer.json()["error"]
+            assert error["code"] == "model_crashed"
+            assert "signal 9 (SIGKILL)" in error["message"]
+        assert pool.entries[0].users == 0
+
+
+@looped
+async def test_an_answer_that_has_begun_is_not_begun_again(
+    pool_of: PoolOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client has the first part of a stream: the error is the last event."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+    async with answering(head + b"9\r\ndata: 1\n\n\r\n", OK) as process:
+        pool = pool_of("one")
+        monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+        answer = await asked(pool, tmp_path, "POST", "/tokenize", json={})
+        assert answer.text.startswith("data: 1\n\ndata: ")
+        assert "model_crashed" in answer.text
+        assert process.acts == [OK]
+
+
+def test_only_the_server_says_where_a_request_comes_from() -> None:
+    """A client's own headers of these names do not reach the process, nor do those of its connection."""
+    told = [
+        (SECRET.encode(), b"x"), (CLIENT.encode(), b"10.0.0.1"), (b"connection", b"close, X-Hop, host"),
+        (b"x-hop", b"1"), (b"host", b"h"),
+        (b"transfer-encoding", b"chunked"), (b"authorization", b"Bearer k"), (b"x_rest_local_client", b"y"),
+    ]  # fmt: skip
+    scope = SCOPE | {"headers": told, "client": ("127.0.0.1", 5)}
+    _, _, found = forwarding._of_client(scope)
+    assert found == [
+        (b"host", b"h"), (b"authorization", b"Bearer k"), (b"x_rest_local_client", b"y"),
+        (CLIENT.encode(), b"127.0.0.1:5"),
+    ]  # fmt: skip
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "content", "status"),
+    [
+        ("GET", "/props", {"sec-fetch-site": "cross-site"}, b"", 403),
+        ("GET", "/datastores?model=two", {"sec-fetch-site": "same-site"}, b"", 403),
+        ("GET", "/", {"sec-fetch-site": "cross-site"}, b"", 200),
+        ("GET", "/slots?model=two", {}, b"", 200),
+        ("GET", "/metrics?model=two", {}, b"", 200),
+        ("HEAD", "/slots", {}, b"", 200),
+        ("HEAD", "/metrics", {}, b"", 200),
+        ("GET", "/v1/models", {}, b"", 200),
+        ("GET", "/nowhere", {}, b"", 404),
+        ("GET", "/completion", {}, b"", 405),
+        ("GET", "/models/load", {}, b"", 405),
+        ("GET", "/v1/batches", {}, b"", 501),
+        ("POST", "/v1/files", JSON, b"{}", 501),
+        ("POST", "/models/load", {"content-type": "text/plain"}, b"{}", 415),
+        ("POST", "/models/load", JSON | {"origin": "http://example.org"}, b"{}", 403),
+        ("POST", "/completion", JSON, b"{", 400),
+        ("POST", "/completion", JSON, b"[]", 400),
+        ("POST", "/completion", JSON, b'{"model": 1}', 400),
+        ("POST", "/completion", JSON, b'{"prompt": NaN}', 400),
+        ("POST", "/completion", JSON, b'{"model": "three"}', 404),
+        ("POST", "/completion", JSON, b"x" * 9000, 413),
+        ("POST", "/completion", JSON | {"authorization": "Bearer x"}, b"{}", 401),
+        ("GET", "/v1/models", {"authorization": "Bearer x"}, b"", 401),
+    ],
+)
+@looped
+async def test_looks_faults_and_pages_of_other_sites_load_no_model(
+    pool_of: PoolOf,
+    fakes: list[FakeProcess],
+    tmp_path: Path,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    content: bytes,
+    status: int,
+) -> None:
+    """An image of another page needs no Origin and no answer to have an effect. Those with a wrong key are the only
+    ones whose server has keys."""
+    keys = (b"k",) if "authorization" in headers else ()
+    settings = Settings(metrics=True, max_body=8192, keys=keys)
+    pool = pool_of("one", "two")
+    answer = await asked(pool, tmp_path, method, path, settings, headers=headers, content=content)
+    assert answer.status_code == status, answer.text
+    if status >= 400:
+        assert set(answer.json()) == {"error"}
+    if status == 501:
+        assert "rest-local batch" in answer.json()["error"]["message"]
+    assert not fakes
