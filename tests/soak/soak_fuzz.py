@@ -364,14 +364,10 @@ def _learn(fuzzer: Fuzzer, body: bytes) -> None:
 def valid_bodies(description: dict[str, Any]) -> dict[str, list[Any]]:
     """By path: recorded requests, `EXAMPLES`, and what schemathesis makes of the description."""
     import recorded
-    import recorded_ollama
 
     bodies = {path: list(some) for path, some in EXAMPLES.items()}
-    for module in (recorded, recorded_ollama):
-        for each in vars(module).values():
-            for one in each.values() if isinstance(each, dict) else [each]:
-                if isinstance(one, recorded.Recorded) and isinstance(one.body, dict):
-                    bodies.setdefault(one.path, []).append(one.body)
+    for each in (*recorded.OPENAI.values(), *recorded.OLLAMA.values()):
+        bodies.setdefault(each.path, []).append(each.body)
     for path, some in generated(description).items():
         bodies.setdefault(path, []).extend(some)
     return {path: some for path, some in bodies.items() if path in description["paths"]}

@@ -35,7 +35,7 @@ from tests.support.memory import resident_mb
 SECONDS = float(os.environ.get("REST_LOCAL_SOAK_SECONDS", "60"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", str(time.time_ns() % 10**6)))
 AT_ONCE = 4
-BODIES = [each for each in vars(recorded).values() if isinstance(each, recorded.Recorded)]
+BODIES = list(recorded.OPENAI.values())
 WRONG: list[Any] = [None, True, -1, 0, 1e308, 2**63, -(2**70), "", "x", "\x00", "né \U0001f642", "\udcff", [], {}, [[]]]
 WRONG += [{"type": "function"}, [None], ["a"] * 50, {"a": {"b": []}}, "<|im_start|>" * 20, 0.5]
 FAULTS = {"500", "502"}

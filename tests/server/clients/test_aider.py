@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from live import Live
-from recorded import AIDER_EDITS
+from recorded import OPENAI
 
 Scripted = Callable[..., Live]
 EDIT = """The sign is wrong.
@@ -88,14 +88,16 @@ def edited(text: str, said: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize(("form", "stream"), AIDER_EDITS)
+@pytest.mark.parametrize("form", ["diff", "whole"])
+@pytest.mark.parametrize("stream", [True, False])
 def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str, stream: bool) -> None:
     """What litellm reads of the answer is what the model said, to the character."""
     live = scripted(n_ctx=8192)
     said = EDIT if form == "diff" else WHOLE
     live.service.answer = tuple(said[i : i + 7] for i in range(0, len(said), 7))
-    recorded = AIDER_EDITS[form, stream]
-    answer = live.post(recorded.path, recorded.body, headers=dict(recorded.headers))
+    recorded = OPENAI[f"AIDER_{form.upper()}"]
+    body = recorded.body | ({"stream": True} if stream else {})
+    answer = live.post(recorded.path, body, headers=recorded.headers)
     assert answer.status_code == 200
     if stream:
         chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from live import Live, becomes_idle
-from recorded import VIM_INFILL
+from recorded import OPENAI
 
-VIM = VIM_INFILL.body
+VIM = OPENAI["VIM_INFILL"].body
 
 
 @pytest.mark.parametrize("more", [{"id_slot": number} for number in (0, 7, 10**6)] + [{"n_cmpl": 3}, {"lora": []}])

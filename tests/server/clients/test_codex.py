@@ -16,7 +16,7 @@ import pytest
 from agents import BUGGY, FIXED, answering, program, run
 from live import Live
 from openai.types.responses import Response
-from recorded import CODEX_TASKS
+from recorded import OPENAI
 
 Scripted = Callable[..., Live]
 PATCH = """*** Begin Patch
@@ -96,7 +96,7 @@ def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[st
     What its parser needs: `response` in `response.created`, whole items, `id` and `usage` in `response.completed`.
     """
     body = recorded.body | {"input": [*recorded.body["input"], *items]}
-    answer = live.post(recorded.path, body, headers=dict(recorded.headers))
+    answer = live.post(recorded.path, body, headers=recorded.headers)
     assert answer.status_code == 200, answer.text
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert events[0]["type"] == "response.created"
@@ -120,7 +120,7 @@ def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[st
 def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str) -> None:
     live = scripted(n_ctx=8192)
     live.service.answer = (CALLS[form][:30], CALLS[form][30:])
-    recorded = CODEX_TASKS[form]
+    recorded = OPENAI[f"CODEX_{form.upper()}"]
     thought, called = turn(live, recorded, [])
     assert thought["summary"] == []
     assert thought["content"] == [{"type": "reasoning_text", "text": "I look."}]

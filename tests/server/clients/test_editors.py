@@ -1,4 +1,4 @@
-"""Editors: the requests of `recorded.py`, and of each answer what that editor's source reads."""
+"""Editors: the requests of `recorded.OPENAI`, and of each answer what that editor's source reads."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import recorded
 from live import Live
-from recorded import Recorded
+from recorded import GAP, OPENAI, ZED_STOPS, Recorded
 
 Scripted = Callable[..., Live]
 SHOWN = ("prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms", "predicted_per_second")
 
 
 def send(live: Live, request: Recorded, **changes: Any) -> Any:
-    answer = live.post(request.path, request.body | changes, headers=dict(request.headers))
+    answer = live.post(request.path, request.body | changes, headers=request.headers)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -34,11 +33,11 @@ def words(live: Live, request: Recorded, **changes: Any) -> str:
 
 
 def test_llama_vim_shows_what_fills_the_gap(demo: Live) -> None:
-    answer = send(demo, recorded.VIM_INFILL)
+    answer = send(demo, OPENAI["VIM_INFILL"])
     assert answer.text.lstrip().startswith(("{", "["))
     assert '"content":"' in answer.text, "it looks for this before it parses"
     found = answer.json()
-    assert found.keys() == set(recorded.VIM_INFILL.body["response_fields"]), "it asks for nothing that is not there"
+    assert found.keys() == set(OPENAI["VIM_INFILL"].body["response_fields"]), "it asks for nothing that is not there"
     assert all(isinstance(found[f"timings/{name}"], (int, float)) for name in SHOWN)
     assert found["truncated"] is False
     assert found["tokens_cached"] > 20
@@ -48,34 +47,34 @@ def test_llama_vim_warms_up_the_whole_of_its_context(demo: Live) -> None:
     """Its limit on that prompt is 1 ms; what it warms has to be there all the same."""
     text = "\n".join(f"value_{number} = {number} * {number + 1}" for number in range(120))
     extra = [{"text": text, "filename": "values.py", "time": [1763, 5]}]
-    assert send(demo, recorded.VIM_INFILL_WARM_UP, input_extra=extra).json() == {}
-    timings = send(demo, recorded.VIM_INFILL, input_extra=extra, response_fields=["timings"]).json()["timings"]
+    assert send(demo, OPENAI["VIM_INFILL_WARM_UP"], input_extra=extra).json() == {}
+    timings = send(demo, OPENAI["VIM_INFILL"], input_extra=extra, response_fields=["timings"]).json()["timings"]
     assert timings["cache_n"] > 1000
     assert timings["prompt_n"] < 100
 
 
 def test_llama_vim_edits_after_a_warm_up(scripted: Scripted) -> None:
     live = scripted()
-    warm = send(live, recorded.VIM_EDIT_WARM_UP).json()
+    warm = send(live, OPENAI["VIM_EDIT_WARM_UP"]).json()
     assert warm["choices"][0]["message"]["content"] == ""
     assert live.service.stream().request.max_tokens == 0
-    assert words(live, recorded.VIM_EDIT) == "Hello world"
+    assert words(live, OPENAI["VIM_EDIT"]) == "Hello world"
     sampling = live.service.stream(1).request.sampling
     assert (sampling.min_p, sampling.temperature, sampling.top_k, sampling.top_p) == (0.1, 0.1, 0, 1.0)
 
 
 def test_llama_vscode_shows_what_fills_the_gap(demo: Live) -> None:
-    found = send(demo, recorded.VSCODE_INFILL).json()
+    found = send(demo, OPENAI["VSCODE_INFILL"]).json()
     assert isinstance(found["content"], str)
     assert all(isinstance(found["timings"][name], (int, float)) for name in SHOWN)
     assert isinstance(found["tokens_cached"], int)
     assert found["truncated"] is False
     assert found["generation_settings"]["top_p"] == 0.99
-    assert send(demo, recorded.VSCODE_WARM_UP).json()["content"] == ""
+    assert send(demo, OPENAI["VSCODE_WARM_UP"]).json()["content"] == ""
 
 
 def test_llama_vscode_edits(demo: Live) -> None:
-    assert send(demo, recorded.VSCODE_EDIT).json()["choices"][0]["message"]["content"]
+    assert send(demo, OPENAI["VSCODE_EDIT"]).json()["choices"][0]["message"]["content"]
 
 
 def test_llama_vscode_counts_tokens_before_its_request(demo: Live) -> None:
@@ -85,11 +84,11 @@ def test_llama_vscode_counts_tokens_before_its_request(demo: Live) -> None:
     assert isinstance(matched["meta"], dict), "by this it knows a llama.cpp server"
     props = demo.get("/props?model=coder&autoload=false").json()
     assert props["default_generation_settings"]["n_ctx"] == matched["meta"]["n_ctx"] == 2048
-    body = {name: recorded.VSCODE_AGENT.body[name] for name in ("messages", "model", "tools", "tool_choice")}
+    body = {name: OPENAI["VSCODE_AGENT"].body[name] for name in ("messages", "model", "tools", "tool_choice")}
     prompt = demo.post("/apply-template", body).json()["prompt"]
     assert "x = 1" in prompt
     tokens = demo.post("/tokenize", {"content": prompt, "add_special": False, "parse_special": True}).json()["tokens"]
-    usage = events(send(demo, recorded.VSCODE_AGENT, max_tokens=1).text)[-1]["usage"]
+    usage = events(send(demo, OPENAI["VSCODE_AGENT"], max_tokens=1).text)[-1]["usage"]
     assert abs(len(tokens) - usage["prompt_tokens"]) <= 1
 
 
@@ -110,7 +109,7 @@ def agents_call(live: Live, request: Recorded) -> tuple[str, list[dict[str, Any]
     return text, calls, reason, usage
 
 
-AGENTS = (recorded.VSCODE_AGENT, recorded.ZED_CHAT, recorded.CLINE_CHAT, recorded.ROO_CHAT)
+AGENTS = (OPENAI["VSCODE_AGENT"], OPENAI["ZED_CHAT"], OPENAI["CLINE_CHAT"], OPENAI["ROO_CHAT"])
 
 
 @pytest.mark.parametrize("request_", AGENTS, ids=lambda request: request.client)
@@ -136,7 +135,7 @@ def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
 def test_zed_reads_every_chunk(scripted: Scripted) -> None:
     """Its parser refuses a chunk without one of these."""
     live = scripted(aliases=("coder",))
-    chunks = events(send(live, recorded.ZED_CHAT).text)
+    chunks = events(send(live, OPENAI["ZED_CHAT"]).text)
     for chunk in chunks:
         assert chunk["model"] == "coder"
         assert chunk["object"] == "chat.completion.chunk"
@@ -160,15 +159,15 @@ def test_zed_reads_the_models_properties(demo: Live) -> None:
 
 
 def test_zed_predicts_edits(demo: Live) -> None:
-    found = send(demo, recorded.ZED_EDIT_PREDICTION).json()
+    found = send(demo, OPENAI["ZED_EDIT_PREDICTION"]).json()
     assert found["id"]
     text = found["choices"][0]["text"]
-    assert not any(stop in text for stop in recorded.ZED_STOPS)
-    assert found["usage"]["prompt_tokens"] < len(recorded.GAP) // 2, "the special tokens were parsed"
+    assert not any(stop in text for stop in ZED_STOPS)
+    assert found["usage"]["prompt_tokens"] < len(GAP) // 2, "the special tokens were parsed"
 
 
 def test_continue_completes_by_llama_cpps_own_call(demo: Live) -> None:
-    found = events(send(demo, recorded.CONTINUE_LLAMA_CPP).text)
+    found = events(send(demo, OPENAI["CONTINUE_LLAMA_CPP"]).text)
     assert "".join(event["content"] for event in found if event["content"])
     assert [event["stop"] for event in found] == [False] * (len(found) - 1) + [True]
     assert found[-1]["tokens_evaluated"] < 60, "the special tokens were parsed"
@@ -176,24 +175,24 @@ def test_continue_completes_by_llama_cpps_own_call(demo: Live) -> None:
 
 def test_continue_predicts_where_the_name_is_one_it_knows(scripted: Scripted) -> None:
     live = scripted(aliases=("gpt-4o-mini",))
-    assert words(live, recorded.CONTINUE_OPENAI) == "Hello world"
+    assert words(live, OPENAI["CONTINUE_OPENAI"]) == "Hello world"
     request = live.service.stream().request
     vocabulary = live.service.engine.model.vocabulary
     predicted = b"".join(vocabulary.piece(token) for token in request.prediction).decode()
-    assert predicted == recorded.CONTINUE_OPENAI.body["prediction"]["content"]
+    assert predicted == OPENAI["CONTINUE_OPENAI"].body["prediction"]["content"]
     assert request.stop == ("```",)
 
 
 def test_open_webui_lists_and_chats(demo: Live) -> None:
     headers = {"authorization": "Bearer none"}
     assert "coder" in [model["id"] for model in demo.get("/v1/models", headers=headers).json()["data"]]
-    answer = send(demo, recorded.WEBUI_CHAT)
+    answer = send(demo, OPENAI["WEBUI_CHAT"])
     assert answer.headers["content-type"].startswith("text/event-stream"), "by this it knows a stream"
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
 def test_open_webui_shows_the_message_of_an_error(demo: Live) -> None:
-    answer = demo.post("/v1/chat/completions", recorded.WEBUI_CHAT.body | {"model": "gone"})
+    answer = demo.post("/v1/chat/completions", OPENAI["WEBUI_CHAT"].body | {"model": "gone"})
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/json"
     assert "no such model" in answer.json()["error"]["message"]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from live import Live
-from recorded import Recorded
-from recorded_messages import CLAUDE_SEARCH, CLAUDE_START, CLAUDE_TURN, CLINE_TURN, MESSAGES_REQUESTS
+from recorded import MESSAGES, Recorded
 
 Scripted = Callable[..., Live]
+ANSWERED = {name: each for name, each in MESSAGES.items() if name != "CLAUDE_SEARCH"}
 
 
 def asked(live: Live, recorded: Recorded) -> Any:
-    return live.post(recorded.path, recorded.body, headers=dict(recorded.headers))
+    return live.post(recorded.path, recorded.body, headers=recorded.headers)
 
 
 def prompt_of(live: Live, number: int = 0) -> str:
@@ -30,7 +30,7 @@ def called(recorded: Recorded) -> tuple[str, dict[str, Any]]:
     return tool["name"], dict.fromkeys(tool["input_schema"]["required"], 'a "b"\n')
 
 
-@pytest.mark.parametrize("recorded", MESSAGES_REQUESTS.values(), ids=list(MESSAGES_REQUESTS))
+@pytest.mark.parametrize("recorded", ANSWERED.values(), ids=list(ANSWERED))
 def test_a_request_is_answered_with_text_and_with_a_call(scripted: Scripted, recorded: Recorded) -> None:
     live = scripted(n_ctx=65536, aliases=("*",))
     name, arguments = called(recorded) if "tools" in recorded.body else ("", {})
@@ -57,13 +57,13 @@ def test_a_request_is_answered_with_text_and_with_a_call(scripted: Scripted, rec
     assert request.max_tokens == min(recorded.body["max_tokens"], 65536 - len(request.prompt), 65536)
 
 
-@pytest.mark.parametrize("recorded", MESSAGES_REQUESTS.values(), ids=list(MESSAGES_REQUESTS))
+@pytest.mark.parametrize("recorded", ANSWERED.values(), ids=list(ANSWERED))
 def test_a_request_can_be_counted(scripted: Scripted, recorded: Recorded) -> None:
     """With the fields that the count knows; Anthropic's own refuses others."""
     live = scripted(n_ctx=65536, aliases=("*",))
     names = ("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config")
     body = {name: recorded.body[name] for name in names if name in recorded.body}
-    counted = live.post("/v1/messages/count_tokens?beta=true", body, headers=dict(recorded.headers)).json()
+    counted = live.post("/v1/messages/count_tokens?beta=true", body, headers=recorded.headers).json()
     assert asked(live, recorded).status_code == 200
     assert counted == {"input_tokens": len(live.service.stream().request.prompt)}
 
@@ -71,8 +71,8 @@ def test_a_request_can_be_counted(scripted: Scripted, recorded: Recorded) -> Non
 def test_a_second_turn_of_claude_code_begins_as_the_first(scripted: Scripted) -> None:
     """Up to where the first answer began, so that only what is new is evaluated."""
     live = scripted(n_ctx=65536)
-    assert asked(live, CLAUDE_START).status_code == 200
-    assert asked(live, CLAUDE_TURN).status_code == 200
+    assert asked(live, MESSAGES["CLAUDE_START"]).status_code == 200
+    assert asked(live, MESSAGES["CLAUDE_TURN"]).status_code == 200
     first, second = prompt_of(live, 0), prompt_of(live, 1)
     assert second.startswith(first.rpartition("<|im_start|>assistant")[0])
     assert "billing-header" not in second
@@ -80,7 +80,7 @@ def test_a_second_turn_of_claude_code_begins_as_the_first(scripted: Scripted) ->
 
 
 def test_a_search_of_claude_code_is_refused_with_the_reason(scripted: Scripted) -> None:
-    answer = asked(scripted(n_ctx=65536), CLAUDE_SEARCH)
+    answer = asked(scripted(n_ctx=65536), MESSAGES["CLAUDE_SEARCH"])
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == (
         "tools[0].type: web_search_20250305 runs on Anthropic's servers, not on this one"
@@ -89,6 +89,6 @@ def test_a_search_of_claude_code_is_refused_with_the_reason(scripted: Scripted) 
 
 def test_a_search_among_other_tools_is_left_out(scripted: Scripted) -> None:
     live = scripted(n_ctx=65536)
-    assert asked(live, CLINE_TURN).status_code == 200
+    assert asked(live, MESSAGES["CLINE_TURN"]).status_code == 200
     assert "web_search" not in prompt_of(live)
     assert "read_files" in prompt_of(live)

@@ -1,4 +1,4 @@
-"""Clients that know only Ollama: the requests of `recorded_ollama.py`, and of each answer what that source reads."""
+"""Clients that know only Ollama: the requests of `recorded.OLLAMA`, and of each answer what that source reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-import recorded_ollama as recorded
 from live import Live
-from recorded import TOOLS, ZED_STOPS, Recorded
+from recorded import GAP, OLLAMA, TOOLS, ZED_STOPS, Recorded
 
 Scripted = Callable[..., Live]
 CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "b.py"}}\n</tool_call>'
@@ -19,7 +18,7 @@ CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "b.py"}}\n</too
 
 def send(live: Live, request: Recorded, **changes: Any) -> httpx.Response:
     """The answer. Without a content type where the client sends none."""
-    headers = {name: value for name, value in request.headers if value}
+    headers = {name: value for name, value in request.headers.items() if value}
     with live.client() as client:
         answer = client.post(request.path, content=json.dumps(request.body | changes).encode(), headers=headers)
     assert answer.status_code == 200, answer.text
@@ -31,7 +30,7 @@ def lines(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.text.split("\n") if line]
 
 
-@pytest.mark.parametrize("request_", [recorded.ZED_CHAT, recorded.WEBUI_CHAT], ids=lambda each: each.client)
+@pytest.mark.parametrize("request_", [OLLAMA["ZED_CHAT"], OLLAMA["WEBUI_CHAT"]], ids=lambda each: each.client)
 def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
     live = scripted(aliases=("coder",))
     live.service.answer = ("I read", " it.\n", *CALL)
@@ -53,7 +52,7 @@ def test_zed_reads_every_line(scripted: Scripted) -> None:
     """Its parser refuses a line without one of these, and a call with more than its function."""
     live = scripted(aliases=("coder",))
     live.service.answer = tuple(CALL)
-    found = lines(send(live, recorded.ZED_CHAT))
+    found = lines(send(live, OLLAMA["ZED_CHAT"]))
     for each in found:
         assert each["model"] == "coder:latest"
         assert isinstance(each["created_at"], str)
@@ -81,10 +80,10 @@ def test_zed_lists_models_and_asks_what_they_can(demo: Live) -> None:
 
 
 def test_zed_predicts_edits(demo: Live) -> None:
-    found = send(demo, recorded.ZED_EDIT_PREDICTION).json()
+    found = send(demo, OLLAMA["ZED_EDIT_PREDICTION"]).json()
     assert isinstance(found["response"], str)
     assert not any(stop in found["response"] for stop in ZED_STOPS)
-    assert found["prompt_eval_count"] < len(recorded.GAP) // 2, "the special tokens were parsed"
+    assert found["prompt_eval_count"] < len(GAP) // 2, "the special tokens were parsed"
 
 
 def test_continue_learns_the_context_and_that_gaps_are_filled(demo: Live) -> None:
@@ -96,9 +95,9 @@ def test_continue_learns_the_context_and_that_gaps_are_filled(demo: Live) -> Non
 
 
 def test_continue_chats_and_fills_gaps(demo: Live) -> None:
-    chat = lines(send(demo, recorded.CONTINUE_CHAT, stream=True))
+    chat = lines(send(demo, OLLAMA["CONTINUE_CHAT"], stream=True))
     assert "".join(each["message"]["content"] for each in chat)
-    gap = lines(send(demo, recorded.CONTINUE_GAP))
+    gap = lines(send(demo, OLLAMA["CONTINUE_GAP"]))
     assert all("error" not in each for each in gap)
     assert all(isinstance(each["response"], str) for each in gap)
 
@@ -106,7 +105,7 @@ def test_continue_chats_and_fills_gaps(demo: Live) -> None:
 def test_continue_calls_tools_without_a_stream(scripted: Scripted) -> None:
     live = scripted(aliases=("coder",))
     live.service.answer = tuple(CALL)
-    message = send(live, recorded.CONTINUE_TOOLS).json()["message"]
+    message = send(live, OLLAMA["CONTINUE_TOOLS"]).json()["message"]
     assert message["role"] == "assistant"
     assert [call["function"]["name"] for call in message["tool_calls"]] == [TOOLS[0]["function"]["name"]]
 
@@ -123,7 +122,7 @@ def test_open_webui_finds_the_model_it_lists(demo: Live) -> None:
 
 def test_open_webui_counts(scripted: Scripted) -> None:
     live = scripted(aliases=("coder",))
-    last = lines(send(live, recorded.WEBUI_CHAT))[-1]
+    last = lines(send(live, OLLAMA["WEBUI_CHAT"]))[-1]
     names = ("prompt_eval_count", "eval_count", "total_duration", "load_duration", "eval_duration")
     assert all(isinstance(last[name], int) for name in (*names, "prompt_eval_duration"))
     assert last["done"] is True
@@ -132,8 +131,8 @@ def test_open_webui_counts(scripted: Scripted) -> None:
 def test_raycast_reads_each_part_of_the_body_as_one_line(scripted: Scripted) -> None:
     """It sends text without saying that it is JSON, and parses what the HTTP library gives it at once."""
     live = scripted(aliases=("coder",))
-    headers = dict(recorded.RAYCAST_CHAT.headers)
-    content = json.dumps(recorded.RAYCAST_CHAT.body).encode()
+    headers = dict(OLLAMA["RAYCAST_CHAT"].headers)
+    content = json.dumps(OLLAMA["RAYCAST_CHAT"].body).encode()
     with live.client() as client, client.stream("POST", "/api/chat", content=content, headers=headers) as answer:
         assert answer.status_code == 200
         assert answer.headers["transfer-encoding"] == "chunked"
@@ -164,6 +163,6 @@ def chunks(live: Live, content: bytes) -> list[bytes]:
 
 def test_obsidian_reads_the_lines_of_a_whole_answer(scripted: Scripted) -> None:
     live = scripted(aliases=("coder",))
-    answer = send(live, recorded.OBSIDIAN_PROMPT)
+    answer = send(live, OLLAMA["OBSIDIAN_PROMPT"])
     steps = [json.loads(step) for step in answer.text.split("\n") if step]
     assert "".join(step["response"] for step in steps).strip() == "Hello world"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agents import BUGGY, FIXED, answering, program, run
 from live import Live
-from recorded import OPENCODE_TASK, OPENCODE_TITLE
+from recorded import OPENAI
 from test_codex import DONE, SED, call, was_called
 
 Scripted = Callable[..., Live]
@@ -52,11 +52,11 @@ def test_opencode_edits_a_file(scripted: Scripted, tmp_path: Path) -> None:
 def test_its_recorded_requests_edit_a_file(scripted: Scripted) -> None:
     """The AI SDK reads items as they are begun and done, and sends reasoning back as `encrypted_content` alone."""
     live = scripted(n_ctx=8192)
-    headers = dict(OPENCODE_TITLE.headers)
-    title = live.post(OPENCODE_TITLE.path, OPENCODE_TITLE.body, headers=headers)
+    headers = dict(OPENAI["OPENCODE_TITLE"].headers)
+    title = live.post(OPENAI["OPENCODE_TITLE"].path, OPENAI["OPENCODE_TITLE"].body, headers=headers)
     assert '"delta":"Hello' in title.text
     live.service.answer = (CALL[:20], CALL[20:])
-    first = live.post(OPENCODE_TASK.path, OPENCODE_TASK.body, headers=headers)
+    first = live.post(OPENAI["OPENCODE_TASK"].path, OPENAI["OPENCODE_TASK"].body, headers=headers)
     events = [json.loads(line[6:]) for line in first.text.splitlines() if line.startswith("data: ")]
     added = {event["item"]["id"]: event["item"] for event in events if event["type"] == "response.output_item.added"}
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -65,13 +65,13 @@ def test_its_recorded_requests_edit_a_file(scripted: Scripted) -> None:
     assert added[called["id"]]["name"] == "bash"
     assert "".join(e["delta"] for e in events if e["type"].endswith("arguments.delta")) == called["arguments"]
     items = [
-        *OPENCODE_TASK.body["input"],
+        *OPENAI["OPENCODE_TASK"].body["input"],
         {"type": "reasoning", "encrypted_content": thought["encrypted_content"], "summary": []},
         {"type": "function_call", "call_id": called["call_id"], "name": "bash", "arguments": called["arguments"]},
         {"type": "function_call_output", "call_id": called["call_id"], "output": ""},
     ]
     live.service.answer = (DONE,)
-    second = live.post(OPENCODE_TASK.path, OPENCODE_TASK.body | {"input": items}, headers=headers)
+    second = live.post(OPENAI["OPENCODE_TASK"].path, OPENAI["OPENCODE_TASK"].body | {"input": items}, headers=headers)
     last = json.loads(second.text.strip().splitlines()[-1].removeprefix("data: "))
     assert last["type"] == "response.completed"
     assert last["response"]["output"][0]["content"][0]["text"] == DONE

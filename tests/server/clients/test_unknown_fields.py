@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import recorded
-import recorded_messages
-import recorded_ollama
 from live import Live
 from pydantic import BaseModel
 
@@ -34,12 +32,6 @@ KINDS: dict[str, type[BaseModel]] = {
     "/api/embed": EmbedBody,
 }
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-REQUESTS = [
-    request
-    for module in (recorded, recorded_messages, recorded_ollama)
-    for request in vars(module).values()
-    if isinstance(request, recorded.Recorded)
-]
 
 
 @pytest.fixture
@@ -96,7 +88,7 @@ def test_a_client_cannot_fill_the_log(told: Callable[[], list[str]]) -> None:
     assert len(told()) == bodies.MAX_WARNINGS
 
 
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.client} {request.path}")
+@pytest.mark.parametrize("request_", recorded.ALL, ids=lambda request: f"{request.client} {request.path}")
 def test_no_field_of_a_recorded_client_is_unknown(request_: recorded.Recorded, told: Callable[[], list[str]]) -> None:
     check(body(request_.body), KINDS[request_.path.partition("?")[0]])
     assert told() == []
