@@ -53,6 +53,25 @@ class RequestContext:
     fingerprint: str
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of all prompts and answers, which each protocol writes in names of its own.
+
+    `cached` of the tokens of the prompts were in memory. Other machines are not told: it shows what others have sent.
+    """
+
+    prompt: int
+    cached: int
+    completion: int
+
+    @staticmethod
+    def of(results: Sequence[Result], per_prompt: int = 1) -> Usage:
+        """`per_prompt`: answers to each prompt, which are neighbours."""
+        firsts = Timings.total(result.timings for result in results[::per_prompt])
+        completion = sum(len(result.tokens) for result in results)
+        return Usage(firsts.cached_tokens + firsts.prompt_tokens, firsts.cached_tokens, completion)
+
+
 class HasResult(Protocol):
     """What an answer is made of: a stream, or what else has a result. It is complete when the answer is."""
 
@@ -380,11 +399,11 @@ class Answer(Generic[BodyT]):
 
     def counts(self) -> dict[str, Any]:
         """Counts for the log of requests. They say nothing about the text."""
-        total = Timings.total(result.timings for result in self.results)
+        usage = Usage.of(self.results)
         return {
-            "prompt_tokens": total.cached_tokens + total.prompt_tokens,
-            "cached_tokens": total.cached_tokens,
-            "completion_tokens": sum(len(result.tokens) for result in self.results),
+            "prompt_tokens": usage.prompt,
+            "cached_tokens": usage.cached,
+            "completion_tokens": usage.completion,
             "finish": [result.finish_reason for result in self.results],
         }
 

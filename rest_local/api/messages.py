@@ -34,15 +34,7 @@ from typing import Annotated, Any, Literal, TypeGuard, TypeVar
 
 from pydantic import Field
 
-from rest_local.api.bodies import (
-    MAX_STOPS,
-    Body,
-    ChatBody,
-    Extension,
-    JsonObject,
-    Many,
-    Stop,
-)
+from rest_local.api.bodies import MAX_STOPS, Body, ChatBody, Extension, JsonObject, Many, Stop
 from rest_local.api.errors import ApiError, wrong
 from rest_local.errors import OptionError
 

@@ -7,24 +7,12 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from rest_local.api.answers import (
-    Answer,
-    HasResult,
-    Part,
-    RequestContext,
-    event,
-    named_events,
-    new_id,
-)
-from rest_local.api.bodies import (
-    ChatBody,
-)
+from rest_local.api.answers import Answer, HasResult, Part, RequestContext, Usage, event, named_events, new_id
+from rest_local.api.bodies import ChatBody
 from rest_local.api.errors import ApiError, anthropic_shape
 from rest_local.api.messages import CountBody, Translated, serial, translated
 from rest_local.api.openai import Chat
-from rest_local.api.requests import (
-    template_of,
-)
+from rest_local.api.requests import template_of
 from rest_local.chat.tools import AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.request import Request
 
@@ -221,9 +209,9 @@ class MessagesAnswer(Answer[ChatBody]):
 
     def _usage(self) -> dict[str, Any]:
         """Counts at the end. To other machines the whole prompt counts as new: what was cached, others have sent."""
-        result = self.results[0]
-        cached = result.timings.cached_tokens if self.shows_steps else 0
-        counts = {"input_tokens": self._prompt_tokens - cached, "output_tokens": len(result.tokens)}
+        found = Usage.of(self.results)
+        cached = found.cached if self.shows_steps else 0
+        counts = {"input_tokens": self._prompt_tokens - cached, "output_tokens": found.completion}
         return self._cached(cached) | counts
 
     def _cached(self, read: int) -> dict[str, int]:

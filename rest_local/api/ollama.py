@@ -28,14 +28,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import to_json
 
-from rest_local.api.answers import (
-    COARSE_MS,
-    Answer,
-    Choice,
-    HasResult,
-    Part,
-    RequestContext,
-)
+from rest_local.api.answers import COARSE_MS, Answer, Choice, HasResult, Part, RequestContext, Usage
 from rest_local.api.bodies import (
     MAX_PROMPTS,
     MAX_STOPS,
@@ -506,15 +499,15 @@ class OllamaAnswer(Answer[GenerationBody]):
         return {"model": self.context.model, "created_at": written(time.time())}
 
     def _closing(self) -> dict[str, Any]:
-        result = self.results[0]
+        result, usage = self.results[0], Usage.of(self.results)
         timings, elapsed = result.timings, 1e3 * (time.perf_counter() - self._began)
         fields: dict[str, Any] = {
             "done": True,
             "done_reason": self.finish_reason(0),
             "total_duration": self._nanoseconds(elapsed),
             "load_duration": 0,
-            "prompt_eval_count": timings.cached_tokens + timings.prompt_tokens,
-            "eval_count": len(result.tokens),
+            "prompt_eval_count": usage.prompt,
+            "eval_count": usage.completion,
             "eval_duration": self._nanoseconds(timings.predicted_ms),
         }
         if self.shows_steps:

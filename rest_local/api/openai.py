@@ -17,6 +17,7 @@ from rest_local.api.answers import (
     HasResult,
     Part,
     RequestContext,
+    Usage,
     event,
     new_id,
     prediction_counts,
@@ -41,13 +42,11 @@ from rest_local.chat.images import Images, take_images
 from rest_local.chat.tools import AnswerFormat, AnswerParser, CallStart, Content, Delta, Reasoning, message_of, tools_of
 from rest_local.decoding.core import NO_PROJECTOR_HERE
 from rest_local.decoding.request import Request
-from rest_local.decoding.results import Timings
 from rest_local.errors import OptionError, PromptTooLong
 
 if TYPE_CHECKING:
     from rest_local.decoding.images import ImagePrompt
     from rest_local.decoding.logprobs import TokenLogprobs
-    from rest_local.decoding.stream import Result
     from rest_local.llama.vocabulary import Vocabulary
 
 
@@ -193,8 +192,17 @@ class OpenAIAnswer(Answer[BodyT]):
         return [event(self._head(self.EVENT_KIND) | {"choices": []} | self._counts()), DONE]
 
     def _counts(self) -> dict[str, Any]:
-        counts = usage(self.results, self.per_prompt, self.body.prediction is not None, self.shows_steps)
-        return {"usage": counts, "timings": timings(self.results, self.shows_steps)}
+        found = Usage.of(self.results, self.per_prompt)
+        usage: dict[str, Any] = {
+            "prompt_tokens": found.prompt,
+            "completion_tokens": found.completion,
+            "total_tokens": found.prompt + found.completion,
+        }
+        if self.shows_steps:
+            usage["prompt_tokens_details"] = {"cached_tokens": found.cached}
+        if self.body.prediction is not None:
+            usage["completion_tokens_details"] = prediction_counts(self.results)
+        return {"usage": usage, "timings": timings(self.results, self.shows_steps)}
 
     def _closing(self, number: int) -> dict[str, Any]:
         """Further fields of the last event of an answer."""
@@ -353,28 +361,6 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
         if not self._reports:
             return None
         return completion_logprobs(self.engine.model.vocabulary, entries, offset, first)
-
-
-def usage(results: Sequence[Result], choices: int, predicted: bool, shows_steps: bool) -> dict[str, Any]:
-    """OpenAI's `usage`.
-
-    choices      answers to each prompt, which are neighbours in `results`
-    predicted    the client sent a prediction: count how much of it was accepted
-    shows_steps  count how much of the prompts was cached, which tells what other clients sent before
-    """
-    firsts = Timings.total(result.timings for result in results[::choices])
-    prompt = firsts.cached_tokens + firsts.prompt_tokens
-    completion = sum(len(result.tokens) for result in results)
-    counts: dict[str, Any] = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
-    if shows_steps:
-        counts["prompt_tokens_details"] = {"cached_tokens": firsts.cached_tokens}
-    if predicted:
-        counts["completion_tokens_details"] = prediction_counts(results)
-    return counts
 
 
 def chat_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:

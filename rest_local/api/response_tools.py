@@ -22,13 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rest_local.api.bodies import (
-    Body,
-    JsonObject,
-    Many,
-    NamedFunction,
-    NamedTool,
-)
+from rest_local.api.bodies import Body, JsonObject, Many, NamedFunction, NamedTool
 from rest_local.api.errors import given, text_of, wrong
 
 MAX_TOOLS = 2_000

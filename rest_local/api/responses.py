@@ -20,18 +20,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rest_local.api.bodies import (
-    Body,
-    ChatBody,
-    Extension,
-    GenerationBody,
-    JsonObject,
-    Many,
-)
+from rest_local.api.bodies import Body, ChatBody, Extension, GenerationBody, JsonObject, Many
 from rest_local.api.errors import ApiError, given, text_of, wrong
-from rest_local.api.requests import (
-    TEMPERATURE,
-)
+from rest_local.api.requests import TEMPERATURE
 from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id, items_of, new_response_id
 from rest_local.api.response_tools import MAX_TOOLS, SEARCH, Toolbox, ToolChoice, found_tools, known_name
 from rest_local.errors import OptionError

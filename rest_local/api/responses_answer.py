@@ -16,13 +16,12 @@ from rest_local.api.answers import (
     HasResult,
     Part,
     RequestContext,
+    Usage,
     named_events,
     prediction_counts,
     timings,
 )
-from rest_local.api.bodies import (
-    ChatBody,
-)
+from rest_local.api.bodies import ChatBody
 from rest_local.api.errors import ApiError, responses_error
 from rest_local.api.openai import Chat, chat_logprobs
 from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id
@@ -31,7 +30,6 @@ from rest_local.api.responses import ResponseBody, Turn, seal
 from rest_local.chat.tools import AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.request import Request
-from rest_local.decoding.results import Timings
 from rest_local.errors import OptionError
 
 Event = dict[str, Any]
@@ -330,22 +328,20 @@ class ResponseAnswer(Answer[ChatBody]):
 
     def _usage(self) -> dict[str, Any]:
         """Counts. Clients read the details without a check, so what other machines may not see is 0."""
-        total = Timings.total(result.timings for result in self.results)
-        prompt = total.cached_tokens + total.prompt_tokens
-        generated = sum(len(result.tokens) for result in self.results)
+        found = Usage.of(self.results)
         thought = len(self.engine.model.vocabulary.tokenize(self._writer.reasoning)) if self._writer.reasoning else 0
-        of_answer = {"reasoning_tokens": min(thought, generated)}
+        of_answer = {"reasoning_tokens": min(thought, found.completion)}
         if self.shows_steps:
             of_answer |= prediction_counts(self.results)
         return {
-            "input_tokens": prompt,
+            "input_tokens": found.prompt,
             "input_tokens_details": {
-                "cached_tokens": total.cached_tokens if self.shows_steps else 0,
+                "cached_tokens": found.cached if self.shows_steps else 0,
                 "cache_write_tokens": 0,
             },
-            "output_tokens": generated,
+            "output_tokens": found.completion,
             "output_tokens_details": of_answer,
-            "total_tokens": prompt + generated,
+            "total_tokens": found.prompt + found.completion,
         }
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> Logprobs:
