@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,3 +74,28 @@ def becomes_idle(live: Live) -> None:
             if not any(slot["is_processing"] for slot in client.get("/slots").json()):
                 return
     raise AssertionError("a slot is still in use without a request")
+
+
+Scripted = Callable[..., Live]
+"""The type of the fixture `scripted`."""
+
+
+def prompt_of(live: Live, number: int = 0) -> str:
+    """The text that the scripted model was given."""
+    tokens = live.service.stream(number).request.prompt
+    return b"".join(map(live.service.engine.model.vocabulary.piece, tokens)).decode()
+
+
+def data_of(text: str) -> list[Any]:
+    """The objects of a stream of server-sent events."""
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A tool call as the scripted model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def pieces(text: str, size: int = 5) -> tuple[str, ...]:
+    """The text as a model gives it."""
+    return tuple(text[start : start + size] for start in range(0, len(text), size))

@@ -6,15 +6,14 @@ import io
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live import Live
+from live import Scripted
 
 from rest_local.server.security import JsonLines
 
-Scripted = Callable[..., Live]
 LOGGERS = ("rest_local.server", "uvicorn.error")
 
 

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live import Live
+from live import Live, Scripted, data_of
 
 from rest_local.chat.tools import AnswerFormat
 from rest_local.grammar.constraint import Constraint
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 
-Scripted = Callable[..., Live]
 PATH = "/v1/chat/completions"
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}]
@@ -26,7 +25,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 def streamed(live: Live, body: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """The message that the deltas make, as OpenAI's libraries put it together, and the chunks."""
     text = live.post(PATH, body | {"stream": True}).text
-    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    chunks = data_of(text)
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
     for chunk in chunks:
         delta = chunk["choices"][0]["delta"]

@@ -6,14 +6,13 @@ import json
 import logging
 import select
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
-from live import Live
+from live import Live, Scripted
 
 from rest_local.server import http as module
 
-Scripted = Callable[..., Live]
 WHOLE = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 POST = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n"
 

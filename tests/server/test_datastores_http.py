@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from live import Live, served
+from live import Live, Scripted, served
 
 from rest_local.decoding.engine import Engine
 from rest_local.llama.model import Model
@@ -24,7 +23,6 @@ from rest_local.retrieval.update.updating import add
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
 
-Scripted = Callable[..., Live]
 TEXT = "def quixotic_name(first, second):\n    return first * 17 + second * 23\n"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live import Live
+from live import Live, Scripted
 from starlette.requests import Request
 
 from rest_local.decoding.logprobs import TokenLogprobs
@@ -24,7 +24,6 @@ from rest_local.server import http, run, streaming
 from rest_local.server.http import SPARE_DESCRIPTORS, connection_limit
 from rest_local.server.state import Workers
 
-Scripted = Callable[..., Live]
 STREAM = {"prompt": "x", "stream": True, "n_probs": 4}
 MOST_PIECES = 20_000  # of a stream that is never ended: the test fails instead of filling the memory
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live import Live
+from live import Scripted
 
 from rest_local.errors import OptionError
 from rest_local.server import http
 from rest_local.server.http import listen
 from rest_local.server.settings import Settings
 
-Scripted = Callable[..., Live]
 HAS_IPV6 = True
 try:
     socket.create_server(("::1", 0), family=socket.AF_INET6).close()

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from live import Live
+from live import Live, Scripted, prompt_of
 from pydantic import TypeAdapter
 
 from rest_local.api.messages_answer import MessagesAnswer
 from rest_local.chat.tools import answer as answer_formats
 from rest_local.errors import DecodeFailed
 
-Scripted = Callable[..., Live]
 Event = tuple[str, dict[str, Any]]
 HI = [{"role": "user", "content": "hi"}]
 BODY = {"model": "demo", "max_tokens": 200, "messages": HI}
@@ -172,11 +171,6 @@ def test_tools_that_may_not_be_called_are_not_offered(scripted: Scripted) -> Non
     message = whole(live, tools=[TOOL], tool_choice={"type": "none"})
     assert message["content"] == [{"type": "text", "text": CALL}]
     assert message["stop_reason"] == "end_turn"
-
-
-def prompt_of(live: Live, number: int = 0) -> str:
-    vocabulary = live.service.engine.model.vocabulary
-    return b"".join(vocabulary.piece(token) for token in live.service.stream(number).request.prompt).decode()
 
 
 def test_the_answer_goes_on_where_the_client_began_it(scripted: Scripted) -> None:

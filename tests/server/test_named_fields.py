@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live import Live
+from live import Scripted
 
-Scripted = Callable[..., Live]
 SAID = {"role": "user", "content": "hi"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
 

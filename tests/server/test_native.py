@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from live import Live
+from live import Live, data_of
 
 # Two runs give the same bits only in the same batches: alone, not drafted, evaluated whole.
 SAME = {"cache_prompt": False, "ignore_eos": True, "rest_local": {"policy": "off"}}
 PROMPT = SAME | {"prompt": "def add(a, b):\n", "n_predict": 12, "temperature": 0}
 
 
-def events(text: str) -> list[Any]:
-    return [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n") if event]
-
-
 def test_a_completion_and_its_stream_have_the_same_text(demo: Live) -> None:
     whole = demo.post("/completion", PROMPT | {"return_tokens": True}).json()
-    parts = events(demo.post("/completion", PROMPT | {"stream": True}).text)
+    parts = data_of(demo.post("/completion", PROMPT | {"stream": True}).text)
     assert "".join(part["content"] for part in parts) == whole["content"] != ""
     assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
     assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
@@ -48,7 +43,7 @@ def test_response_fields_are_flat(demo: Live) -> None:
 
 def test_response_fields_select_from_the_last_event_of_a_stream(demo: Live) -> None:
     fields = ["stop", "timings/prompt_n"]
-    *parts, last = events(demo.post("/completion", PROMPT | {"stream": True, "response_fields": fields}).text)
+    *parts, last = data_of(demo.post("/completion", PROMPT | {"stream": True, "response_fields": fields}).text)
     assert list(last) == fields
     assert all(part["content"] for part in parts), "the text is what a stream is for"
 
@@ -163,7 +158,7 @@ def test_each_of_several_prompts_is_answered(demo: Live) -> None:
     assert [each["index"] for each in both] == [0, 1]
     assert [len(each["content"]) > 0 for each in both] == [True, True]
     assert demo.post("/completion", PROMPT | {"prompt": ["def add("]}).json()["prompt"] == alone[0]["prompt"]
-    parts = events(demo.post("/completion", PROMPT | {"prompt": ["def add(", "import os\n"], "stream": True}).text)
+    parts = data_of(demo.post("/completion", PROMPT | {"prompt": ["def add(", "import os\n"], "stream": True}).text)
     last = [part for part in parts if part["stop"]]
     assert sorted((part["index"], part["prompt"]) for part in last) == [(0, "def add("), (1, "import os\n")]
     for number in (0, 1):

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live import Live, served
+from live import Live, Scripted, served
 
 from rest_local.api.errors import ApiError
 from rest_local.api.models import Row, counted, find_name, quantization, running, tagged, tags
@@ -19,7 +19,6 @@ from rest_local.decoding.engine import Engine
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
 
-Scripted = Callable[..., Live]
 HELLO = [{"role": "user", "content": "Hello"}]
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40)).decode()
 KEY = {"x-api-key": "k"}

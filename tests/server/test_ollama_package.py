@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import ollama
 import pytest
-from live import Live
+from live import Live, Scripted
 
 from rest_local.errors import OptionError
 
@@ -24,7 +24,6 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
     },
 }
-Scripted = Callable[..., Live]
 
 
 @pytest.fixture

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from fake_service import FakeStream
-from live import Live
+from live import Live, Scripted
 
 from rest_local.api.answers import GROUP_TOKENS
 from rest_local.decoding.logprobs import TokenLogprobs
 
-Scripted = Callable[..., Live]
 PROMPT = 40  # tokens
 TAKEN_MOST = 30_000  # looks, a millisecond each
 KEY = {"authorization": "Bearer k"}

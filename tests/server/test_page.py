@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browsing import Open, ask, done
 from fake_service import origin
-from live import Live, served
+from live import Live, prompt_of, served
 
 from rest_local.decoding.engine import Engine
 from rest_local.server.run import Serving
@@ -61,8 +61,7 @@ def test_a_second_message_includes_the_first(quiet: Live, opened: Open) -> None:
     quiet.service.stream().end()
     done(page)
     ask(page, "three")
-    prompt = quiet.service.stream(1).request.prompt
-    said = "".join(quiet.service.engine.model.vocabulary.piece(token).decode() for token in prompt)
+    said = prompt_of(quiet, 1)
     assert [each in said for each in ("Be brief.", "one", "two", "three")] == [True] * 4
     assert said.index("one") < said.index("two") < said.index("three")
     quiet.service.stream(1).end()

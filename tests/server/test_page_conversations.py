@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browsing import Open, answered, ask, chunk, done, token
-from live import Live
+from live import Live, Scripted
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
-Scripted = Callable[..., Live]
 NO_STORAGE = "IDBFactory.prototype.open = () => { throw new DOMException('no', 'SecurityError') }"
 
 

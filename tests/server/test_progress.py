@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live import Live
+from live import Live, data_of
 
 from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Piece, Progress
@@ -22,15 +21,10 @@ CALLS: dict[str, dict[str, Any]] = {
 WANTED = {"stream": True, "return_progress": True, "rest_local": {"policy": "off"}}
 
 
-def events(text: str) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
-
-
 def asked(live: Live, path: str, **more: Any) -> list[Any]:
     answer = live.post(path, CALLS[path] | WANTED | more)
     assert answer.status_code == 200, answer.text
-    return events(answer.text)
+    return data_of(answer.text)
 
 
 @pytest.mark.parametrize("path", CALLS)
@@ -91,7 +85,7 @@ def test_other_machines_are_told_neither(scripted: Callable[..., Live]) -> None:
         stream._pieces.append(Piece("", (), (), progress=Progress(9, 4, 1.0, Timings(cached_tokens=4))))
         stream.give("text")
         stream.end()
-        found = events("".join(answer.iter_text()))
+        found = data_of("".join(answer.iter_text()))
     assert found[-1]["stop"]
     assert not any("prompt_progress" in each for each in found)
     assert not any("timings" in each for each in found[:-1])

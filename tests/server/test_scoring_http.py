@@ -12,12 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live import Live
+from live import Live, Scripted
 
 from rest_local.api.errors import ApiError
 from rest_local.server import state as module
 
-Scripted = Callable[..., Live]
 PATH = "/v1/completions"
 BODY = {"prompt": "def f():", "echo": True, "logprobs": 1, "max_tokens": 0}
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import socket
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from live import Live
+from live import Live, Scripted
 from starlette.datastructures import Headers
 
 from rest_local.api.errors import from_error
@@ -33,7 +32,6 @@ from rest_local.server.keys import owner_of
 from rest_local.server.security import MAX_HEAD
 from rest_local.server.settings import Settings, parse_keys
 
-Scripted = Callable[..., Live]
 BODY = b'{"prompt": "x"}'
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from fake_service import FakeEngine, FakeService, origin
-from live import Live, served
+from live import Live, Scripted, served
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.logprobs import TokenLogprobs
@@ -21,7 +20,6 @@ from rest_local.server.http import listen
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
 
-Scripted = Callable[..., Live]
 CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 

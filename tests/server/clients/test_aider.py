@@ -7,7 +7,6 @@ The program needs a hundred packages, some in versions that do not go with ours,
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from live import Live
+from live import Live, Scripted, data_of, pieces
 from recorded import OPENAI
 
-Scripted = Callable[..., Live]
 EDIT = """The sign is wrong.
 
 m.py
@@ -69,7 +67,7 @@ def test_aider_edits_a_file(
     stream: str,
 ) -> None:
     live = scripted(n_ctx=8192)
-    live.service.answer = tuple(said[i : i + 7] for i in range(0, len(said), 7))
+    live.service.answer = pieces(said, 7)
     done = aider(live, "--edit-format", form, stream, "--message", "fix the sign")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "m.py").read_text() == "def add(a, b):\n    return a + b\n", done.stdout
@@ -94,13 +92,13 @@ def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str, stream
     """What litellm reads of the answer is what the model said, to the character."""
     live = scripted(n_ctx=8192)
     said = EDIT if form == "diff" else WHOLE
-    live.service.answer = tuple(said[i : i + 7] for i in range(0, len(said), 7))
+    live.service.answer = pieces(said, 7)
     recorded = OPENAI[f"AIDER_{form.upper()}"]
     body = recorded.body | ({"stream": True} if stream else {})
     answer = live.post(recorded.path, body, headers=recorded.headers)
     assert answer.status_code == 200
     if stream:
-        chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        chunks = data_of(answer.text)
         assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
         choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
         content = "".join(choice["delta"].get("content") or "" for choice in choices)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Literal
 
 import anthropic
 import pytest
 from anthropic import beta_tool
-from live import Live
+from live import Live, Scripted, prompt_of
 from pydantic import BaseModel
 
 from rest_local.errors import DecodeFailed
 
-Scripted = Callable[..., Live]
 MESSAGES: Any = [{"role": "user", "content": "What is in a.py?"}]
 TOOL: Any = {
     "name": "read_file",
@@ -152,9 +150,7 @@ def test_the_runner_of_tools_makes_the_loop(scripted: Scripted) -> None:
         runner = client.beta.messages.tool_runner(model="demo", max_tokens=100, messages=MESSAGES, tools=[read_file])
         final = runner.until_done()
     assert final.content[0].text == "It is 1."  # type: ignore[union-attr]
-    second = live.service.stream(1).request.prompt
-    vocabulary = live.service.engine.model.vocabulary
-    assert b"x = 1  # a.py" in b"".join(vocabulary.piece(token) for token in second)
+    assert "x = 1  # a.py" in prompt_of(live, 1)
 
 
 def test_a_forced_call_keeps_its_schema(demo: Live) -> None:

@@ -8,15 +8,13 @@ requests, as recorded from these runs, are tested always, in `test_messages_agen
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agents import BUGGY, FIXED, answering, program, run
-from live import Live
+from live import Live, Scripted, call
 
-Scripted = Callable[..., Live]
 QUIET = {
     "ANTHROPIC_API_KEY": "any",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -24,10 +22,6 @@ QUIET = {
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_TELEMETRY": "1",
 }
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def claude(live: Live, folder: Path, *arguments: str, **variables: str) -> dict[str, Any]:

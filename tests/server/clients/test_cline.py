@@ -8,18 +8,11 @@ recorded from these runs, are tested always, in `test_messages_agents`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agents import BUGGY, FIXED, answering, program, run
-from live import Live
-
-Scripted = Callable[..., Live]
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+from live import Live, Scripted, call
 
 
 def cline(live: Live, folder: Path, prompt: str) -> list[dict[str, Any]]:

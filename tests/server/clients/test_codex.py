@@ -8,17 +8,15 @@ text, and scripts that call its tools.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agents import BUGGY, FIXED, answering, program, run
-from live import Live
+from live import Live, Scripted, call, data_of, prompt_of
 from openai.types.responses import Response
 from recorded import OPENAI
 
-Scripted = Callable[..., Live]
 PATCH = """*** Begin Patch
 *** Update File: m.py
 @@
@@ -31,16 +29,12 @@ DONE = "The sign is fixed."
 SED = "sed -i s/-/+/ m.py"
 
 
-def call(name: str, **arguments: Any) -> str:
-    """An answer that reasons and calls a tool."""
-    return f"<think>I look.</think>\n<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
 SCRIPT = f"text((await tools.exec_command({{cmd: '{SED}'}})).output)"
+THOUGHT = "<think>I look.</think>\n"
 CALLS = {
-    "functions": call("exec_command", cmd=SED),
-    "apply_patch": call("apply_patch", input=PATCH),
-    "exec": call("exec", input=SCRIPT),
+    "functions": THOUGHT + call("exec_command", cmd=SED),
+    "apply_patch": THOUGHT + call("apply_patch", input=PATCH),
+    "exec": THOUGHT + call("exec", input=SCRIPT),
 }
 SHOWN = {
     "functions": ["exec_command", "agents__close"],
@@ -98,7 +92,7 @@ def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[st
     body = recorded.body | {"input": [*recorded.body["input"], *items]}
     answer = live.post(recorded.path, body, headers=recorded.headers)
     assert answer.status_code == 200, answer.text
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    events = data_of(answer.text)
     assert events[0]["type"] == "response.created"
     assert events[0]["response"]["id"]
     assert events[-1]["type"] == "response.completed"
@@ -139,8 +133,7 @@ def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str) -> Non
     live.service.answer = (DONE,)
     (said,) = turn(live, recorded, [thought, called, output])
     assert said["content"][0]["text"] == DONE
-    vocabulary = live.service.engine.model.vocabulary
-    prompt = b"".join(vocabulary.piece(token) for token in live.service.stream(1).request.prompt).decode()
+    prompt = prompt_of(live, 1)
     assert "exited with 0" in prompt
     for name in SHOWN[form]:
         assert f'"name": "{name}"' in prompt

@@ -6,16 +6,14 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from live import Live
+from live import Live, Scripted
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = ("README.md", "docs/SERVER.md", "docs/CLIENTS.md", "docs/tutorial.md", "docs/howto/editor.md")
 ADDRESS = "http://127.0.0.1:8012"
-Scripted = Callable[..., Live]
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 

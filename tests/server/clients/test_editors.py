@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live import Live
+from live import Live, Scripted, data_of, prompt_of
 from recorded import GAP, OPENAI, ZED_STOPS, Recorded
 
-Scripted = Callable[..., Live]
 SHOWN = ("prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms", "predicted_per_second")
 
 
@@ -20,15 +18,9 @@ def send(live: Live, request: Recorded, **changes: Any) -> Any:
     return answer
 
 
-def events(text: str) -> list[Any]:
-    """As these clients split a stream: by lines, those that begin with `data: `."""
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
-
-
 def words(live: Live, request: Recorded, **changes: Any) -> str:
     """The text of a streamed chat, read as llama.vim and llama.vscode do."""
-    choices = [event["choices"][0] for event in events(send(live, request, **changes).text) if event["choices"]]
+    choices = [event["choices"][0] for event in data_of(send(live, request, **changes).text) if event["choices"]]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
@@ -88,14 +80,14 @@ def test_llama_vscode_counts_tokens_before_its_request(demo: Live) -> None:
     prompt = demo.post("/apply-template", body).json()["prompt"]
     assert "x = 1" in prompt
     tokens = demo.post("/tokenize", {"content": prompt, "add_special": False, "parse_special": True}).json()["tokens"]
-    usage = events(send(demo, OPENAI["VSCODE_AGENT"], max_tokens=1).text)[-1]["usage"]
+    usage = data_of(send(demo, OPENAI["VSCODE_AGENT"], max_tokens=1).text)[-1]["usage"]
     assert abs(len(tokens) - usage["prompt_tokens"]) <= 1
 
 
 def agents_call(live: Live, request: Recorded) -> tuple[str, list[dict[str, Any]], str | None, dict[str, Any]]:
     """Text, calls, reason and usage, put together from the deltas as llama.vscode, Zed, Cline and Roo do."""
     text, calls, reason, usage = "", [], None, {}
-    for event in events(send(live, request).text):
+    for event in data_of(send(live, request).text):
         usage = event.get("usage") or usage
         if not event["choices"]:
             continue
@@ -127,15 +119,13 @@ def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
     assert calls[0]["id"]
     assert reason == "tool_calls"
     assert usage["completion_tokens"] > 0
-    prompt = live.service.engine.model.vocabulary
-    spelled = b"".join(prompt.piece(token) for token in live.service.stream().request.prompt).decode()
-    assert "read_file" in spelled, "the tools are in the prompt although the template knows none"
+    assert "read_file" in prompt_of(live), "the tools are in the prompt although the template knows none"
 
 
 def test_zed_reads_every_chunk(scripted: Scripted) -> None:
     """Its parser refuses a chunk without one of these."""
     live = scripted(aliases=("coder",))
-    chunks = events(send(live, OPENAI["ZED_CHAT"]).text)
+    chunks = data_of(send(live, OPENAI["ZED_CHAT"]).text)
     for chunk in chunks:
         assert chunk["model"] == "coder"
         assert chunk["object"] == "chat.completion.chunk"
@@ -167,7 +157,7 @@ def test_zed_predicts_edits(demo: Live) -> None:
 
 
 def test_continue_completes_by_llama_cpps_own_call(demo: Live) -> None:
-    found = events(send(demo, OPENAI["CONTINUE_LLAMA_CPP"]).text)
+    found = data_of(send(demo, OPENAI["CONTINUE_LLAMA_CPP"]).text)
     assert "".join(event["content"] for event in found if event["content"])
     assert [event["stop"] for event in found] == [False] * (len(found) - 1) + [True]
     assert found[-1]["tokens_evaluated"] < 60, "the special tokens were parsed"

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
-from live import Live
+from live import Live, Scripted, prompt_of
 
 pytestmark = pytest.mark.skipif(find_spec("llm") is None, reason="the package llm is not installed")
-Scripted = Callable[..., Live]
 Llm = Callable[..., subprocess.CompletedProcess[str]]
 TOOL = """
 def word_count(text: str) -> int:
@@ -79,8 +78,7 @@ def test_it_calls_a_tool_and_continues(scripted: Scripted, llm: Llm) -> None:
     done = llm(live, "How many words?", "--functions", TOOL)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("Three words.")
-    vocabulary = live.service.engine.model.vocabulary
-    prompt = b"".join(vocabulary.piece(token) for token in live.service.stream(1).request.prompt).decode()
+    prompt = prompt_of(live, 1)
     assert "word_count" in prompt
     assert "3" in prompt.rpartition("word_count")[2], "the result is in the prompt"
 

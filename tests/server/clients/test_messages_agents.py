@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live import Live
+from live import Live, Scripted, data_of, pieces, prompt_of
 from recorded import MESSAGES, Recorded
 
-Scripted = Callable[..., Live]
 ANSWERED = {name: each for name, each in MESSAGES.items() if name != "CLAUDE_SEARCH"}
 
 
 def asked(live: Live, recorded: Recorded) -> Any:
     return live.post(recorded.path, recorded.body, headers=recorded.headers)
-
-
-def prompt_of(live: Live, number: int = 0) -> str:
-    vocabulary = live.service.engine.model.vocabulary
-    return b"".join(vocabulary.piece(token) for token in live.service.stream(number).request.prompt).decode()
 
 
 def called(recorded: Recorded) -> tuple[str, dict[str, Any]]:
@@ -36,11 +29,11 @@ def test_a_request_is_answered_with_text_and_with_a_call(scripted: Scripted, rec
     name, arguments = called(recorded) if "tools" in recorded.body else ("", {})
     call = json.dumps({"name": name, "arguments": arguments})
     said = "I look." + (f"\n<tool_call>\n{call}\n</tool_call>" if name else "")
-    live.service.answer = [said[start : start + 5] for start in range(0, len(said), 5)]
+    live.service.answer = pieces(said, 5)
     answer = asked(live, recorded)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    events = data_of(answer.text)
     assert events[0]["message"]["usage"]["input_tokens"] > 0
     assert events[0]["message"]["model"] == recorded.body["model"]
     deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from live import Live
+from live import Live, Scripted, prompt_of
 from recorded import GAP, OLLAMA, TOOLS, ZED_STOPS, Recorded
 
-Scripted = Callable[..., Live]
 CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "b.py"}}\n</tool_call>'
 
 
@@ -38,14 +36,9 @@ def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
     calls = [call["function"] for each in found for call in each["message"].get("tool_calls", ())]
     assert [(call["name"], call["arguments"]) for call in calls] == [("read_file", {"path": "b.py"})]
     assert "".join(each["message"]["content"] for each in found).strip() == "I read it."
-    spelled = prompt_text(live)
+    spelled = prompt_of(live)
     assert "x = 1" in spelled
     assert "read_file" in spelled, "the tools are in the prompt although the template knows none"
-
-
-def prompt_text(live: Live) -> str:
-    vocabulary = live.service.engine.model.vocabulary
-    return b"".join(vocabulary.piece(token) for token in live.service.stream().request.prompt).decode()
 
 
 def test_zed_reads_every_line(scripted: Scripted) -> None:

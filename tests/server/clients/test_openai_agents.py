@@ -7,13 +7,11 @@ without one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from agents import answering, program, run
-from live import Live
+from live import Scripted
 
-Scripted = Callable[..., Live]
 SCRIPT = """
 import asyncio, sys
 from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled

@@ -5,18 +5,16 @@ and the class of every error.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Literal
 
 import openai
 import pytest
-from live import Live
+from live import Live, Scripted
 from pydantic import BaseModel
 from recorded import TOOLS
 
 from rest_local.errors import DecodeFailed
 
-Scripted = Callable[..., Live]
 MESSAGES: Any = [{"role": "user", "content": "What is in a.py?"}]
 CALL = ('<tool_call>\n{"name": "read_', 'file", "arguments": {"path"', ': "a.py"}}\n</tool_call>')
 

@@ -8,24 +8,17 @@ recorded from these runs, are tested always, in `test_messages_agents`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from agents import BUGGY, FIXED, answering, program, run
-from live import Live
+from live import Live, Scripted, call
 
-Scripted = Callable[..., Live]
 LOCAL = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
 }
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def opencode(live: Live, folder: Path, *arguments: str) -> str:

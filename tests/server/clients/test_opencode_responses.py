@@ -8,15 +8,13 @@ one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from agents import BUGGY, FIXED, answering, program, run
-from live import Live
+from live import Scripted, data_of
 from recorded import OPENAI
 from test_codex import DONE, SED, call, was_called
 
-Scripted = Callable[..., Live]
 LOCAL = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
@@ -57,7 +55,7 @@ def test_its_recorded_requests_edit_a_file(scripted: Scripted) -> None:
     assert '"delta":"Hello' in title.text
     live.service.answer = (CALL[:20], CALL[20:])
     first = live.post(OPENAI["OPENCODE_TASK"].path, OPENAI["OPENCODE_TASK"].body, headers=headers)
-    events = [json.loads(line[6:]) for line in first.text.splitlines() if line.startswith("data: ")]
+    events = data_of(first.text)
     added = {event["item"]["id"]: event["item"] for event in events if event["type"] == "response.output_item.added"}
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert [item["id"] for item in done] == list(added)

@@ -6,20 +6,19 @@ Every answer and every event is also validated by the package's types, which the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
-from live import Live
+from live import Live, Scripted, call, data_of, pieces, prompt_of
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from test_openai_package import client_of
 
 from rest_local.errors import DecodeFailed
 
-Scripted = Callable[..., Live]
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 READ = {
@@ -31,14 +30,6 @@ READ = {
 }
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
 PATCHED = '*** Begin Patch\n*** Update File: ä.py\n-"a\\b"\n+\U0001f600\n*** End Patch'
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def pieces(text: str, size: int = 5) -> tuple[str, ...]:
-    return tuple(text[i : i + size] for i in range(0, len(text), size))
 
 
 def events_of(live: Live, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -197,13 +188,6 @@ def test_a_search_for_tools_is_the_clients(scripted: Scripted) -> None:
     prompt = prompt_of(live, 1)
     assert "Found: read_file" in prompt
     assert "Reads a file." in prompt
-
-
-def prompt_of(live: Live, number: int = 0) -> str:
-    """The text that the model was given."""
-    vocabulary = live.service.engine.model.vocabulary
-    tokens = live.service.stream(number).request.prompt
-    return b"".join(vocabulary.piece(token) for token in tokens).decode()
 
 
 def test_tools_in_a_loop(scripted: Scripted) -> None:
@@ -407,7 +391,7 @@ def test_the_last_event_of_a_failed_stream_has_what_there_was(scripted: Scripted
         submitted.give("half")
         submitted.end("error", error=DecodeFailed(-3, 4))
         text = answer.read().decode()
-    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    events = data_of(text)
     assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
     for event in events:
         EVENT.validate_python(event)
