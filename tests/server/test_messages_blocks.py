@@ -47,21 +47,6 @@ def added_up(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return content
 
 
-def test_each_kind_is_a_block() -> None:
-    blocks = Blocks()
-    events = blocks.feed(WHOLE) + blocks.finish()
-    assert blocks.content == [
-        {"type": "thinking", "thinking": "I think.", "signature": SIGNATURE},
-        {"type": "text", "text": "I look."},
-        {"type": "tool_use", "id": "a", "name": "read", "input": {"path": "a.py"}},
-        {"type": "tool_use", "id": "b", "name": "list", "input": {}},
-    ]
-    content = added_up(events)
-    assert [block["json"] for block in content] == ["", "", '{"path": "a.py"}', "{}"]
-    assert content[0]["signature"] == SIGNATURE
-    assert content[2]["input"] == {}, "clients add the input up from its text"
-
-
 @given(st.lists(st.integers(1, 5), min_size=1))
 def test_the_cut_of_the_text_does_not_matter(sizes: list[int]) -> None:
     blocks, events, turn = Blocks(), [], 0
@@ -112,9 +97,3 @@ def test_arguments_that_are_cut_off_or_broken(arguments: str, expected: dict[str
     blocks.feed([CallStart(0, "a", "f"), CallArguments(0, arguments)])
     blocks.finish()
     assert blocks.content[0]["input"] == expected
-
-
-def test_an_answer_without_text_has_no_blocks() -> None:
-    blocks = Blocks()
-    assert blocks.finish() == []
-    assert blocks.content == []

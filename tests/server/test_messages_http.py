@@ -256,30 +256,6 @@ def test_a_busy_stream_has_no_pings(scripted: Scripted) -> None:
     assert "ping" not in [name for name, _ in streamed(live)]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_other_machines_do_not_learn_what_was_cached(scripted: Scripted, stream: bool) -> None:
-    counts = []
-    for others in (False, True):
-        live = scripted(allowed_hosts=("llm.example.org",), keys=(b"k",)) if others else scripted()
-        live.service.answer = None
-        found = []
-        for number, cached in enumerate((0, 9)):
-            with ThreadPoolExecutor(1) as pool:
-                asking = pool.submit(live.post, "/v1/messages", BODY | {"stream": stream}, headers=KEY)
-                submitted = live.service.stream(number)
-                evaluated = len(submitted.request.prompt) - cached
-                submitted.timings = {"cached_tokens": cached, "prompt_tokens": evaluated}
-                submitted.end()
-                text = asking.result(60).text
-            found.append((added_up(events_of(text)) if stream else json.loads(text))["usage"])
-        counts.append(found)
-    local, other = counts
-    prompt = local[0]["input_tokens"]
-    assert [usage["cache_read_input_tokens"] for usage in local] == [0, 9]
-    assert [usage["input_tokens"] for usage in local] == [prompt, prompt - 9]
-    assert other == [{"input_tokens": prompt, "output_tokens": 0}] * 2
-
-
 def test_errors_have_anthropic_s_shape_and_an_id(scripted: Scripted) -> None:
     live = scripted(keys=(b"k",))
     ids = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -96,15 +95,6 @@ def test_a_name_may_have_the_tag_latest(client: ollama.Client) -> None:
 def test_without_a_prompt_the_model_is_loaded_only(client: ollama.Client) -> None:
     assert client.generate("demo", keep_alive="5m").done_reason == "load"
     assert client.chat("demo", [], keep_alive=0).done_reason == "load"
-
-
-def test_the_asynchronous_client_streams(demo: Live) -> None:
-    async def run() -> str:
-        async with ollama.AsyncClient(host=demo.url) as client:
-            parts = [part async for part in await client.chat("demo", MESSAGES, stream=True, options=SAME)]
-        return "".join(part.message.content or "" for part in parts)
-
-    assert asyncio.run(run())
 
 
 def test_models_are_neither_fetched_nor_changed(client: ollama.Client) -> None:

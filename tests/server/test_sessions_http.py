@@ -128,13 +128,13 @@ def test_a_later_server_restores_into_another_slot(start: Start) -> None:
 NAMES = ["", "..", ".", "../x", "a/b", "a\\b", "/etc/passwd", "a\0b", ".hidden", "x" * 200, "C:x", "é", "a.", "a\n"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("action", ["save", "restore"])
-def test_what_is_no_plain_name_is_refused(start: Start, action: str, name: str) -> None:
+def test_what_is_no_plain_name_is_refused(start: Start) -> None:
     live = start()
     complete(live, n=1)
-    error = error_of(act(live, action, name, slot_of(live)), 400)
-    assert error["param"] == "filename"
+    slot = slot_of(live)
+    for name in NAMES:
+        for action in ("save", "restore"):
+            assert error_of(act(live, action, name, slot), 400)["param"] == "filename", name
     assert not list(cache_dir().rglob("slot-*"))
 
 
@@ -187,16 +187,17 @@ def damage(kind: str) -> str:
     return "no file of a slot" if kind == "another file" else "damaged"
 
 
-@pytest.mark.parametrize("kind", ["a byte", "the head", "cut", "a record", "empty", "a length", "another file"])
-def test_a_damaged_file_is_not_restored(start: Start, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_not_restored(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     live = start(slots=1)
     expected = complete(live)["content"]
-    assert act(live, "save").status_code == 200
-    said = damage(kind)
-    error = error_of(act(live, "restore"), 400)
-    assert said in error["message"]
-    assert said in caplog.text
-    assert complete(live)["content"] == expected
+    for kind in ("a byte", "the head", "cut", "a record", "empty", "a length", "another file"):
+        assert act(live, "save").status_code == 200
+        caplog.clear()
+        said = damage(kind)
+        error = error_of(act(live, "restore"), 400)
+        assert said in error["message"], kind
+        assert said in caplog.text, kind
+        assert complete(live)["content"] == expected
 
 
 def test_a_file_of_another_model_is_not_restored(start: Start, tiny_model: Callable[..., Path]) -> None:

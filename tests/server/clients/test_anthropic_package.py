@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Literal
 
 import anthropic
@@ -195,37 +194,6 @@ def test_thoughts_are_blocks_that_can_be_sent_back(scripted: Scripted) -> None:
     assert again.content[0].type == "thinking"
 
 
-def test_many_asynchronous_streams_at_once(demo: Live) -> None:
-    async def stream(client: anthropic.AsyncAnthropic, number: int) -> tuple[str, int]:
-        asked: Any = {"model": "demo", "max_tokens": 12, "extra_body": GREEDY}
-        question: Any = [{"role": "user", "content": f"def number_{number}():"}]
-        async with client.messages.stream(messages=question, **asked) as answer:
-            text = "".join([text async for text in answer.text_stream])
-            return text, (await answer.get_final_message()).usage.output_tokens
-
-    async def all_of_them() -> list[tuple[str, int]]:
-        async with anthropic.AsyncAnthropic(base_url=demo.url, api_key="any", max_retries=0) as client:
-            return await asyncio.gather(*(stream(client, number) for number in range(8)))
-
-    answers = asyncio.run(all_of_them())
-    assert all(text and 0 < tokens <= 12 for text, tokens in answers)
-
-
-def test_an_abandoned_stream_frees_its_slot(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
-
-    async def leave() -> None:
-        async with anthropic.AsyncAnthropic(base_url=live.url, api_key="any") as client:
-            stream = await client.messages.create(model="demo", max_tokens=9, messages=MESSAGES, stream=True)
-            async for _ in stream:
-                break
-            await stream.close()
-
-    asyncio.run(leave())
-    assert live.service.stream().cancelled.wait(30)
-
-
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
@@ -245,25 +213,6 @@ def test_an_invalid_request_has_its_error_class(
     body: Any = caught.value.body
     assert body["type"] == "error"
     assert body["error"]["message"]
-
-
-def test_a_wrong_key_a_foreign_page_a_large_body_and_a_full_queue_have_theirs(scripted: Scripted) -> None:
-    asked: Any = {"model": "demo", "max_tokens": 5, "messages": MESSAGES}
-    live = scripted(keys=(b"right",))
-    with client_of(live) as client, pytest.raises(anthropic.AuthenticationError) as refused:
-        client.messages.create(**asked)
-    assert "right" not in str(refused.value)
-    with client_of(live, api_key="right") as client:
-        assert client.messages.create(**asked).content
-        with pytest.raises(anthropic.PermissionDeniedError):
-            client.messages.create(**asked, extra_headers={"origin": "http://elsewhere.example"})
-    with client_of(scripted(max_body=200)) as client, pytest.raises(anthropic.APIStatusError) as large:
-        client.messages.create(**asked | {"system": "x" * 300})
-    assert large.value.status_code == 413
-    with client_of(scripted(room=0)) as client, pytest.raises(anthropic.InternalServerError) as full:
-        client.messages.create(**asked)
-    assert full.value.status_code == 503
-    assert full.value.response.headers["retry-after"] == "1"
 
 
 def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:

@@ -116,40 +116,6 @@ def test_an_answer_cut_by_a_limit_has_its_error_class(demo: Live) -> None:
         client.chat.completions.parse(model="demo", messages=MESSAGES, response_format=Entry, max_tokens=2)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({"model": "demo", "messages": MESSAGES, "temperature": "hot"}, openai.BadRequestError),
-        ({"model": "demo", "messages": []}, openai.BadRequestError),
-        ({"model": "gone", "messages": MESSAGES}, openai.NotFoundError),
-    ],
-)
-def test_an_invalid_request_has_its_error_class(
-    scripted: Scripted, options: Any, kind: type[openai.APIStatusError]
-) -> None:
-    with client_of(scripted()) as client, pytest.raises(kind) as caught:
-        client.chat.completions.create(**options)
-    assert caught.value.type
-    assert caught.value.body.keys() >= {"message", "type", "param", "code"}
-
-
-def test_a_wrong_key_and_a_foreign_page_have_their_error_classes(scripted: Scripted) -> None:
-    live = scripted(keys=(b"right",))
-    with client_of(live) as client, pytest.raises(openai.AuthenticationError) as refused:
-        client.models.list()
-    assert "right" not in str(refused.value)
-    with client_of(live, api_key="right") as client:
-        assert client.models.list().data
-        with pytest.raises(openai.PermissionDeniedError):
-            client.models.list(extra_headers={"origin": "http://elsewhere.example"})
-
-
-def test_a_body_that_is_too_large_has_its_status(scripted: Scripted) -> None:
-    with client_of(scripted(max_body=2000)) as client, pytest.raises(openai.APIStatusError) as caught:
-        client.completions.create(model="demo", prompt="x" * 3000)
-    assert caught.value.status_code == 413
-
-
 def test_the_client_retries_when_the_queue_is_full(scripted: Scripted) -> None:
     """By its own retries, after the time that the server gives."""
     live = scripted(room=0)
