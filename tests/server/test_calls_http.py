@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,9 +142,8 @@ def test_half_a_call_at_a_limit_is_not_text(scripted: Scripted, reason: str) -> 
     assert choice["finish_reason"] == ("length" if reason == "length" else "tool_calls")
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/reranking", "/v1/reranking"])
-def test_reranking_is_refused_as_llama_server_does(scripted: Callable[..., Live], path: str) -> None:
-    answer = scripted().post(path, {"model": "demo", "query": "x", "documents": ["a", "b"], "top_n": 1})
+def test_reranking_is_refused_as_llama_server_does(scripted: Scripted) -> None:
+    answer = scripted().post("/v1/rerank", {"model": "demo", "query": "x", "documents": ["a", "b"], "top_n": 1})
     assert answer.status_code == 501
     error = answer.json()["error"]
     assert (error["type"], error["code"]) == ("not_supported_error", "no_reranking")

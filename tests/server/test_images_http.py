@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from live import Live, becomes_idle, served
+from live import Live, becomes_idle, data_of, served
 from support.images import picture
 
 from models import tiny_mmproj
@@ -84,7 +83,7 @@ def test_an_answer_is_streamed(seeing: Live) -> None:
     body = asking(text("What is this?"), part_of(picture(103)))
     whole = seeing.post(CHAT, body).json()["choices"][0]["message"]["content"]
     with seeing.client() as client, client.stream("POST", CHAT, json=body | {"stream": True}) as answer:
-        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+        events = data_of("\n".join(answer.iter_lines()))
     assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]) == whole
 
 
@@ -191,57 +190,6 @@ def test_ids_of_images_are_no_tokens_of_other_calls(seeing: Live) -> None:
         assert seeing.post(path, body).status_code == 400
 
 
-def test_images_of_the_other_protocols_are_the_same_images(seeing: Live, engines: list[Engine]) -> None:
-    data = base64.b64encode(picture(107)).decode()
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/messages": {
-            "max_tokens": 4,
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
-                        {"type": "text", "text": "What is this?"},
-                    ],
-                }
-            ],
-        },
-        "/v1/responses": {
-            "max_output_tokens": 4,
-            "input": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
-                        {"type": "input_text", "text": "What is this?"},
-                    ],
-                }
-            ],
-        },
-        "/api/chat": {
-            "stream": False,
-            "options": {"num_predict": 4},
-            "messages": [{"role": "user", "content": "What is this?", "images": [data]}],
-        },
-    }
-    before = encoded(engines)
-    for path, body in bodies.items():
-        answer = seeing.post(path, {"model": "demo", **body})
-        assert answer.status_code == 200, (path, answer.text)
-    assert encoded(engines) == before + 1
-    counting = {key: value for key, value in bodies["/v1/messages"].items() if key != "max_tokens"}
-    counted = seeing.post("/v1/messages/count_tokens", {"model": "demo", **counting}).json()
-    assert counted["input_tokens"] > 16
-
-
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_the_other_protocols_name_the_place_as_well(path: str, demo: Live) -> None:
-    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-    answer = demo.post(path, {"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": [block]}]})
-    assert answer.status_code == 400
-    assert "no projector" in answer.json()["error"]["message"]
-
-
 MESSAGES = "/v1/messages"
 
 
@@ -249,6 +197,20 @@ def block(data: bytes) -> dict[str, Any]:
     """Anthropic's block of an image."""
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
     return {"type": "image", "source": source}
+
+
+def test_images_of_the_other_protocols_are_the_same_images(seeing: Live, engines: list[Engine]) -> None:
+    data = base64.b64encode(picture(107)).decode()
+    part = {"type": "input_image", "image_url": f"data:image/png;base64,{data}"}
+    before = encoded(engines)
+    for path, body in {
+        MESSAGES: asking(text("What is this?"), block(picture(107))),
+        "/v1/responses": {"max_output_tokens": 4, "input": [{"role": "user", "content": [part]}]},
+        "/api/chat": {"stream": False, "messages": [{"role": "user", "content": "What is this?", "images": [data]}]},
+    }.items():
+        answer = seeing.post(path, body)
+        assert answer.status_code == 200, (path, answer.text)
+    assert encoded(engines) == before + 1
 
 
 def test_images_of_anthropic_s_messages_are_seen_and_counted(seeing: Live) -> None:

@@ -159,35 +159,22 @@ def test_errors_of_the_server_have_the_shape_too(scripted: Scripted) -> None:
 TYPES = ("application/x-www-form-urlencoded", "text/plain;charset=UTF-8", None)
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_programs_need_no_content_type(scripted: Scripted, kind: str | None) -> None:
-    """As curl sends the examples of Ollama's documentation."""
+def test_programs_need_no_content_type_and_pages_of_other_sites_cannot_call(scripted: Scripted) -> None:
+    """As curl sends the examples of Ollama's documentation. A page may send these types without asking the server."""
     live = scripted()
-    headers = {"content-type": kind} if kind else {}
     content = json.dumps({"messages": HELLO}).encode()
+    pages = [{"origin": "https://evil.example"}, {"origin": "null"}]
+    pages += [{"sec-fetch-site": site} for site in ("cross-site", "same-site")]
     with live.client() as client:
-        assert client.post("/api/chat", content=content, headers=headers).status_code == 200
-        assert client.post("/v1/chat/completions", content=content, headers=headers).status_code == 415
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        {"origin": "https://evil.example"},
-        {"origin": "null"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
-    ],
-)
-@pytest.mark.parametrize("kind", TYPES)
-def test_pages_of_other_sites_cannot_call(scripted: Scripted, page: dict[str, str], kind: str | None) -> None:
-    """These types are what a page may send without asking the server first."""
-    live = scripted()
-    headers = page | ({"content-type": kind} if kind else {})
-    with live.client() as client:
-        answer = client.post("/api/chat", content=json.dumps({"messages": HELLO}).encode(), headers=headers)
-    assert answer.status_code in (403, 415)
-    assert not live.service.streams
+        for kind in TYPES:
+            headers = {"content-type": kind} if kind else {}
+            for page in pages:
+                assert client.post("/api/chat", content=content, headers=page | headers).status_code in (403, 415)
+            assert client.post("/v1/chat/completions", content=content, headers=headers).status_code == 415
+        assert not live.service.streams
+        for kind in TYPES:
+            headers = {"content-type": kind} if kind else {}
+            assert client.post("/api/chat", content=content, headers=headers).status_code == 200
 
 
 def test_pages_of_allowed_origins_can(scripted: Scripted) -> None:
