@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -62,6 +63,19 @@ def served(serving: Serving) -> Iterator[Live]:
             yield live
         finally:
             live.stop()
+
+
+def sent(live: Live, path: str, body: Any, *, buffer: int = 0) -> socket.socket:
+    """A connection that has sent a request. `buffer`: bytes that it holds of the answer."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+    connection = socket.socket()
+    if buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.settimeout(60)
+    connection.connect(("127.0.0.1", live.port))
+    connection.sendall(head.encode() + b"\r\n\r\n" + data)
+    return connection
 
 
 ASKED_MOST = 20_000  # times; a server that is never idle is found after a minute

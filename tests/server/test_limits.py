@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import resource
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live import Live, Scripted
+from live import Live, Scripted, sent
 from starlette.requests import Request
 
 from rest_local.decoding.logprobs import TokenLogprobs
@@ -26,22 +25,6 @@ from rest_local.server.state import Workers
 
 STREAM = {"prompt": "x", "stream": True, "n_probs": 4}
 MOST_PIECES = 20_000  # of a stream that is never ended: the test fails instead of filling the memory
-
-
-def request(path: str, body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-    return head.encode() + b"\r\n\r\n" + data
-
-
-def asking(live: Live, path: str, body: dict[str, Any]) -> socket.socket:
-    """A connection that sent a request and has a small buffer for the answer."""
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.settimeout(60)
-    client.connect(("127.0.0.1", live.port))
-    client.sendall(request(path, body))
-    return client
 
 
 def test_connections_beyond_the_limit_are_refused_when_they_are_made(
@@ -114,7 +97,7 @@ def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest
     monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live = scripted()
     live.service.answer = None
-    with asking(live, "/completion", STREAM):
+    with sent(live, "/completion", STREAM, buffer=4096):
         assert fill(live) < MOST_PIECES
     live.service.answer = ("next",)
     assert live.post("/completion", {"prompt": "x"}).json()["content"] == "next"
@@ -137,7 +120,7 @@ def test_a_client_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
     monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
     live, read = scripted(), bytearray()
     live.service.answer = None
-    with asking(live, "/completion", STREAM) as client:
+    with sent(live, "/completion", STREAM, buffer=4096) as client:
         stream = live.service.stream()
         while not paused.is_set():
             stream.give("x" * 100_000)
@@ -173,7 +156,7 @@ def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pyt
     monkeypatch.setattr(streaming, "BACKLOG", 500)
     live = scripted()
     live.service.answer = None
-    with asking(live, "/completion", STREAM) as client:
+    with sent(live, "/completion", STREAM, buffer=4096) as client:
         assert fill(live) < MOST_PIECES
         said = b""
         while part := client.recv(1 << 20):
@@ -237,7 +220,7 @@ def until(condition: Callable[[], bool]) -> None:
 def test_a_disconnect_ends_tokenizing(scripted: Scripted, held: Any, path: str, body: dict[str, Any]) -> None:
     live = scripted()
     workers = live.serving.state.workers
-    with asking(live, path, body):
+    with sent(live, path, body):
         assert held.inside.wait(60)
         (stop,) = workers._stops
     until(lambda: stop._is_set)
@@ -249,7 +232,7 @@ def test_a_disconnect_ends_tokenizing(scripted: Scripted, held: Any, path: str, 
 
 def test_a_stop_ends_tokenizing(scripted: Scripted, held: Any) -> None:
     live = scripted(drain_seconds=60)
-    with asking(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}) as client:
+    with sent(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}) as client:
         assert held.inside.wait(60)
         (stop,) = live.serving.state.workers._stops
         live.serving.stop()
@@ -285,7 +268,7 @@ def test_a_thread_that_does_not_stop_cannot_keep_the_server_running(
     """A system call in a thread cannot be interrupted: the server ends without the thread."""
     monkeypatch.setattr(run, "WORKERS_SECONDS", 0.5)
     live = scripted(drain_seconds=1)
-    with asking(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}):
+    with sent(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}):
         assert held.inside.wait(60)
         live.serving.stop()
         live.thread.join(20)

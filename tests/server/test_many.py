@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live import ASKED_MOST, Live, becomes_idle
+from live import ASKED_MOST, Live, becomes_idle, sent
 
 from rest_local.api.bodies import MAX_PROMPTS
 from rest_local.server.security import CLIENT, SECRET, Inner
@@ -138,13 +136,8 @@ def until_waiting(live: Live, n: int) -> None:
 
 def test_fifty_disconnects_at_once_free_every_slot(demo: Live) -> None:
     prompt = "\n".join(f"value_{number} = {number}" for number in range(150))  # most of them leave in prefill
-    data = json.dumps({"prompt": prompt, "n_predict": 500, "stream": True}).encode()
-    head = (
-        f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-    )
-    connections = [socket.create_connection(("127.0.0.1", demo.port), timeout=60) for _ in range(50)]
-    for connection in connections:
-        connection.sendall(head.encode() + b"\r\n\r\n" + data)
+    body = {"prompt": prompt, "n_predict": 500, "stream": True}
+    connections = [sent(demo, "/completion", body) for _ in range(50)]
     for connection in connections:
         connection.close()
     becomes_idle(demo)

@@ -163,23 +163,6 @@ def test_an_error_names_the_field_and_not_its_value() -> None:
     assert "my secret" not in json.dumps(caught.value.body)
 
 
-@pytest.mark.parametrize(
-    ("kind", "body", "field"),
-    [
-        (bodies.CompletionBody, {"max_tokens": 1}, "prompt"),
-        (bodies.CompletionBody, {"prompt": None}, "prompt"),
-        (bodies.NativeBody, {"n_predict": 1}, "prompt"),
-        (bodies.ChatBody, {"messages": [{"role": "user"}]}, "messages"),
-        (bodies.ChatBody, {"messages": [{"role": "user", "content": None}]}, "messages"),
-        (bodies.TemplateBody, {"messages": [{"role": "user"}]}, "messages"),
-    ],
-)
-def test_a_body_without_a_prompt_is_refused(kind: Any, body: dict[str, Any], field: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        check(json.dumps(body).encode(), kind)
-    assert (refused.value.status, refused.value.param) == (400, field)
-
-
 def test_optional_fields_may_be_absent() -> None:
     """The content of an assistant's message with calls, and the beginning of a gap's text."""
     called = b'{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}'

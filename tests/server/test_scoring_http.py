@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live import Live, Scripted
+from live import Live, Scripted, sent
 
 from rest_local.api.errors import ApiError
 from rest_local.server import state as module
@@ -45,19 +43,10 @@ def scored_by(live: Live) -> Endless:
     return scorer
 
 
-def asking(live: Live) -> socket.socket:
-    """A connection with a request for scores."""
-    body = json.dumps(BODY).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    connection = socket.create_connection(("127.0.0.1", live.port), timeout=30)
-    connection.sendall(head.encode() + b"\r\n\r\n" + body)
-    return connection
-
-
 def test_a_disconnect_ends_the_scoring_of_the_prompt(scripted: Scripted) -> None:
     live = scripted()
     scorer = scored_by(live)
-    with asking(live):
+    with sent(live, PATH, BODY):
         assert scorer.begun.acquire(timeout=30)
     assert scorer.ended.acquire(timeout=30)
     scorer.free.set()
@@ -111,7 +100,7 @@ def test_requests_beyond_the_scoring_queue_are_refused(scripted: Scripted, monke
 def test_a_server_that_stops_leaves_no_thread_scoring(scripted: Scripted) -> None:
     live = scripted(drain_seconds=1)
     scorer = scored_by(live)
-    with asking(live):
+    with sent(live, PATH, BODY):
         assert scorer.begun.acquire(timeout=30)
         live.stop()
         assert scorer.ended.acquire(timeout=30)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fake_service import FakeEngine, FakeService, origin
-from live import Live, Scripted, served
+from live import Live, Scripted, sent, served
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.logprobs import TokenLogprobs
@@ -24,15 +24,6 @@ CHAT_PATH = "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
-def raw(live: Live, path: str, body: Any) -> socket.socket:
-    """A connection with a request whose client reads nothing."""
-    data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", live.port), timeout=30)
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-    connection.sendall(head.encode() + b"\r\n\r\n" + data)
-    return connection
-
-
 def chunks(text: str) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line and "[DONE]" not in line]
 
@@ -41,7 +32,7 @@ def chunks(text: str) -> list[Any]:
 def test_a_client_that_goes_away_ends_its_request(scripted: Scripted, body: dict[str, Any]) -> None:
     live = scripted()
     live.service.answer = None
-    connection = raw(live, CHAT_PATH if "messages" in body else "/completion", body)
+    connection = sent(live, CHAT_PATH if "messages" in body else "/completion", body)
     stream = live.service.stream()
     stream.give("some text")
     connection.close()
@@ -51,7 +42,7 @@ def test_a_client_that_goes_away_ends_its_request(scripted: Scripted, body: dict
 def test_a_disconnect_before_the_first_token_ends_all_choices(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
-    connection = raw(live, CHAT_PATH, CHAT | {"n": 3})
+    connection = sent(live, CHAT_PATH, CHAT | {"n": 3})
     streams = [live.service.stream(number) for number in range(3)]
     connection.close()
     assert all(stream.cancelled.wait(30) for stream in streams)
@@ -60,7 +51,7 @@ def test_a_disconnect_before_the_first_token_ends_all_choices(scripted: Scripted
 def test_a_slow_client_runs_on_until_it_disconnects(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
-    connection = raw(live, CHAT_PATH, CHAT)
+    connection = sent(live, CHAT_PATH, CHAT)
     stream = live.service.stream()
     for _ in range(3000):
         stream.give("word " * 40)  # more than the buffers of both ends hold
@@ -73,7 +64,7 @@ def test_a_slow_client_runs_on_until_it_disconnects(scripted: Scripted) -> None:
 def test_a_full_queue_is_503_and_says_when_to_come_again(scripted: Scripted) -> None:
     live = scripted(room=2)
     live.service.answer = None
-    waiting = [raw(live, CHAT_PATH, CHAT) for _ in range(2)]
+    waiting = [sent(live, CHAT_PATH, CHAT) for _ in range(2)]
     streams = [live.service.stream(number) for number in range(2)]
     answer = live.post(CHAT_PATH, CHAT)
     assert answer.status_code == 503
@@ -89,7 +80,7 @@ def test_a_full_queue_is_503_and_says_when_to_come_again(scripted: Scripted) -> 
 def test_choices_are_queued_together_or_refused_together(scripted: Scripted) -> None:
     live = scripted(room=2)
     live.service.answer = None
-    with raw(live, "/completion", {"prompt": "x"}), raw(live, "/completion", {"prompt": "x"}):
+    with sent(live, "/completion", {"prompt": "x"}), sent(live, "/completion", {"prompt": "x"}):
         streams = [live.service.stream(number) for number in range(2)]
         assert live.post(CHAT_PATH, CHAT | {"n": 3}).status_code == 503
         assert len(live.service.streams) == 2, "none of them was begun"
@@ -203,7 +194,7 @@ def test_a_stop_lets_a_running_answer_end(scripted: Scripted) -> None:
 def test_a_stop_cancels_answers_after_the_drain_time(scripted: Scripted) -> None:
     live = scripted(drain_seconds=0)
     live.service.answer = None
-    connection = raw(live, CHAT_PATH, CHAT)
+    connection = sent(live, CHAT_PATH, CHAT)
     stream = live.service.stream()
     live.serving.stop()
     assert stream.cancelled.wait(30)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import Any
 
 import pytest
-from live import Live, becomes_idle
+from live import Live, becomes_idle, sent
 from recorded import OPENAI
 
 VIM = OPENAI["VIM_INFILL"].body
@@ -56,12 +55,7 @@ def test_every_keystroke_cancels_the_request_before(demo: Live) -> None:
     text = "    return math.pi * radius ** 2  # the area of a circle"
     previous: socket.socket | None = None
     for length in range(40):
-        data = json.dumps(VIM | {"prompt": text[:length], "n_predict": 64}).encode()
-        connection = socket.create_connection(("127.0.0.1", demo.port), timeout=60)
-        head = (
-            f"POST /infill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
-        )
-        connection.sendall(head.encode() + b"\r\n\r\n" + data)
+        connection = sent(demo, "/infill", VIM | {"prompt": text[:length], "n_predict": 64})
         if previous is not None:
             previous.close()
         previous = connection

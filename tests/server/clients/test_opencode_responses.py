@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 
 from agents import BUGGY, FIXED, answering, program, run
-from live import Scripted, data_of
+from live import Scripted, call, data_of
 from recorded import OPENAI
-from test_codex import DONE, SED, call, was_called
+from test_codex import DONE, SED, THOUGHT, was_called
 
 LOCAL = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -21,7 +21,7 @@ LOCAL = {
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
 }
-CALL = call("bash", command=SED, description="fix the sign")
+CALL = THOUGHT + call("bash", command=SED, description="fix the sign")
 
 
 def test_opencode_edits_a_file(scripted: Scripted, tmp_path: Path) -> None:
