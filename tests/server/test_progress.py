@@ -28,8 +28,9 @@ def asked(live: Live, path: str, **more: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", CALLS)
-def test_a_stream_tells_how_much_of_its_prompt_is_evaluated(demo: Live, path: str) -> None:
-    found = [event["prompt_progress"] for event in asked(demo, path, cache_prompt=False) if "prompt_progress" in event]
+def test_a_stream_tells_how_much_of_its_prompt_is_evaluated_and_times(demo: Live, path: str) -> None:
+    events = asked(demo, path, cache_prompt=False, timings_per_token=True)
+    found = [event["prompt_progress"] for event in events if "prompt_progress" in event]
     assert [list(each) for each in found] == [["total", "cache", "processed", "time_ms"]] * len(found)
     assert (found[0]["cache"], found[0]["processed"], found[0]["time_ms"]) == (0, 0, 0)
     assert len({each["total"] for each in found}) == 1
@@ -40,6 +41,15 @@ def test_a_stream_tells_how_much_of_its_prompt_is_evaluated(demo: Live, path: st
     times = [each["time_ms"] for each in found]
     assert times == sorted(times)
     assert times[-1] > 0
+    first, *others = [event["timings"] for event in events if "prompt_progress" in event]
+    assert (first["prompt_n"], first["prompt_ms"], first["predicted_n"], first["predicted_ms"]) == (0, 0, 0, 0)
+    assert [each["prompt_n"] for each in others] == sorted(each["prompt_n"] for each in others)
+    assert others[-1]["prompt_ms"] > 0
+    parts = [each for each in events if "prompt_progress" not in each and "timings" in each]
+    counts = [each["timings"]["predicted_n"] for each in parts]
+    assert counts == sorted(counts)
+    assert counts[0] > 0
+    assert sum("timings" in each for each in asked(demo, path)) <= 1, "unasked at the end only"
 
 
 def test_progress_begins_with_what_was_in_memory(demo: Live) -> None:
@@ -54,22 +64,6 @@ def test_nothing_is_told_unasked(demo: Live) -> None:
     assert not any("prompt_progress" in each for each in asked(demo, "/completion", return_progress=False))
     whole = demo.post("/completion", CALLS["/completion"] | WANTED | {"stream": False}).json()
     assert "prompt_progress" not in whole
-
-
-@pytest.mark.parametrize("path", CALLS)
-def test_timings_come_with_every_part(demo: Live, path: str) -> None:
-    found = asked(demo, path, cache_prompt=False, timings_per_token=True)
-    first, *others = [event["timings"] for event in found if "prompt_progress" in event]
-    assert (first["prompt_n"], first["prompt_ms"], first["predicted_n"], first["predicted_ms"]) == (0, 0, 0, 0)
-    assert [each["prompt_n"] for each in others] == sorted(each["prompt_n"] for each in others)
-    assert others[-1]["prompt_ms"] > 0
-    parts = [each for each in found if "prompt_progress" not in each and "timings" in each]
-    counts = [each["timings"]["predicted_n"] for each in parts]
-    assert counts
-    assert counts[0] > 0
-    assert counts == sorted(counts)
-    unasked = asked(demo, path)
-    assert sum("timings" in each for each in unasked) <= 1, "at the end only"
 
 
 def test_other_machines_are_told_neither(scripted: Callable[..., Live]) -> None:

@@ -167,7 +167,7 @@ KINDS = dict.fromkeys(
 ) | {"Content-Type: Application/JSON; charset=utf-8": 200}
 
 
-def test_other_kinds_of_bodies_than_json_are_415(scripted: Scripted) -> None:
+def test_other_kinds_of_bodies_are_415(scripted: Scripted) -> None:
     live = scripted()
     assert {header: asked(live, post("localhost", header), BODY) for header in KINDS} == KINDS
 
