@@ -26,7 +26,7 @@ from rest_local.api.errors import ApiError, responses_error
 from rest_local.api.openai import Chat, chat_logprobs
 from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id
 from rest_local.api.response_tools import InputText, Toolbox
-from rest_local.api.responses import ResponseBody, Turn, seal
+from rest_local.api.responses import PREFIXES, ResponseBody, Turn, seal
 from rest_local.chat.tools import AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.request import Request
@@ -47,7 +47,7 @@ class Item:
 
     def __init__(self, response_id: str, index: int, fields: dict[str, Any], *, sealed: bool = False) -> None:
         self.kind = fields["type"]
-        self.fields = {"id": item_id(_PREFIXES[self.kind], response_id, "o", index)} | fields
+        self.fields = {"id": item_id(PREFIXES[self.kind], response_id, "o", index)} | fields
         self.index, self._sealed = index, sealed
         self._texts: list[str] = []
         self._logprobs: Logprobs = []
@@ -113,15 +113,6 @@ class Item:
 
     def _input_deltas(self, text: str) -> list[Event]:
         return [self._event("response.custom_tool_call_input.delta", delta=text)] if text else []
-
-
-_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "custom_tool_call": "ctc",
-    "tool_search_call": "tsc",
-}
 
 
 def _object_or_query(raw: str) -> dict[str, Any]:

@@ -76,25 +76,6 @@ def test_a_stream_is_the_whole_answer(demo: Live) -> None:
     assert final.usage.output_tokens == message.usage.output_tokens
 
 
-def test_a_stop_sequence_is_named(demo: Live) -> None:
-    asked: Any = {"model": "demo", "max_tokens": 24, "extra_body": GREEDY, "messages": MESSAGES}
-    with client_of(demo) as client:
-        text = client.messages.create(**asked).content[0].text  # type: ignore[union-attr]
-        stop = text[4:7]
-        message = client.messages.create(stop_sequences=["never said", stop], **asked)
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
-    assert message.content[0].text == text[: text.index(stop)]  # type: ignore[union-attr]
-
-
-def test_an_answer_goes_on_from_what_the_client_began(demo: Live) -> None:
-    begun: Any = [*MESSAGES, {"role": "assistant", "content": "def f(x):\n    return"}]
-    with client_of(demo) as client:
-        message = client.messages.create(model="demo", max_tokens=8, extra_body=GREEDY, messages=begun)
-        counted = client.messages.count_tokens(model="demo", messages=begun).input_tokens
-    assert not message.content[0].text.startswith("def")  # type: ignore[union-attr]
-    assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
-
-
 def test_calls_arrive_in_deltas(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None

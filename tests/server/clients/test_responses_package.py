@@ -289,14 +289,6 @@ def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
     assert made.text.format.type == "json_schema"
 
 
-def test_arguments_are_parsed_into_a_type(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = (call("Entry", kind="file", hidden=False),)
-    with client_of(live) as client:
-        made = client.responses.parse(model="demo", input="Go.", tools=[openai.pydantic_function_tool(Entry)])
-    assert made.output[0].parsed_arguments == Entry(kind="file", hidden=False)
-
-
 def test_a_call_is_forced(demo: Live) -> None:
     with client_of(demo) as client:
         for choice in ("required", {"type": "function", "name": "read_file"}):
