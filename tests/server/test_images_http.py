@@ -206,7 +206,11 @@ def test_images_of_the_other_protocols_are_the_same_images(seeing: Live, engines
     for path, body in {
         MESSAGES: asking(text("What is this?"), block(picture(107))),
         "/v1/responses": {"max_output_tokens": 4, "input": [{"role": "user", "content": [part]}]},
-        "/api/chat": {"stream": False, "messages": [{"role": "user", "content": "What is this?", "images": [data]}]},
+        "/api/chat": {
+            "stream": False,
+            "options": {"num_predict": 4},
+            "messages": [{"role": "user", "content": "What is this?", "images": [data]}],
+        },
     }.items():
         answer = seeing.post(path, body)
         assert answer.status_code == 200, (path, answer.text)
