@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,11 +36,11 @@ from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.curves import load_curve
 from rest_local.decoding.batch import PATIENT_MS, WIDTHS, best_width
 from rest_local.decoding.config import EngineConfig
-from rest_local.decoding.counts import Statistics
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
+from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.results import Statistics
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.sequence import Sequence as DecodingSequence
 from rest_local.decoding.stream import Answer
 from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.backend import Capability
@@ -135,12 +134,6 @@ class SimulatedBackend:
     def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
         return False
 
-    def save_file(self, path: str | PathLike[str], seq: int, tokens: Sequence[int]) -> bool:
-        return False
-
-    def load_file(self, path: str | PathLike[str], seq: int) -> list[int]:
-        return []
-
     def clear(self) -> None:
         """Do nothing: there are no cells."""
 
@@ -199,7 +192,7 @@ def _simulated(model: Model, answers: Sequence[Recorded], curve_name: str, polic
         scheduler.stall_ms = PATIENT_MS if slots > 1 else scheduler.stall_ms
         chosen: Policy = Auto(curve) if policy == "auto" else Off()
         begun, waiting = clock(), list(reversed(answers))
-        running: list[DecodingSequence] = []
+        running: list[RequestState] = []
         while waiting or running:
             while waiting and len(running) < width:
                 running.append(_sequence(model, waiting.pop(), chosen))
@@ -216,11 +209,11 @@ def _simulated(model: Model, answers: Sequence[Recorded], curve_name: str, polic
     }
 
 
-def _sequence(model: Model, answer: Recorded, policy: Policy) -> DecodingSequence:
+def _sequence(model: Model, answer: Recorded, policy: Policy) -> RequestState:
     request = Request(answer.prompt, max_tokens=len(answer.answer))
     recording = Answer(Statistics(), Detokenizer(model.vocabulary.piece), len(answer.answer), (), lambda token: False)
     sources = Sources([], model.n_vocab)
-    return DecodingSequence(
+    return RequestState(
         request, policy.fork(), Recording(answer.answer), recording, lambda slot: sources, lambda token: False
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from os import PathLike
 from queue import SimpleQueue
 from types import TracebackType
 
@@ -105,12 +104,6 @@ class Device(Backend):
 
     def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
         return self._context.restore(seq, state, partial=partial)
-
-    def save_file(self, path: str | PathLike[str], seq: int, tokens: Sequence[int]) -> bool:
-        return self._context.save_file(path, seq, tokens)
-
-    def load_file(self, path: str | PathLike[str], seq: int) -> list[int]:
-        return self._context.load_file(path, seq)
 
     def clear(self) -> None:
         self._context.clear()

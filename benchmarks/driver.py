@@ -37,10 +37,10 @@ from benchmarks.device import Device
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.bench.demo import held_out_modules, standard_library
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding import sequence as decoding
-from rest_local.decoding.counts import Statistics
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
+from rest_local.decoding.request_state import RequestState, VerifiedStep
+from rest_local.decoding.results import Statistics
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer
 from rest_local.drafting.growth import Calibrated
@@ -236,10 +236,10 @@ def _serve(
 
 def _sequence(
     model: Model, policy: Policy, sampler: Sampler, sources: Sources, prompt: Sequence[int], n: int
-) -> decoding.Sequence:
+) -> RequestState:
     answer = Answer(Statistics(), Detokenizer(model.vocabulary.piece), n, (), _never)
     request = Request(prompt, max_tokens=n)
-    return decoding.Sequence(request, policy.fork(), sampler, answer, lambda slot: sources, _never)
+    return RequestState(request, policy.fork(), sampler, answer, lambda slot: sources, _never)
 
 
 def _never(token: int) -> bool:
@@ -285,7 +285,7 @@ def _measure(model: Model, context: Context, policy: Policy, steps: int, length:
         for _ in range(steps):
             before, begun = timed.seconds, time.perf_counter()
             for sequence, outcome in zip(sequences, forward.step(sequences), strict=True):
-                assert isinstance(outcome, decoding.Taken)
+                assert isinstance(outcome, VerifiedStep)
                 sequence.finish_step(outcome)
             times.append(1e3 * (time.perf_counter() - begun - (timed.seconds - before)))
             # the text continues as it began, regardless of the model, so that every step finds a draft

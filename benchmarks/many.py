@@ -71,7 +71,7 @@ def stall(model: str | None, n_running: int = 3) -> dict[str, Any]:
         ended = time.perf_counter()
         for stream in streams:
             stream.cancel()
-        parts = list(engine._core.lane.scheduler.part_seconds)
+        parts = list(engine.context.scheduler.part_seconds)
     gaps = [np.diff([t for t in mine if begun <= t <= ended]) for mine in times]
     before = [np.diff([t for t in mine if t < begun]) for mine in times]
     worst = max(float(gap.max()) for gap in gaps)
@@ -118,7 +118,7 @@ def soak(model: str | None, requests: int = 10_000) -> dict[str, Any]:
             if (number + 1) % max(requests // 10, 1) == 0:
                 gc.collect()
                 service.run(lambda engine: engine.forget())
-                cells = sum(slot.n_past for slot in engine._core.slots)
+                cells = sum(slot.n_past for slot in engine.slots)
                 rows.append({"requests": number + 1, "cells": cells, "rss_mb": round(_resident_mb(), 2)})
     return {"rows": rows, "growth": round(rows[-1]["rss_mb"] / rows[0]["rss_mb"], 4)}
 

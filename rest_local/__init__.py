@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from rest_local.catalog.describe import list_models
     from rest_local.catalog.hub import pull_model
     from rest_local.catalog.stores import find_model
-    from rest_local.decoding.async_engine import AsyncChatStream, AsyncEngine, AsyncStream
     from rest_local.decoding.batch import Finished
     from rest_local.decoding.config import EngineConfig
     from rest_local.decoding.engine import Engine
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.decoding.request import Request
     from rest_local.decoding.results import DraftStatistics, Lookups, SourceCounts, Timings
-    from rest_local.decoding.service import Service
+    from rest_local.decoding.service import AsyncChatStream, AsyncEngine, AsyncStream, Service
     from rest_local.decoding.stream import Piece, Result
     from rest_local.decoding.streaming import ChatStream, Stream
     from rest_local.decoding.verify import Relaxed
@@ -173,13 +172,12 @@ _HOMES = {
     "rest_local.catalog.describe": ("list_models",),
     "rest_local.catalog.stores": ("find_model",),
     "rest_local.catalog.hub": ("pull_model",),
-    "rest_local.decoding.async_engine": ("AsyncChatStream", "AsyncEngine", "AsyncStream"),
     "rest_local.decoding.batch": ("Finished",),
     "rest_local.decoding.config": ("EngineConfig",),
     "rest_local.decoding.engine": ("Engine",),
     "rest_local.decoding.logprobs": ("TokenLogprobs",),
     "rest_local.decoding.request": ("Request",),
-    "rest_local.decoding.service": ("Service",),
+    "rest_local.decoding.service": ("AsyncChatStream", "AsyncEngine", "AsyncStream", "Service"),
     "rest_local.decoding.results": ("DraftStatistics", "Lookups", "SourceCounts", "Timings"),
     "rest_local.decoding.stream": ("Piece", "Result"),
     "rest_local.decoding.streaming": ("ChatStream", "Stream"),

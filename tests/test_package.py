@@ -40,7 +40,7 @@ BELOW: dict[str, set[str]] = {
     "llama": {"grammar"},
     "retrieval": set(),
     "drafting": {"retrieval", "llama"},
-    "kv_cache": {"drafting", "retrieval", "llama"},
+    "kv_cache": {"llama"},
     "calibration": {"kv_cache", "drafting", "retrieval", "llama"},
     "catalog": {"calibration", "retrieval", "llama"},
     "planning": {"calibration", "drafting", "retrieval", "llama"},

@@ -40,7 +40,7 @@ from rest_local.api.requests import (
 from rest_local.chat.conversation import fixed_beginning
 from rest_local.chat.images import Images, take_images
 from rest_local.chat.tools import AnswerFormat, AnswerParser, CallStart, Content, Delta, Reasoning, message_of, tools_of
-from rest_local.decoding.core import NO_PROJECTOR_HERE
+from rest_local.decoding.engine import NO_PROJECTOR_HERE
 from rest_local.decoding.request import Request
 from rest_local.errors import OptionError, PromptTooLong
 

@@ -41,8 +41,8 @@ from rest_local.catalog.describe import header_of
 from rest_local.catalog.stores import model_file
 from rest_local.decoding.batch import Batch, Finished
 from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.request_state import error_of
 from rest_local.decoding.results import Timings
-from rest_local.decoding.sequence import error_of
 from rest_local.llama import library
 from rest_local.llama.context import MOST_IDS, ContextSettings
 from rest_local.llama.embedding import Embedder
@@ -178,7 +178,7 @@ class Worker:
 
         Raises only what belongs to no job: KeyboardInterrupt, a fault of this program.
         """
-        batch = Batch(self.engine._core)
+        batch = Batch(self.engine)
         waiting = iter(jobs)
         running: dict[int, _Running] = {}  # by number of the request
         left = True
@@ -261,7 +261,7 @@ class Worker:
         from rest_local.decoding.logprobs import Scorer
 
         if self._scorer is None:
-            self._scorer = Scorer(self.engine)
+            self._scorer = Scorer(self.engine.model, self.engine.settings)
         return [self._scorer.score(prompt, top, lambda part: part()) for prompt in prompts]
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 - A model and the user's settings go in; an open context with its `Tuning` comes out.
 - Fast mode takes settings by a rule, or those that `rest-local tune` found cheaper. Exact mode takes the first settings
   in which the self-test finds no difference.
-- On a new machine a few steps are timed, and the curve is estimated from them. `rest_local.decoding.refinement`
+- On a new machine a few steps are timed, and the curve is estimated from them. `rest_local.decoding.decode_context`
   measures the rest later, `tune_thoroughly` measures it at once.
 - The result is stored for each model file, llama.cpp, machine and number of threads. A damaged or foreign file causes a
   new measurement, never an error.

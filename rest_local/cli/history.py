@@ -59,7 +59,7 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
 
     A server that runs writes again what it has in memory: end it first.
     """
-    from rest_local.decoding.core import acceptance_path
+    from rest_local.decoding.opening import acceptance_path
     from rest_local.retrieval.history import forget_history, list_histories
 
     if (name is not None) + everything > 1 or not (name is not None or everything or prompts):
@@ -105,7 +105,7 @@ def keeps_answers_or_prompts() -> bool:
 
 def _asked() -> Iterator[Path]:
     """The files and folders with lines typed in `chat` and with KV cells; what a folder holds comes before it."""
-    from rest_local.kv_cache.session_files import SESSIONS
+    from rest_local.kv_cache.saved import SESSIONS
     from rest_local.paths import cache_dir, data_dir
 
     if (typed := data_dir() / "chat_history").exists():

@@ -40,8 +40,8 @@ from rest_local.errors import (
 
 if TYPE_CHECKING:
     from rest_local.cli.indexer import Indexer
-    from rest_local.decoding.core import Unusable
     from rest_local.decoding.engine import Engine
+    from rest_local.decoding.opening import Unusable
     from rest_local.llama.model import Model
     from rest_local.retrieval.sources.source import Source
 
@@ -89,7 +89,7 @@ def _add_index(name: str | Path, model: Model, build: bool | None, is_named: boo
 
 
 def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
-    from rest_local.decoding.transcripts import turn_renderer
+    from rest_local.decoding.opening import turn_renderer
     from rest_local.retrieval.building.indexing import estimate
 
     guess = estimate(sources, model.vocabulary, turn_renderer(model, sources))
@@ -102,7 +102,7 @@ def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
 
 
 def _build(name: str | Path, model: Model, sources: list[Source]) -> bool:
-    from rest_local.decoding.transcripts import turn_renderer
+    from rest_local.decoding.opening import turn_renderer
     from rest_local.retrieval.building.indexing import build_from_sources
 
     with terminal.build_bar(False, sources) as progress:

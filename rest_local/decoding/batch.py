@@ -15,17 +15,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rest_local.calibration.cost import CostCurve
+from rest_local.decoding.decode_context import DecodeContext
 from rest_local.decoding.request import Request
+from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import STALL_MS
-from rest_local.decoding.sequence import Sequence as DecodingSequence
 from rest_local.decoding.stream import Result
 from rest_local.errors import RestLocalError
+from rest_local.kv_cache.slot import Slot
 
-if TYPE_CHECKING:
-    from rest_local.decoding.core import EngineCore
+
+class Decoder(Protocol):
+    """An `Engine`, as far as a batch drives it. See there for each member."""
+
+    @property
+    def slots(self) -> Sequence[Slot]: ...
+    @property
+    def context(self) -> DecodeContext: ...
+    def prepare(self, request: Request) -> RequestState: ...
+    def submit(self, state: RequestState) -> None: ...
+    def step(self) -> bool: ...
+    def cancel(self, state: RequestState) -> None: ...
+    def stall_for(self, milliseconds: float) -> None: ...
 
 
 PATIENT_MS = 1e9  # nothing reads along, so prompts are evaluated in parts as large as a batch: the fastest for all
@@ -57,12 +70,12 @@ class Batch:
     Belongs to the thread that owns the engine.
     """
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
-        self._running: dict[int, tuple[Request, DecodingSequence]] = {}
+    def __init__(self, engine: Decoder) -> None:
+        self._engine = engine
+        self._running: dict[int, tuple[Request, RequestState]] = {}
         self._numbers = count()
-        self._width = max(len(core.slots), 1)
-        core.stall_for(PATIENT_MS)
+        self._width = max(len(engine.slots), 1)
+        engine.stall_for(PATIENT_MS)
 
     @property
     def has_room(self) -> bool:
@@ -75,22 +88,22 @@ class Batch:
         return bool(self._running)
 
     def add(self, request: Request) -> int:
-        """Start a request and return its number. It waits where there is no room. Raises what `EngineCore.prepare`
+        """Start a request and return its number. It waits where there is no room. Raises what `Engine.prepare`
         raises; the request then has no number.
         """
-        sequence = self._core.prepare(request)
+        state = self._engine.prepare(request)
         number = next(self._numbers)
-        self._core.submit(sequence)
-        self._running[number] = request, sequence
+        self._engine.submit(state)
+        self._running[number] = request, state
         return number
 
     def step(self) -> list[Finished]:
         """One forward pass for all that run; the requests that have ended, the first given first."""
-        self._core.step()
+        self._engine.step()
         ended = [
-            Finished(number, request, sequence.result, sequence.error)
-            for number, (request, sequence) in self._running.items()
-            if sequence.done
+            Finished(number, request, state.result, state.error)
+            for number, (request, state) in self._running.items()
+            if state.done
         ]
         for each in ended:
             del self._running[each.number]
@@ -104,34 +117,34 @@ class Batch:
         """
         for number in list(self._running if numbers is None else numbers):
             if number in self._running:
-                self._core.cancel(self._running.pop(number)[1])
+                self._engine.cancel(self._running.pop(number)[1])
 
     def close(self) -> None:
         """End what still runs, and let the engine serve readers again."""
         self.cancel()
-        self._core.stall_for(STALL_MS)
+        self._engine.stall_for(STALL_MS)
 
     def _best_width(self) -> int:
         """How many at a time give the most tokens per second. Weights are read once for all of them, but the attention
         of each passes over the cells of all, so with long texts fewer can be faster.
         """
-        lane = self._core.lane
-        cells = lane.scheduler.cells_in_use / max(len(lane.scheduler.admitted), 1)
-        widths = [n for n in WIDTHS if n < len(self._core.slots)] + [len(self._core.slots)]
-        return best_width(lane.tuning.curve, cells, widths)
+        context = self._engine.context
+        cells = context.scheduler.cells_in_use / max(len(context.scheduler.admitted), 1)
+        widths = [n for n in WIDTHS if n < len(self._engine.slots)] + [len(self._engine.slots)]
+        return best_width(context.tuning.curve, cells, widths)
 
 
 def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
-    """The largest of `widths` whose tokens per second are close to the most, without drafts, where each sequence has so
+    """The largest of `widths` whose tokens per second are close to the most, without drafts, where each request has so
     many cells. `widths`: ascending.
     """
     rates = [n / float(curve.expected(round(n * cells))[n - 1]) for n in widths]
     return max(n for n, rate in zip(widths, rates, strict=True) if rate >= CLOSE * max(rates))
 
 
-def answers(core: EngineCore, requests: Iterable[Request]) -> Iterator[Finished]:
+def answers(engine: Decoder, requests: Iterable[Request]) -> Iterator[Finished]:
     """All requests, each as it ends. What still runs is cancelled where the iterator is closed, or a pass fails."""
-    batch = Batch(core)
+    batch = Batch(engine)
     waiting = iter(_in_order(requests))
     numbers: dict[int, int] = {}  # in the batch -> as given
     left = True

@@ -1,10 +1,14 @@
-"""Follows the datastores of an engine: a new commit of one of them is used within a fraction of a second.
+"""The datastores of an engine while they change: new commits are opened beside it and exchanged between two steps.
 
-Contract: `Follower` has a thread of its own, which reads the end of each manifest a few times a second, opens new
-commits and offers them to the engine (`offers`). Running requests use them from their next step on. Nothing here is
-fatal: a commit that cannot be opened leaves the old one in use, with one warning.
+`DatastoreSwap` holds datastores that were opened anew until the engine's thread takes them. Opening takes milliseconds
+and closing a large one as well, so both happen in other threads: the engine's thread only replaces the objects. A
+thread that opens newest commits holds `DatastoreSwap.changing` from before it opens them until it has offered them. So
+an older commit never replaces a newer one.
 
-Reading beats notifications of the system here: it works on network drives, and notices a commit of any process.
+`Follower` has a thread of its own, which reads the end of each manifest a few times a second, opens new commits and
+offers them to the engine. Running requests use them from their next step on, within a fraction of a second. Nothing
+here is fatal: a commit that cannot be opened leaves the old one in use, with one warning. Reading beats notifications
+of the system here: it works on network drives, and notices a commit of any process.
 """
 
 from __future__ import annotations
@@ -13,11 +17,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from rest_local.decoding.offers import Offers
 from rest_local.errors import DatastoreError, DatastoreNotFound, DatastoreVocabulary
 from rest_local.llama.model import Model
 from rest_local.retrieval.datastore import Datastore
@@ -34,6 +37,82 @@ _TAIL = 80  # bytes: the checksum of a manifest is its last field
 _State = tuple[object, ...]
 
 
+class _Offer(NamedTuple):
+    """store: None to stop using the datastore; is_new: nothing was open at its path."""
+
+    store: Datastore | None
+    is_new: bool
+
+
+class DatastoreSwap:
+    """Those of one engine, at most one for each path. Any thread, except for `take`.
+
+    on_change: called after each offer, in the thread that made it.
+    """
+
+    def __init__(self) -> None:
+        self.changing = threading.Lock()
+        self.on_change: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._waiting: dict[Path, _Offer] = {}
+        self._retired: list[Datastore] = []
+        self._closed = False
+
+    def __bool__(self) -> bool:
+        """Whether anything waits for `take`. Takes no lock."""
+        return bool(self._waiting)
+
+    def offer(self, path: Path, store: Datastore | None, *, is_new: bool = False) -> None:
+        """Use `store` from the next step on in the place of the one with its path, None: stop using that. is_new: none
+        is open at the path; without it, a datastore that is no longer in use then stays out of use.
+        """
+        with self._lock:
+            before = self._waiting.pop(path, None)
+            if before and before.store:
+                self._retired.append(before.store)
+            if store and self._closed:
+                self._retired.append(store)
+            elif not self._closed and (store or not (before and before.is_new)):
+                self._waiting[path] = _Offer(store, is_new or bool(before and before.is_new))
+        self.on_change()
+
+    def current(self, stores: Sequence[Datastore]) -> list[Datastore]:
+        """What `stores` are once everything that waits is taken."""
+        with self._lock:
+            return _exchanged(stores, self._waiting)
+
+    def take(self, stores: Sequence[Datastore]) -> list[Datastore]:
+        """The stores to use in the place of `stores`, in the engine's thread. `close_retired` closes the others."""
+        with self._lock:
+            fresh = _exchanged(stores, self._waiting)
+            offered = [offer.store for offer in self._waiting.values() if offer.store]
+            self._retired += [store for store in {*stores, *offered} if store not in fresh]
+            self._waiting.clear()
+            return fresh
+
+    def close_retired(self) -> None:
+        """Close what is no longer used."""
+        with self._lock:
+            retired, self._retired = self._retired, []
+        for store in retired:
+            store.close()
+
+    def close(self) -> None:
+        """Close what was offered and not taken, and all that is offered later; again does nothing."""
+        with self._lock:
+            self._closed = True
+            self._retired += [offer.store for offer in self._waiting.values() if offer.store]
+            self._waiting.clear()
+        self.close_retired()
+
+
+def _exchanged(stores: Sequence[Datastore], waiting: dict[Path, _Offer]) -> list[Datastore]:
+    open_paths = {store.path for store in stores}
+    fresh = [waiting[store.path].store if store.path in waiting else store for store in stores]
+    fresh += [offer.store for path, offer in waiting.items() if offer.is_new and path not in open_paths]
+    return [store for store in fresh if store]
+
+
 class Followed(Protocol):
     """An engine, or the inside of one."""
 
@@ -42,7 +121,7 @@ class Followed(Protocol):
     @property
     def datastores(self) -> list[Datastore]: ...
     @property
-    def offers(self) -> Offers: ...
+    def swap(self) -> DatastoreSwap: ...
 
 
 def reopen(engine: Followed, also: Iterable[Path] = ()) -> None:
@@ -51,18 +130,18 @@ def reopen(engine: Followed, also: Iterable[Path] = ()) -> None:
     A datastore that cannot be opened stays as it was, with a warning; one that no longer exists is closed. From any
     thread. Takes the time of opening them.
     """
-    offers = engine.offers
-    with offers.changing:
-        current = {store.path: store for store in offers.current(engine.datastores)}
+    swap = engine.swap
+    with swap.changing:
+        current = {store.path: store for store in swap.current(engine.datastores)}
         for path in dict.fromkeys((*current, *also)):
             try:
-                offers.offer(path, _opened(engine, path), is_new=path not in current)
+                swap.offer(path, _opened(engine, path), is_new=path not in current)
             except (DatastoreNotFound, DatastoreVocabulary) as error:  # it was removed, or the model's part of it
                 log.warning("%s; continuing without it", error)
-                offers.offer(path, None)
+                swap.offer(path, None)
             except DatastoreError as error:
                 log.warning("%s; continuing with the version that was open", error)
-    offers.close_retired()
+    swap.close_retired()
 
 
 def _opened(engine: Followed, path: Path) -> Datastore:
@@ -106,15 +185,15 @@ class Follower:
 
     def look(self) -> None:
         """Look at every datastore once, and offer what is new. Takes about 20 us for one without news."""
-        offers = self._engine.offers
+        swap = self._engine.swap
         for path in {*(store.path for store in self._engine.datastores), *self._awaited}:
             state, now = self._state(path), time.monotonic()
             if self._seen.get(path) != state or now >= self._retry_at.get(path, now + 1):
                 self._seen[path] = state
                 self._retry_at.pop(path, None)
-                with offers.changing:
+                with swap.changing:
                     self._open(path)
-        offers.close_retired()
+        swap.close_retired()
 
     def _run(self) -> None:
         try:
@@ -127,8 +206,8 @@ class Follower:
 
     def _open(self, path: Path) -> None:
         """Offer the newest commit at a path, unless it is in use."""
-        offers = self._engine.offers
-        current = {store.path: store for store in offers.current(self._engine.datastores)}.get(path)
+        swap = self._engine.swap
+        current = {store.path: store for store in swap.current(self._engine.datastores)}.get(path)
         if current is None and path not in self._awaited:
             return  # its owner stopped using it
         try:
@@ -140,7 +219,7 @@ class Follower:
             if current:
                 self._warn(path, f"{error}; continuing without it until there is one again")
                 self._awaited.add(path)
-                offers.offer(path, None)
+                swap.offer(path, None)
         except DatastoreError as error:
             rest = "continuing with the version that was open" if current else "going on without it"
             self._warn(path, f"{error}; {rest}")
@@ -148,7 +227,7 @@ class Follower:
         else:
             self._warned.pop(path, None)
             self._awaited.discard(path)
-            offers.offer(path, store, is_new=current is None)
+            swap.offer(path, store, is_new=current is None)
 
     def _warn(self, path: Path, message: str) -> None:
         if self._warned.get(path) != message:

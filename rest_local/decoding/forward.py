@@ -1,32 +1,32 @@
-"""One forward pass for any number of sequences: draft, submit, finish the pass before, read logits, verify.
+"""One forward pass for any number of requests: draft, submit, finish the pass before, read logits, verify.
 
 Contract:
 
-- Sequences that generate give roots and trees, others a part of their prompt. All of it is one `llama_decode`.
+- Requests that generate give roots and trees, others a part of their prompt. All of it is one `llama_decode`.
 - The node budget is shared: best first over all trees, by marginal gain under t(n).
 - Whatever ends a pass (success, an interrupt, an error), the cells are back at the committed tokens when `step` has
   returned or raised.
 
 On a GPU `llama_decode` returns before the work is done, and reading the logits waits for it. Only what the next
-submission needs stands between the two. The rest of a pass (`Sequence.deliver`) is left to the caller: between the next
-submission and its logits (`meanwhile`), or at once where a decode returns with everything computed (`overlaps` is
+submission needs stands between the two. The rest of a pass (`RequestState.deliver`) is left to the caller: between the
+next submission and its logits (`meanwhile`), or at once where a decode returns with everything computed (`overlaps` is
 False, as on a CPU).
 """
 
 from __future__ import annotations
 
 import time
-from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.counts import PassClock, Step
-from rest_local.decoding.sequence import ImageRows, Sequence, Taken, error_of
+from rest_local.decoding.images import ImageRows
+from rest_local.decoding.request_state import RequestState, VerifiedStep, error_of
+from rest_local.decoding.results import PassClock, Step
 from rest_local.drafting.growth import Draft
-from rest_local.drafting.models.drafter import Drafter, Evaluated
+from rest_local.drafting.models.drafter import Drafter, DraftText, Evaluated
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability, EvaluatesRows
@@ -34,25 +34,25 @@ from rest_local.kv_cache.slot import BatchBuilder, Slot
 from rest_local.planning.plan import TreeFailed
 
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called
-Part = tuple[Sequence, int]  # a sequence, and how many of its pending tokens the pass evaluates
-Outcome = Taken | RestLocalError | None  # None: a part of a prompt was evaluated; an error concerns one sequence only
+Part = tuple[RequestState, int]  # a request, and how many of its pending tokens the pass evaluates
+Outcome = VerifiedStep | RestLocalError | None  # None: of a part of a prompt; an error concerns one request
 
 
-class SequenceFailed(Exception):
-    """One sequence cannot take part in the pass, of which nothing was evaluated yet: `error` is what it ends with."""
+class RequestFailed(Exception):
+    """One request cannot take part in the pass, of which nothing was evaluated yet: `error` is what it ends with."""
 
-    def __init__(self, sequence: Sequence, error: RestLocalError) -> None:
+    def __init__(self, state: RequestState, error: RestLocalError) -> None:
         super().__init__(str(error))
-        self.sequence, self.error = sequence, error
+        self.state, self.error = state, error
 
 
 class _ErrorsOf:
-    """Turns an error in its block into a `SequenceFailed`, except for a failed decode, which may be due to others."""
+    """Turns an error in its block into a `RequestFailed`, except for a failed decode, which may be due to others."""
 
     __slots__ = ("_sequence",)
 
-    def __init__(self, sequence: Sequence) -> None:
-        self._sequence = sequence
+    def __init__(self, state: RequestState) -> None:
+        self._sequence = state
 
     def __enter__(self) -> None:
         pass
@@ -61,7 +61,7 @@ class _ErrorsOf:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, DecodeFailed):
-            raise SequenceFailed(self._sequence, error_of(error)) from error
+            raise RequestFailed(self._sequence, error_of(error)) from error
 
 
 class Forward:
@@ -71,7 +71,7 @@ class Forward:
     idle slot, so that drafts can stay; False: there is none. `overlaps`: the device computes on its own after `decode`
     returns; None to measure it.
 
-    `chosen`: the last step has asked samplers. If it broke off after that, its sequences cannot go on: a sampler cannot
+    `chosen`: the last step has asked samplers. If it broke off after that, its requests cannot go on: a sampler cannot
     go back to where the cells are.
     """
 
@@ -92,19 +92,20 @@ class Forward:
 
     def step(
         self,
-        running: abc.Sequence[Sequence],
-        parts: abc.Sequence[Part] = (),
+        running: Sequence[RequestState],
+        parts: Sequence[Part] = (),
         idle_cells: int = 0,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[Outcome]:
-        """One pass. By sequence, those of `parts` last: what it gave, at least a token for each of `running`, or the
-        error of that sequence alone.
+        """One pass. By request, those of `parts` last: what it gave, at least a token for each of `running`, or the
+        error of that request alone.
 
         `idle_cells`: tokens that idle slots keep. `meanwhile`: called once, when the pass is submitted. Raises
-        DecodeFailed and SequenceFailed where nothing was evaluated (code 1: there is no room for it in the cells), and
+        DecodeFailed and RequestFailed where nothing was evaluated (code 1: there is no room for it in the cells), and
         what `meanwhile` raises.
         """
-        slots = [sequence.slot for sequence in _all(running, parts)]  # a sequence that ends meanwhile has none
+        slots = [state.slot for state in _all(running, parts)]  # a request that ends meanwhile has none
+        texts = [state.sources.draft_text for state in _all(running, parts)]
         before = [slot.n_past for slot in slots]
         clock = PassClock(sum(before) + idle_cells, len(running), bool(parts))
         done = self.chosen = self._broken_off = False
@@ -117,7 +118,8 @@ class Forward:
             outcomes = self._take(running, slots, logits, clock) + _commit(parts, slots[len(running) :], clock)
             done = True
             if self.drafter is not None:
-                self.drafter.observe(_evaluated(running, parts, slots, before, outcomes))
+                held = list(zip(slots, before, texts, strict=True))
+                self.drafter.observe(_evaluated(running, parts, held, outcomes))
             return outcomes
         finally:
             if not done:
@@ -126,38 +128,38 @@ class Forward:
 
     # Drafts
 
-    def _draft(self, running: abc.Sequence[Sequence], clock: PassClock) -> None:
-        """A tree for each sequence; then, of all trees together, the nodes that are worth it. Nothing is drafted in a
+    def _draft(self, running: Sequence[RequestState], clock: PassClock) -> None:
+        """A tree for each request; then, of all trees together, the nodes that are worth it. Nothing is drafted in a
         pass with a part of a prompt: a draft has no cheap place in such a batch.
         """
         n_other = len(running) - 1
-        for sequence in running:
-            with _ErrorsOf(sequence):
-                leaves = sequence.slot.n_branches if self.capability.kind == "tree" else 1
-                limit = 0 if clock.prompted else self._limit(sequence, n_other)
-                sequence.draft(limit, leaves, clock.n_ctx, n_other)
+        for state in running:
+            with _ErrorsOf(state):
+                leaves = state.slot.n_branches if self.capability.kind == "tree" else 1
+                limit = 0 if clock.prompted else self._limit(state, n_other)
+                state.draft(limit, leaves, clock.n_ctx, n_other)
         if n_other > 0:
             self._share(running, clock)
-        for sequence in running:
-            with _ErrorsOf(sequence):
-                sequence.prune()
+        for state in running:
+            with _ErrorsOf(state):
+                state.prune()
 
-    def _limit(self, sequence: Sequence, n_other: int) -> int:
+    def _limit(self, state: RequestState, n_other: int) -> int:
         """Most nodes of a tree: by the answer, the context, the batch and the model."""
         if self.capability.kind == "none":
             return 0
         places = min(self.backend.max_outputs, self.backend.n_batch) - n_other
-        return max(0, min(min(sequence.answer.left, sequence.room, places) - 1, self.capability.longest))
+        return max(0, min(min(state.answer.left, state.room, places) - 1, self.capability.longest))
 
-    def _share(self, running: abc.Sequence[Sequence], clock: PassClock) -> None:
+    def _share(self, running: Sequence[RequestState], clock: PassClock) -> None:
         n_other = len(running) - 1
         room = min(self.backend.max_outputs, self.backend.n_batch) - 1 - n_other
-        for sequence in running:  # whole trees, of policies that know no costs: while there is room
-            sequence.tree = sequence.tree.cut(room)
-            room -= len(sequence.tree)
-        growing = [sequence for sequence in running if sequence.drafted.growth]
+        for state in running:  # whole trees, of policies that know no costs: while there is room
+            state.tree = state.tree.cut(room)
+            room -= len(state.tree)
+        growing = [state for state in running if state.drafted.growth]
         if growing:
-            drafts = [sequence.drafted for sequence in growing]
+            drafts = [state.drafted for state in growing]
             begun, asked = time.perf_counter(), _asked_ms(drafts)
             try:
                 order, best = growing[0].policy.grow_together(drafts, clock.n_ctx, room, n_other)
@@ -165,27 +167,27 @@ class Forward:
                 with _ErrorsOf(growing[failed.number]):
                     raise failed.__cause__ or failed from None
             ms = (1e3 * (time.perf_counter() - begun) - _asked_ms(drafts) + asked) / max(len(order), 1)
-            for number, sequence in enumerate(growing):
-                sequence.clock.draft += ms * order.count(number)
-                sequence.tree = sequence.tree.cut(order[:best].count(number))
+            for number, state in enumerate(growing):
+                state.clock.draft += ms * order.count(number)
+                state.tree = state.tree.cut(order[:best].count(number))
 
     # The pass
 
-    def _submit(self, running: abc.Sequence[Sequence], parts: abc.Sequence[Part], clock: PassClock) -> None:
+    def _submit(self, running: Sequence[RequestState], parts: Sequence[Part], clock: PassClock) -> None:
         """Have everything evaluated. Where there is no room: without the cells of idle slots, then with smaller trees,
         then with none.
         """
-        sequences = _all(running, parts)
+        states = _all(running, parts)
         clock.begun = time.perf_counter()
         rebuilt = False
         while True:
             batch = BatchBuilder()
             image = _image_of(running, parts)
-            for sequence in running:
-                sequence.add_to(batch)
-            for sequence, n in parts:
-                slot = sequence.slot
-                slot.add_prompt(batch, sequence.tokens[slot.n_past : slot.n_past + n])
+            for state in running:
+                state.add_to(batch)
+            for state, n in parts:
+                slot = state.slot
+                slot.add_prompt(batch, state.tokens[slot.n_past : slot.n_past + n])
             if image is None:
                 batch.load(self.backend.batch)
             clock.submitting = time.perf_counter()
@@ -199,37 +201,37 @@ class Forward:
             self._broken_off = code not in (0, 1, -1)
             if code == 0:
                 clock.submitted = time.perf_counter()
-                clock.n_nodes = sum(len(sequence.tree) for sequence in running)
+                clock.n_nodes = sum(len(state.tree) for state in running)
                 return
             if code == 1 and self._make_room():
                 continue
-            if code == 1 and any(len(sequence.tree) for sequence in running):  # no room, restored
-                for sequence in running:
-                    sequence.tree = sequence.tree.cut(len(sequence.tree) // 2)
-            elif code == ABORTED and any(sequence.left for sequence in sequences):
+            if code == 1 and any(len(state.tree) for state in running):  # no room, restored
+                for state in running:
+                    state.tree = state.tree.cut(len(state.tree) // 2)
+            elif code == ABORTED and any(state.left for state in states):
                 raise DecodeFailed(code, len(batch.token))
             elif (code == ABORTED or code < -1) and not rebuilt:  # partly applied
                 rebuilt = True
-                for sequence in sequences:
-                    with _ErrorsOf(sequence):
-                        sequence.slot.rebuild(cut_back=code == ABORTED)
-                    sequence.tree = DraftTree()
-            elif code == -1 and _simplify(running, sequences):  # refused, restored
+                for state in states:
+                    with _ErrorsOf(state):
+                        state.slot.rebuild(cut_back=code == ABORTED)
+                    state.tree = DraftTree()
+            elif code == -1 and _simplify(running, states):  # refused, restored
                 continue
             else:
                 if code not in (1, -1):
-                    for sequence in sequences:
-                        sequence.slot.clear()
+                    for state in states:
+                        state.slot.clear()
                 raise DecodeFailed(code, len(batch.token))
 
-    def _read_logits(self, running: abc.Sequence[Sequence], clock: PassClock) -> NDArray[np.float32]:
+    def _read_logits(self, running: Sequence[RequestState], clock: PassClock) -> NDArray[np.float32]:
         """Wait for the pass: float32 [roots and nodes, n_vocab], overwritten by the next one.
 
         A pass of prompts alone is waited for as well, or the first step of an answer would be charged with it.
         """
         begun = time.perf_counter()
         if running:
-            logits = self.backend.logits(clock.n_sequences + clock.n_nodes)
+            logits = self.backend.logits(clock.n_running + clock.n_nodes)
         else:
             logits = _NOTHING
             self.backend.synchronize()
@@ -239,64 +241,64 @@ class Forward:
         return logits
 
     def _take(
-        self, running: abc.Sequence[Sequence], slots: list[Slot], logits: NDArray[np.float32], clock: PassClock
+        self, running: Sequence[RequestState], slots: list[Slot], logits: NDArray[np.float32], clock: PassClock
     ) -> list[Outcome]:
-        """Verify and commit, sequence by sequence."""
+        """Verify and commit, request by request."""
         outcomes: list[Outcome] = []
         row = 0
-        for number, sequence in enumerate(running):
-            slot, own = slots[number], 1 + len(sequence.tree)
+        for number, state in enumerate(running):
+            slot, own = slots[number], 1 + len(state.tree)
             n_past, mine = slot.n_past, logits[row : row + own]
             row += own
-            if sequence.done:  # it ended while the pass was computed
+            if state.done:  # it ended while the pass was computed
                 _put_back(slot, n_past)
                 outcomes.append(None)
                 continue
             try:
-                outcomes.append(sequence.take(mine, clock, number == 0, self.overlaps))
+                outcomes.append(state.take(mine, clock, number == 0, self.overlaps))
             except Exception as error:  # of its sampler, say: not a reason to end the others
                 _put_back(slot, n_past)
                 outcomes.append(error_of(error))
         return outcomes
 
-    # One sequence by itself, without a scheduler
+    # One request by itself, without a scheduler
 
-    def evaluate_prompt(self, sequence: Sequence) -> None:
-        """Evaluate what an admitted sequence has pending. Raises DecodeFailed. An interrupt between batches keeps what
+    def evaluate_prompt(self, state: RequestState) -> None:
+        """Evaluate what an admitted request has pending. Raises DecodeFailed. An interrupt between batches keeps what
         is evaluated.
         """
-        while sequence.is_prefilling:
-            (error,) = self.step([], [(sequence, min(sequence.n_pending, self.backend.n_batch))])
+        while state.is_prefilling:
+            (error,) = self.step([], [(state, min(state.n_pending, self.backend.n_batch))])
             if isinstance(error, RestLocalError):
                 raise error
 
-    def step_alone(self, sequence: Sequence) -> Step:
-        """One pass for one sequence: at least one token. Raises DecodeFailed after the cells were cleared, and what the
+    def step_alone(self, state: RequestState) -> Step:
+        """One pass for one request: at least one token. Raises DecodeFailed after the cells were cleared, and what the
         sampler raises.
         """
-        self.evaluate_prompt(sequence)
+        self.evaluate_prompt(state)
         begun = time.perf_counter()
         try:
-            (outcome,) = self.step([sequence])
-        except SequenceFailed as failed:
+            (outcome,) = self.step([state])
+        except RequestFailed as failed:
             raise failed.error from failed
         if isinstance(outcome, RestLocalError):
             raise outcome
         assert outcome is not None
-        sequence.answer.receive(outcome.verdict.tokens, begun)
-        return sequence.finish_step(outcome)
+        state.answer.receive(outcome.verdict.tokens, begun)
+        return state.finish_step(outcome)
 
 
-def _asked_ms(drafts: abc.Sequence[Draft]) -> float:
+def _asked_ms(drafts: Sequence[Draft]) -> float:
     """Milliseconds that a drafting model has taken in this step."""
     return sum(drafted.model_budget.text.step_ms for drafted in drafts if drafted.model_budget)
 
 
-def _commit(parts: abc.Sequence[Part], slots: list[Slot], clock: PassClock) -> list[Outcome]:
+def _commit(parts: Sequence[Part], slots: list[Slot], clock: PassClock) -> list[Outcome]:
     """What became of the parts of prompts."""
     outcomes: list[Outcome] = []
-    for (sequence, n), slot in zip(parts, slots, strict=True):
-        statistics = sequence.statistics
+    for (state, n), slot in zip(parts, slots, strict=True):
+        statistics = state.statistics
         if statistics.steps:
             statistics.again_ms += clock.decode_ms
         else:
@@ -310,25 +312,26 @@ def _commit(parts: abc.Sequence[Part], slots: list[Slot], clock: PassClock) -> l
 
 
 def _evaluated(
-    running: abc.Sequence[Sequence],
-    parts: abc.Sequence[Part],
-    slots: abc.Sequence[Slot],
-    before: abc.Sequence[int],
-    outcomes: abc.Sequence[Outcome],
+    running: Sequence[RequestState],
+    parts: Sequence[Part],
+    held: Sequence[tuple[Slot, int, DraftText | None]],
+    outcomes: Sequence[Outcome],
 ) -> list[Evaluated]:
-    """What a drafting model learns from this pass: the committed tokens, and their rows in the batch."""
+    """What a drafting model learns from this pass: the committed tokens, and their rows in the batch. `held`: by
+    request, its slot, the tokens in it before the pass, and what the model knows of its text.
+    """
     found: list[Evaluated] = []
     row = 0
-    for sequence, slot, n_past, outcome in zip(running, slots, before, outcomes, strict=False):
-        if isinstance(outcome, Taken) and not sequence.has_images:
-            order = sequence.layout.order if sequence.layout else []
+    for state, (slot, n_past, text), outcome in zip(running, held, outcomes, strict=False):
+        if isinstance(outcome, VerifiedStep) and text is not None:
+            order = state.layout.order if state.layout else []
             rows = [row, *(row + 1 + order.index(node) for node in outcome.verdict.path)]
-            if slot.draft_text and slot.n_past == n_past + len(rows):
-                found.append(Evaluated(slot.draft_text, n_past, slot.tokens[n_past : slot.n_past], rows))
-        row += 1 + len(sequence.tree)
-    for slot, n_past, (sequence, n) in zip(slots[len(running) :], before[len(running) :], parts, strict=True):
-        if slot.draft_text and not sequence.has_images and slot.n_past == n_past + n:
-            found.append(Evaluated(slot.draft_text, n_past, slot.tokens[n_past : n_past + n], range(row, row + n)))
+            if slot.n_past == n_past + len(rows):
+                found.append(Evaluated(text, n_past, slot.tokens[n_past : slot.n_past], rows))
+        row += 1 + len(state.tree)
+    for (slot, n_past, text), (_, n) in zip(held[len(running) :], parts, strict=True):
+        if text is not None and slot.n_past == n_past + n:
+            found.append(Evaluated(text, n_past, slot.tokens[n_past : n_past + n], range(row, row + n)))
         row += n
     return found
 
@@ -340,27 +343,27 @@ def _put_back(slot: Slot, n_past: int, broken_off: bool = False) -> None:
     slot.rewind(min(n_past, slot.n_past), broken_off)
 
 
-def _image_of(running: abc.Sequence[Sequence], parts: abc.Sequence[Part]) -> ImageRows | None:
+def _image_of(running: Sequence[RequestState], parts: Sequence[Part]) -> ImageRows | None:
     """The rows of an image, which are a pass of their own: llama.cpp takes tokens or rows."""
     if running or len(parts) != 1 or not parts[0][0].at_image:
         return None
-    (sequence, n) = parts[0]
-    with _ErrorsOf(sequence):
-        return sequence.image_rows(n)
+    (state, n) = parts[0]
+    with _ErrorsOf(state):
+        return state.images.rows(state.slot, n)
 
 
-def _all(running: abc.Sequence[Sequence], parts: abc.Sequence[Part]) -> list[Sequence]:
-    return [*running, *(sequence for sequence, _ in parts)]
+def _all(running: Sequence[RequestState], parts: Sequence[Part]) -> list[RequestState]:
+    return [*running, *(state for state, _ in parts)]
 
 
-def _simplify(running: abc.Sequence[Sequence], sequences: abc.Sequence[Sequence]) -> bool:
+def _simplify(running: Sequence[RequestState], states: Sequence[RequestState]) -> bool:
     """Drop the trees and the ids of branches, which llama.cpp may have refused; whether there were any."""
     simpler = False
-    for sequence in running:
-        simpler |= len(sequence.tree) > 0
-        sequence.tree = DraftTree()
-    for sequence in sequences:
-        simpler |= sequence.slot.release_branches()
+    for state in running:
+        simpler |= len(state.tree) > 0
+        state.tree = DraftTree()
+    for state in states:
+        simpler |= state.slot.release_branches()
     return simpler
 
 

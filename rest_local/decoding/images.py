@@ -1,4 +1,4 @@
-"""The prompt of a text with images: its tokens, and what the placeholders among them stand for.
+"""The prompt of a text with images: its tokens, what the placeholders among them stand for, and their rows.
 
 Text is tokenized between two images, as llama.cpp's libmtmd does it, so that the tokens are the same.
 """
@@ -6,10 +6,17 @@ Text is tokenized between two images, as llama.cpp's libmtmd does it, so that th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rest_local.errors import OptionError, Place, PromptTooLong
-from rest_local.llama.projector import ImageChunk, Projector
+from rest_local.kv_cache.slot import Slot
+from rest_local.llama.placeholders import spans
+from rest_local.llama.projector import ImageChunk, Projector, Rows
 from rest_local.llama.vocabulary import Vocabulary
 
 ImagePrompt = tuple[list[int], tuple[ImageChunk, ...]]
@@ -43,3 +50,84 @@ def image_prompt(
         if most is not None and len(tokens) > most:
             raise PromptTooLong(len(tokens), most)
     return tokens, tuple(chunks)
+
+
+Encode = Callable[[ImageChunk, Callable[[], bool]], "Future[Rows]"]
+"""Has the rows of an image computed, unless they are no longer wanted: `Projector.rows`."""
+
+
+class ImageRows(NamedTuple):
+    """Rows of an image to evaluate, as for `Backend.decode_rows`."""
+
+    rows: Rows
+    pos: NDArray[np.int32]
+    causal: bool
+
+
+class PromptImages:
+    """The images in the text of one request; none in most. A drafting model then does not follow it.
+
+    `saved`: end of each image that takes fewer positions than rows, and how many fewer up to there; `future`: the rows
+    of the image that is computed next.
+    """
+
+    def __init__(self, chunks: Sequence[ImageChunk], encode: Encode | None) -> None:
+        self.saved: list[tuple[int, int]] = []
+        self.future: Future[Rows] | None = None
+        self._encoding: ImageChunk | None = None  # whose rows `future` has
+        self._chunks, self._encode = {chunk.ids: chunk for chunk in chunks}, encode
+        self._images: list[tuple[int, int, ImageChunk]] = []
+
+    def find(self, tokens: Sequence[int]) -> None:
+        """Where images are in a text, and which of them take fewer positions than rows."""
+        self._images, self.saved, saved = [], [], 0
+        for begin, end in spans(tokens) if self._chunks else ():
+            chunk = self._chunks[tuple(tokens[begin:end])]
+            self._images.append((begin, end, chunk))
+            saved += len(chunk) - chunk.n_pos
+            if saved:
+                self.saved.append((end, saved))
+
+    def __bool__(self) -> bool:
+        return bool(self._images)
+
+    def ready_at(self, place: int) -> bool:
+        """Whether the rows of the image at this place of the text are computed."""
+        return self.future is not None and self.future.done() and self._at(place)[1] is self._encoding
+
+    def look_ahead(self, n_past: int, wanted: Callable[[], bool]) -> None:
+        """Have the rows of the next image computed, which follows `n_past` tokens, as long as they are `wanted`."""
+        chunk = next((chunk for _, end, chunk in self._images if n_past < end), None)
+        if chunk is None:
+            self._encoding = self.future = None
+        elif chunk is not self._encoding or self.future is None or self.future.cancelled():
+            assert self._encode is not None
+            self._encoding, self.future = chunk, self._encode(chunk, wanted)
+
+    def raise_failure(self) -> None:
+        """Raises why the rows of the next image could not be computed."""
+        if self.future is not None and self.future.done() and (error := self.future.exception()):
+            self._encoding = self.future = None
+            raise error
+
+    def next_rows(self, place: int, most: int) -> int:
+        """How many rows of the image at this place to evaluate at once: `most`, or all."""
+        begin, chunk = self._at(place)
+        return min(most, begin + len(chunk) - place) if chunk.causal else len(chunk)
+
+    def text_before(self, place: int, most: int) -> int:
+        """How many tokens, up to `most`, come before the next image."""
+        return min(most, next((begin for begin, _, _ in self._images if begin >= place), place + most) - place)
+
+    def rows(self, slot: Slot, n: int) -> ImageRows:
+        """The next `n` rows for a slot, where they are ready."""
+        assert self.future is not None
+        begin, chunk = self._at(slot.n_past)
+        first = slot.n_past - begin
+        rows, place = self.future.result()[first : first + n], slot.position(begin)
+        if chunk.offsets is None:
+            return ImageRows(rows, np.arange(place + first, place + first + n, dtype=np.int32), chunk.causal)
+        return ImageRows(rows, place + chunk.offsets[:, first : first + n], chunk.causal)
+
+    def _at(self, place: int) -> tuple[int, ImageChunk]:
+        return next((begin, chunk) for begin, end, chunk in self._images if begin <= place < end)

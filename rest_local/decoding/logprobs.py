@@ -18,19 +18,16 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
 from rest_local.llama.context import MAX_OUTPUTS, Context, ContextSettings
-
-if TYPE_CHECKING:
-    from rest_local.decoding.engine import Engine
-
+from rest_local.llama.model import Model
 
 BLOCK = 64
 
@@ -112,11 +109,12 @@ Part = Callable[[], None]
 class Scorer:
     """Close it before the model. One text at a time; other calls wait. Raises ModelError where memory is short."""
 
-    def __init__(self, engine: Engine) -> None:
-        named: dict[str, Any] = {field.name: engine.settings[field.name] for field in fields(ContextSettings)}
+    def __init__(self, model: Model, like_these: Mapping[str, Any]) -> None:
+        """`like_these`: `Engine.settings`."""
+        named = {field.name: like_these[field.name] for field in fields(ContextSettings)}
         like = ContextSettings.from_dict(named)
         settings = replace(like, n_batch=MAX_OUTPUTS, n_ubatch=0, n_branches=1, n_slots=1, n_cells=0, n_rs_seq=0)
-        self._context = Context(engine.model, settings)
+        self._context = Context(model, settings)
         self._lock = threading.Lock()
 
     def score(self, tokens: Sequence[int], top: int, run: Callable[[Part], object]) -> list[TokenLogprobs]:

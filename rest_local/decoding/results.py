@@ -1,14 +1,27 @@
-"""What the result of a request tells about time and drafting, as typed values and as the documented JSON.
+"""What a request took and gave: in one step, in one request, in an engine since it was opened, and as users read it.
 
-Contract: frozen, times in milliseconds and microseconds, not rounded; `to_dict` rounds and has the names of the JSON
-that `generate --json` and the server give.
+- `Timings` and `DraftStatistics` are what a result tells: frozen, in milliseconds and microseconds, not rounded;
+  `to_dict` rounds and has the names of the JSON that `generate --json` and the server give.
+- `PassClock` has the times of a forward pass, `StepClock` those of the step that one request makes in it. Whatever a
+  policy is told of time is made here (`StepClock.cost`), from what was measured where it happened.
+- `Statistics` sums up the steps of one request, `Totals` the requests of one engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+import numpy as np
+
+from rest_local.calibration.cost import CostCurve
+from rest_local.decoding.logprobs import TokenLogprobs
+from rest_local.decoding.verify import Verdict
+from rest_local.drafting.candidates import SOURCES
+from rest_local.drafting.growth import Origin
+from rest_local.drafting.tree import DraftTree
+from rest_local.planning.policy import StepCost
 
 
 @dataclass(frozen=True)
@@ -137,3 +150,231 @@ class DraftStatistics:
             "plain_step_ms": round(self.plain_step_ms, 4) or None,
             **({"draft_model_ms_per_step": round(of_model, 4)} if of_model else {}),
         }
+
+
+ENOUGH_STEPS = 30  # plain passes from which the time of one is known
+LARGEST_ERROR = 0.1  # standard deviation of the logarithm of that time by the cost curve
+
+
+@dataclass(slots=True)
+class PassClock:
+    """What is in a pass, and when it was begun to be put together, submitted (the decode that succeeded), and computed:
+    seconds of `time.perf_counter`.
+    """
+
+    n_ctx: int  # tokens in the cells before it
+    n_running: int  # that generate
+    prompted: bool  # whether it holds a part of a prompt
+    n_nodes: int = 0  # drafted tokens of all of them
+    begun: float = 0.0
+    submitting: float = 0.0
+    submitted: float = 0.0
+    ready: float = 0.0
+
+    @property
+    def decode_ms(self) -> float:
+        return 1e3 * (self.ready - self.submitting)
+
+    @property
+    def batch_ms(self) -> float:
+        """Building the batch, and submissions that failed: the share of one sequence."""
+        return 1e3 * (self.submitting - self.begun) / self.n_running
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Milliseconds of the stages of one sequence's step, in the order in which they come."""
+
+    draft: float = 0.0  # lookup, growth and pruning, without the draft model
+    lookup: float | None = None  # the lookup alone; None where nothing was looked up
+    model: float = 0.0  # the draft model: catching up with the text, and queries
+    queries: float = 0.0  # the queries alone
+    verify: float = 0.0  # verification, the cells, the sources
+    late: float = 0.0  # learning, and what came after the pass: charged to the next step
+    entropy: float = 0.0  # what entropies delay the next pass by: all of them, or a copied row while a device computes
+
+    def begin(self) -> None:
+        """A new step; what the one before left to be charged stays."""
+        self.draft = self.model = self.queries = self.verify = 0.0
+        self.lookup = None
+
+    @property
+    def own(self) -> float:
+        """What this sequence took in the step, without its part of the pass."""
+        return self.draft + self.verify + self.late
+
+    def cost(self, done: PassClock, n_nodes: int, n_accepted: int, first: bool) -> StepCost:
+        """What a policy learns from. `first`: of the sequences in the pass, the one that the cost curve learns from.
+
+        A lookup that led to no draft is charged with all of drafting; otherwise growth is a part of what the draft
+        costs. What a part of a prompt takes says nothing about steps without one.
+        """
+        lookup = self.lookup
+        if lookup is not None:
+            lookup = min(lookup, self.draft) if n_nodes else self.draft
+        return StepCost(
+            n_ctx=done.n_ctx,
+            n_nodes=n_nodes,
+            n_accepted=n_accepted,
+            decode_ms=done.decode_ms,
+            driver_ms=done.batch_ms + self.own - (lookup or 0.0),
+            lookup_ms=lookup,
+            n_other=done.n_running - 1,
+            n_other_nodes=done.n_nodes - n_nodes,
+            updates_curve=first and not done.prompted,
+            query_ms=self.queries,
+            prompted=done.prompted,
+        )
+
+
+@dataclass
+class Step:
+    """What one forward pass gave one sequence. Iterates as (token, source)."""
+
+    tokens: list[int]
+    sources: list[str]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # by token, where asked for
+    origins: list[Origin | None] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return zip(self.tokens, self.sources, strict=True)
+
+
+@dataclass
+class Statistics:
+    """What a sequence did; times in milliseconds."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_ms: float = 0.0
+    again_ms: float = 0.0  # within the answer: evaluating text anew after a pause or a context shift
+    prompt_share_ms: float = 0.0  # of passes, its share by tokens: summed over requests, the time that passed
+    answer_share_ms: float = 0.0  # likewise
+    steps: int = 0
+    drafts: int = 0  # steps that submitted something
+    generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    relaxed: int = 0  # of the accepted ones, those that plain decoding would not have given there
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
+    lookup_us: list[float] = field(default_factory=list)
+    lookups_skipped: int = 0  # steps in which the policy chose not to look anything up
+    plain_steps: int = 0  # without a draft, after one without a draft
+    plain_ms: float = 0.0  # of decode_ms, those of these steps
+    after_plain: bool = False  # whether the last step was without a draft
+    alone: bool = True  # whether every pass of the answer was of this request only
+    decode_ms: float = 0.0
+    step_ms: float = 0.0  # decode_ms and the driver's own time
+    model_ms: float = 0.0  # of a draft model
+
+    def count_step(self, tree: DraftTree, verdict: Verdict, relaxed: Sequence[int]) -> None:
+        path = verdict.path
+        self.steps += 1
+        self.generated += len(verdict.tokens)
+        self.relaxed += len(relaxed)
+        self.drafts += len(tree) > 0
+        self.drafted += len(tree)
+        self.accepted += len(path)
+        for number in set(tree.source):
+            source = self.by_source.setdefault(SOURCES[number], {"drafted": 0, "accepted": 0})
+            source["drafted"] += tree.source.count(number)
+        for node in path:
+            self.by_source[SOURCES[tree.source[node]]]["accepted"] += 1
+
+    def count_plain(self, done: PassClock, plain: bool) -> None:
+        """Take the time of a pass; `plain`: this request had no draft in it. A pass after one of another size takes
+        longer than in plain decoding (cold caches; on a GPU a new graph, 2 times), so a plain one after another counts.
+        """
+        if plain and self.after_plain:
+            self.plain_steps += 1
+            self.plain_ms += done.decode_ms
+        self.after_plain = plain
+        self.alone &= done.n_running == 1 and not done.prompted
+
+    def plain_step_ms(self, curve: CostCurve, measured: bool) -> float:
+        """What a plain forward pass takes in the middle of this answer, in milliseconds; 0 where that is not known.
+
+        It is the mean of the answer's own plain passes (`count_plain`), where these are ENOUGH_STEPS. Otherwise it is
+        the time by the cost curve, but no more than the mean pass of the answer, where the curve is certain of this
+        length and was `measured` as a whole or has learned from ENOUGH_STEPS plain passes. An answer whose passes were
+        shared with other requests is compared with nothing.
+        """
+        if not self.alone or not self.steps:
+            return 0.0
+        if self.plain_steps >= ENOUGH_STEPS:
+            return self.plain_ms / self.plain_steps
+        middle = self.prompt_tokens + self.generated // 2
+        if not (measured or curve.plain_steps >= ENOUGH_STEPS) or curve.plain_sd(middle) > LARGEST_ERROR:
+            return 0.0
+        return min(float(curve.expected(middle)[0]), self.decode_ms / self.steps)
+
+    def summary(self) -> DraftStatistics:
+        """What the result of the request tells about drafting."""
+        steps = max(self.steps, 1)
+        times = np.array(self.lookup_us or [0.0])
+        median, p99 = float(np.median(times)), float(np.percentile(times, 99))
+        return DraftStatistics(
+            steps=self.steps,
+            generated=self.generated,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            relaxed=self.relaxed,
+            by_source={name: SourceCounts(**counts) for name, counts in self.by_source.items()},
+            lookups=Lookups(len(self.lookup_us), self.lookups_skipped, median, p99),
+            driver_ms_per_step=(self.step_ms - self.decode_ms) / steps,
+            decode_ms_per_step=self.decode_ms / steps,
+            draft_model_ms_per_step=self.model_ms / steps,
+        )
+
+
+@dataclass
+class Totals:
+    """What an engine did, summed over its requests: counted when a request ends, however it ends. Prompt tokens are
+    those that were evaluated, without cached ones.
+
+    Seconds are those of forward passes and what belongs to them, shared out by the tokens that each request had in the
+    pass: prompts and answers together add up to the time that passed, however many requests were served at once. (What
+    one request waited for is in its own `timings`.)
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_seconds: float = 0.0
+    predicted_tokens: int = 0
+    predicted_seconds: float = 0.0
+    longest: int = 0  # prompt and answer of one request
+    steps: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    relaxed: int = 0
+    lookups: int = 0
+    lookups_skipped: int = 0
+    by_source: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, statistics: Statistics, n_answer: int) -> None:
+        """Count a request whose answer has so many tokens."""
+        self.requests += 1
+        self.prompt_tokens += statistics.prompt_tokens - statistics.cached_tokens
+        self.cached_tokens += statistics.cached_tokens
+        self.prompt_seconds += 1e-3 * statistics.prompt_share_ms
+        self.predicted_tokens += n_answer
+        self.longest = max(self.longest, statistics.prompt_tokens + n_answer)
+        self.predicted_seconds += 1e-3 * statistics.answer_share_ms
+        self.steps += statistics.steps
+        self.drafts += statistics.drafts
+        self.drafted += statistics.drafted
+        self.accepted += statistics.accepted
+        self.relaxed += statistics.relaxed
+        self.lookups += len(statistics.lookup_us)
+        self.lookups_skipped += statistics.lookups_skipped
+        for source, counts in statistics.by_source.items():
+            mine = self.by_source.setdefault(source, {"drafted": 0, "accepted": 0})
+            for key, count in counts.items():
+                mine[key] += count
+
+    def to_dict(self) -> dict[str, Any]:
+        """A copy, from any thread: a source may be counted for the first time meanwhile."""
+        by_source = {source: dict(counts) for source, counts in list(self.by_source.items())}
+        return {**vars(self), "by_source": by_source}

@@ -14,24 +14,49 @@ Contract:
   it.
 - An error of one request (its sampler or its `wake` fails) ends that request, or its notifications. An unexpected error
   that belongs to no request ends all of them, is logged, and leaves a service that refuses everything.
+
+`AsyncEngine` has the calls of `Engine`, awaited, over a `Service`:
+
+    async with await AsyncEngine.load("model.gguf", slots=4) as engine:
+        stream = engine.generate("def main():", max_tokens=100)
+        async for piece in stream:
+            print(piece.text, end="", flush=True)
+        print(stream.result.draft.tokens_per_step)
+
+Everything that takes time (opening, templates, tokenizing, closing) runs in other threads, so the event loop is never
+blocked. A request begins when its stream is iterated and is cancelled when the iteration stops: at a `break`, an
+exception, or the cancellation of the task. Call everything from the one event loop, except for `AsyncStream.cancel`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.request import Request
-from rest_local.decoding.sequence import Sequence
-from rest_local.decoding.streaming import Stream
+from rest_local.decoding.request import ChatOptions, Request, RequestOptions
+from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.stream import Piece, Result
+from rest_local.decoding.streaming import Chat, Stream
 from rest_local.errors import QueueFull, ServiceClosed
+from rest_local.llama.model import Model
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 log = logging.getLogger("rest_local.service")
 
@@ -73,50 +98,49 @@ class Service:
 
     def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
         self.engine = engine
-        self._core = engine._core
         self._most_waiting = queue
         self._lock = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
-        self._alive: dict[int, Sequence] = {}
+        self._alive: dict[int, RequestState] = {}
         self._number = 0
-        self._step = 0  # the current or the last one; all sequences in it are in `_alive`
+        self._step = 0  # the current or the last one; all states in it are in `_alive`
         self._closing = False
         self._draining = True
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="rest-local-engine", daemon=True)
         self._thread.start()
-        self._core.offers.told = self._catch_up
+        engine.swap.on_change = self._catch_up
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """Queue a request. `wake` is called in the engine's thread when there are pieces, and at the end (True).
 
-        Raises what `EngineCore.prepare` raises (which may take seconds for the first exact request), QueueFull,
+        Raises what `Engine.prepare` raises (which may take seconds for the first exact request), QueueFull,
         ServiceClosed.
         """
         return self.submit_all([request], wake)[0]
 
     def submit_all(self, requests: Iterable[Request], wake: Wake | None = None) -> list[Stream]:
         """Queue all of these requests of one client, or none. Otherwise as `submit`."""
-        sequences: list[Sequence] = []
+        states: list[RequestState] = []
         try:
             for request in requests:
-                sequences.append(self._core.prepare(request))
+                states.append(self.engine.prepare(request))
             with self._lock:
-                self._check_room(sequences[0].request.client if sequences else "")
-                return [self._queue(sequence, wake) for sequence in sequences]
+                self._check_room(states[0].request.client if states else "")
+                return [self._queue(state, wake) for state in states]
         except BaseException:
-            for sequence in sequences:
-                sequence.chooser.close()
+            for state in states:
+                state.chooser.close()
             raise
 
-    def _queue(self, sequence: Sequence, wake: Wake | None) -> Stream:
+    def _queue(self, state: RequestState, wake: Wake | None) -> Stream:
         self._number += 1
         news = _News(self._number, wake)
-        sequence.wake = lambda: news.tell(sequence.done)
-        self._alive[self._number] = sequence
-        self._commands.append(lambda: None if sequence.done else self._core.submit(sequence))
+        state.wake = lambda: news.tell(state.done)
+        self._alive[self._number] = state
+        self._commands.append(lambda: None if state.done else self.engine.submit(state))
         self._lock.notify()
-        return Stream(sequence, news.wait_for, self._cancel)
+        return Stream(state, news.wait_for, self._cancel)
 
     def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
         """Call something in the engine's thread, between two passes. Raises what it raises, ServiceClosed."""
@@ -146,17 +170,17 @@ class Service:
     def running(self) -> int:
         """Requests that have a slot."""
         with self._lock:
-            return sum(sequence.is_admitted and not sequence.done for sequence in self._alive.values())
+            return sum(state.is_admitted and not state.done for state in self._alive.values())
 
     def slots(self) -> list[dict[str, Any]]:
         """By slot: id, state (idle, prefill, running), n_past, and the request it serves."""
         with self._lock:
             alive = list(self._alive.items())
         rows = []
-        for number, slot in enumerate(self._core.slots):
-            request, sequence = next((each for each in alive if each[1].is_in(slot)), (None, None))
-            state = "idle" if sequence is None else "prefill" if sequence.is_prefilling else "running"
-            rows.append({"id": number, "state": state, "n_past": slot.n_past, "request": request})
+        for number, slot in enumerate(self.engine.slots):
+            request, state = next((each for each in alive if each[1].is_in(slot)), (None, None))
+            doing = "idle" if state is None else "prefill" if state.is_prefilling else "running"
+            rows.append({"id": number, "state": doing, "n_past": slot.n_past, "request": request})
         return rows
 
     def statistics(self) -> dict[str, Any]:
@@ -175,10 +199,10 @@ class Service:
         with self._lock:
             self._draining = False
             self._lock.notify()
-            step, sequences = self._step, list(self._alive.values())
-        for sequence in sequences:
-            sequence.leave()
-        self._core.abort(step)
+            step, states = self._step, list(self._alive.values())
+        for state in states:
+            state.leave()
+        self.engine.abort(step)
         self._thread.join()
 
     def __enter__(self) -> Service:
@@ -193,28 +217,28 @@ class Service:
         """Where the queue is full, a client that has less than its share of it has room all the same."""
         if self._closing or self._failure:
             raise ServiceClosed
-        clients = [sequence.request.client for sequence in self._waiting()]
+        clients = [state.request.client for state in self._waiting()]
         if len(clients) >= self._most_waiting <= clients.count(client) * len({client, *clients}):
             raise QueueFull(self._most_waiting)
 
-    def _waiting(self) -> list[Sequence]:
-        return [sequence for sequence in self._alive.values() if not sequence.is_admitted and not sequence.done]
+    def _waiting(self) -> list[RequestState]:
+        return [state for state in self._alive.values() if not state.is_admitted and not state.done]
 
-    def _cancel(self, sequence: Sequence) -> None:
-        sequence.leave()
+    def _cancel(self, state: RequestState) -> None:
+        state.leave()
         with self._lock:
-            self._commands.append(lambda: self._core.cancel(sequence))
+            self._commands.append(lambda: self.engine.cancel(state))
             self._lock.notify()
             step = self._step  # by the time of the abort another step may run, for other requests
             all_left = all(other.done or other.left for other in self._alive.values())
-        if all_left and not sequence.done:
-            self._core.abort(step)
+        if all_left and not state.done:
+            self.engine.abort(step)
 
     def _catch_up(self) -> None:
         """Use datastores that were offered, also while nothing is stepped: the old ones may hold much of the disk."""
         with self._lock:
             if not self._closing:
-                self._commands.append(self._core.catch_up)
+                self._commands.append(self.engine.catch_up)
                 self._lock.notify()
 
     # The thread
@@ -222,10 +246,10 @@ class Service:
     def _run(self) -> None:
         try:
             while self._run_commands():
-                self._core.step(self._step)
+                self.engine.step(self._step)
         except BaseException as error:  # nothing above can catch it: the thread ends here
             log.exception("the engine stopped")
-            self._core.save_no_sessions()
+            self.engine.save_no_sessions()
             self._failure = error
         self._end_all()
 
@@ -234,14 +258,14 @@ class Service:
         trimmed = False
         while True:
             with self._lock:
-                self._alive = {number: sequence for number, sequence in self._alive.items() if not sequence.done}
+                self._alive = {number: state for number, state in self._alive.items() if not state.done}
                 while not self._commands and not self._alive and not self._closing:
                     if self._use_idle_time() or self._commands or self._closing:
                         continue  # a command that came while the lock was released woke no thread
-                    waits = self._core.idle_work_in
+                    waits = self.engine.idle_work_in
                     idle = IDLE_S if not trimmed else None
                     if not self._lock.wait(idle if waits is None else min(waits, idle or waits)) and not trimmed:
-                        self._core.trim()
+                        self.engine.trim()
                         trimmed = True
                 commands, self._commands = self._commands, deque()
                 self._step = next(_numbers)
@@ -258,7 +282,7 @@ class Service:
         """Let the engine do idle work for a moment, without the lock; False where it has none."""
         self._lock.release()
         try:
-            return self._core.use_idle_time(IDLE_PART_S)
+            return self.engine.use_idle_time(IDLE_PART_S)
         finally:
             self._lock.acquire()
 
@@ -266,11 +290,182 @@ class Service:
         with self._lock:
             self._closing = True
             commands, self._commands = self._commands, deque()
-            sequences, self._alive = list(self._alive.values()), {}
-        for sequence in sequences:
+            states, self._alive = list(self._alive.values()), {}
+        for state in states:
             if self._failure:
-                sequence.finish("error", ServiceClosed())
+                state.finish("error", ServiceClosed())
             else:
-                self._core.cancel(sequence)
-        for command in commands:  # after the sequences have ended, so that none begins now
+                self.engine.cancel(state)
+        for command in commands:  # after the states have ended, so that none begins now
             command()
+
+
+Submit = Callable[[Callable[[], Request], Wake], Stream]
+
+
+class AsyncStream:
+    """Iterate it once for the pieces of the answer. `result` holds what has come so far and is complete afterwards.
+
+    The iteration raises what is wrong with the request, QueueFull, ServiceClosed, and what the request ended with.
+    """
+
+    def __init__(self, submit: Submit, make_request: Callable[[], Request]) -> None:
+        self._submit, self._make_request = submit, make_request
+        self._stream: Stream | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def result(self) -> Result:
+        return Result() if self._stream is None else self._stream.result
+
+    def cancel(self) -> None:
+        """End the answer before the next forward pass. Its text so far stays in `result`. From any thread."""
+        if self._stream is not None and not self._stream.done:
+            self._stream.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        if self._stream is None:
+            loop = asyncio.get_running_loop()
+
+            def wake(ended: bool) -> None:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._news.set)
+
+            self._stream = await _in_thread(lambda: self._submit(self._make_request, wake), Stream.cancel)
+        stream = self._stream
+        try:
+            while True:
+                self._news.clear()
+                done = stream.done  # before the pieces are taken: all of them are there then
+                for piece in stream.poll():
+                    yield piece
+                if done:
+                    break
+                await self._news.wait()
+        finally:
+            self.cancel()
+        if stream.error:
+            raise stream.error
+
+
+class AsyncChatStream(AsyncStream):
+    """The stream of an answer in a conversation, as `ChatStream`."""
+
+    def __init__(self, submit: Submit, make: Callable[[], tuple[Request, Chat]]) -> None:
+        super().__init__(submit, self._request)
+        self._make = make
+        self._chat: Chat | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The finished answer in OpenAI's form: role, content, reasoning_content, tool_calls."""
+        return {"role": "assistant", "content": ""} if self._chat is None else self._chat.message(self.result)
+
+    def _request(self) -> Request:
+        request, self._chat = self._make()
+        return request
+
+
+class AsyncEngine:
+    """Make one with `await AsyncEngine.load(...)`; `close` it, or use `async with`.
+
+    Takes over the engine that it is made of and closes it. `queue`: requests that may wait for a slot.
+    """
+
+    def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
+        self._engine = engine
+        self._service = Service(engine, queue=queue)
+        self._closed = False
+
+    @classmethod
+    async def load(
+        cls, model: str | Path | None = None, *, queue: int = QUEUE, **options: Unpack[EngineOptions]
+    ) -> AsyncEngine:
+        """As `Engine.load`."""
+        return await cls.open(EngineConfig(model=model, **options), queue=queue)
+
+    @classmethod
+    async def open(cls, config: EngineConfig, *, queue: int = QUEUE) -> AsyncEngine:
+        """As `Engine(config)`. Raises ModelError, DatastoreError, OptionError."""
+        return cls(await _in_thread(lambda: Engine(config), Engine.close), queue=queue)
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._engine.config
+
+    @property
+    def model(self) -> Model:
+        return self._engine.model
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of context of one request."""
+        return self._engine.n_ctx
+
+    @property
+    def warnings(self) -> list[str]:
+        """As `Engine.warnings`."""
+        return self._engine.warnings
+
+    def statistics(self) -> dict[str, Any]:
+        """As `Service.statistics`."""
+        return self._service.statistics()
+
+    def generate(
+        self, prompt: str | Sequence[int] | NDArray[np.int32], **options: Unpack[RequestOptions]
+    ) -> AsyncStream:
+        """As `Engine.generate`; what is wrong with the arguments is raised when the stream is iterated."""
+        return AsyncStream(self._submit, lambda: self._engine.request(prompt, **options))
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> AsyncChatStream:
+        """As `Engine.chat`; what is wrong with the arguments is raised when the stream is iterated."""
+        return AsyncChatStream(self._submit, lambda: self._engine.chat_request(messages, **options))
+
+    async def tokenize(self, text: str) -> list[int]:
+        """As `Engine.tokenize`."""
+        return await asyncio.to_thread(self._engine.tokenize, text)
+
+    async def close(self) -> None:
+        """End all requests and free everything; again does nothing."""
+        await asyncio.to_thread(self._close)
+
+    def _submit(self, make_request: Callable[[], Request], wake: Wake) -> Stream:
+        if self._closed:  # else the tokenizer of the closed model would say so, in other words
+            raise ServiceClosed
+        return self._service.submit(make_request(), wake)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._service.close()
+        self._engine.close()
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def _in_thread(call: Callable[[], T], undo: Callable[[T], None]) -> T:
+    """What `call` returns, from a thread. A thread cannot be cancelled: where the task is, `undo` gets the result."""
+    lock, given_up, made = threading.Lock(), threading.Event(), list[T]()
+
+    def work() -> T:
+        result = call()
+        with lock:
+            if not given_up.is_set():
+                made.append(result)
+                return result
+        undo(result)
+        return result
+
+    try:
+        return await asyncio.to_thread(work)
+    except asyncio.CancelledError:
+        with lock:
+            given_up.set()
+        for result in made:
+            undo(result)
+        raise

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rest_local.decoding.counts import Statistics, Step
 from rest_local.decoding.logprobs import TokenLogprobs
-from rest_local.decoding.results import DraftStatistics, Timings
+from rest_local.decoding.results import DraftStatistics, Statistics, Step, Timings
 from rest_local.drafting.growth import Origin
 from rest_local.llama.vocabulary import Detokenizer
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from rest_local.chat.conversation import ChatTemplate, fixed_beginning
 from rest_local.chat.tools import AnswerFormat, AnswerParser, message_of, tools_of
-from rest_local.decoding import sequence as decoding
-from rest_local.decoding.counts import Statistics
-from rest_local.decoding.results import Timings
+from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.results import Statistics, Timings
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import ModelError, OptionError, RestLocalError
 from rest_local.llama.model import Model
@@ -101,35 +100,33 @@ class Stream:
     the answer.
     """
 
-    def __init__(
-        self, sequence: decoding.Sequence, advance: Advance, cancel: Callable[[decoding.Sequence], None]
-    ) -> None:
-        self.sequence = sequence
+    def __init__(self, state: RequestState, advance: Advance, cancel: Callable[[RequestState], None]) -> None:
+        self.state = state
         self._advance, self._cancel = advance, cancel
         self._pieces = self._run()
 
     @property
     def result(self) -> Result:
         """What has come so far; complete when `done`."""
-        return self.sequence.result
+        return self.state.result
 
     @property
     def statistics(self) -> Statistics:
-        return self.sequence.statistics
+        return self.state.statistics
 
     @property
     def timings(self) -> Timings:
         """Tokens and times so far, once the prompt is evaluated; any thread."""
-        return self.sequence.answer.timings
+        return self.state.answer.timings
 
     @property
     def done(self) -> bool:
-        return self.sequence.done
+        return self.state.done
 
     @property
     def error(self) -> RestLocalError | None:
         """The error that ended it, if any."""
-        return self.sequence.error
+        return self.state.error
 
     def __iter__(self) -> Iterator[Piece]:
         """Pieces as they come. Raises the error that ended the answer, at the end."""
@@ -137,7 +134,7 @@ class Stream:
 
     def poll(self) -> list[Piece]:
         """What has come since the last call, without waiting. If `done` was True before this call, nothing follows."""
-        return self.sequence.read()
+        return self.state.read()
 
     def wait(self, timeout: float | None = None) -> Result:
         """Wait for the end. Raises the error that ended the answer, and TimeoutError after `timeout` seconds."""
@@ -149,7 +146,7 @@ class Stream:
 
     def cancel(self) -> None:
         """End the answer, before the next forward pass. Its text so far stays in `result`."""
-        self._cancel(self.sequence)
+        self._cancel(self.state)
 
     def _run(self) -> Iterator[Piece]:
         try:
@@ -158,7 +155,7 @@ class Stream:
                 yield from self.poll()
                 if done:
                     break
-                self._advance(lambda: self.done or self.sequence.has_news, None)
+                self._advance(lambda: self.done or self.state.has_news, None)
         finally:
             if not self.done:
                 self.cancel()
@@ -171,12 +168,12 @@ class ChatStream(Stream):
 
     def __init__(
         self,
-        sequence: decoding.Sequence,
+        state: RequestState,
         advance: Advance,
-        cancel: Callable[[decoding.Sequence], None],
+        cancel: Callable[[RequestState], None],
         chat: Chat,
     ) -> None:
-        super().__init__(sequence, advance, cancel)
+        super().__init__(state, advance, cancel)
         self._chat = chat
 
     def parser(self) -> AnswerParser:

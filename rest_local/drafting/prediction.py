@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.tree import common_prefix
+from rest_local.llama.placeholders import common_prefix
 from rest_local.retrieval.rows import MAX_MATCH, MAX_VOCABULARY, Rows
 from rest_local.retrieval.segment import Segment
 

@@ -26,8 +26,8 @@ from rest_local.drafting.edit_source import EditSource
 from rest_local.drafting.line_cursor import Spelling
 from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.prediction import Prediction
-from rest_local.drafting.tree import common_prefix
 from rest_local.errors import DatastoreError
+from rest_local.llama.placeholders import common_prefix
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.rows import Int32Array, Rows

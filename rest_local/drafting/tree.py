@@ -2,27 +2,11 @@
 
 Contract: pure data. Nodes are added parent first (`parent[i] < i`, -1 is the root). `layout` orders them depth first
 and the likeliest branch first, so that accepted tokens usually are in neighbouring KV cells (DESIGN.md section 4).
-
-`common_prefix` compares texts of token ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
-
-Tokens = Sequence[int] | NDArray[np.int32]
-
-
-def common_prefix(one: Tokens, other: Tokens) -> int:
-    """The length of the common prefix of two texts. Takes about 1 us for 100 tokens."""
-    limit = min(len(one), len(other))
-    differ = np.flatnonzero(np.asarray(one[:limit], np.int64) != np.asarray(other[:limit], np.int64))
-    return int(differ[0]) if len(differ) else limit
-
 
 ROOT = -1
 

@@ -7,7 +7,7 @@
 - Only texts that are worth it: of LEAST_TOKENS and more, or of a session that has a name.
 - A text has the tokens on disk that it had in memory, so that what follows is evaluated in the same batches: in exact
   settings the answer after a restore has the bits of the one without it.
-- The thread that decodes copies cells, and nothing else; `session_files` hashes, writes and reads in threads of its
+- The thread that decodes copies cells, and nothing else; `saved.CellFiles` hashes, writes and reads in threads of its
   own. A part takes 0.4 ms of it for the demo model (0.4 MB), by the bytes some 5 ms for a model of 8B (16 MB).
 
 Where the memory cannot be cut back (recurrent state), a text is one file: the state after its last token and the
@@ -21,17 +21,15 @@ written.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
 
-from rest_local.drafting.tree import common_prefix
-from rest_local.kv_cache.session_files import PART, Names, SessionFiles, Unusable
+from rest_local.kv_cache.saved import LARGEST_STATE, PART, CellFiles, Cells, Head, Names
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama.placeholders import is_placeholder
+from rest_local.llama.placeholders import common_prefix, is_placeholder
 
 log = logging.getLogger("rest_local.sessions")
 
@@ -42,20 +40,16 @@ LOSS_S = 1.0  # that requests wait at most while a text is saved that a slot is 
 STOP_S = 10.0  # that the end may take; a service manager waits 40 s, 30 of them for answers
 SHARE = 0.05  # of the time of passes that may go into saving idle slots meanwhile
 AHEAD = 4  # parts that are read ahead
-LARGEST_STATE = 1 << 30  # bytes: the state of a text that is one file is copied in memory
 
 
 class Restoring:
     """What is read into a slot. `advance` until it is True."""
 
-    def __init__(self, sessions: Sessions, slot: Slot, names: Sequence[str], n_parts: int) -> None:
-        """`names`: of parts of the slot's text, the first of which begins at or before its first missing token. Those
-        after `n_parts` of the whole text is its end.
-        """
+    def __init__(self, sessions: Sessions, slot: Slot, names: Sequence[str]) -> None:
+        """`names`: of parts of the slot's text, the first of which begins at or before its first missing token."""
         self._sessions, self._slot = sessions, slot
-        self._end_at = n_parts * sessions.files.part
         self._names = deque(names)
-        self._reads: deque[Future[memoryview | None]] = deque()
+        self._reads: deque[Future[Cells | None]] = deque()
         self._begun, self._before = time.perf_counter(), slot.n_past
         self._read_ahead()
 
@@ -70,25 +64,23 @@ class Restoring:
             if not patient and not self._reads[0].done():
                 return False
             try:
-                state = self._reads[0].result(max(over - time.perf_counter(), 0.0))
+                cells = self._reads[0].result(max(over - time.perf_counter(), 0.0))
             except TimeoutError:
                 return False
             self._reads.popleft()
             self._read_ahead()
-            if state is None or not self._add(state):
+            if cells is None or not self._add(cells):
                 break
             if time.perf_counter() >= over and self._reads:
                 return False
         self.end()
         return True
 
-    def _add(self, state: memoryview) -> bool:
+    def _add(self, cells: Cells) -> bool:
         slot, part = self._slot, self._sessions.files.part
-        if slot.n_past < self._end_at:
-            return self._sessions.add_part(slot, state, (slot.n_past // part + 1) * part)
-        tokens, state = end_of(state)
-        end = slot.n_past + common_prefix(tokens, slot.tokens[slot.n_past : -1])
-        return end > slot.n_past and self._sessions.add_part(slot, state, end)
+        begin = slot.n_past // part * part
+        end = begin + common_prefix(cells.head.tokens, slot.tokens[begin:-1])
+        return end > slot.n_past and self._sessions.add_part(slot, cells.records[0], end)
 
     def end(self) -> None:
         """Read no more."""
@@ -102,7 +94,7 @@ class Restoring:
 class Sessions:
     """Those of one context, for the thread that decodes. `shares`: memory can be cut back."""
 
-    def __init__(self, files: SessionFiles, slots: Sequence[Slot], shares: bool) -> None:
+    def __init__(self, files: CellFiles, slots: Sequence[Slot], shares: bool) -> None:
         self.files = files
         self.restored = 0  # tokens
         self.evict: Callable[[], bool] = lambda: False  # free an idle slot, if there is one
@@ -117,7 +109,7 @@ class Sessions:
         """Begin to have more of the text of the slot in it, where there is more on disk. The last token is left to be
         evaluated. None: there is nothing, or it is done.
         """
-        if slot.owner is None:
+        if not slot.is_kept:
             return None
         text = _before_images(slot.tokens[: len(slot.tokens) - 1])
         if len(text) < slot.n_past + LEAST_RESTORED:
@@ -127,7 +119,7 @@ class Sessions:
             return None
         part = self.files.part
         first = slot.n_past // part
-        names = self.files.names(text, slot.owner.id)
+        names = self.files.names(text, slot.user)
         end = first
         while end < len(names.parts) and self.files.has(names.parts[end]):
             end += 1
@@ -137,9 +129,9 @@ class Sessions:
         if self.files.has(names.ends[end]):
             found.append(names.ends[end])
         self.files.touch(found)
-        return Restoring(self, slot, found[first:], end)
+        return Restoring(self, slot, found[first:])
 
-    def add_part(self, slot: Slot, state: memoryview, end: int) -> bool:
+    def add_part(self, slot: Slot, state: bytes, end: int) -> bool:
         """Have a part of the text of a slot in it, up to `end`; where there is no room, in the place of idle slots."""
         while not slot.add_part(state, end):
             if not self.evict():
@@ -154,26 +146,23 @@ class Sessions:
             log.info("restored %d tokens of a session in %.2f s", n, seconds)
 
     def _restore_whole(self, slot: Slot, text: list[int]) -> None:
-        assert slot.owner is not None
         begun, best, best_name = time.perf_counter(), slot.n_past + LEAST_RESTORED - 1, ""
         names: dict[int, str] = {}  # of the beginnings of this text, by their length
         for file in self.files.present():
             for n, name in self._marks_of(file):
                 if best < n <= len(text):
-                    names[n] = names.get(n) or self.files.name_of(text[:n], slot.owner.id)
+                    names[n] = names.get(n) or self.files.name_of(text[:n], slot.user)
                     if names[n] == name:
                         best, best_name = n, file
         if not best_name:
             return
-        state = self.files.get(best_name).result()
-        if state is None:  # then the file is gone: there may be another
+        cells = self.files.get(best_name).result()
+        if cells is None:  # then the file is gone: there may be another
             self._marks[best_name] = []
             self._restore_whole(slot, text)
             return
         self.files.touch([best_name])
-        head, states = whole_of(state)
-        marks = [n for n, _ in head]
-        if slot.load_states(list(zip(marks, states, strict=True)), best):
+        if slot.load_states(list(zip(cells.head.marks, cells.records, strict=True)), best):
             slot.n_saved = slot.n_past
             self.note_restored(best, time.perf_counter() - begun)
 
@@ -183,7 +172,8 @@ class Sessions:
         if marks is None:
             if len(self._marks) > 4096:
                 self._marks.clear()
-            marks = self._marks[file] = self.files.read_head(file, _marks)
+            head = self.files.head(file)
+            marks = self._marks[file] = list(zip(head.marks, head.names, strict=False)) if head else []
         return marks
 
     # Saving
@@ -197,11 +187,10 @@ class Sessions:
         over = time.perf_counter() + seconds
         if not self._is_worth_it(slot):
             return True
-        assert slot.owner is not None
         if not self._shares:
             return self._save_whole(slot)
         text = _before_images(slot.tokens[: slot.n_past])
-        part, names = self.files.part, self.files.names(text, slot.owner.id)
+        part, names = self.files.part, self.files.names(text, slot.user)
         for place, name in enumerate(names.parts[first:], first):
             if not self.files.has(name):
                 if not self.files.wait_for_room(over - time.perf_counter()) or not self.files.writes:
@@ -209,7 +198,7 @@ class Sessions:
                 state = slot.part(place * part, (place + 1) * part)
                 if not state:
                     break  # what follows is of no use without it
-                self.files.put(name, state, place)
+                self._put(name, text[place * part : (place + 1) * part], state, place)
                 if time.perf_counter() >= over:
                     slot.n_saved = (place + 1) * part
                     return False
@@ -223,28 +212,29 @@ class Sessions:
         place = len(names.parts)
         begin = place * self.files.part
         if begin < len(text) and (state := slot.part(begin, len(text))):
-            self.files.put(names.ends[-1], end(text[begin:], state), place)
+            self._put(names.ends[-1], text[begin:], state, place)
+
+    def _put(self, name: str, tokens: Sequence[int], state: bytes, place: int) -> None:
+        self.files.put(name, Head(self.files.made, tokens, "parts", [len(tokens)]), [state], place)
 
     def _is_worth_it(self, slot: Slot) -> bool:
-        owner, least = slot.owner, LEAST_TOKENS
-        if owner is None or not self._saving or not self.files.writes:
+        if not slot.is_kept or not self._saving or not self.files.writes:
             return False
-        if owner.named:
-            least = PART
+        least = PART if slot.is_named else LEAST_TOKENS
         return slot.n_past >= least and slot.n_past > slot.n_saved
 
     def _save_whole(self, slot: Slot) -> bool:
-        assert slot.owner is not None
-        name = self.files.name_of(slot.tokens[: slot.n_past], slot.owner.id)
+        name = self.files.name_of(slot.tokens[: slot.n_past], slot.user)
         if not self.files.has(name) and len(_before_images(slot.tokens)) >= slot.n_past:
             states = slot.states(LARGEST_STATE)
             if states is None:
                 slot.n_saved = slot.n_past
                 return True
-            marks = [(n, self.files.name_of(slot.tokens[:n], slot.owner.id)) for n, _ in states]
+            marks, records = [n for n, _ in states], [state for _, state in states]
+            names = [self.files.name_of(slot.tokens[:n], slot.user) for n in marks]
             self.files.wait_for_room(LOSS_S)
-            self.files.put(name, whole(marks, [state for _, state in states]))
-            self._marks[name] = marks
+            self.files.put(name, Head(self.files.made, [], "states", marks, names), records)
+            self._marks[name] = list(zip(marks, names, strict=True))
         slot.n_saved = slot.n_past
         return True
 
@@ -295,42 +285,3 @@ def _before_images(tokens: list[int]) -> list[int]:
     if not tokens or min(tokens) >= 0:
         return tokens
     return tokens[: next(place for place, token in enumerate(tokens) if is_placeholder(token))]
-
-
-def end(tokens: Sequence[int], state: bytes) -> bytes:
-    """The content of a file of the end of a text: its tokens in a line of JSON, and its state."""
-    return json.dumps(list(tokens)).encode() + b"\n" + state
-
-
-def end_of(content: memoryview) -> tuple[list[int], memoryview]:
-    """What `end` was made of."""
-    head = bytes(content[: 1 << 16]).partition(b"\n")[0]
-    return json.loads(head), content[len(head) + 1 :]
-
-
-def whole(marks: Sequence[tuple[int, str]], states: Sequence[bytes]) -> bytes:
-    """The content of a file of a whole text: a line of JSON, and the states after it."""
-    head = json.dumps({"marks": list(marks), "sizes": [len(state) for state in states]}).encode()
-    return b"".join((head, b"\n", *states))
-
-
-def whole_of(content: memoryview) -> tuple[list[tuple[int, str]], list[memoryview]]:
-    """What `whole` was made of. Raises Unusable."""
-    head = bytes(content[: 1 << 16]).partition(b"\n")[0]
-    try:
-        found = json.loads(head)
-        states, at = [], len(head) + 1
-        for size in found["sizes"]:
-            states.append(content[at : at + size])
-            at += size
-        return [(int(n), str(name)) for n, name in found["marks"]], states
-    except (ValueError, KeyError, TypeError) as error:
-        raise Unusable(f"it is no file of a whole text ({error})") from error
-
-
-def _marks(content: bytes) -> list[tuple[int, str]]:
-    """The marks in the first bytes of a payload; none where it has none."""
-    try:
-        return [(int(n), str(name)) for n, name in json.loads(content.partition(b"\n")[0])["marks"]]
-    except (ValueError, KeyError, TypeError):
-        return []

@@ -18,15 +18,47 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
+from typing import Any, Protocol
 
-from rest_local.drafting.models.drafter import DraftText
-from rest_local.drafting.tree import ROOT, DraftTree, Layout, common_prefix
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
-from rest_local.kv_cache.owner import Owner
 from rest_local.llama.context import Batch
-from rest_local.llama.placeholders import whole
+from rest_local.llama.placeholders import common_prefix, whole
+
+
+class Layout(Protocol):
+    """The order of a tree in a batch: `drafting.tree.Layout`."""
+
+    @property
+    def order(self) -> Sequence[int]: ...
+    @property
+    def low(self) -> Sequence[int]: ...
+    @property
+    def count(self) -> Sequence[int]: ...
+
+
+class Tree(Protocol):
+    """Drafted tokens below the root: `drafting.tree.DraftTree`."""
+
+    @property
+    def token(self) -> Sequence[int]: ...
+    @property
+    def depth(self) -> Sequence[int]: ...
+    @property
+    def root_children(self) -> Sequence[int]: ...
+    @property
+    def children(self) -> Sequence[Sequence[int]]: ...
+    @property
+    def n_leaves(self) -> int: ...
+    def __len__(self) -> int: ...
+
+
+class Follower(Protocol):
+    """What has cells of its own of the same text: `drafting.models.drafter.DraftText`."""
+
+    def restart(self, text: Sequence[int], same: int) -> None: ...
+    def rewind(self, n: int) -> None: ...
+    def share(self, other: Any, n: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -81,9 +113,9 @@ class Slot:
         self.tokens: list[int] = []
         self.n_past = 0
         self.runs = [(0, next(_runs))]
-        self.draft_text: DraftText | None = None  # what a drafting model knows of these cells
-        self.user = ""  # whose text it is: only requests of this user may share it
-        self.owner: Owner | None = None  # for whom the text is kept on disk; None: it is not
+        self.draft_text: Follower | None = None  # what a drafting model knows of these cells
+        self.user = ""  # whose text it is: only requests of this user may share it, or have it restored from disk
+        self.is_kept = self.is_named = False  # on disk; and however short it is
         self.n_saved = 0  # of `n_past`, tokens that were written to disk or need not be
         self.is_idle = True  # no request uses it
         self.idle_since = 0.0  # by `time.monotonic`; 0: in use, or it was never used
@@ -128,19 +160,16 @@ class Slot:
         if self._lacks_window():
             self.clear()
 
-    def save_file(self, path: str | PathLike[str]) -> bool:
-        """Write the cells of the committed tokens to a file; whether that succeeded."""
-        return self.backend.save_file(path, self.first_id, self.tokens[: self.n_past])
+    def own(self, user: str, is_kept: bool, is_named: bool = False) -> None:
+        """The text is that of `user` from now on; `is_kept`, `is_named`: as the attributes."""
+        if not (self.is_kept and is_kept and self.user == user):
+            self.n_saved = 0
+        self.user, self.is_kept, self.is_named = user, is_kept, is_named
 
-    def load_file(self, path: str | PathLike[str]) -> bool:
-        """Have the cells of such a file in the place of those here; whether that succeeded, else the slot is empty."""
+    def begin_anew(self, tokens: list[int]) -> None:
+        """Free the cells; `part` or `states` of this text come next."""
         self.clear()
-        self.saved = ()  # until a text is followed
-        tokens = self.backend.load_file(path, self.first_id)
-        self.tokens, self.n_past, self.runs = tokens, len(tokens), [(0, next(_runs))]
-        self._joined, self._held = 1, [0] * self.n_branches
-        self.checkpoint()
-        return bool(tokens)
+        self.tokens, self.saved, self.n_saved = tokens, (), 0
 
     def part(self, begin: int, end: int) -> bytes:
         """The state of the committed tokens at [begin, end), for `add_part`; nothing where some of them have left a
@@ -291,7 +320,7 @@ class Slot:
         batch.n_ids += [self._joined] * n
         batch.output += [0] * n
 
-    def add_step(self, batch: BatchBuilder, tree: DraftTree, layout: Layout | None) -> None:
+    def add_step(self, batch: BatchBuilder, tree: Tree, layout: Layout | None) -> None:
         """Put the root, which is the next token of the text, and its draft into the batch, with the logits of each."""
         first_id, begin = self.first_id, self.position(self.n_past)
         if tree.n_leaves > self._joined:
@@ -309,13 +338,13 @@ class Slot:
             batch.n_ids += [layout.count[node] for node in layout.order]
             batch.output += [1] * len(layout.order)
 
-    def fill_step(self, tree: DraftTree, layout: Layout | None) -> None:
+    def fill_step(self, tree: Tree, layout: Layout | None) -> None:
         """A batch of this slot's step alone."""
         batch = BatchBuilder()
         self.add_step(batch, tree, layout)
         batch.load(self.backend.batch)
 
-    def accept(self, tree: DraftTree, layout: Layout | None, path: Sequence[int]) -> bool:
+    def accept(self, tree: Tree, layout: Layout | None, path: Sequence[int]) -> bool:
         """Commit the root and the accepted nodes, free the others. False: the cells were lost and must be rebuilt.
 
         The text has the tokens of the accepted nodes after the root, or gets them next.
@@ -328,7 +357,7 @@ class Slot:
         for depth, node in enumerate(path, 1):
             for leaf in range(layout.low[node], layout.low[node] + layout.count[node]):
                 along[leaf] = depth
-        below = bool(tree.children_of(path[-1] if path else ROOT))  # whether the accepted path could go on
+        below = bool(tree.children[path[-1]] if path else tree.root_children)  # whether the accepted path could go on
         if len(path) < len(tree) and not self._remove_rejected(start + 1, along, len(path), below):
             return False
         if path:

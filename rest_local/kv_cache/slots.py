@@ -17,12 +17,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rest_local.kv_cache.backend import Backend
 from rest_local.kv_cache.slot import Slot
 
 WORTH_KEEPING = 0.5  # a slot that shares a smaller part with a prompt is another conversation: kept if possible
 LEAST_SHARED = 16  # tokens: sharing cells costs a pass over all of them for each branch
+
+
+class Restoring(Protocol):
+    """The cells of a text that are read into a slot from elsewhere. See `kv_cache.sessions`."""
+
+    def advance(self, seconds: float, patient: bool) -> bool: ...
+    def end(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,7 @@ class Slots:
         self._per_token = 0.0  # milliseconds that evaluating a token again costs, at the last charge
         self._idle_ms = dict.fromkeys(self.slots, 0.0)  # what a cell has cost since the slot became idle
         self.before_loss: Callable[[Slot], None] = lambda slot: None  # of what an idle slot holds
+        self.restore: Callable[[Slot], Restoring | None] = lambda slot: None  # begins to read more of its text
 
     @property
     def idle_cells(self) -> int:

@@ -18,11 +18,10 @@ leaves below a node are a range.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -447,25 +446,6 @@ class Context:
             return True
         self.remove(seq, 0)
         return False
-
-    def save_file(self, path: str | os.PathLike[str], seq: int, tokens: Sequence[int]) -> bool:
-        """Write the cells of a sequence, and its tokens, to a file for `load_file`. False where that fails; the file is
-        then incomplete. Copies no cells in memory.
-        """
-        ids = (llama_cpp.llama_token * len(tokens))(*tokens)
-        return bool(llama_cpp.llama_state_seq_save_file(self._pointer, os.fsencode(path), seq, ids, len(tokens)))
-
-    def load_file(self, path: str | os.PathLike[str], seq: int) -> list[int]:
-        """Have the cells of a file of `save_file` in a sequence, and return their tokens. If it is not a file of such a
-        context, or does not fit, clears `seq` and returns none. The content is not checked further: damaged cells give
-        wrong logits.
-        """
-        ids, count = (llama_cpp.llama_token * self.n_ctx)(), ctypes.c_size_t()
-        name = os.fsencode(path)
-        read = llama_cpp.llama_state_seq_load_file(self._pointer, name, seq, ids, self.n_ctx, ctypes.byref(count))
-        if not read:
-            self.remove(seq, 0)
-        return list(ids[: count.value]) if read else []
 
     def clear(self) -> None:
         """Free every cell."""

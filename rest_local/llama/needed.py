@@ -42,8 +42,8 @@ BINDINGS = _words("""
     llama_sampler_init_dist llama_sampler_init_greedy llama_sampler_init_logit_bias llama_sampler_init_min_p
     llama_sampler_init_penalties llama_sampler_init_temp llama_sampler_init_top_k llama_sampler_init_top_p
     llama_sampler_reset llama_seq_id llama_set_abort_callback llama_set_adapters_lora llama_set_causal_attn
-    llama_set_n_threads llama_state_seq_get_data_ext llama_state_seq_get_size_ext llama_state_seq_load_file
-    llama_state_seq_save_file llama_state_seq_set_data_ext llama_supports_gpu_offload llama_synchronize llama_token
+    llama_set_n_threads llama_state_seq_get_data_ext llama_state_seq_get_size_ext
+    llama_state_seq_set_data_ext llama_supports_gpu_offload llama_synchronize llama_token
     llama_token_data_array llama_token_data_p llama_token_p llama_token_to_piece llama_tokenize llama_version
     llama_vocab_bos llama_vocab_eos llama_vocab_eot llama_vocab_fim_mid llama_vocab_fim_pre llama_vocab_fim_rep
     llama_vocab_fim_sep llama_vocab_fim_suf llama_vocab_get_add_bos llama_vocab_get_add_eos llama_vocab_get_add_sep

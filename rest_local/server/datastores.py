@@ -92,7 +92,7 @@ def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
     """`decoding.following.reopen`; the next lookup uses what it opened. Must not be called in the engine's thread."""
     following.reopen(engine, also)
     service.run(lambda engine: engine.catch_up())
-    engine.offers.close_retired()
+    engine.swap.close_retired()
 
 
 def _mmap(engine: Engine) -> bool | None:

@@ -19,8 +19,8 @@ from starlette.responses import Response
 
 from rest_local.api.bodies import SlotBody
 from rest_local.api.errors import ApiError
-from rest_local.decoding.slot_files import SlotFiles
 from rest_local.errors import RestLocalError
+from rest_local.kv_cache.saved import NamedSlots
 from rest_local.server.answering import parse
 from rest_local.server.keys import owner_of
 from rest_local.server.operations import Routes, get, post
@@ -76,24 +76,23 @@ async def act(request: HttpRequest) -> Response:
         raise ApiError(status, f"the slot could not be {action}d: {cause}", code=code) from error
 
 
-def _files(state: State, user: str) -> SlotFiles:
+def _files(state: State, user: str) -> NamedSlots:
     service, engine = state.loaded()
-    lane = engine.sessions_lane
-    if lane is None:
-        raise ApiError(501, "start the server with --sessions SIZE", code="sessions_off")
 
     def run(call: Callable[[], T], /) -> T:
         return service.run(lambda engine: call())
 
-    return SlotFiles(lane, run, user)
+    if (files := engine.context.named_slots(run, user)) is None:
+        raise ApiError(501, "start the server with --sessions SIZE", code="sessions_off")
+    return files
 
 
-def _save(files: SlotFiles, number: int, name: str) -> dict[str, Any]:
+def _save(files: NamedSlots, number: int, name: str) -> dict[str, Any]:
     moved = files.save(number, name)
     return {"filename": name, "n_saved": moved.tokens, "n_written": moved.size}
 
 
-def _restore(files: SlotFiles, number: int, name: str) -> dict[str, Any]:
+def _restore(files: NamedSlots, number: int, name: str) -> dict[str, Any]:
     try:
         moved = files.restore(number, name)
     except RestLocalError as error:
@@ -102,11 +101,11 @@ def _restore(files: SlotFiles, number: int, name: str) -> dict[str, Any]:
     return {"filename": name, "n_restored": moved.tokens, "n_read": moved.size}
 
 
-def _erase(files: SlotFiles, number: int, name: str) -> dict[str, Any]:
+def _erase(files: NamedSlots, number: int, name: str) -> dict[str, Any]:
     return {"n_erased": files.erase(number)}
 
 
-_ACTIONS: dict[str, Callable[[SlotFiles, int, str], dict[str, Any]]] = {
+_ACTIONS: dict[str, Callable[[NamedSlots, int, str], dict[str, Any]]] = {
     "save": _save,
     "restore": _restore,
     "erase": _erase,

@@ -134,7 +134,7 @@ class Scoring:
             service.run(lambda engine: part())
 
         def opened(engine: Engine) -> Scorer:
-            self.scorer = self.scorer or Scorer(engine)
+            self.scorer = self.scorer or Scorer(engine.model, engine.settings)
             return self.scorer
 
         scorer = service.run(opened)

@@ -21,8 +21,8 @@ from rest_local.calibration import tuning
 from rest_local.calibration.exactness import LEAST_ROWS, Comparison, SelfTest, guarantees_exactness, plan_segments
 from rest_local.calibration.settings import EXACT
 from rest_local.calibration.tuning import Tuning
-from rest_local.decoding import lane as lane_module
-from rest_local.decoding.lane import Lane
+from rest_local.decoding import decode_context
+from rest_local.decoding.decode_context import DecodeContext
 from rest_local.decoding.service import Service
 from rest_local.errors import DecodeFailed, ModelError
 from rest_local.llama.context import ContextSettings
@@ -213,8 +213,8 @@ def test_a_later_process_knows_that_the_number_of_threads_matters() -> None:
     assert again.counts == {4}
 
 
-class ExactLane:
-    """An exact lane over a fake backend, with an unfinished self-test. `stored`: the tunings that were written."""
+class ExactContext:
+    """An exact context over a fake backend, with an unfinished self-test. `stored`: the tunings that were written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, compute: Compute | None = None, refuse: bool = False) -> None:
         self.opened: list[Any] = []
@@ -237,96 +237,96 @@ class ExactLane:
             self.opened.append(backend)
             return backend
 
-        monkeypatch.setattr(lane_module, "Context", open_context)
+        monkeypatch.setattr(decode_context, "Context", open_context)
         monkeypatch.setattr(tuning, "real_text", lambda *_: TEXT)
-        self.context: Any = FakeBackend(2048)
-        self.context.settings = ContextSettings(n_ctx=2048)
-        self.context.n_ubatch, self.context.close = 64, lambda: None
+        self.backend: Any = FakeBackend(2048)
+        self.backend.settings = ContextSettings(n_ctx=2048)
+        self.backend.n_ubatch, self.backend.close = 64, lambda: None
         begun = SelfTest(FakeBackend(1024), TEXT, 63)
         begun.begin(0.0)
-        self.tuning = Tuning(self.context.settings, FLAT, begun.to_dict(), False)
+        self.tuning = Tuning(self.backend.settings, FLAT, begun.to_dict(), False)
         self.stored: list[str] = []
         monkeypatch.setattr(Tuning, "store", lambda tuning: self.stored.append(tuning.to_json()))
-        self.lane = Lane(model, self.context, self.tuning, exact=True)  # type: ignore[arg-type]
-        self.lane._calibration.enabled = False  # the self-test is the only idle work here
+        self.context = DecodeContext(model, self.backend, self.tuning, exact=True)  # type: ignore[arg-type]
+        self.context._calibration.enabled = False  # the self-test is the only idle work here
 
     def idle(self, rows: int = 10_000) -> None:
         """Use idle time until `rows` rows are compared or no work is left."""
-        while self.lane.has_idle_work and self.tuning.rows_compared < rows:
-            self.lane.use_idle_time(0.0)
+        while self.context.has_idle_work and self.tuning.rows_compared < rows:
+            self.context.use_idle_time(0.0)
 
 
 def test_drafting_starts_when_all_rows_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = ExactLane(monkeypatch)
-    lane = exact.lane
-    assert lane.capability.kind == "none"
-    assert "of 384 rows" in lane.capability.reason
-    assert not lane.warnings
-    sequence = sequence_of(exact.context, [1, 2, 3], 40)
-    lane.scheduler.submit(sequence)
-    lane.scheduler.step()
+    exact = ExactContext(monkeypatch)
+    context = exact.context
+    assert context.capability.kind == "none"
+    assert "of 384 rows" in context.capability.reason
+    assert not context.warnings
+    sequence = sequence_of(exact.backend, [1, 2, 3], 40)
+    context.scheduler.submit(sequence)
+    context.scheduler.step()
     assert sequence.is_admitted
     exact.idle(rows=300)
-    assert (lane.capability.kind, lane.tuning.exact) == ("none", False)
+    assert (context.capability.kind, context.tuning.exact) == ("none", False)
     assert not any(Tuning.from_json(text).exact for text in exact.stored)
     exact.idle()
-    assert (lane.capability.kind, lane.tuning.exact) == ("chain", True)
+    assert (context.capability.kind, context.tuning.exact) == ("chain", True)
     assert not sequence.done
-    assert lane.scheduler.forward.capability.kind == "chain", "in the next pass of this request, too"
+    assert context.scheduler.forward.capability.kind == "chain", "in the next pass of this request, too"
     assert Tuning.from_json(exact.stored[-1]).exact
     assert not exact.opened
-    assert not lane.warnings
+    assert not context.warnings
 
 
 def test_a_caller_that_waits_gets_the_whole_test_and_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    lane = ExactLane(monkeypatch).lane
-    lane.compare(0.0)
-    assert lane.has_idle_work
-    assert lane.capability.kind == "none"
-    lane.compare(math.inf)
-    assert not lane.has_idle_work
-    assert lane.capability.kind == "chain"
+    context = ExactContext(monkeypatch).context
+    context.compare(0.0)
+    assert context.has_idle_work
+    assert context.capability.kind == "none"
+    context.compare(math.inf)
+    assert not context.has_idle_work
+    assert context.capability.kind == "chain"
 
 
 def test_a_difference_found_later_leaves_drafting_off_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    exact = ExactLane(monkeypatch, rounds_after(150))
+    exact = ExactContext(monkeypatch, rounds_after(150))
     with caplog.at_level(logging.WARNING):
         exact.idle()
         exact.idle()
-    assert exact.lane.capability.kind == "none"
-    assert len(exact.lane.warnings) == len(caplog.records) == 1
-    assert "decoding plainly" in exact.lane.warnings[0]
+    assert exact.context.capability.kind == "none"
+    assert len(exact.context.warnings) == len(caplog.records) == 1
+    assert "decoding plainly" in exact.context.warnings[0]
     kept = Tuning.from_json(exact.stored[-1])
     assert not kept.exact
-    assert kept.unsuitable == [exact.context.settings]
+    assert kept.unsuitable == [exact.backend.settings]
     assert not exact.opened
 
 
 def test_a_self_test_without_memory_leaves_drafting_off_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = ExactLane(monkeypatch, refuse=True)
+    exact = ExactContext(monkeypatch, refuse=True)
     exact.idle()
-    assert exact.lane.capability.kind == "none"
+    assert exact.context.capability.kind == "none"
     assert not exact.tuning.exact
-    assert len(exact.lane.warnings) == 1
-    assert "no memory" in exact.lane.warnings[0]
+    assert len(exact.context.warnings) == 1
+    assert "no memory" in exact.context.warnings[0]
 
 
 def test_the_background_test_takes_its_share_of_the_time_of_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = ExactLane(monkeypatch)
+    exact = ExactContext(monkeypatch)
     for _ in range(5):
-        exact.lane.after_pass(0.0)
+        exact.context.after_pass(0.0)
     assert not exact.opened  # no time is earned yet
-    exact.lane.after_pass(1e6)
+    exact.context.after_pass(1e6)
     assert exact.opened[0].calls == 1
-    while exact.lane.has_idle_work:
-        exact.lane.after_pass(1e6)
+    while exact.context.has_idle_work:
+        exact.context.after_pass(1e6)
     assert exact.tuning.exact
 
 
 def test_a_stored_guarantee_on_too_few_rows_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = ExactLane(monkeypatch)
+    exact = ExactContext(monkeypatch)
     exact.idle()
     whole = exact.tuning
     assert Tuning.from_json(whole.to_json()).exact
@@ -352,7 +352,7 @@ def test_settings_with_a_difference_are_not_chosen_again(
         for _ in range(6):
             with Engine.load(path, n_ctx=256, threads=1, exact=True) as engine:
                 tried.append((engine.settings["flash_attention"], engine.settings["cache_type_k"]))
-                while engine._core.use_idle_time(1.0):
+                while engine.use_idle_time(1.0):
                     pass
                 assert engine.capability.kind == "none"
                 assert len(engine.warnings) == 1
@@ -373,21 +373,21 @@ def test_the_first_answer_on_a_slow_machine_is_plain_and_a_service_completes_the
     path = tiny_model("llama", quant="Q8_0")
     with Engine.load(path, n_ctx=1024, threads=1, exact=True) as engine:
         assert engine.capability.kind == "none"
-        assert engine.self_test["rows"] == 4
+        assert engine.context.tuning.self_test["rows"] == 4
         stream = engine.generate([1, 2, 3] * 20, max_tokens=12, policy="rest")
         assert sum(len(piece.text) > 0 for piece in stream) > 0
         assert stream.statistics.drafted == 0
     with Engine.load(path, n_ctx=1024, threads=1, exact=True) as engine:
-        began_with = engine.self_test["rows"]
+        began_with = engine.context.tuning.self_test["rows"]
         assert 4 <= began_with < 384
         service = Service(engine)
         try:
             for _ in range(10_000):
                 if service.run(lambda engine: engine.capability.kind) == "chain":
                     break
-            assert engine.self_test["exact"]
+            assert engine.context.tuning.self_test["exact"]
         finally:
             service.close()
     with Engine.load(path, n_ctx=1024, threads=1, exact=True) as engine:
         assert engine.capability.kind == "chain"
-        assert engine.self_test["rows"] == 384
+        assert engine.context.tuning.self_test["rows"] == 384

@@ -16,7 +16,7 @@ from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
 from rest_local.calibration.measuring import Measured, Timing, measure
 from rest_local.calibration.settings import EXACT, FAST, candidates, settings_for
 from rest_local.calibration.tuning import Tuning
-from rest_local.decoding.core import key_of
+from rest_local.decoding.opening import key_of
 from rest_local.errors import ModelError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.options import Adapter, ModelOptions, Rope
@@ -142,11 +142,11 @@ def test_the_first_run_times_few_steps_and_stays_provisional(tiny_model: TinyMod
         engine = Engine.load(path, n_ctx=256)
     with engine:
         assert 0 < sum(spent) <= 15
-        assert engine.calibration["state"] == "provisional"
-        assert engine.calibration["estimated_from"]
-        assert engine.self_test == {}
-        engine.compare()
-        assert engine.self_test["rows"] >= 24
+        assert engine.context.tuning.state()["state"] == "provisional"
+        assert engine.context.tuning.state()["estimated_from"]
+        assert engine.context.tuning.self_test == {}
+        engine.context.compare()
+        assert engine.context.tuning.self_test["rows"] >= 24
     (file,) = stored()
     assert json.loads(file.read_text())["final"] is False
 
@@ -166,7 +166,7 @@ def test_another_context_size_or_slot_count_needs_no_new_measurement(
     for n_ctx, slots, cells in ((128, 1, None), (512, 3, None), (256, 2, 300)):
         with Engine.load(tuned_model, n_ctx=n_ctx, slots=slots, cells=cells) as engine:
             assert engine.n_ctx == n_ctx
-            assert len(engine._core.slots) == slots
+            assert len(engine.slots) == slots
             assert len(_generate(engine)) > 0
     assert len(stored()) == 1
 
@@ -202,7 +202,7 @@ def test_a_damaged_file_is_measured_again_with_a_warning(tuned_model: Path, capl
         file.write_text(text)
         caplog.clear()
         with Engine.load(tuned_model, n_ctx=128) as engine:
-            assert (engine.cost_curve.at(100) > 0).all()
+            assert (engine.context.tuning.curve.at(100) > 0).all()
         assert "measuring again" in caplog.text
         assert Tuning.from_json(file.read_text()).curve
 
@@ -237,14 +237,14 @@ def test_a_thorough_measurement_is_stored_if_it_is_complete(
     found = Measured(steep, complete, noise, 0.0)
     monkeypatch.setattr(tuning, "measure", lambda *_, **__: found)
     with Engine.load(path, n_ctx=256) as engine:
-        before = engine.cost_curve.expected(64)[0]
-        assert engine.tune() is found
+        before = engine.context.tuning.curve.expected(64)[0]
+        assert engine.context.tune() is found
     with Engine.load(path, n_ctx=256) as engine:
-        plain = engine.cost_curve.expected(64)[0]
+        plain = engine.context.tuning.curve.expected(64)[0]
         if complete:
             assert plain == pytest.approx(500.0)
-            assert engine.calibration["estimated_from"] is None
+            assert engine.context.tuning.state()["estimated_from"] is None
         else:
             assert before < plain
-            assert engine.calibration["state"] == "provisional"
-            assert engine.calibration["estimated_from"]
+            assert engine.context.tuning.state()["state"] == "provisional"
+            assert engine.context.tuning.state()["estimated_from"]

@@ -271,7 +271,7 @@ def test_save_load_and_list(talk: Talk, data: Path, said: Said, monkeypatch: pyt
 def test_datastores_are_added_removed_and_listed(
     talk: Talk, engine: FakeEngine, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from rest_local.decoding import core
+    from rest_local.decoding import opening
 
     closed: list[str] = []
 
@@ -281,7 +281,7 @@ def test_datastores_are_added_removed_and_listed(
             raise DatastoreNotFound(name)
         return [SimpleNamespace(path=tmp_path / "stores" / name, close=lambda: closed.append(name))]
 
-    monkeypatch.setattr(core, "open_datastores", opened)
+    monkeypatch.setattr(opening, "open_datastores", opened)
     perform(talk, "/datastore")
     assert said() == "drafted from: none\n"
     perform(talk, "/datastore add mycode")

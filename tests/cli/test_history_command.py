@@ -14,7 +14,7 @@ from fake_cli_engine import FakeEngine
 
 from rest_local.cli import terminal
 from rest_local.cli.chat.conversation import NamedSession
-from rest_local.decoding.core import acceptance_path
+from rest_local.decoding.opening import acceptance_path
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval import History, VocabularyId, history_home, list_histories
 
@@ -190,7 +190,7 @@ def test_prompts_are_forgotten_wherever_they_are(call: Call, two: Path) -> None:
     secret = b"the secret"
     data, cache = two.parent, two.parent.parent / "cache"
     kept = [
-        *(data / "sessions" / name for name in ("mine.json", "mine.cells", "mine.cells.about", "my.other.cells")),
+        *(data / "sessions" / name for name in ("mine.json", "mine.cells", "my.other.cells")),
         *(folder / f".rest-local-new-{'1' * 16}" for folder in (data, data / "sessions", cache / "sessions" / "f00d")),
         data / "chat_history",
         cache / "sessions" / "f00d" / "1234.cells",

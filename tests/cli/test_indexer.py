@@ -199,8 +199,8 @@ def test_what_will_be_drafted_from_is_announced(code: Code, capsys: pytest.Captu
 def test_an_engine_uses_the_code_when_it_is_ready(code: Code) -> None:
     with opening.open_engine(EngineConfig(n_ctx=256), Live(code)) as engine:
         used = threading.Event()
-        engine.offers.told = used.set
-        assert engine.datastores or engine.offers or used.wait(120)
+        engine.swap.on_change = used.set
+        assert engine.datastores or engine.swap or used.wait(120)
         list(engine.generate("x", max_tokens=2))
         assert [store.path.name for store in engine.datastores] == [code.name]
     with opening.open_engine(EngineConfig(n_ctx=256, policy="off"), Live(code)) as engine:
@@ -212,9 +212,9 @@ def test_a_watched_datastore_may_come_later(code: Code, capsys: pytest.CaptureFi
     with opening.open_engine(config, Live(watch=True)) as engine:
         assert "not-there-yet cannot be used yet" in capsys.readouterr().err
         used = threading.Event()
-        engine.offers.told = used.set
+        engine.swap.on_change = used.set
         build_datastore("not-there-yet", [code.root], vocabulary=engine.model.vocabulary)
-        assert engine.offers or used.wait(120)
+        assert engine.swap or used.wait(120)
 
 
 @pytest.mark.parametrize(("tokens", "text"), [(812, "812 tokens of 3 files"), (1_234_567, "1.2 M tokens of 3 files")])

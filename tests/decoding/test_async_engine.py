@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rest_local import Engine
-from rest_local.decoding.async_engine import AsyncEngine, _in_thread
+from rest_local.decoding.service import AsyncEngine, _in_thread
 from rest_local.errors import ModelNotFound, OptionError, QueueFull, ServiceClosed
 from rest_local.paths import demo_model
 

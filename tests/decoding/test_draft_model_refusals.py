@@ -18,7 +18,7 @@ from support.fake_sources import always_draft
 from benchmarks.gguf_file import byte_vocabulary, write
 from benchmarks.tiny import tiny
 from rest_local import Engine
-from rest_local.decoding.lane import Lane
+from rest_local.decoding.decode_context import DecodeContext
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, open_drafter
 from rest_local.errors import ModelError, ModelInvalid, ModelNotFound, OptionError
@@ -151,10 +151,10 @@ def test_a_lack_of_memory_is_a_refusal(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_draft_model_that_takes_the_memory_of_the_model_is_closed(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Lane.open
+    real = DecodeContext.open
     closed: list[Opener] = []
 
-    def without_room(*arguments: Any, opener: Opener = NO_DRAFTER, **options: Any) -> Lane:
+    def without_room(*arguments: Any, opener: Opener = NO_DRAFTER, **options: Any) -> DecodeContext:
         if opener is not NO_DRAFTER:
             close = opener.close
             monkeypatch.setattr(opener, "close", lambda: (closed.append(opener), close()))
@@ -162,7 +162,7 @@ def test_a_draft_model_that_takes_the_memory_of_the_model_is_closed(
         assert closed
         return real(*arguments, opener=opener, **options)
 
-    monkeypatch.setattr(Lane, "open", without_room)
+    monkeypatch.setattr(DecodeContext, "open", without_room)
     with Engine.load(target, n_ctx=256, threads=1, draft_model=target) as engine:
         assert engine.settings["draft_model"] is None
         (line,) = engine.warnings
@@ -171,10 +171,10 @@ def test_a_draft_model_that_takes_the_memory_of_the_model_is_closed(
 
 
 def test_a_model_without_room_for_itself_is_still_an_error(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_room(*_: Any, **__: Any) -> Lane:
+    def without_room(*_: Any, **__: Any) -> DecodeContext:
         raise ModelError("model m.gguf: no context of 256 tokens")
 
-    monkeypatch.setattr(Lane, "open", without_room)
+    monkeypatch.setattr(DecodeContext, "open", without_room)
     with pytest.raises(ModelError, match="no context"):
         Engine.load(target, n_ctx=256, threads=1, draft_model=target)
 
@@ -190,11 +190,11 @@ def test_a_full_context_is_told_once_and_generation_goes_on(
         caplog.at_level(logging.WARNING, "rest_local.drafting"),
         Engine.load(target, n_ctx=256, threads=1, draft_model=short) as engine,
     ):
-        small = engine._core.lane.drafter
+        small = engine.context.drafter
         assert isinstance(small, DraftModel)
         for _ in range(2):
             assert answer(engine, 100) == expected
-        assert engine._core.totals.by_source["model"]["drafted"] > 0
+        assert engine.totals.by_source["model"]["drafted"] > 0
         assert not small.failed
     (line,) = [record.getMessage() for record in caplog.records if record.name == "rest_local.drafting"]
     assert f"draft model {short}: its context of 160 tokens is full" in line
@@ -224,7 +224,7 @@ def test_numbers_that_turn_bad_later_end_the_drafting_with_one_line(
         caplog.at_level(logging.WARNING, "rest_local.drafting"),
         Engine.load(target, n_ctx=256, threads=1, draft_model=target) as engine,
     ):
-        small = engine._core.lane.drafter
+        small = engine.context.drafter
         assert isinstance(small, DraftModel)
         monkeypatch.setattr(small.context, "logits", lambda n: np.full((n, small.model.n_vocab), np.nan, np.float32))
         for _ in range(2):

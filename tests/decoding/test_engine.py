@@ -121,7 +121,7 @@ def test_fast_output_differs_at_most_at_near_ties(
         engine.forget()
         stream = engine.generate(prefix, max_tokens=1, policy="off")
         next(iter(stream))
-        row = engine._core.lane.context.logits(1)[0]
+        row = engine.context.backend.logits(1)[0]
         spread = float(row.max() - row.min())
         assert abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]])) < 0.05 * spread
 
@@ -182,11 +182,11 @@ def test_a_request_drafts_from_what_is_open_when_it_begins(
         store = parrot(engine, PROMPT)
     with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
         for names in (None, ("parrot",)):
-            job = engine._core.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
+            job = engine.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
             engine.datastores[0].close()
-            engine._core.datastores = [Datastore.open(store)]
-            engine._core.submit(job)
-            assert not all(engine._core.step() for _ in range(1000)), "it ends"
+            engine.datastores = [Datastore.open(store)]
+            engine.submit(job)
+            assert not all(engine.step() for _ in range(1000)), "it ends"
             assert job.result.draft.by_source["datastore"].accepted > 20
 
 
@@ -199,16 +199,16 @@ def test_requests_under_way_go_on_with_datastores_that_were_opened_anew(
     with Engine.load(model, n_ctx=512, exact=True) as engine:
         store = parrot(engine, PROMPT)
     with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
-        job = engine._core.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
-        engine._core.submit(job)
+        job = engine.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
+        engine.submit(job)
         while not job.result.tokens:
-            engine._core.step()
+            engine.step()
         before = len(job.result.tokens)
         old = list(engine.datastores)
-        engine._core.use([Datastore.open(store)])
+        engine.use_datastores([Datastore.open(store)])
         for closed in old:
             closed.close()
-        while engine._core.step():
+        while engine.step():
             pass
         accepted = sum(source == "datastore" for source in job.result.sources[before:])
         assert accepted > 20
@@ -263,7 +263,7 @@ def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=True) as engine:
         wanted = finish(engine, PROMPT, 30).tokens
         engine.forget()
-        context, calls = engine._core.lane.context, itertools.count()
+        context, calls = engine.context.backend, itertools.count()
         decode = context.decode
 
         def broken_off() -> int:
@@ -374,18 +374,20 @@ def test_what_was_measured_is_kept_and_a_damaged_file_is_measured_again(
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))  # other tests keep what they measured
     model = tiny_model("qwen2", quant="Q8_0")
     with Engine.load(model, n_ctx=320) as engine:
-        table = engine.cost_curve.table()
+        table = engine.context.tuning.curve.table()
         assert {row["n"] for row in table} >= {1, 8, 64}
         assert all(row["ms"] > 0 for row in table)
     files = list((cache_dir() / "tuning").glob("*.json"))
     with Engine.load(model, n_ctx=200, slots=2) as engine:  # neither changes what a step costs
-        assert [row["ms"] for row in engine.cost_curve.table()] == pytest.approx([row["ms"] for row in table], rel=1e-3)
+        assert [row["ms"] for row in engine.context.tuning.curve.table()] == pytest.approx(
+            [row["ms"] for row in table], rel=1e-3
+        )
     assert sorted((cache_dir() / "tuning").glob("*.json")) == sorted(files)
     for damage in ("", "{}", "[1]", '{"format": 2, "settings": {"n_ctx": "x"}}', "\0" * 100):
         for file in files:
             file.write_text(damage)
         with caplog.at_level(logging.WARNING, "rest_local.tuning"), Engine.load(model, n_ctx=320) as engine:
-            assert (engine.cost_curve.at(64) > 0).all()
+            assert (engine.context.tuning.curve.at(64) > 0).all()
         assert "measuring again" in caplog.text
         caplog.clear()
 
@@ -476,9 +478,9 @@ def test_exact_log_probabilities_are_the_same_with_drafts(
         for policy in ("off", "auto"):
             engine.forget()
             request = Request(engine.tokenize(PROMPT), max_tokens=100, policy=policy, logprobs=4)
-            job = engine._core.prepare(request)
-            engine._core.submit(job)
-            assert not all(engine._core.step() for _ in range(1000)), "it ends"
+            job = engine.prepare(request)
+            engine.submit(job)
+            assert not all(engine.step() for _ in range(1000)), "it ends"
             told[policy] = job.result
     assert told["auto"].draft.accepted > 40
     assert len(told["off"].logprobs) == len(told["off"].tokens) == 100
@@ -499,7 +501,7 @@ def test_no_mmap_reaches_datastores_and_history(
         for store in engine.datastores:
             assert bool(store._maps) == mmap
         finish(engine, PROMPT, 5)
-        earlier = engine._core._persisted
+        earlier = engine._persisted
         assert earlier is not None
         earlier.history.commit()
         assert earlier.history._store is not None
@@ -507,4 +509,4 @@ def test_no_mmap_reaches_datastores_and_history(
         for file in path.glob("*.bin"):
             os.truncate(file, 0)
         assert finish(engine, PROMPT, 5, policy="rest").tokens
-        assert len(engine._core._failed_stores) == int(mmap)
+        assert len(engine.context.failed_stores) == int(mmap)

@@ -67,7 +67,7 @@ def test_an_iterator_that_is_left_frees_the_slots(engine: Engine) -> None:
     requests = engine.batch(requests_of(engine))
     next(requests)
     requests.close()
-    assert not engine._core.lane.scheduler.busy
+    assert not engine.context.scheduler.busy
     assert len(list(engine.batch(requests_of(engine)))) == len(PROMPTS)
 
 
@@ -88,7 +88,7 @@ def test_requests_are_taken_as_slots_become_free(engine: Engine) -> None:
 
 def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: Engine) -> None:
     """No reader waits for the next token, so no prompt is cut into parts."""
-    scheduler, evaluated = engine._core.lane.scheduler, []
+    scheduler, evaluated = engine.context.scheduler, []
     real, before = scheduler.forward.step, scheduler.stall_ms
 
     def step(running: Any, parts: Any, *more: Any) -> Any:
@@ -113,7 +113,7 @@ def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: 
 
 
 def test_requests_that_are_cancelled_do_not_end(engine: Engine) -> None:
-    batch = Batch(engine._core)
+    batch = Batch(engine)
     numbers = [batch.add(request) for request in requests_of(engine, 3)]
     batch.cancel(numbers[:2])
     ended = []

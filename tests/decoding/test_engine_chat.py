@@ -106,8 +106,8 @@ def test_what_cannot_go_together_is_refused(engine: Engine, wrong: dict[str, obj
 
 def test_a_context_shift_keeps_the_system_prompt(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Request] = []
-    prepare = engine._core.prepare
-    monkeypatch.setattr(engine._core, "prepare", lambda request: made.append(request) or prepare(request))  # type: ignore[func-returns-value]
+    prepare = engine.prepare
+    monkeypatch.setattr(engine, "prepare", lambda request: made.append(request) or prepare(request))  # type: ignore[func-returns-value]
     for options in ({}, {"context_shift": True}, {"context_shift": True, "keep_tokens": 3}):
         engine.chat([SYSTEM, *QUESTION], max_tokens=1, **options)  # type: ignore[arg-type]
     none, kept, given = (request.keep_tokens for request in made)

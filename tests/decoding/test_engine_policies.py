@@ -50,16 +50,16 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
     for drafter in (tiny_model("llama", quant="Q8_0"), other):
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
             assert engine.settings["draft_model"] == str(drafter)
-            small = engine._core.lane.drafter
+            small = engine.context.drafter
             assert isinstance(small, DraftModel)
             for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
                 alone = answer(engine, policy="off", sampling=sampling)
                 assert answer(engine, policy="auto", sampling=sampling) == alone
-                said = engine._core.totals.by_source["model"]
+                said = engine.totals.by_source["model"]
                 assert said["drafted"] > 0
             if drafter is not other and name == "llama":
                 assert said["accepted"] > 50
-                assert engine._core.lane.auto.model_stats.promise(0) > 0.5  # random weights are not confident
+                assert engine.context.auto.model_stats.promise(0) > 0.5  # random weights are not confident
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])

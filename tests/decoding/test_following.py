@@ -15,8 +15,7 @@ import pytest
 from support.fake_sources import always_draft
 
 from rest_local import Engine
-from rest_local.decoding.following import Follower, reopen
-from rest_local.decoding.offers import Offers
+from rest_local.decoding.following import DatastoreSwap, Follower, reopen
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.planning.auto import Auto
@@ -35,10 +34,10 @@ class StubEngine:
     def __init__(self, *paths: Path) -> None:
         self.model: Any = SimpleNamespace(vocabulary=SimpleNamespace(identity=TOY), options=SimpleNamespace(mmap=True))
         self.datastores = [Datastore.open(path) for path in paths]
-        self.offers = Offers()
+        self.swap = DatastoreSwap()
 
     def take(self) -> list[Datastore]:
-        self.datastores = self.offers.take(self.datastores)
+        self.datastores = self.swap.take(self.datastores)
         return self.datastores
 
 
@@ -66,7 +65,7 @@ def test_a_new_commit_is_used_from_the_next_step_on(store: Path) -> None:
     (before,) = engine.datastores
     follower = Follower(engine)
     follower.look()
-    assert not engine.offers, "nothing is new"
+    assert not engine.swap, "nothing is new"
     write(store, "b")
     follower.look()
     assert names(engine) == [["a"]]
@@ -86,7 +85,7 @@ def test_commits_of_an_idle_engine_do_not_pile_up(store: Path) -> None:
     for name in "bcd":
         write(store, name)
         follower.look()
-        opened += [other for other in engine.offers.current(engine.datastores) if other not in opened]
+        opened += [other for other in engine.swap.current(engine.datastores) if other not in opened]
     assert [bool(other.segments) for other in opened] == [False, False, True]
     engine.take()
     assert names(engine) == [["a", "b", "c", "d"]]
@@ -123,10 +122,10 @@ def test_what_could_not_be_opened_is_tried_again_later(store: Path, monkeypatch:
     kept = missing.with_name("kept")
     missing.rename(kept)
     follower.look()
-    assert not engine.offers
+    assert not engine.swap
     kept.rename(missing)
     follower.look()
-    assert not engine.offers, "not at every look"
+    assert not engine.swap, "not at every look"
     clock = SimpleNamespace(monotonic=lambda: 1e12)  # not that of event loops, whose timers would never end
     monkeypatch.setattr("rest_local.decoding.following.time", clock)
     follower.look()
@@ -141,7 +140,7 @@ def test_a_datastore_that_is_built_later_is_opened_then(tmp_path: Path, caplog: 
     follower.look()
     build(path, [("x", np.arange(5))], vocabulary=VocabularyId("cd" * 32, 1000, "other"))
     follower.look()
-    assert not engine.offers, "its first commit is for another vocabulary"
+    assert not engine.swap, "its first commit is for another vocabulary"
     assert not caplog.records
     build(path, [("a", np.arange(5))], vocabulary=TOY)
     follower.look()
@@ -213,12 +212,12 @@ def test_offers_after_the_end_are_closed(store: Path) -> None:
     engine = StubEngine(store)
     follower = Follower(engine)
     follower.look()
-    engine.offers.close()
+    engine.swap.close()
     write(store, "b")
     late = Datastore.open(store)
-    engine.offers.offer(store, late)
-    engine.offers.close_retired()
-    assert not engine.offers
+    engine.swap.offer(store, late)
+    engine.swap.close_retired()
+    assert not engine.swap
     assert not late.segments
 
 
@@ -257,21 +256,21 @@ def test_a_saved_file_is_drafted_from_while_the_request_runs(following: Engine) 
     while len(stream.result.tokens) < 20:
         next(pieces)
     assert "datastore" not in stream.result.draft.by_source
-    cached = engine._core.slots[0].n_past
+    cached = engine.slots[0].n_past
     save(engine, [*engine.tokenize(PROMPT), *said])
-    assert engine._core.follower is not None
-    engine._core.follower.look()
+    assert engine.follower is not None
+    engine.follower.look()
     list(pieces)
     assert stream.result.tokens == said
     assert stream.result.draft.by_source["datastore"].accepted > 20
-    assert cached <= engine._core.slots[0].n_past, "the cells stay"
+    assert cached <= engine.slots[0].n_past, "the cells stay"
 
 
 @pytest.mark.usefixtures("keen")
 def test_the_thread_notices_a_commit_by_itself(following: Engine) -> None:
     engine = following
     noticed = threading.Event()
-    engine.offers.told = noticed.set
+    engine.swap.on_change = noticed.set
     save(engine, [1, 2, 3])
     engine.look_for_commits()
     assert noticed.wait(60)
@@ -284,8 +283,8 @@ def test_an_idle_service_lets_go_of_the_old_commit(following: Engine) -> None:
     with Service(engine) as service:
         (old,) = engine.datastores
         taken = threading.Event()
-        told = engine.offers.told
-        engine.offers.told = lambda: (told(), taken.set())  # type: ignore[func-returns-value]
+        told = engine.swap.on_change
+        engine.swap.on_change = lambda: (told(), taken.set())  # type: ignore[func-returns-value]
         save(engine, [1, 2, 3])
         engine.look_for_commits()
         assert taken.wait(60)
@@ -303,8 +302,8 @@ def test_a_datastore_that_is_not_there_yet_can_be_awaited(tmp_path: Path, tiny_m
     ):
         assert engine.datastores == []
         build(path, [("a", np.arange(1, 9))], vocabulary=engine.model.vocabulary.identity)
-        assert engine._core.follower is not None
-        engine._core.follower.look()
+        assert engine.follower is not None
+        engine.follower.look()
         stream = service.submit(Request(engine.tokenize(PROMPT), max_tokens=3, datastores=("later",)))
         assert stream.wait(60).tokens
         assert [store.path for store in engine.datastores] == [path]

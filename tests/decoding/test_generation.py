@@ -15,7 +15,7 @@ from support.fake_sequences import TREE, Alone
 from support.fake_sources import SHAPES, Fortune, Keen, fortune
 from support.prices import FLAT
 
-from rest_local.decoding.counts import PassClock
+from rest_local.decoding.results import PassClock
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
@@ -283,7 +283,9 @@ def test_what_drafting_took_is_the_lookups_or_the_drafts(
     step, which are booked with the next one.
     """
     ticks = count()
-    monkeypatch.setattr("rest_local.decoding.sequence.time", SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks)))
+    monkeypatch.setattr(
+        "rest_local.decoding.request_state.time", SimpleNamespace(perf_counter=lambda: 0.01 * next(ticks))
+    )
     monkeypatch.setattr("rest_local.decoding.forward.time", SimpleNamespace(perf_counter=lambda: 0.0))
     clerk = Clerk(drafted, lookup_us)
     backend = FakeBackend()

@@ -69,7 +69,7 @@ def asked(engine: Engine, prompt: str, n: int = 40, **options: Any) -> Request:
 
 def drafted(engine: Engine) -> tuple[int, int]:
     """Tokens of the drafting model that were drafted, and accepted."""
-    counts = engine._core.totals.by_source.get("model", {"drafted": 0, "accepted": 0})
+    counts = engine.totals.by_source.get("model", {"drafted": 0, "accepted": 0})
     return counts["drafted"], counts["accepted"]
 
 
@@ -123,7 +123,7 @@ def test_several_requests_share_passes(files: tuple[Path, Path | None], monkeypa
         alone_said = [service.submit(asked(engine, prompt, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
         own = service.submit(asked(engine, PROMPTS[0], exact=True, policy="off")).wait(60)
         assert own.tokens == exact
-        lanes = list(engine._core.lanes)
+        lanes = engine.contexts
         assert len(lanes) == 2
         drafter = lanes[0].drafter
         assert drafter is not None
@@ -174,7 +174,7 @@ def test_a_head_follows_a_shared_prefix(kind: str, folder: Path) -> None:
             pytest.skip("hybrid memory shares no cells")
         long = service.submit(asked(engine, turn + "a", 200))
         next(iter(long))
-        head = engine._core.lane.drafter
+        head = engine.context.drafter
         assert isinstance(head, Head)
         stream = service.submit(asked(engine, turn + "b"))
         next(iter(stream))
@@ -198,10 +198,10 @@ def test_loaded_cells(files: tuple[Path, Path | None], tmp_path: Path) -> None:
     """What drafts has not seen that text; it goes on from there."""
     with opened(files, exact=True) as engine:
         turn = [*engine.tokenize(PROMPT), *answer(engine, PROMPT, 8).tokens, *engine.tokenize("\nx = 1\n")]
-        assert engine.save_cells(tmp_path / "cells")
+        assert engine.context.save_cells(tmp_path / "cells")
         wanted = answer(engine, turn, policy="off").tokens
     with opened(files, exact=True) as engine:
-        assert engine.load_cells(tmp_path / "cells")
+        assert engine.context.load_cells(tmp_path / "cells")
         result = answer(engine, turn)
         assert result.tokens == wanted
         assert result.timings.cached_tokens > 0
@@ -248,7 +248,7 @@ def test_passes_that_are_broken_off(files: tuple[Path, Path | None], monkeypatch
                 assert service.submit(asked(engine, PROMPT, 100)).wait(60).tokens == wanted
         assert service.submit(asked(engine, PROMPT, 100)).wait(60).tokens == wanted
         assert drafted(engine)[0] > 20
-        drafter = engine._core.lane.drafter
+        drafter = engine.context.drafter
         assert drafter is not None
         assert not drafter.failed
         assert len({*aborted}) == 2
@@ -280,7 +280,7 @@ def test_an_interrupt_at_every_decode(files: tuple[Path, Path | None], monkeypat
             left[0] = 0
             assert answer(engine, PROMPT).tokens == wanted
         assert interrupts > 10
-        drafter = engine._core.lane.drafter
+        drafter = engine.context.drafter
         assert drafter is not None
         assert not drafter.failed
         assert drafted(engine)[1] > 10

@@ -88,7 +88,7 @@ def refusal(engine: Engine, path: Path, caplog: pytest.LogCaptureFixture, warned
     assert "\n" not in line
     assert str(path) in line
     assert line.count(str(path)) == 1
-    assert engine._core.lane.drafter is None
+    assert engine.context.drafter is None
     assert engine.settings["draft_model"] is None
     ours = [
         record
@@ -185,7 +185,7 @@ def test_no_memory_for_a_head(
             (line,) = engine.warnings
             assert line.startswith("going on without ")
             assert "if memory is short" in line
-            assert engine._core.lane.drafter is None
+            assert engine.context.drafter is None
             assert answer(engine)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
@@ -205,7 +205,7 @@ def test_a_head_that_fails_later(
         caplog.at_level(logging.WARNING, "rest_local.drafting"),
         Engine.load(target, n_ctx=256, threads=1, **options) as engine,
     ):
-        drafter = engine._core.lane.drafter
+        drafter = engine.context.drafter
         assert isinstance(drafter, Head)
         assert answer(engine, 40) == expected
         if fault == "nan":
@@ -245,13 +245,13 @@ def test_a_full_context_of_a_head(
         caplog.at_level(logging.WARNING, "rest_local.drafting"),
         Engine.load(target, n_ctx=400, threads=1, **options) as engine,
     ):
-        drafter = engine._core.lane.drafter
+        drafter = engine.context.drafter
         assert isinstance(drafter, Head)
         drafter.context.n_ctx = 400
         for _ in range(2):
             assert answer(engine, 200) == expected
         assert not drafter.failed
-        assert engine._core.totals.by_source["model"]["drafted"] > 100
+        assert engine.totals.by_source["model"]["drafted"] > 100
     (line,) = [record.getMessage() for record in caplog.records if record.name == "rest_local.drafting"]
     assert "its context is full; it begins anew with the newest tokens" in line
 

@@ -14,7 +14,7 @@ from support.images import WIDTH, picture, projector_for
 from models import tiny_mmproj
 from rest_local import Engine, OptionError, PromptTooLong, Sampling, Service
 from rest_local.chat.images import part_of
-from rest_local.decoding.core import Projector
+from rest_local.decoding.opening import Projector
 from rest_local.decoding.scheduler import shifted
 from rest_local.errors import GenerationError, ProjectorInvalid
 from rest_local.llama.placeholders import ids_of, spans
@@ -67,7 +67,7 @@ def test_the_parts_in_which_an_image_is_evaluated_do_not_matter(opened: Open) ->
     given = prompt(whole, "abc {} def {} ", 1, 2, size=(96, 64))
     expected = answer(whole, given)
     parts = opened("qwen2vl", exact=True)
-    parts._core.lane.scheduler.backend.n_batch = 7
+    parts.context.scheduler.backend.n_batch = 7
     assert answer(parts, prompt(parts, "abc {} def {} ", 1, 2, size=(96, 64))) == expected
 
 
@@ -199,9 +199,9 @@ def test_cells_of_a_text_with_images_are_saved_and_loaded(opened: Open, tmp_path
     engine = opened("qwen2vl")
     given = prompt(engine, "abc {} what? ", 1)
     expected = answer(engine, given)
-    assert engine.save_cells(tmp_path / "cells")
+    assert engine.context.save_cells(tmp_path / "cells")
     later = opened("qwen2vl")
-    assert later.load_cells(tmp_path / "cells") >= len(given[0])
+    assert later.context.load_cells(tmp_path / "cells") >= len(given[0])
     assert answer(later, prompt(later, "abc {} what? ", 1)) == expected
     assert encoded(later) == 0
 
@@ -210,7 +210,7 @@ def test_the_history_gets_text_alone(opened: Open, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
     engine = opened(history=True)
     written: list[int] = []
-    persisted = engine._core._persisted
+    persisted = engine._persisted
     assert persisted is not None
     monkeypatch.setattr(persisted.history, "add", lambda tokens: written.extend(tokens))
     result = answer(engine, prompt(engine, "abc {} what? ", 1), ignore_end=True)
@@ -312,7 +312,7 @@ def test_lost_cells_are_evaluated_again(opened: Open, monkeypatch: pytest.Monkey
     given = prompt(engine, "abc {} what? ", 1)
     expected = answer(engine, given, policy="off")
     engine.forget()
-    context = engine._core.lane.context
+    context = engine.context.backend
     decode, calls = context.decode, []
 
     def failing() -> int:
@@ -395,7 +395,7 @@ def test_one_that_does_not_fit_is_refused_where_it_was_named_and_a_warning_where
 
 
 def test_rows_fit_the_batch_or_are_refused(opened: Open) -> None:
-    context = opened("gemma3")._core.lane.context
+    context = opened("gemma3").context.backend
     with pytest.raises(ValueError, match="rows do not fit"):
         context.decode_rows(np.zeros((0, 64), np.float32), np.zeros(0, np.int32), 0, 1)
     n = context.n_ubatch + 1

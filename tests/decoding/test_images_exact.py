@@ -21,7 +21,7 @@ def test_the_answer_is_that_of_libmtmd(arch: str, policy: str, tiny_model, tmp_p
     model, projector = tiny_model(arch), projector_for(arch, tmp_path)
     images = [picture(1), picture(2, (33, 64)), picture(3)]
     with Engine.load(model, mmproj=projector, n_ctx=512, exact=True, policy=policy, threads=1) as engine:
-        settings = ContextSettings.from_dict(engine._core.lane.context.settings.to_dict())
+        settings = ContextSettings.from_dict(engine.context.backend.settings.to_dict())
         expected, told = reference(engine.model, projector, settings, TEXT, images, N)
         marks = {f"<image {i}>": data for i, data in enumerate(images)}
         text = TEXT

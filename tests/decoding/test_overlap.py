@@ -18,13 +18,12 @@ from support.fake_sequences import TREE, Owned, check_cells, prompts_of, run, sa
 from support.fake_sources import SHAPES, Keen, fortune
 from support.prices import FLAT
 
-from rest_local.decoding.core import EngineCore
+from rest_local.decoding.engine import Engine
+from rest_local.decoding.following import DatastoreSwap
 from rest_local.decoding.forward import Forward
-from rest_local.decoding.lane import Lanes
 from rest_local.decoding.logprobs import entropy_of, logprobs_of
-from rest_local.decoding.offers import Offers
+from rest_local.decoding.request_state import RequestState, VerifiedStep
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.sequence import Sequence, Taken
 from rest_local.decoding.stream import Piece
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import DraftTree
@@ -36,7 +35,7 @@ from rest_local.planning.policy import Off, Stateless, StepContext
 class Reader:
     """What the owner of a sequence reads, and whether a pass was under way whenever it was woken."""
 
-    def __init__(self, sequence: Sequence, device: FakeDevice) -> None:
+    def __init__(self, sequence: RequestState, device: FakeDevice) -> None:
         self.pieces: list[Piece] = []
         self.woken: list[bool] = []
         self._job, self._device = sequence, device
@@ -116,7 +115,9 @@ def test_a_stop_string_ends_an_answer_without_a_pass_too_many(drafts: bool) -> N
             continue
         stop = whole[12:15]
 
-        def sequence(backend: FakeBackend, prompt: list[int] = prompt, seed: int = seed, stop: str = stop) -> Sequence:
+        def sequence(
+            backend: FakeBackend, prompt: list[int] = prompt, seed: int = seed, stop: str = stop
+        ) -> RequestState:
             policy = Keen(FLAT) if drafts else Off()
             return sequence_of(backend, prompt, 40, Draws(seed), fortune("chain"), policy, stop=(stop,))
 
@@ -421,7 +422,7 @@ def test_a_prompt_is_waited_for_by_its_own_pass() -> None:
     forward.step([], [(sequence, 19)])
     assert not device.under_way
     (taken,) = forward.step([sequence])
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, VerifiedStep)
     assert taken.verdict.tokens == said([1] * 20, 1)
 
 
@@ -429,32 +430,24 @@ def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
     """Of exact requests, on a context of their own: a pass there would stand between two of the shared lane."""
     devices = [FakeDevice(), FakeDevice()]
     schedulers = [ahead(device) for device in devices]
-    shared, exact = (
-        SimpleNamespace(
-            scheduler=scheduler,
-            begin_pass=lambda number: None,
-            exact=exact,
-            after_pass=lambda seconds: None,
-        )
-        for scheduler, exact in zip(schedulers, (False, True), strict=True)
-    )
-    shared.warnings = []
-    lanes = Lanes(shared)  # type: ignore[arg-type]
-    lanes._exact = exact  # type: ignore[assignment]
-    core = object.__new__(EngineCore)
-    core.lanes = lanes
-    core.offers = Offers()
+    engine = object.__new__(Engine)
+    engine.swap = DatastoreSwap()
+    contexts: Any = [
+        SimpleNamespace(scheduler=scheduler, step=lambda number, scheduler=scheduler: scheduler.step())
+        for scheduler in schedulers
+    ]
+    engine.contexts = contexts
     sequences = [
         sequence_of(device, [n], 20, Draws(n), ignore_end=True) for n, device in zip((3, 5), devices, strict=True)
     ]
     for scheduler, sequence in zip(schedulers, sequences, strict=True):
         scheduler.submit(sequence)
     for step in range(1, 10):
-        core.step(step)
+        engine.step(step)
         assert [len(sequence.result.tokens) for sequence in sequences] == [step, step]
-    core.cancel(sequences[1])
+    engine.cancel(sequences[1])
     for step in range(10, 15):
-        core.step(step)
+        engine.step(step)
         assert len(sequences[0].result.tokens) == step - 1, "alone again, with the next pass"
     schedulers[0].deliver()
     assert len(sequences[0].result.tokens) == 14, "before stores that were drafted from are closed, say"

@@ -11,7 +11,7 @@ import pytest
 from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
-from rest_local.decoding.core import acceptance_path, key_of
+from rest_local.decoding.opening import acceptance_path, key_of
 from rest_local.decoding.stream import Result
 from rest_local.drafting.candidates import N_CELLS
 from rest_local.llama.model import Model
@@ -101,7 +101,7 @@ def test_a_cancelled_answer_is_kept_and_a_commit_needs_no_close(model: Path, mon
 @pytest.mark.usefixtures("keen")
 def test_what_was_accepted_is_known_to_the_next_engine(model: Path) -> None:
     def seen(engine: Engine) -> float:
-        auto = engine._core.lane.auto
+        auto = engine.context.auto
         assert isinstance(auto, Auto)
         return sum(auto.acceptance.seen(cell) for cell in range(N_CELLS))
 

@@ -11,8 +11,8 @@ from support.fake_sequences import prompts_of, scheduler_of, sequence_of
 from support.fake_sources import Fortune
 
 from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
-from rest_local.decoding.counts import ENOUGH_STEPS
-from rest_local.decoding.sequence import Sequence
+from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.results import ENOUGH_STEPS
 from rest_local.drafting.candidates import SourceRows
 from rest_local.planning.auto import Auto
 from rest_local.planning.policies import make_policy
@@ -31,7 +31,7 @@ class Machine(FakeBackend):
         self._size, self._dearer, noise = 0, dearer, 0.1
         self.now, self._noise, self._random = 0.0, noise, random.Random(1)
         clock = SimpleNamespace(perf_counter=lambda: self.now)
-        for module in ("forward", "scheduler", "sequence", "stream"):
+        for module in ("forward", "scheduler", "request_state", "stream"):
             monkeypatch.setattr(f"rest_local.decoding.{module}.time", clock)
 
     def decode(self) -> int:
@@ -64,7 +64,7 @@ def estimate(factor: float = 1.0) -> CostCurve:
     return CostCurve.from_points([0], SIZES, [[factor * (9 + n) for n in SIZES]], ESTIMATED)
 
 
-def decoded(machine: Machine, curve: CostCurve, n: int, truth: float | None = None) -> Sequence:
+def decoded(machine: Machine, curve: CostCurve, n: int, truth: float | None = None) -> RequestState:
     """One answer of n tokens; `truth`: how many of the drafts are right, None: nothing is looked up."""
     sources, policy = (None, make_policy("off", curve)) if truth is None else (InParts(truth), Always(curve))
     sequence = sequence_of(machine, PROMPT, n, sources=sources, policy=policy, ignore_end=True)

@@ -11,7 +11,7 @@ from support.fake_sequences import TREE, Alone
 from support.prices import FixedCurve
 
 from rest_local.decoding.logprobs import entropy_of
-from rest_local.decoding.sequence import TARGET
+from rest_local.decoding.request_state import TARGET
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.growth import Draft

@@ -164,7 +164,7 @@ def test_an_engine_drafts_from_recycled_logits(
     always_draft(monkeypatch, most=6)
     monkeypatch.setattr(planning_auto, "is_flat", lambda cost: True)
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, threads=1, exact=True, history=False) as engine:
-        auto = engine._core.lane.auto
+        auto = engine.context.auto
         assert auto.successors is not None
         auto.row_budget.earn(1e6)
 
@@ -183,5 +183,5 @@ def test_an_engine_drafts_from_recycled_logits(
                 auto.row_budget.saving = 1e3
                 assert answer("auto", sampling) == alone
         assert auto.successors.rows_read > 20
-        drafted = engine._core.totals.by_source["logits"]
+        drafted = engine.totals.by_source["logits"]
         assert drafted["drafted"] > 0

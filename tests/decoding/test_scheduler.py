@@ -18,8 +18,8 @@ from support.prices import FLAT
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.logprobs import logprobs_of
+from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
-from rest_local.decoding.sequence import Sequence
 from rest_local.errors import DecodeFailed, PromptTooLong
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import Off
@@ -441,7 +441,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.backend = FakeBackend(n_ctx=80, n_batch=16, n_slots=3)
         self.scheduler: Scheduler = scheduler_of(self.backend)
-        self.sequences: list[tuple[list[int], int, Sequence]] = []
+        self.sequences: list[tuple[list[int], int, RequestState]] = []
 
     @rule(
         common=st.integers(0, 40),
@@ -534,7 +534,7 @@ TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=80, stateful_step_count=30)
 
 
-def steps_until_done(scheduler: Scheduler, sequence: Sequence) -> int:
+def steps_until_done(scheduler: Scheduler, sequence: RequestState) -> int:
     """How many forward passes there are before it is done."""
     passes = 0
     while not sequence.done:

@@ -10,7 +10,7 @@ from support.fake_sequences import check_cells, prompts_of, run, said, scheduler
 from support.fake_sources import Keen, fortune
 from support.prices import FLAT
 
-from rest_local.decoding.counts import Totals
+from rest_local.decoding.results import Totals
 from rest_local.drafting.sources import Sources
 from rest_local.kv_cache.slots import Match
 
@@ -116,8 +116,8 @@ def test_text_from_disk_counts_as_cached_where_the_prompt_began_only(paused: boo
         assert sequence.release() is slots[0]
         sequence.admit(slots[1])
     sequence.slot.n_past = 10
-    sequence.note_restored(1000.0)
-    sequence.note_restored(0.0)
+    sequence._note_restored(1000.0)
+    sequence._note_restored(0.0)
     statistics = sequence.statistics
     assert statistics.cached_tokens == (0 if paused else 10)
     assert (statistics.prompt_ms > 1e6) != paused

@@ -13,8 +13,8 @@ from support.fake_sequences import check_cells, prompts_of, run, said, scheduler
 from support.prices import FixedCurve
 
 from rest_local.decoding import scheduler as scheduling
+from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.sequence import Sequence
 
 SLOPE = FixedCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])  # a token of a prompt takes 1 ms
 TEXTS = [[n % END, *range(7)] for n in range(40)]
@@ -33,13 +33,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def of(backend: FakeBackend, client: str, prompt: list[int], n: int = 6, **options: Any) -> Sequence:
+def of(backend: FakeBackend, client: str, prompt: list[int], n: int = 6, **options: Any) -> RequestState:
     sequence = sequence_of(backend, prompt, n, client=client, **options)
     sequence.submitted = 0.0
     return sequence
 
 
-def submit(scheduler: Scheduler, backend: FakeBackend, clients: str, begin: int = 0) -> list[Sequence]:
+def submit(scheduler: Scheduler, backend: FakeBackend, clients: str, begin: int = 0) -> list[RequestState]:
     """One request of each of these clients, in this order."""
     sequences = [of(backend, client, TEXTS[begin + n]) for n, client in enumerate(clients)]
     for sequence in sequences:
@@ -47,9 +47,9 @@ def submit(scheduler: Scheduler, backend: FakeBackend, clients: str, begin: int 
     return sequences
 
 
-def order(scheduler: Scheduler, sequences: list[Sequence]) -> str:
+def order(scheduler: Scheduler, sequences: list[RequestState]) -> str:
     """The clients in the order in which their requests got slots."""
-    found: list[Sequence] = []
+    found: list[RequestState] = []
     for _ in range(1000):
         found += [each for each in scheduler.admitted if each not in found]
         if not scheduler.busy:

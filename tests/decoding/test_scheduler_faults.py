@@ -14,7 +14,7 @@ from support.fake_sources import Keen, fortune
 from support.prices import FLAT
 
 from rest_local.decoding.forward import ABORTED
-from rest_local.decoding.sequence import Sequence
+from rest_local.decoding.request_state import RequestState
 from rest_local.drafting.growth import Growth
 from rest_local.drafting.sources import Lookup
 from rest_local.errors import GenerationError
@@ -158,7 +158,7 @@ def test_a_fault_in_one_requests_sampler_ends_that_request_only() -> None:
     assert other.result.tokens == said([3, 4], 20)
 
 
-BREAKS: dict[str, Callable[[Sequence], tuple[object, str]]] = {
+BREAKS: dict[str, Callable[[RequestState], tuple[object, str]]] = {
     "admit": lambda sequence: (sequence.sources, "restart"),
     "draft": lambda sequence: (sequence.policy, "draft"),
     "prune": lambda sequence: (sequence, "prune"),

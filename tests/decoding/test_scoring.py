@@ -25,7 +25,7 @@ def test_scores_are_those_of_rows_alone(tiny_model: Callable[..., Path], arch: s
     rng = np.random.default_rng(1)
     with Engine.load(tiny_model(arch), n_ctx=256, policy="off") as engine:
         text = rng.integers(5, engine.model.n_vocab, 150).tolist()
-        scorer = Scorer(engine)
+        scorer = Scorer(engine.model, engine.settings)
         try:
             for _ in range(2):  # what is left of one text is no part of the next
                 scored = scorer.score(text, 3, run)
@@ -41,7 +41,7 @@ def test_scores_are_those_of_rows_alone(tiny_model: Callable[..., Path], arch: s
 
 def test_what_cannot_be_scored_is_refused(tiny_model: Callable[..., Path]) -> None:
     with Engine.load(tiny_model("llama"), n_ctx=64, policy="off") as engine:
-        scorer = Scorer(engine)
+        scorer = Scorer(engine.model, engine.settings)
         try:
             assert scorer.score([5], 0, run) == []
             with pytest.raises(PromptEmpty):
@@ -58,7 +58,7 @@ def test_others_go_on_between_the_parts(tiny_model: Callable[..., Path]) -> None
     with Engine.load(tiny_model("llama"), n_ctx=256, slots=2, policy="off") as engine, Service(engine) as service:
         text = np.random.default_rng(2).integers(5, engine.model.n_vocab, 200).tolist()
         alone = service.submit(Request(text[:20], max_tokens=60, ignore_end=True)).wait(60).tokens
-        scorer = service.run(Scorer)
+        scorer = service.run(lambda engine: Scorer(engine.model, engine.settings))
         try:
             first = scorer.score(text, 0, run=lambda part: service.run(lambda engine: part()))
             other = service.submit(Request(text[:20], max_tokens=60, ignore_end=True))

@@ -13,10 +13,10 @@ import pytest
 
 from rest_local import Engine, Sampling
 from rest_local.calibration.measuring import LoadMeter
-from rest_local.decoding.counts import Totals
+from rest_local.decoding.decode_context import DecodeContext
 from rest_local.decoding.forward import ABORTED
-from rest_local.decoding.lane import Lane
 from rest_local.decoding.request import Request
+from rest_local.decoding.results import Totals
 from rest_local.decoding.service import Service
 from rest_local.decoding.streaming import Stream
 from rest_local.drafting.models.draft_model import DraftModel
@@ -202,7 +202,7 @@ def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
 
 def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between finding a request alone and breaking off its pass, another one may have come and be served."""
-    abort, others = engine._core.abort, []
+    abort, others = engine.abort, []
     with Service(engine) as service:
 
         def late(*number: int) -> None:
@@ -213,7 +213,7 @@ def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pyte
         stream = service.submit(asked(engine, PROMPTS[0], 900))
         next(iter(stream))
         codes = _codes(engine, monkeypatch)
-        monkeypatch.setattr(engine._core, "abort", late)
+        monkeypatch.setattr(engine, "abort", late)
         stream.cancel()
         monkeypatch.undo()
         assert len(others[0].wait(30).tokens) == 50
@@ -222,7 +222,7 @@ def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pyte
 
 def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What every decode from now on returns."""
-    context, codes = engine._core.lane.context, []  # type: ignore[var-annotated]
+    context, codes = engine.context.backend, []  # type: ignore[var-annotated]
     decode = context.decode
 
     def noted() -> int:
@@ -237,7 +237,7 @@ def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_endless_pass_is_broken_off_when_all_its_requests_are_cancelled(
     end: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, begun = engine._core.lane.context, threading.Event()
+    context, begun = engine.context.backend, threading.Event()
     decode = context.decode
 
     def endless() -> int:
@@ -309,7 +309,7 @@ def test_closing_drains_or_cancels_and_then_refuses(engine: Engine) -> None:
 
 def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(engine)
-    monkeypatch.setattr(engine._core, "step", lambda number: 1 / 0)
+    monkeypatch.setattr(engine, "step", lambda number: 1 / 0)
     stream = service.submit(asked(engine, "a"))
     with pytest.raises(ServiceClosed):
         stream.wait(30)
@@ -317,7 +317,7 @@ def test_an_unexpected_fault_ends_every_request_with_an_error(engine: Engine, mo
         service.submit(asked(engine, "a"))
     monkeypatch.undo()
     service.close()
-    engine._core.cancel_all()
+    engine.context.scheduler.cancel_all()
     with Service(engine) as again:
         assert len(again.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
@@ -367,7 +367,7 @@ def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeyp
     monkeypatch.setattr(Budget, "settle", lambda self, saved: None)  # what these drafts lose ends no queries
     model = tiny_model("llama", quant="Q8_0")
     with Engine.load(model, n_ctx=512, slots=3, draft_model=model) as engine, Service(engine) as service:
-        small = engine._core.lane.drafter
+        small = engine.context.drafter
         assert isinstance(small, DraftModel)
         alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
         streams = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
@@ -387,11 +387,11 @@ def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeyp
 def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> Lane:
+    def refuse(*_: object) -> DecodeContext:
         raise ModelError("no context")
 
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
-        monkeypatch.setattr(Lane, "open", refuse)
+        monkeypatch.setattr(DecodeContext, "open", refuse)
         other = service.submit(asked(engine, "a", 60))
         with pytest.raises(ModelError, match="no context"):
             service.submit(asked(engine, "b", 5, exact=True))
@@ -419,9 +419,9 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For as long as it takes; what the new context cannot do is told."""
-    opens, may_open, lane_open = threading.Event(), threading.Event(), Lane.open
+    opens, may_open, lane_open = threading.Event(), threading.Event(), DecodeContext.open
 
-    def slowly(*arguments: Any) -> Lane:
+    def slowly(*arguments: Any) -> DecodeContext:
         opens.set()
         assert may_open.wait(60)
         lane = lane_open(*arguments)
@@ -429,7 +429,7 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
         return lane
 
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
-        monkeypatch.setattr(Lane, "open", slowly)
+        monkeypatch.setattr(DecodeContext, "open", slowly)
         exact: list[Stream] = []
         asks = [
             threading.Thread(target=lambda: exact.append(service.submit(asked(engine, "b", 5, exact=True))))
@@ -461,17 +461,17 @@ def test_a_failing_wake_does_not_end_other_requests(engine: Engine, service: Ser
 def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) -> None:
     """It goes on in another slot; the sequence that gets its first slot has other sources."""
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine:
-        scheduler = engine._core.lane.scheduler
-        first, moved, last = (engine._core.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
+        scheduler = engine.context.scheduler
+        first, moved, last = (engine.prepare(asked(engine, PROMPTS[n], 40)) for n in (0, 0, 1))
         for sequence in (first, moved):
-            engine._core.submit(sequence)
+            engine.submit(sequence)
             while not sequence.is_admitted:
-                engine._core.step()
+                engine.step()
         left = moved.slot
         scheduler._send_back(moved)
-        engine._core.cancel(first)  # whose slot holds the same prompt
-        engine._core.submit(last)
-        engine._core.step()
+        engine.cancel(first)  # whose slot holds the same prompt
+        engine.submit(last)
+        engine.step()
         assert moved.slot is not left
         assert last.slot is left
         assert moved.sources is not last.sources
@@ -499,7 +499,7 @@ def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatc
     """At first, and each time that there was work since."""
     trimmed = threading.Semaphore(0)
     monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 0.01)
-    monkeypatch.setattr(engine._core, "trim", trimmed.release)
+    monkeypatch.setattr(engine, "trim", trimmed.release)
     with Service(engine) as service:
         assert trimmed.acquire(timeout=30)
         for _ in range(3):
@@ -517,8 +517,8 @@ def test_an_engine_trims_each_of_its_datastores(engine: Engine, monkeypatch: pyt
         def __init__(self, name: str) -> None:
             self.trim = lambda: trimmed.append(name)
 
-    monkeypatch.setattr(engine._core, "datastores", [Store("a"), Store("b")])
-    engine._core.trim()
+    monkeypatch.setattr(engine, "datastores", [Store("a"), Store("b")])
+    engine.trim()
     assert trimmed == ["a", "b"]
 
 
@@ -528,7 +528,7 @@ def test_idle_moments_time_batches_and_requests_are_served_meanwhile(
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
     with Engine.load(tiny_model("llama"), n_ctx=256, slots=2) as engine:
-        calibration = engine._core.lane._calibration
+        calibration = engine.context._calibration
         monkeypatch.setattr(calibration, "_meter", LoadMeter(lambda: 0))  # other tests on this machine do not count
         timed: list[int] = []
         measure = calibration._measure
@@ -559,7 +559,7 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
                 submitted.set()
             return False
 
-        monkeypatch.setattr(engine._core, "use_idle_time", use_idle_time)
+        monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
         with Service(engine) as service:
             started.set()
             assert submitted.wait(10)

@@ -22,8 +22,8 @@ from support.heads import DRAFTERS, draft_whatever_it_costs, model_and_drafter
 from rest_local import Engine
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
-from rest_local.kv_cache import session_files, sessions
-from rest_local.kv_cache.session_files import PART
+from rest_local.kv_cache import saved, sessions
+from rest_local.kv_cache.saved import PART
 from rest_local.paths import cache_dir
 
 TinyModel = Callable[..., Path]
@@ -126,7 +126,7 @@ def test_exact_answers_are_the_same_bits(tiny_model: TinyModel) -> None:
     for n in (639, 640, 641, 700):
         first = text(n, seed=n)
         with opened(model, exact=True, sessions=0, policy="auto") as engine:
-            engine.compare()
+            engine.context.compare()
             said, _ = answer(engine, first)
             second = [*first, *said, *text(40, seed=1)]
             expected, cached = told(engine, second)
@@ -309,7 +309,7 @@ def test_a_part_that_is_missing_ends_what_is_restored(tiny_model: TinyModel) -> 
     model = tiny_model("llama")
     with opened(model) as engine:
         said, _ = answer(engine, text(900))
-        names = engine._core.lane.sessions.files.names(text(900), "").parts  # type: ignore[union-attr]
+        names = engine.context.sessions.files.names(text(900), "").parts  # type: ignore[union-attr]
     next(path for path in files() if path.stem == names[3]).unlink()
     with opened(model) as engine:
         assert answer(engine, text(900)) == (said, 3 * PART)
@@ -319,7 +319,7 @@ def test_a_file_that_disappears_while_it_is_restored(tiny_model: TinyModel, monk
     model = tiny_model("llama")
     with opened(model) as engine:
         said, _ = answer(engine, text(900))
-    monkeypatch.setattr(session_files.SessionFiles, "_read", lambda self, name: None)
+    monkeypatch.setattr(saved.CellFiles, "_read", lambda self, name: None)
     with opened(model) as engine:
         assert answer(engine, text(900)) == (said, 0)
 
@@ -345,7 +345,7 @@ def test_the_bound_is_kept_and_the_newest_stay(tiny_model: TinyModel) -> None:
     with opened(model, sessions=10 * size + 10) as engine:
         for seed in range(1, 8):
             answer(engine, text(513, seed), 1)
-            engine._core.lane.sessions.files.flush(10)  # type: ignore[union-attr]
+            engine.context.sessions.files.flush(10)  # type: ignore[union-attr]
             assert sum(path.stat().st_size for path in files()) <= 10 * size + 10
     with opened(model, sessions=10 * size + 10) as engine:
         assert answer(engine, text(600, 7), 1)[1] == 513
@@ -360,7 +360,7 @@ def test_what_is_too_old_goes(tiny_model: TinyModel) -> None:
     model = tiny_model("llama")
     with opened(model) as engine:
         answer(engine, text(512), 1)
-    old = time.time() - 86400 * (session_files.MOST_DAYS + 1)
+    old = time.time() - 86400 * (saved.MOST_DAYS + 1)
     for path in files()[:2]:
         os.utime(path, (old, old))
     n = len(files())
@@ -399,8 +399,8 @@ def test_a_full_disk_costs_a_line_and_nothing_else(
 def test_a_disk_with_little_space_is_left_alone(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    usage = session_files.shutil.disk_usage
-    monkeypatch.setattr(session_files.shutil, "disk_usage", lambda path: usage(path)._replace(free=1 << 20))
+    usage = saved.shutil.disk_usage
+    monkeypatch.setattr(saved.shutil, "disk_usage", lambda path: usage(path)._replace(free=1 << 20))
     with opened(tiny_model("llama")) as engine:
         answer(engine, text(500))
     assert not files()
@@ -445,7 +445,7 @@ def test_killed_while_it_saves_leaves_whole_files(tiny_model: TinyModel, caplog:
         assert len(files()) == whole
         assert len(list(folder.rglob(".rest-local-new-*"))) == 1
         with opened(model) as engine, caplog.at_level(logging.WARNING, "rest_local.sessions"):
-            engine._core.save_no_sessions()
+            engine.save_no_sessions()
             said, cached = answer(engine, text(900))
             assert said == expected
             found.append(cached)
@@ -484,7 +484,7 @@ def test_engines_share_the_folder(tiny_model: TinyModel) -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    assert sum(path.stat().st_size for path in files()) <= limit * (1 + 3 / session_files.SCANNED)
+    assert sum(path.stat().st_size for path in files()) <= limit * (1 + 3 / saved.SCANNED)
 
 
 # Beside other requests
@@ -501,14 +501,14 @@ def service(tiny_model: TinyModel) -> Iterator[Service]:
 
 def test_others_go_on_while_a_text_is_restored(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part takes long, and they get tokens in between."""
-    read = session_files.SessionFiles._read
+    read = saved.CellFiles._read
     turn = threading.Semaphore(0)
 
-    def slow(self: session_files.SessionFiles, name: str) -> memoryview | None:
+    def slow(self: saved.CellFiles, name: str) -> saved.Cells | None:
         assert turn.acquire(timeout=60)
         return read(self, name)
 
-    monkeypatch.setattr(session_files.SessionFiles, "_read", slow)
+    monkeypatch.setattr(saved.CellFiles, "_read", slow)
     other = service.submit(Request(text(20, 5), max_tokens=600, ignore_end=True))
     next(iter(other))
     restored = service.submit(Request(text(1900), max_tokens=4, ignore_end=True))
@@ -530,10 +530,8 @@ def test_others_go_on_while_a_text_is_restored(service: Service, monkeypatch: py
 
 def test_a_request_that_is_cancelled_while_it_is_restored(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     held = threading.Event()
-    read = session_files.SessionFiles._read
-    monkeypatch.setattr(
-        session_files.SessionFiles, "_read", lambda self, name: read(self, name) if held.wait(60) else None
-    )
+    read = saved.CellFiles._read
+    monkeypatch.setattr(saved.CellFiles, "_read", lambda self, name: read(self, name) if held.wait(60) else None)
     stream = service.submit(Request(text(1900), max_tokens=4, ignore_end=True))
     stream.cancel()
     held.set()
@@ -582,7 +580,7 @@ def test_idle_texts_are_saved_while_others_generate(tiny_model: TinyModel, monke
 def test_after_an_unexpected_error_nothing_is_saved(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tiny_model("llama")) as engine, Service(engine) as service:
         list(service.submit(Request(text(500), max_tokens=1)))
-        monkeypatch.setattr(engine._core, "step", lambda number: 1 / 0)
+        monkeypatch.setattr(engine, "step", lambda number: 1 / 0)
         stream = service.submit(Request(text(20), max_tokens=1))
         with pytest.raises(Exception, match="takes no more requests"):
             list(stream)

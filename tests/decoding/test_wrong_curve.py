@@ -56,7 +56,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Timed]:
     def make(n_slots: int) -> Timed:
         backend = Timed(n_ctx=8192, n_batch=512, n_slots=n_slots)
         clock = SimpleNamespace(perf_counter=lambda: backend.now)
-        for module in ("forward", "scheduler", "sequence", "stream"):
+        for module in ("forward", "scheduler", "request_state", "stream"):
             monkeypatch.setattr(f"rest_local.decoding.{module}.time", clock)
         return backend
 

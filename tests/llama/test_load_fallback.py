@@ -306,7 +306,7 @@ def test_an_exact_request_on_another_engine_is_tried_before_its_context_is_made(
     with Engine.load(model, n_ctx=128, threads=1) as engine:
         assert engine.warnings == []
         break_when(rule)
-        lane = engine._core.lanes.exact()
+        lane = engine._context_of(exact=True)
         assert not lane.tuning.settings.flash_attention
         assert len([task for task in engine.warnings if "SIGSEGV" in task]) == 1
 
@@ -317,7 +317,7 @@ def test_an_exact_request_that_needs_other_weights_is_refused(
     with Engine.load(model, n_ctx=128, threads=1) as engine:
         break_when(lambda task: SEGV if task["options"]["repack"] else "")
         with pytest.raises(ModelError, match="repack=False"):
-            engine._core.lanes.exact()
+            engine._context_of(exact=True)
 
 
 def test_a_draft_model_is_tried_too(

@@ -15,7 +15,7 @@ from typing import Any
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
-from rest_local.decoding.offers import Offers
+from rest_local.decoding.following import DatastoreSwap
 from rest_local.decoding.request import Predictions, Request
 from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Piece, Result
@@ -35,14 +35,14 @@ class FakeEngine:
         self.model = Model.open(demo_model(), vocab_only=True)
         self.n_ctx = n_ctx
         self.config = EngineConfig()
-        self._core = SimpleNamespace(predictions=Predictions(self.model.vocabulary, n_ctx))
+        self.predictions = Predictions(self.model.vocabulary, n_ctx)
         self.datastores: list[Any] = []
         self.projector = None
-        self.offers = Offers()
-        self.sessions_lane = None
+        self.swap = DatastoreSwap()
+        self.context = SimpleNamespace(sessions=None)
 
     def catch_up(self) -> None:
-        self.datastores = self.offers.take(self.datastores)
+        self.datastores = self.swap.take(self.datastores)
 
     def close(self) -> None:
         self.model.close()

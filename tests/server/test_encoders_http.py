@@ -115,8 +115,8 @@ def test_nothing_is_measured_and_nothing_drafts(vectors: Encoder, monkeypatch: p
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("nothing is to be measured")
 
-    monkeypatch.setattr("rest_local.decoding.core.open_lane", refuse)
-    monkeypatch.setattr("rest_local.decoding.core.load_fallback.choose", refuse)
+    monkeypatch.setattr("rest_local.decoding.engine.open_context", refuse)
+    monkeypatch.setattr("rest_local.decoding.opening.load_fallback.choose", refuse)
     with Engine.load(vectors.path, history=True) as engine:
         assert not engine.generates
         assert not engine.warnings
@@ -127,7 +127,7 @@ def test_nothing_is_measured_and_nothing_drafts(vectors: Encoder, monkeypatch: p
         (ended,) = engine.batch([engine.request("the cat")])
         assert isinstance(ended.error, CannotGenerate)
         with pytest.raises(CannotGenerate):
-            _ = engine.cost_curve
+            _ = engine.context.tuning.curve
 
 
 def test_an_encoder_that_pools_nothing_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from live import Live, served
 from support.files import mounted, write_with
 
 from rest_local.decoding.engine import Engine
-from rest_local.kv_cache import session_files, sessions, slot_file
+from rest_local.kv_cache import saved, sessions
 from rest_local.paths import cache_dir
 from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
@@ -71,7 +71,7 @@ def slot_of(live: Live) -> int:
 
 
 def saved_file(name: str = "talk") -> Path:
-    path = slot_file.path_of(cache_dir() / "sessions", name)
+    path = saved.path_of(cache_dir() / "sessions", name)
     assert path is not None
     return path
 
@@ -89,17 +89,17 @@ def test_saved_erased_and_restored(start: Start, tiny_model: Callable[..., Path]
     longer = prompt + said["content"] if arch is None else prompt
     slot = slot_of(live)
     n = next(each["n_past"] for each in live.get("/slots").json() if each["id"] == slot)
-    saved = act(live, "save", slot=slot)
-    assert saved.status_code == 200, saved.text
-    assert saved.json().keys() == {"id_slot", "filename", "n_saved", "n_written", "timings"}
-    assert saved.json() | {"timings": 0} == {
+    told = act(live, "save", slot=slot)
+    assert told.status_code == 200, told.text
+    assert told.json().keys() == {"id_slot", "filename", "n_saved", "n_written", "timings"}
+    assert told.json() | {"timings": 0} == {
         "id_slot": slot, "filename": "talk", "n_saved": n, "n_written": saved_file().stat().st_size, "timings": 0,
     }  # fmt: skip
-    assert saved.json()["timings"].keys() == {"save_ms"}
+    assert told.json()["timings"].keys() == {"save_ms"}
     expected = complete(live, longer)["content"]
     assert act(live, "erase", None, slot).json()["n_erased"] > 0
     assert act(live, "erase", None, slot).json() == {"id_slot": slot, "n_erased": 0}
-    shutil.rmtree(next(path for path in saved_file().parents[1].iterdir() if path.name != slot_file.FOLDER), True)
+    shutil.rmtree(next(path for path in saved_file().parents[1].iterdir() if path.name != saved.NAMED), True)
     restored = act(live, "restore", slot=slot).json()
     assert restored.keys() == {"id_slot", "filename", "n_restored", "n_read", "timings"}
     assert (restored["n_restored"], restored["n_read"]) == (n, saved_file().stat().st_size)
@@ -116,7 +116,7 @@ def test_a_later_server_restores_into_another_slot(start: Start) -> None:
     expected = complete(live)["content"]
     live.stop()
     for folder in saved_file().parents[1].iterdir():
-        if folder.name != slot_file.FOLDER:
+        if folder.name != saved.NAMED:
             shutil.rmtree(folder)
     live = start()
     assert act(live, "restore", slot=1).status_code == 200
@@ -184,7 +184,7 @@ def damage(kind: str) -> str:
     else:
         content[:] = b"GGUF" + bytes(1000)
     path.write_bytes(content)
-    return "no file of a slot" if kind == "another file" else "damaged"
+    return "no file of cells" if kind == "another file" else "damaged"
 
 
 def test_a_damaged_file_is_not_restored(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -274,7 +274,7 @@ def test_a_small_disk_is_full(
     start: Start, small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """First what is saved by itself, then a slot: 1.3 MB a text."""
-    monkeypatch.setattr(session_files, "LEAST_FREE", 0)
+    monkeypatch.setattr(saved, "LEAST_FREE", 0)
     home = cache_dir() / "sessions"
     home.symlink_to(small_disk)
     live = start(slots=2)

@@ -21,9 +21,9 @@ import pytest
 from rest_local import Engine
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
-from rest_local.decoding.slot_files import SlotFiles
 from rest_local.errors import SlotBusy
 from rest_local.kv_cache import sessions
+from rest_local.kv_cache.saved import NamedSlots
 from rest_local.paths import cache_dir
 from tests.support.memory import resident_mb
 
@@ -64,7 +64,7 @@ def test_turns_evictions_and_restarts(
             while time.monotonic() < ends:
                 _turns(service, texts, rng, counts, min(ends, time.monotonic() + 1.0))
                 memory.append(resident_mb())
-            _check_cells(service, engine._core.lane.context)
+            _check_cells(service, engine.context.backend)
         opened.append(descriptors())
         home = cache_dir() / "sessions"
         assert sum(path.stat().st_size for path in home.rglob("*.cells")) <= limit
@@ -78,13 +78,12 @@ def test_turns_evictions_and_restarts(
 
 def _turns(service: Service, texts: list[list[int]], rng: random.Random, counts: dict[str, int], over: float) -> None:
     """Turns of several conversations at a time, and files of slots in between."""
-    lane = service.engine.sessions_lane
-    assert lane is not None
 
     def run(call: Callable[[], Any], /) -> Any:
         return service.run(lambda engine: call())
 
-    files = SlotFiles(lane, run)
+    files = service.engine.context.named_slots(run)
+    assert files is not None
     while time.monotonic() < over:
         chosen = rng.sample(range(CONVERSATIONS), 2)
         streams = []
@@ -105,10 +104,10 @@ def _turns(service: Service, texts: list[list[int]], rng: random.Random, counts:
             texts[number] += stream.result.tokens
             counts["turns"] += 1
             counts["cached"] += stream.result.timings.cached_tokens
-            counts["tokens"] += len(stream.sequence.request.prompt) if stream.result.tokens else 0
+            counts["tokens"] += len(stream.state.request.prompt) if stream.result.tokens else 0
 
 
-def _move(files: SlotFiles, rng: random.Random, counts: dict[str, int]) -> None:
+def _move(files: NamedSlots, rng: random.Random, counts: dict[str, int]) -> None:
     chance, slot, name = rng.random(), rng.randrange(SLOTS), f"talk{rng.randrange(2)}"
     try:
         if chance < 0.1:
@@ -130,7 +129,7 @@ def _check_cells(service: Service, context: Any) -> None:
     """Each sequence id holds what its slot says, and no other any."""
 
     def held(engine: Engine) -> None:
-        slots = engine._core.slots
+        slots = engine.slots
         for slot in slots:
             assert context.end(slot.first_id) == slot.n_past
         engine.forget()

@@ -11,10 +11,10 @@ from support.fake_backend import END, Draws, FakeBackend, Greedy, plain
 from support.prices import FLAT
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.decoding import sequence as decoding
-from rest_local.decoding.counts import Statistics, Step
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
+from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.results import Statistics, Step
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer, Result
 from rest_local.decoding.verify import Relaxed, TokenConstraint
@@ -77,13 +77,13 @@ def sequence_of(
     policy: Policy | None = None,
     finished: Callable[[Result], None] = lambda result: None,
     **options: Any,
-) -> decoding.Sequence:
+) -> RequestState:
     """A sequence whose every token is the letter of its number; END ends it."""
     request = Request(list(prompt), max_tokens=n, **options)
     answer = Answer(Statistics(), Detokenizer(lambda token: bytes([97 + token])), n, request.stop, is_end)
     chosen = (policy or Off()).fork()
     lookup = sources or Silent()
-    return decoding.Sequence(
+    return RequestState(
         request, chosen, Owned(chooser or Greedy()), answer, lambda slot: lookup, is_end,
         lambda sequence: finished(sequence.result),
     )  # fmt: skip
@@ -113,10 +113,10 @@ class Alone:
         self._ends, self._relaxed, self._constraint = ends, relaxed, constraint
         self.sequence = self.begin([])
 
-    def begin(self, prompt: Sequence[int]) -> decoding.Sequence:
+    def begin(self, prompt: Sequence[int]) -> RequestState:
         """A new sequence, without a slot."""
         answer = Answer(Statistics(), Detokenizer(lambda token: b""), 0, (), lambda token: False)
-        self.sequence = decoding.Sequence(
+        self.sequence = RequestState(
             Request(prompt), self.policy, Owned(self.chooser), answer, lambda slot: self.sources, self._ends,
             relaxed=self._relaxed, constraint=self._constraint,
         )  # fmt: skip
@@ -141,7 +141,7 @@ class Alone:
         return self.forward.step_alone(self.sequence)
 
 
-def run(scheduler: Scheduler, sequences: Sequence[decoding.Sequence]) -> None:
+def run(scheduler: Scheduler, sequences: Sequence[RequestState]) -> None:
     """Submit all and step until nothing is left to do."""
     for sequence in sequences:
         scheduler.submit(sequence)

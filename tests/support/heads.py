@@ -52,7 +52,7 @@ def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]
     third of them, and at the end.
     """
     rng = random.Random(seed)
-    drafter = engine._core.lane.drafter
+    drafter = engine.context.drafter
     assert isinstance(drafter, Head | DraftModel)
     cancelled, first_mb, begun = 0, 0.0, time.perf_counter()
     with Service(engine, queue=64) as service:
@@ -78,12 +78,12 @@ def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]
         service.run(lambda engine: engine.forget())
         last_mb = resident_mb()
     assert not drafter.failed
-    counts = engine._core.totals.by_source["model"]
-    for context in (engine._core.lane.context, drafter.context):
+    counts = engine.totals.by_source["model"]
+    for context in (engine.context.backend, drafter.context):
         ids = range(context.n_slots * context.n_branches)
         assert [seq for seq in ids if context.begin(seq) >= 0] == []
     if isinstance(drafter, Head):
-        for slot in engine._core.slots:
+        for slot in engine.slots:
             text = slot.draft_text
             assert isinstance(text, HeadText)
             assert not text._pending

@@ -17,7 +17,7 @@ import pytest
 
 from rest_local.calibration.cost import LARGEST, CostCurve, Deviations
 from rest_local.calibration.tuning import Tuning
-from rest_local.decoding import lane, verify
+from rest_local.decoding import decode_context, verify
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.drafter import Drafter, PassTimes
@@ -114,10 +114,10 @@ def _free_drafter(opened: Callable[..., tuple[Drafter | None, str]]) -> Callable
 
 
 _FIXED: list[tuple[Any, str, Any, Any]] = [  # where, its name, what it is, what it is in tests
-    (lane, "tune", lane.tune, _fixed_tune(lane.tune)),
-    (lane, "_opened", lane._opened, _free_drafter(lane._opened)),
-    (lane, "Auto", lane.Auto, FixedAuto),
-    (lane, "SuccessorTable", lane.SuccessorTable, FixedTable),
+    (decode_context, "tune", decode_context.tune, _fixed_tune(decode_context.tune)),
+    (decode_context, "_opened", decode_context._opened, _free_drafter(decode_context._opened)),
+    (decode_context, "Auto", decode_context.Auto, FixedAuto),
+    (decode_context, "SuccessorTable", decode_context.SuccessorTable, FixedTable),
     (verify, "_clock", verify._clock, lambda: 0.0),
     (forced, "_clock", forced._clock, lambda: 0.0),
     (segment, "perf_counter_ns", segment.perf_counter_ns, lambda: 0),

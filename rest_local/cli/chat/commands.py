@@ -253,7 +253,7 @@ def _datastore(talk: Talk, argument: str) -> None:
 
 def _add_datastore(talk: Talk, name: str) -> None:
     """Draft from one more. What cannot be opened is as for -d (`cli.opening`). Raises DatastoreError, OptionError."""
-    from rest_local.decoding.core import open_datastores
+    from rest_local.decoding.opening import open_datastores
     from rest_local.retrieval.home import datastore_path
 
     engine = talk.engine

@@ -344,7 +344,7 @@ def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
 
     if not any(isinstance(source, Chat) for source in sources):
         return None
-    from rest_local.decoding.transcripts import turn_renderer
+    from rest_local.decoding.opening import turn_renderer
     from rest_local.llama.model import Model
 
     with Model.open(path, vocab_only=True) as model:

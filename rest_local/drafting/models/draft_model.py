@@ -25,12 +25,12 @@ from rest_local.drafting.models.drafter import (
     Query,
     likeliest,
 )
-from rest_local.drafting.tree import common_prefix
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import ABORTED, NO_ROOM, Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
+from rest_local.llama.placeholders import common_prefix
 from rest_local.llama.vocabulary import Vocabulary
 
 log = logging.getLogger("rest_local.drafting")

@@ -1,7 +1,7 @@
 """Opens what drafts for a model, by what the file is.
 
 Contract: a path that the user gave goes in, an open drafter comes out, or an error of one line with cause and remedy.
-What becomes of a refusal is the caller's decision (`rest_local.decoding.core` goes on without a drafter). What can be
+What becomes of a refusal is the caller's decision (`decoding.opening` goes on without a drafter). What can be
 refused without loading weights is refused first, because a file that does not fit may not fit the memory either.
 """
 

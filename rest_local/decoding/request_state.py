@@ -2,11 +2,11 @@
 
 Contract:
 
-- A sequence waits (no slot), or is admitted (a slot: it evaluates its prompt, then generates), or is done. The
+- A request waits (no slot), or is admitted (a slot: it evaluates its prompt, then generates), or is done. The
   scheduler moves it along, on one thread. Its owner may call `read`, `leave` and the properties from any thread.
 - `tokens` is its whole text, prompt and answer. The list is shared with the slot (whose `n_past` says how many of them
   are in the cells) and with the sources. The newest token is the *root*, which the next step evaluates.
-- What one sequence does in a step is here; `rest_local.decoding.forward` does the step for many of them at once. A step
+- What one request does in a step is here; `rest_local.decoding.forward` does the step for many of them at once. A step
   that was taken is finished (`deliver`) before the next one is taken.
 """
 
@@ -15,30 +15,31 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import abc, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.decoding.counts import PassClock, Step, StepClock
+from rest_local.decoding.images import Encode, PromptImages
 from rest_local.decoding.logprobs import TokenLogprobs, entropy_of, logprobs_of
 from rest_local.decoding.request import Request
-from rest_local.decoding.results import Timings
+from rest_local.decoding.results import PassClock, Step, StepClock, Timings
 from rest_local.decoding.stream import Answer, Piece, Progress, Result
 from rest_local.decoding.verify import Relaxed, TokenConstraint, Verdict, prune, verify
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
 from rest_local.drafting.growth import Decode, Draft, origins_of
+from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
 from rest_local.kv_cache.slot import BatchBuilder, Slot
-from rest_local.llama.placeholders import spans
-from rest_local.llama.projector import ImageChunk, Rows
+from rest_local.kv_cache.slots import Restoring
+from rest_local.llama.projector import Rows
 from rest_local.planning.policy import NEWEST, Policy, StepContext
 
 log = logging.getLogger("rest_local.faults")
@@ -48,38 +49,26 @@ RELAXED_MARK = "~"  # after the source of a token that relaxed verification acce
 
 
 class Chooser(Protocol):
-    """The sampler: `rest_local.llama.sampler.Sampler`, or a fake. Closed when the sequence is done."""
+    """The sampler: `rest_local.llama.sampler.Sampler`, or a fake. Closed when the request is done."""
 
     def sample(self, logits: NDArray[np.float32]) -> int: ...
     def accept(self, token: int) -> None: ...
     def close(self) -> None: ...
 
 
-Encode = Callable[[ImageChunk, Callable[[], bool]], "Future[Rows]"]
-"""Has the rows of an image computed, unless they are no longer wanted: `Projector.rows`."""
-
-
-class ImageRows(NamedTuple):
-    """Rows of an image to evaluate, as for `Backend.decode_rows`."""
-
-    rows: Rows
-    pos: NDArray[np.int32]
-    causal: bool
-
-
-class Taken(NamedTuple):
-    """A verified step, whose tokens are committed: what `Sequence.finish_step` does the rest with."""
+class VerifiedStep(NamedTuple):
+    """A verified step, whose tokens are committed: what `RequestState.finish_step` does the rest with."""
 
     verdict: Verdict
     relaxed: list[int]  # places of the tokens that passed only because verification is relaxed
     tree: DraftTree
     drafted: Draft
-    rows: abc.Sequence[NDArray[np.float32]]  # of logits, as `Sequence._rows_to_finish` chose them
+    rows: Sequence[NDArray[np.float32]]  # of logits, as `RequestState._rows_to_finish` chose them
     overlaps: bool
     told: list[TokenLogprobs] | None  # where the request wants probabilities after the samplers
 
 
-class Sequence:
+class RequestState:
     """Complete when it is made; `admit` gives it a slot.
 
     connect     gives the sources to draft from, for the slot that it is first admitted to
@@ -101,7 +90,7 @@ class Sequence:
         answer: Answer,
         connect: Callable[[Slot], Lookup],
         ends: Callable[[int], bool],
-        finished: Callable[[Sequence], None] = lambda sequence: None,
+        finished: Callable[[RequestState], None] = lambda state: None,
         *,
         relaxed: Relaxed | None = None,
         constraint: TokenConstraint | None = None,
@@ -122,12 +111,9 @@ class Sequence:
         self.layout: Layout | None = None
         self.clock = StepClock()
         self.lost_images = False  # cells of images were lost once, and evaluated again
-        self._chunks = {chunk.ids: chunk for chunk in request.images}
-        self._encode = encode
-        self._future: Future[Rows] | None = None  # of the image of `_encoding`
-        self._encoding: ImageChunk | None = None
-        self._waits_since: float | None = None  # for that image
-        self._find_images()
+        self.images = PromptImages(request.images, encode)
+        self.images.find(self.tokens)
+        self._waits_since: float | None = None  # for an image
         self._slot: Slot | None = None
         self._sources: Lookup | None = None
         self._connect, self._ends, self._finished = connect, ends, finished
@@ -135,11 +121,12 @@ class Sequence:
         self.drafted = Draft(self.tree)
         self._entropies: tuple[float, ...] = ()
         self._newest_row: NDArray[np.float32] | None = None  # a buffer: a fresh one takes longer to map than to fill
-        self._n_given = 0  # tokens that the slot held when it was given to this sequence
+        self._n_given = 0  # tokens that the slot held when it was given to this request
+        self._restoring: Restoring | None = None  # while its cells are read from elsewhere
         self._again = False  # it was given another slot after a pause
         self._since = 0.0  # when it was given its first slot
         self._reported = -1  # tokens of the prompt in the last report of progress
-        self._taken: Taken | None = None  # the newest step, until it is delivered
+        self._taken: VerifiedStep | None = None  # the newest step, until it is delivered
         self._pieces: deque[Piece] = deque()
 
     # Where it is
@@ -197,13 +184,14 @@ class Sequence:
         """Its owner does not wait for it any more: a pass that is broken off is not done again for it. Any thread."""
         self.left = True
 
-    def admit(self, slot: Slot) -> None:
-        """Go to work in `slot`, after a pause as well. Raises PromptEmpty, PromptTooLong."""
+    def admit(self, slot: Slot, restore: Callable[[Slot], Restoring | None] = lambda slot: None) -> None:
+        """Go to work in `slot`, after a pause as well. `restore`: as of `Slots`. Raises PromptEmpty, PromptTooLong."""
         begun = time.perf_counter()
         self._slot = slot
         if self.has_begun:
             self._again = True
             self._n_given = self._follow_text()
+            self._begin_to_restore(restore)
             return
         n_prompt, self._since = len(self.tokens), begun
         if not n_prompt:
@@ -217,11 +205,30 @@ class Sequence:
         self.statistics.prompt_tokens, self.statistics.cached_tokens = n_prompt, kept
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
         sources.predict(self.request.prediction)
+        self._begin_to_restore(restore)
 
-    def note_restored(self, seconds: float) -> None:
-        """The slot holds more of the text than it did when it was given to this sequence: that was on disk, and has
-        taken so long to read.
-        """
+    def _begin_to_restore(self, restore: Callable[[Slot], Restoring | None]) -> None:
+        begun = time.perf_counter()
+        self._restoring = restore(self.slot)
+        self._note_restored(time.perf_counter() - begun)
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether it is admitted, and waits for cells that are read from elsewhere."""
+        return self._restoring is not None
+
+    def restore(self, seconds: float, patient: bool) -> bool:
+        """Have more of them for about so long; whether that was all. `patient`: wait for them."""
+        assert self._restoring is not None
+        begun = time.perf_counter()
+        complete = self._restoring.advance(seconds, patient)
+        self._note_restored(time.perf_counter() - begun)
+        if complete:
+            self._restoring = None
+        return complete
+
+    def _note_restored(self, seconds: float) -> None:
+        """The slot may hold more of the text than it did when it was given to this request, read in so much time."""
         n = self.slot.n_past - self._n_given
         self._n_given += n
         if not self._again:
@@ -231,6 +238,9 @@ class Sequence:
     def release(self) -> Slot | None:
         """Give the slot back; the text stays."""
         slot, self._slot = self._slot, None
+        if self._restoring is not None:
+            self._restoring.end()
+            self._restoring = None
         if self._sources is not None:
             self._sources.draft_text = None
         return slot
@@ -238,103 +248,41 @@ class Sequence:
     def replace_text(self, tokens: list[int]) -> None:
         """Go on after another, shorter text, in the same slot."""
         self.tokens = tokens
-        self._find_images()
+        self.images.find(tokens)
         self._follow_text()
         self.sources.restart(tokens)
 
     def _follow_text(self) -> int:
         self._entropies, self.clock.entropy = (), 0.0
-        self.sources.draft_text = None if self._images else self.slot.draft_text
-        return self.slot.follow(self.tokens, self._saved)
+        self.sources.draft_text = None if self.images else cast("DraftText | None", self.slot.draft_text)
+        return self.slot.follow(self.tokens, self.images.saved)
 
     # Images in its text
-
-    @property
-    def has_images(self) -> bool:
-        """Whether there are images in its text. A drafting model then does not follow it."""
-        return bool(self._images)
 
     @property
     def at_image(self) -> bool:
         """Whether what it evaluates next is an image."""
         slot = self._slot
-        return bool(self._images) and slot is not None and self.tokens[slot.n_past] < 0
-
-    @property
-    def image_is_ready(self) -> bool:
-        """Whether the rows of the image that it evaluates next are computed."""
-        future = self._future
-        return future is not None and future.done() and self._image_at(self.slot.n_past)[1] is self._encoding
+        return bool(self.images) and slot is not None and self.tokens[slot.n_past] < 0
 
     @property
     def waits_for(self) -> Future[Rows] | None:
-        """The rows that it needs now and that are not computed yet."""
-        return self._future if self.at_image and not self.image_is_ready else None
+        """The rows of an image that it needs now and that are not computed yet."""
+        return self.images.future if self.at_image and not self.images.ready_at(self.slot.n_past) else None
 
     def look_ahead(self) -> None:
-        """Have the rows of the next image computed, which the text before it is evaluated meanwhile. Raises what has
-        become of them.
+        """Have the rows of the next image computed, which the text before it is evaluated meanwhile. Counts the time in
+        which there was nothing but the image to wait for. Raises what has become of the rows.
         """
-        if not self._images:
+        if not self.images:
             return
-        n_past = self.slot.n_past
-        chunk = next((chunk for _, end, chunk in self._images if n_past < end), None)
-        if chunk is None:
-            self._encoding = self._future = None
-        elif chunk is not self._encoding or self._future is None or self._future.cancelled():
-            assert self._encode is not None
-            self._encoding, self._future = chunk, self._encode(chunk, lambda: not (self.done or self.left))
-        self._time_waiting()
-        if self._future is not None and self._future.done() and (error := self._future.exception()):
-            self._encoding = self._future = None
-            raise error
-
-    def _time_waiting(self) -> None:
-        """Count the time in which there was nothing but the image to wait for."""
+        self.images.look_ahead(self.slot.n_past, lambda: not (self.done or self.left))
         if self.waits_for is not None:
             self._waits_since = self._waits_since or time.perf_counter()
         elif self._waits_since is not None:
             self.statistics.prompt_ms += 1e3 * (time.perf_counter() - self._waits_since)
             self._waits_since = None
-
-    def next_rows(self, most: int) -> int:
-        """How many rows of the image that it evaluates next to evaluate at once: `most`, or all."""
-        n_past = self.slot.n_past
-        begin, chunk = self._image_at(n_past)
-        return min(most, begin + len(chunk) - n_past) if chunk.causal else len(chunk)
-
-    def next_text(self, most: int) -> int:
-        """How many pending tokens, up to `most`, come before the next image."""
-        n_past = self.slot.n_past
-        return min(most, next((begin for begin, _, _ in self._images if begin >= n_past), n_past + most) - n_past)
-
-    def image_rows(self, n: int) -> ImageRows:
-        """The next `n` rows, where they are ready."""
-        assert self._future is not None
-        slot = self.slot
-        begin, chunk = self._image_at(slot.n_past)
-        first = slot.n_past - begin
-        rows, place = self._future.result()[first : first + n], slot.position(begin)
-        if chunk.offsets is None:
-            return ImageRows(rows, np.arange(place + first, place + first + n, dtype=np.int32), chunk.causal)
-        return ImageRows(rows, place + chunk.offsets[:, first : first + n], chunk.causal)
-
-    def _image_at(self, place: int) -> tuple[int, ImageChunk]:
-        return next((begin, chunk) for begin, end, chunk in self._images if begin <= place < end)
-
-    def _find_images(self) -> None:
-        """Where images are in the text, and which of them take fewer positions than rows."""
-        self._images: list[tuple[int, int, ImageChunk]] = []
-        self._saved: list[tuple[int, int]] = []
-        if not self._chunks:
-            return
-        saved = 0
-        for begin, end in spans(self.tokens):
-            chunk = self._chunks[tuple(self.tokens[begin:end])]
-            self._images.append((begin, end, chunk))
-            saved += len(chunk) - chunk.n_pos
-            if saved:
-                self._saved.append((end, saved))
+        self.images.raise_failure()
 
     # One step
 
@@ -362,7 +310,7 @@ class Sequence:
         if draft_text:
             clock.draft -= draft_text.step_ms
 
-    def _forced(self, constraint: TokenConstraint, most: int, path: abc.Sequence[int]) -> list[ForcedRows]:
+    def _forced(self, constraint: TokenConstraint, most: int, path: Sequence[int]) -> list[ForcedRows]:
         """What the grammar allows only one way after the draft tokens of `path`: one row, or none."""
         text = constraint.forced(most, path)
         before, last = [*NO_BIGRAM, *self.tokens[-2:]][-2:]
@@ -380,7 +328,9 @@ class Sequence:
         self.layout = self.tree.layout() if len(self.tree) else None
         self.slot.add_step(batch, self.tree, self.layout)
 
-    def take(self, logits: NDArray[np.float32], done: PassClock, first: bool = True, overlaps: bool = False) -> Taken:
+    def take(
+        self, logits: NDArray[np.float32], done: PassClock, first: bool = True, overlaps: bool = False
+    ) -> VerifiedStep:
         """Verify the tree against its rows, float32 [1 + nodes, n_vocab], and commit what was accepted.
 
         Does what the next draft needs; the rest is left to `finish_step`. `first`: as for `StepClock.cost`. `overlaps`:
@@ -398,7 +348,7 @@ class Sequence:
         self.tokens += tokens
         self.sources.extend(tokens)
         rows = self._rows_to_finish(logits, visited, overlaps)
-        taken = Taken(verdict, relaxed, self.tree, self.drafted, rows, overlaps, told)
+        taken = VerifiedStep(verdict, relaxed, self.tree, self.drafted, rows, overlaps, told)
         self.clock.verify = 1e3 * (time.perf_counter() - begun)
         self._learn(tokens[: relaxed[0]] if relaxed else tokens, len(verdict.path), done, first)
         return taken
@@ -418,7 +368,7 @@ class Sequence:
         self.statistics.count_plain(done, not len(self.tree))
         self.statistics.step_ms += done.decode_ms + done.batch_ms + clock.own
 
-    def finish_step(self, taken: Taken) -> Step:
+    def finish_step(self, taken: VerifiedStep) -> Step:
         """The part of a step that no forward pass has to wait for; the next step may be drafted by now."""
         begun = time.perf_counter()
         verdict, relaxed, tree, drafted, rows, overlapped, after_sampling = taken
@@ -467,7 +417,7 @@ class Sequence:
 
         return verify(tree, choose, self._ends), visited, relaxed, None if self._remaining is None else told
 
-    def _rows_of_logits(self, logits: NDArray[np.float32], visited: abc.Sequence[int]) -> Iterator[LogitsRow]:
+    def _rows_of_logits(self, logits: NDArray[np.float32], visited: Sequence[int]) -> Iterator[LogitsRow]:
         """The rows of the step before its tokens are committed, each with the two tokens that it follows: those that
         verification has read, newest first, then those of rejected nodes, likeliest first.
         """
@@ -485,7 +435,7 @@ class Sequence:
             yield (root if parent == ROOT else tree.token[parent], tree.token[node]), logits[place]
 
     def _rows_to_finish(
-        self, logits: NDArray[np.float32], visited: abc.Sequence[int], overlaps: bool
+        self, logits: NDArray[np.float32], visited: Sequence[int], overlaps: bool
     ) -> list[NDArray[np.float32]]:
         """The rows that `finish_step` reads: of every token for log-probabilities; of the newest NEWEST for entropies,
         or of the newest alone where it has to be copied (0.05 ms for 152k floats).
@@ -525,7 +475,7 @@ class Sequence:
         if self.wake:
             self.wake()
 
-    def receive(self, taken: Taken, begun: float) -> None:
+    def receive(self, taken: VerifiedStep, begun: float) -> None:
         """The tokens of a step that began at `begun`: only what decides whether the answer goes on. The rest is
         `deliver`, which the end does as well.
         """

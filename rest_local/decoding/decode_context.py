@@ -1,0 +1,540 @@
+"""One context and all that decodes on it: what it can verify, what it costs, its policies, its slots.
+
+Contract: an engine has one. It opens a second one, of one slot, for the first request that asks for exactness on an
+engine that is not exact: cells of other requests act like holes there, so such a request is alone on a context of
+its own (DESIGN.md section 4).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rest_local.calibration.cost import CERTAIN, LARGEST, SIZES, CostCurve
+from rest_local.calibration.exactness import N_BATCH, N_CTX, Background, SelfTest, ThreadedBackend
+from rest_local.calibration.measuring import LoadMeter, Measured, Progress, probe_slot
+from rest_local.calibration.settings import capability_of, contexts_to_try, settings_for
+from rest_local.calibration.threads import Level, ThreadGovernor, levels
+from rest_local.calibration.tuning import (
+    Tuning,
+    exact_self_test,
+    fast_self_test,
+    load_meter,
+    self_test_text,
+    tune,
+    tune_thoroughly,
+)
+from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.scheduler import Scheduler
+from rest_local.drafting.models.drafter import Drafter
+from rest_local.drafting.models.opening import NO_DRAFTER, Opener
+from rest_local.drafting.recycled import SuccessorTable
+from rest_local.drafting.sources import Searchable, Sources
+from rest_local.errors import DecodeFailed, ModelError, OptionError
+from rest_local.kv_cache import saved
+from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.saved import PART, SESSIONS, CellFiles, NamedSlots, Run
+from rest_local.kv_cache.sessions import Sessions
+from rest_local.kv_cache.slot import Slot
+from rest_local.llama import library, load_fallback
+from rest_local.llama.context import Context, ContextSettings
+from rest_local.llama.cores import can_wait_briefly, others_run, wait_briefly
+from rest_local.llama.model import Model
+from rest_local.llama.options import Rope
+from rest_local.paths import cache_dir
+from rest_local.planning.auto import Auto
+from rest_local.planning.policies import make_policy
+from rest_local.planning.policy import Policy
+
+log = logging.getLogger("rest_local.engine")
+TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
+WITHOUT_DRAFTER = "going on without the draft model"
+NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
+
+
+SHARE = 0.05  # of the time of steps: 300 tokens pay for 15 plain steps, enough for 2, 4, 8 and 16 tokens once on a CPU
+LARGEST_BETWEEN = 16  # tokens; larger ones only in idle time, where a stall delays no request
+COARSE = 2 * CERTAIN
+MOST_IDLE = 4 * len(SIZES)  # batches in one idle period, on a machine whose times do not agree
+_BUCKET = 8  # bits: lengths that differ by less than 256 tokens are checked once
+MOST_BUSY = 3  # batches that other processes disturbed, after which the idle period is not used any more
+
+
+class Calibration:
+    """Times batches whose price is uncertain, between steps and in idle time; the cost curve learns.
+
+    One batch at a time, so a request waits for one at most. Between steps, the batches take at most SHARE of the time
+    of the steps, and none where every price is certain. The tokens of a batch are removed again; answers stay the same.
+
+    `text`: gives token ids to evaluate. `enabled`: False where a draft cannot be removed without a trace.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        curve: CostCurve,
+        text: Callable[[], Sequence[int]],
+        meter: LoadMeter,
+        *,
+        enabled: bool = True,
+    ) -> None:
+        self.curve, self.enabled = curve, enabled
+        self._scheduler, self._meter = scheduler, meter
+        self._make_text = text
+        self._text: Sequence[int] = ()
+        self._credit_ms = 0.0
+        self._planned, self._price_ms = 0, 0.0  # the next batch, which the credit has to pay
+        self._idle, self._disturbed = 0, 0  # batches of this idle period
+        self._certain_at: int | None = None  # length at which every price was certain at the last check
+
+    def after_pass(self, seconds: float) -> None:
+        """A forward pass took `seconds`; time a batch if the credit pays for it."""
+        self._idle = self._disturbed = 0
+        if not self.enabled:
+            return
+        self._credit_ms += SHARE * 1e3 * seconds
+        if self._credit_ms < self._price_ms:  # the usual case; asking the curve costs as much as a lookup
+            return
+        running = [state.slot for state in self._scheduler.admitted if _drafts(state)]
+        n_ctx = self._n_ctx
+        if not running or self._certain_at == n_ctx >> _BUCKET:
+            self._credit_ms = 0.0
+            return
+        wanted, planned = self._most_uncertain(n_ctx, LARGEST_BETWEEN), self._planned
+        if wanted and wanted == planned:
+            self._planned, self._price_ms = 0, 0.0
+            self._credit_ms -= self._measure(running[0], wanted, n_ctx)
+        elif wanted:  # the credit has to grow first
+            self._planned, self._price_ms = wanted, float(self.curve.expected(n_ctx)[wanted - 1])
+        else:
+            self._certain_at = n_ctx >> _BUCKET
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether `use_idle_time` has something to do."""
+        if not self.enabled or self._idle >= MOST_IDLE or self._disturbed >= MOST_BUSY:
+            return False
+        return bool(self._most_uncertain(self._n_ctx, SIZES[-1]))
+
+    def use_idle_time(self) -> None:
+        """One batch, and a plain step before it, in the slot that holds the longest text with room after it."""
+        self._idle += 1
+        n_ctx = self._n_ctx
+        n = self._most_uncertain(n_ctx, SIZES[-1])
+        slots = [slot for slot in self._scheduler.slots.slots if slot.n_past + n <= slot.backend.n_ctx]
+        if not n or not slots:
+            self._idle = MOST_IDLE
+            return
+        slot = max(slots, key=lambda each: each.n_past)
+        self._measure(slot, 1, n_ctx)
+        self._measure(slot, n, n_ctx)
+
+    @property
+    def _n_ctx(self) -> int:
+        """Tokens in the cells."""
+        return sum(slot.n_past for slot in self._scheduler.slots.slots)
+
+    def _most_uncertain(self, n_ctx: int, largest: int) -> int:
+        """The batch size with the largest variance for what it costs to measure, coarsely first: the neighbours of a
+        size that was measured can wait. 0 where all are certain.
+        """
+        backend = self._scheduler.backend
+        largest = min(largest, backend.max_outputs, backend.n_batch)
+        sd, price = self.curve.uncertainty(n_ctx), self.curve.expected(n_ctx)
+        for limit in (COARSE, CERTAIN):
+            if doubtful := [n for n in SIZES if n <= largest and sd[n - 1] > limit]:
+                return max(doubtful, key=lambda n: float(sd[n - 1] ** 2 / price[n - 1]))
+        return 0
+
+    def _measure(self, slot: Slot, n: int, n_ctx: int) -> float:
+        """Time a batch; returns what it took, in milliseconds."""
+        self._text = self._text or self._make_text()
+        timing = probe_slot(slot, [self._text[i % len(self._text)] for i in range(n)], self._meter)
+        if timing is None or not timing.valid:
+            return 0.0
+        self._disturbed += timing.busy
+        self.curve.observe(n, n_ctx, timing.ms, timing.busy)
+        return timing.ms
+
+
+def _drafts(state: RequestState) -> bool:
+    """Whether it generates, and known prices are of use to it."""
+    return not state.is_prefilling and not state.left and state.policy.name != "off"
+
+
+class DecodeContext:
+    """`warnings`: what is off, and why. An exact context whose self-test is not complete decodes plainly and continues
+    the test in the background; drafting begins when the test has found no difference.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        backend: Context,
+        tuning: Tuning,
+        exact: bool,
+        failed_stores: list[Searchable] | None = None,
+        drafter: Drafter | None = None,
+        busy: bool = False,
+    ) -> None:
+        """`busy`: other programs run now."""
+        self.model, self.backend, self.tuning, self.exact = model, backend, tuning, exact
+        capability, warning = _capability(model, backend, tuning, exact)
+        self.warnings = [told for told in (warning, _beyond_training(model, backend)) if told]
+        self.auto = Auto(tuning.curve)
+        self.auto.drafter = drafter
+        self.auto.successors = SuccessorTable(model.n_vocab)
+        self._policies: dict[str, Policy] = {Auto.name: self.auto}
+        self.scheduler: Scheduler = Scheduler(backend, capability, tuning.curve)
+        self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
+        self.drafter = self.scheduler.forward.drafter = drafter
+        self.opener = NO_DRAFTER
+        if drafter:
+            for slot in self.scheduler.slots.slots:
+                slot.draft_text = drafter.text()
+        self.sessions: Sessions | None = None
+        self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
+        self._self_test = self._background() if exact and tuning.testing else None
+        self._governor = ThreadGovernor(self._levels(), busy) if backend.threads > 1 else None
+        meter = load_meter(model, backend, self._governor)
+        tuning.curve.busy_now = meter.busy
+        self._calibration = Calibration(
+            self.scheduler, tuning.curve, lambda: self_test_text(model, backend.n_ctx), meter, enabled=capability.shares
+        )
+
+    @classmethod
+    def open(
+        cls,
+        model: Model,
+        settings: ContextSettings,
+        exact: bool,
+        failed_stores: list[Searchable] | None = None,
+        opener: Opener = NO_DRAFTER,
+    ) -> DecodeContext:
+        """Measure what was not measured before. Contexts of one model share `failed_stores`. `opener`: opens what
+        drafts for the context. Raises ModelError.
+        """
+        if exact:
+            settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
+        busy = others_run()
+        wait_briefly(busy)  # else measuring on a busy machine can take a hundred times as long
+        backend, tuning = tune(model, settings, exact)
+        try:
+            drafter, refusal = _opened(opener, backend)
+            context = cls(model, backend, tuning, exact, failed_stores, drafter, busy)
+            context.opener = opener
+            context.warnings += [refusal] if refusal else []
+            return context
+        except BaseException:
+            backend.close()
+            raise
+
+    def open_exact(self) -> tuple[DecodeContext, str]:
+        """Another context of the model, for exact requests; and a warning about what it gives up. Takes seconds and,
+        the first time, measures. Any thread. Raises ModelError where that does not fit the memory.
+        """
+        model, backend = self.model, self.backend
+        warning = "" if library.supports_gpu() else self._try_exact()  # on a GPU that was done at load
+        settings = settings_for(model.options, backend.n_ctx, backend.settings.threads)
+        context = DecodeContext.open(model, settings, True, self.failed_stores, self.opener)
+        if self.sessions is not None:
+            context.keep_sessions(self.sessions.files.limit)
+        for told in context.warnings:
+            if told not in self.warnings:
+                log.warning("%s", told)  # those of the engine were shown when it was loaded
+        return context, warning
+
+    def _try_exact(self) -> str:
+        """Compute in a child process in the settings of exact requests, and tell what they give up. Raises ModelError
+        where they need the weights to be loaded in another way.
+        """
+        model, threads = self.model, self.backend.threads
+        chosen = load_fallback.choose(
+            model.path,
+            model.n_gpu_layers,
+            model.options,
+            lambda options: contexts_to_try(options, TRIED_CONTEXT, threads, 1, None, exact=True),
+        )
+        if not chosen.warning:
+            return ""
+        if chosen.options.repack != model.options.repack:
+            raise ModelError(f"{chosen.warning}; for exact requests open it with `repack=False`")
+        log.warning("%s", chosen.warning)
+        model.options = chosen.options  # flash attention off, in contexts that are made from now on
+        return chosen.warning
+
+    @property
+    def capability(self) -> Capability:
+        """What drafts the model can verify, and why."""
+        return self.scheduler.forward.capability
+
+    def policy(self, name: str) -> Policy:
+        """A policy of this name for one request; what the policy learns is shared by all requests of the context. Any
+        thread.
+        """
+        policy = self._policies.get(name)
+        if policy is None:
+            policy = self._policies.setdefault(name, make_policy(name, self.tuning.curve))
+        return policy.fork()
+
+    def sources(self, slot: Slot) -> Sources:
+        """For a request that is admitted to a slot: those of the slot, which have its text indexed; or others, where a
+        request that was sent back uses those and goes on in another slot.
+        """
+        sources = self._sources.get(slot.first_id)
+        if sources is None or self._in_use(sources):
+            sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, spelling=self.model.vocabulary)
+            self._sources[slot.first_id] = sources
+        return sources
+
+    def _in_use(self, sources: Sources) -> bool:
+        states = (*self.scheduler.admitted, *self.scheduler.waiting)
+        return any(state.has_begun and state.sources is sources for state in states)
+
+    @property
+    def threads(self) -> int:
+        """Threads of the next forward pass."""
+        return self._governor.level.threads if self._governor else self.backend.threads
+
+    def _levels(self) -> list[Level]:
+        """Those of the governor. The number of threads stays where the user gave it. In exact mode it also stays unless
+        the complete self-test found the same bits with any number.
+        """
+        given = self.backend.settings.threads > 0
+        fewer = not given and (not self.exact or self.tuning.any_threads)
+        return levels(self.backend.threads, fewer, can_wait_briefly())
+
+    def step(self, number: int) -> bool:
+        """One forward pass; False where all requests wait for images. `number`: a name for `abort`."""
+        self.backend.number_decodes(number)
+        if self._governor is not None:  # the pass before may have been that of another context
+            wait_briefly(self._governor.level.brief)
+        begun = time.perf_counter()
+        if not self.scheduler.step():
+            return False
+        if not self.scheduler.was_image:
+            self.after_pass(time.perf_counter() - begun)
+        return True
+
+    @property
+    def _part(self) -> int:
+        """Tokens of a part of a text on disk: of a text, llama.cpp saves only the cells of the sliding window before
+        its last token.
+        """
+        return min(PART, self.backend.n_swa or PART)
+
+    def keep_sessions(self, limit: int) -> None:
+        """Keep the cells of texts on disk, in the user's cache, up to `limit` bytes for all models together. Where that
+        cannot be done, a warning.
+        """
+        made = saved.made_with(self.model, self.backend.settings, self.exact)
+        try:
+            files = CellFiles(cache_dir() / SESSIONS, made, limit, part=self._part)
+        except OSError as error:
+            self.warnings.append(f"no sessions are kept on disk: {error.filename}: {error.strerror}")
+            return
+        slots, shares = self.scheduler.slots, self.capability.shares
+        self.sessions = Sessions(files, slots.slots, shares)
+        self.sessions.evict = slots.evict
+        slots.before_loss, slots.restore = self.sessions.lose, self.sessions.restore
+
+    @property
+    def idle_work_in(self) -> float | None:
+        """Seconds until `use_idle_time` has something to do that it has not now; None: never, as it looks now."""
+        return None if self.sessions is None else self.sessions.wakes_in()
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether `use_idle_time` has something to do."""
+        if self.idle_work_in == 0:
+            return True
+        return self._self_test is not None or (self._drafts and self._calibration.has_idle_work)
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether it matters what a batch costs."""
+        return self.capability.kind != "none"
+
+    def after_pass(self, seconds: float) -> None:
+        """A forward pass took `seconds`: change the number of threads, continue the self-test, or time a batch whose
+        price is uncertain, if it is time to; save a little of an idle text.
+        """
+        if self.sessions is not None:
+            self.sessions.after_pass(seconds)
+        if (governor := self._governor) is not None:
+            n_tokens = self.backend.batch.n_tokens
+            if n_tokens > LARGEST:
+                governor.restart()
+            elif governor.after_pass(n_tokens, seconds, self._plain_steps):
+                self.backend.use_threads(governor.level.threads)
+                if self.drafter is not None:
+                    self.drafter.use_threads(governor.level.threads)
+        if (background := self._self_test) is not None:
+            self._continue(lambda: background.after_pass(seconds))
+        elif self._drafts:
+            self._calibration.after_pass(seconds)
+
+    def use_idle_time(self, seconds: float) -> None:
+        """Save idle texts or continue the self-test for `seconds`, or time one batch whose price is uncertain."""
+        if self.sessions is not None and self.idle_work_in == 0:
+            self.sessions.use_idle_time(seconds)
+        elif (background := self._self_test) is not None:
+            self._continue(lambda: background.run(seconds))
+        elif self._drafts:
+            self._calibration.use_idle_time()
+
+    def compare(self, seconds: float = math.inf) -> None:
+        """Run the self-test, while there are no requests, if it was never run: some seconds. In exact settings, go on
+        with it for at most `seconds`. The prefix cache is lost.
+        """
+        if self.exact:
+            over = time.perf_counter() + seconds
+            while self._self_test is not None and (left := over - time.perf_counter()) > 0:
+                self.use_idle_time(left)
+            return
+        if self.tuning.self_test:
+            return
+        self.scheduler.slots.forget()
+        self.tuning.self_test = fast_self_test(self.model, self.backend, self.capability).to_dict()
+
+    def tune(self, report: Progress | None = None) -> Measured:
+        """Measure thoroughly, in a context of its own (`tune_thoroughly`). Used from the next start on."""
+        self.tuning, result = tune_thoroughly(self.model, self.backend.settings, self.tuning, report)
+        return result
+
+    def save_cells(self, path: Path) -> bool:
+        """Write the longest text that the KV cache holds to a file, for `load_cells` of a later engine; False, with a
+        warning in the log, where that fails or nothing is held. Only while no request runs. Takes the space of the
+        cells.
+        """
+        slot = max(self.scheduler.slots.slots, key=lambda slot: slot.n_past)
+        problem = "there are none"
+        try:
+            if slot.n_past:
+                made = saved.made_with(self.model, self.backend.settings, self.exact)
+                planned = saved.plan(slot, made, self._part, self.capability.shares, most=sys.maxsize)
+                assert planned is not None
+                copies = (call() for call in saved.parts(slot, planned.head.marks))
+                saved.write(path, planned.head, planned.states or copies)
+                return True
+        except OSError as error:
+            problem = error.strerror or str(error)
+        log.warning("the cells of the conversation are not kept in %s: %s", path, problem)
+        return False
+
+    def load_cells(self, path: Path) -> int:
+        """Have the text of `save_cells` in the KV cache, so that a prompt that begins with it need not be evaluated;
+        how many tokens. Cells that are damaged, of another model, of other settings or of another build of llama.cpp
+        are left out with a warning in the log. Only while no request runs.
+        """
+        slot = self.scheduler.slots.slots[0]
+        problem = saved.load(slot, path, saved.made_with(self.model, self.backend.settings, self.exact))
+        if problem:
+            log.warning("the cells in %s are not used, the text is evaluated again: %s", path, problem)
+            return 0
+        return slot.n_past
+
+    def named_slots(self, run: Run, user: str = "") -> NamedSlots | None:
+        """What saves the slots by name, for one user; None where no sessions are kept."""
+        if self.sessions is None:
+            return None
+        return NamedSlots(self.sessions.files, self.scheduler.slots, self.capability.shares, run, user)
+
+    def close(self) -> None:
+        """Store the learned costs and the rows of the self-test so far; free the cells."""
+        try:
+            if not self.model.closed:
+                if self.sessions is not None:
+                    self.sessions.close()
+                self.tuning.store()
+        finally:
+            if self._self_test is not None:
+                self._self_test.close()
+            if self.drafter is not None:  # it may read the context of the target
+                self.drafter.close()
+            self.backend.close()
+            wait_briefly(False)
+
+    def _plain_steps(self, passes: Mapping[int, int]) -> float:
+        """What passes cost by the curve, in plain steps. `passes`: how many there were, by their number of tokens."""
+        line = self.tuning.curve.at(sum(slot.n_past for slot in self.scheduler.slots.slots))
+        return float(sum(count * line[n - 1] for n, count in passes.items()) / line[0])
+
+    # The self-test in the background
+
+    def _background(self) -> Background:
+        settings = self.backend.settings
+        n_ctx, n_batch = min(self.backend.n_ctx, N_CTX), min(self.backend.n_batch, N_BATCH)
+        own = replace(
+            settings, n_ctx=n_ctx, n_cells=n_ctx, n_batch=n_batch, n_ubatch=min(self.backend.n_ubatch, n_batch)
+        )
+        drafts = capability_of(self.model, self.backend, exact=True)
+
+        def make(context: ThreadedBackend) -> SelfTest:
+            return exact_self_test(self.model, context, drafts, self.tuning.self_test)
+
+        return Background(lambda: Context(self.model, own), make)
+
+    def _continue(self, part: Callable[[], SelfTest | None]) -> None:
+        """Run a part of the self-test and store its result, which decides about drafting when the test is complete."""
+        try:
+            test = part()
+        except (DecodeFailed, ModelError) as error:
+            self._end_self_test(f"`exact`: the self-test cannot be run ({error}); decoding plainly")
+            return
+        if test is None:
+            return
+        known = self.tuning.self_test.get("any_threads") == test.any_threads
+        if known and not test.complete and test.comparison.rows <= self.tuning.rows_compared:
+            return
+        self.tuning.note_self_test(test.to_dict())
+        self.tuning.store()
+        if test.complete:
+            self._end_self_test()
+
+    def _end_self_test(self, failure: str = "") -> None:
+        background, self._self_test = self._self_test, None
+        assert background is not None
+        background.close()
+        capability, warning = _capability(self.model, self.backend, self.tuning, self.exact)
+        self.scheduler.forward.capability = capability
+        if self._governor is not None:
+            self._governor.levels = self._levels()
+        if told := failure or warning:
+            self.warnings.append(told)
+            log.warning("%s", told)
+
+
+def _opened(opener: Opener, context: Context) -> tuple[Drafter | None, str]:
+    """The drafter of a context, and a warning if it is refused."""
+    try:
+        return opener(context), ""
+    except (ModelError, OptionError) as error:
+        return None, f"{WITHOUT_DRAFTER}: {error}"
+
+
+def _beyond_training(model: Model, context: Context) -> str:
+    """A warning where the context is longer than what the model was trained for, and nothing stretches it."""
+    if not 0 < model.n_ctx_train < context.n_ctx or model.is_recurrent or model.options.rope != Rope():
+        return ""
+    return (
+        f"a context of {context.n_ctx} tokens: the model was trained for {model.n_ctx_train}, and gets worse beyond; "
+        "lower `n_ctx`, or stretch it with `rope`"
+    )
+
+
+def _capability(model: Model, context: Context, tuning: Tuning, exact: bool) -> tuple[Capability, str]:
+    capability = capability_of(model, context, exact)
+    if exact and not tuning.exact and capability.kind != "none":
+        if tuning.testing:
+            return replace(capability, kind="none", reason=f"exact: {tuning.testing}"), ""
+        warning = f"`exact`: {NO_EXACT_SETTINGS}; decoding plainly"
+        return replace(capability, kind="none", reason=f"exact: {NO_EXACT_SETTINGS}"), warning
+    if capability.kind == "none":
+        return capability, f"drafting is off: {capability.reason}"
+    return capability, ""

@@ -1,0 +1,263 @@
+"""Opens what an engine needs, in order: settings that work here, the model, its projector, its datastores, the draft
+model, the context; and what earlier runs have learned.
+
+Everything that was opened is registered with the caller's exit stack, so an error at any place closes it all.
+
+`PersistedLearning` is what an engine keeps for later runs: the answers of a model to draft from, and how often drafts
+were accepted.
+
+- `open` when an engine opens, `add` after each answer, `close` when it closes.
+- The vocabulary and the model's own description decide where the files are, not the model's path. So a model file that
+  was moved keeps them, and quantizations with the same name share them.
+- Errors are never fatal and never change an answer. The history and the memory of the planner warn where something is
+  wrong with their files, and the engine goes on without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from rest_local.calibration.settings import contexts_to_try, settings_for
+from rest_local.catalog.stores import model_file, projector_of
+from rest_local.chat.transcripts import TurnRenderer
+from rest_local.decoding.config import (
+    AUTO_PROJECTOR,
+    NO_DRAFT_MODEL,
+    NO_PROJECTOR,
+    TRAINED,
+    EngineConfig,
+)
+from rest_local.decoding.decode_context import WITHOUT_DRAFTER, DecodeContext
+from rest_local.decoding.streaming import chat_template
+from rest_local.drafting.models.head_kinds import check_is_model
+from rest_local.drafting.models.opening import NO_DRAFTER, Opener, has_usable_mtp, mtp_inside, opener_of
+from rest_local.errors import (
+    DatastoreError,
+    DatastoreVocabulary,
+    ModelError,
+    ModelInvalid,
+    ModelNotFound,
+    OptionError,
+    ProjectorInvalid,
+)
+from rest_local.llama import load_fallback
+from rest_local.llama.context import ContextSettings
+from rest_local.llama.embedding import pooling_of
+from rest_local.llama.gguf import read_gguf, trained_context
+from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions
+from rest_local.llama.projector import Projector
+from rest_local.paths import cache_dir
+from rest_local.planning.acceptance import Acceptance, recall, remember
+from rest_local.retrieval.building.indexing import build_from_sources, recorded_sources
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.history import History, history_home
+from rest_local.retrieval.home import datastore_path
+from rest_local.retrieval.sources.records import Chat
+from rest_local.retrieval.sources.source import Render, Source
+
+log = logging.getLogger("rest_local.history")
+NAME_LENGTH = 40
+MODEL_LENGTH = 200  # a file can call itself anything
+
+
+def open_encoder(config: EngineConfig) -> Model | None:
+    """The model, where its file says that it reads a text in both directions: it makes vectors or scores, and no text.
+    Raises ModelError, also for one that pools nothing.
+    """
+    path = model_file(config.model)
+    try:
+        if not read_gguf(path).is_encoder:
+            return None
+    except (ModelError, OSError):  # what is no model is refused as one
+        return None
+    model = Model.open(path, n_gpu_layers=config.n_gpu_layers, options=config.options)
+    if pooling_of(model) is None:
+        model.close()
+        raise ModelInvalid(
+            path, "reads text in both directions and names no pooling, so it makes neither text nor vectors"
+        )
+    return model
+
+
+def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
+    """The model with options that were tried in a child process, and a warning about what they gave up, if anything.
+    Raises ModelError, OptionError.
+    """
+    path = model_file(config.model)
+
+    def contexts(tried: ModelOptions) -> list[ContextSettings]:
+        size = config.context_length(trained_context(path, tried))
+        return contexts_to_try(tried, size, config.threads or 0, config.slots, config.cells, config.exact)
+
+    n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
+    try:
+        chosen = load_fallback.choose(path, config.n_gpu_layers, config.options, contexts, n_ctx)
+    except ModelInvalid:
+        check_is_model(path)
+        raise
+    mtp, refusal = False, ""
+    if config.draft_model is None:
+        mtp, refusal = has_usable_mtp(path, chosen.options, chosen.n_gpu_layers)
+    model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options, mtp=mtp)
+    undo.callback(model.close)
+    return model, "; ".join(filter(None, (chosen.warning, refusal)))
+
+
+def open_projector(config: EngineConfig, model: Model, undo: ExitStack) -> tuple[Projector | None, str]:
+    """The projector for images, and a warning where one that was found with the model cannot be used. Raises
+    ProjectorInvalid for one that was named.
+    """
+    named = config.mmproj
+    if named is None or named == NO_PROJECTOR:
+        return None, ""
+    path = projector_of(model.path) if named == AUTO_PROJECTOR else named
+    if path is None:
+        return None, ""
+    try:
+        return undo.enter_context(Projector.open(path, model, threads=config.threads or 0)), ""
+    except ProjectorInvalid as error:
+        if named != AUTO_PROJECTOR:
+            raise
+        return None, f"images are refused: {error}"
+
+
+Unusable = Callable[[str | Path, DatastoreError, Model], bool]
+"""Called with a datastore that cannot be opened. True: open it again; False: leave it out. It may raise the error."""
+
+
+def open_datastores(config: EngineConfig, model: Model, undo: ExitStack, unusable: Unusable) -> list[Datastore]:
+    """The datastores by name or path. Raises DatastoreError."""
+    known = model.vocabulary.identity
+    mmap = None if model.options.mmap else False
+    stores: list[Datastore] = []
+    waiting = list(config.datastores)
+    while waiting:
+        path = datastore_path(waiting[0])
+        try:
+            store = Datastore.open(path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=mmap)
+        except DatastoreError as error:
+            if not unusable(waiting[0], error, model):
+                del waiting[0]
+        else:
+            stores.append(undo.enter_context(store))
+            del waiting[0]
+    return stores
+
+
+def build_missing(config: EngineConfig) -> Unusable:
+    """Refuses, except that it builds what `config.build_missing` allows."""
+
+    def unusable(name: str | Path, error: DatastoreError, model: Model) -> bool:
+        if not (config.build_missing and isinstance(error, DatastoreVocabulary)):
+            raise error
+        recipe, sources = {"model": str(model.path.absolute())}, recorded_sources(datastore_path(name))
+        render = turn_renderer(model, sources)
+        build_from_sources(name, sources, vocabulary=model.vocabulary, recipe=recipe, replace=False, render=render)
+        return True
+
+    return unusable
+
+
+def turn_renderer(model: Model, sources: Iterable[Source]) -> Render | None:
+    """What renders the transcripts among the sources for this model, None if there are none. It may be opened with
+    `vocab_only`. Raises ModelError if the model has no chat template.
+    """
+    if not any(isinstance(source, Chat) for source in sources):
+        return None
+    vocabulary = model.vocabulary
+    control = [vocabulary.piece(token) for token in range(vocabulary.size) if vocabulary.is_control(token)]
+    return TurnRenderer(chat_template(model), [piece.decode("utf-8", "replace") for piece in control])
+
+
+def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeContext:
+    """The context that requests share, and the draft model, which is opened before it. A draft model that cannot be
+    used costs a warning. Raises ModelError.
+    """
+    size = config.context_length(model.n_ctx_train)
+    threads = config.threads or 0
+    settings = settings_for(model.options, size, threads, config.slots, config.cells)
+    opener, refusal = _opener(config, model, size)
+    try:
+        context = DecodeContext.open(model, settings, config.exact, opener=opener)
+    except ModelError as error:
+        if opener is NO_DRAFTER:
+            raise
+        opener.close()  # both may be too much for the memory
+        refusal = f"{WITHOUT_DRAFTER}: next to it the model cannot be evaluated ({error})"
+        context = DecodeContext.open(model, settings, config.exact)
+    undo.callback(context.close)
+    if refusal:
+        context.warnings.append(refusal)
+    return context
+
+
+def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]:
+    """What opens a drafter for the model, and a warning if it is refused: no draft is worth an answer. Raises
+    ModelNotFound, because the user is told of a mistyped name at once.
+    """
+    if config.draft_model is None:
+        return (mtp_inside(model) if model.with_mtp else NO_DRAFTER), ""
+    if config.draft_model == NO_DRAFT_MODEL:
+        return NO_DRAFTER, ""
+    path, threads, layers = model_file(config.draft_model), config.threads or 0, config.draft_gpu_layers
+    try:
+        return opener_of(path, model, size, config.slots + 1, threads, layers), ""
+    except ModelNotFound:
+        raise
+    except (ModelError, OptionError) as error:
+        return NO_DRAFTER, f"{WITHOUT_DRAFTER}: {error}"
+
+
+class PersistedLearning:
+    """That of one engine. `history`: earlier answers, to search."""
+
+    def __init__(self, history: History, acceptance: Acceptance, memory: Path) -> None:
+        self.history = history
+        self._acceptance, self._memory = acceptance, memory
+
+    @classmethod
+    def open(cls, model: Model, acceptance: Acceptance) -> PersistedLearning | None:
+        """Open what there is for a model, and add the stored counts to `acceptance`. None where no directory can be
+        made. Reads up to 32 MB.
+        """
+        key = key_of(model)
+        try:
+            path, memory = history_home() / key, acceptance_path(key)
+        except OSError as error:
+            log.warning("no history is kept: %s: %s", error.filename, error.strerror)
+            return None
+        recall(memory, acceptance)
+        about = {"model": model.name[:MODEL_LENGTH], "description": model.description}
+        identity = VocabularyId(*model.vocabulary.identity)
+        return cls(History.open(path, identity, about, mmap=model.options.mmap), acceptance, memory)
+
+    def add(self, answer: Sequence[int]) -> None:
+        """Add the tokens of one answer, complete or not. Writes now and then, which takes some 50 ms."""
+        self.history.add(answer)
+
+    def close(self) -> None:
+        """Write what is new; a second call does nothing. Waits a few seconds at most for other processes."""
+        self.history.close()
+        remember(self._memory, self._acceptance)
+
+
+def key_of(model: Model) -> str:
+    """The name of a model's files: legible; another one for another vocabulary, name or shape, and with adapters."""
+    shape: list[object] = [model.vocabulary.hash, model.name, model.n_params, model.n_layer, model.n_embd]
+    if model.adapters.identity:  # not without adapters: keys of older versions stay valid
+        shape.append(model.adapters.identity)
+    legible = re.sub(r"[^a-z0-9]+", "-", model.name.lower())[:NAME_LENGTH].strip("-") or "model"
+    return f"{legible}-{hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:12]}"
+
+
+def acceptance_path(key: str) -> Path:
+    """Where the planner's memory of a model is. Raises OSError where the cache directory cannot be made."""
+    return cache_dir() / "acceptance" / f"{key}.json"
