@@ -177,7 +177,7 @@ def _child(model: str | None, threads: int, exact: bool) -> None:
 
     with Engine.load(model, threads=threads or None, n_ctx=1024, exact=exact) as engine:
         if exact:
-            engine.context.compare(math.inf)  # the rest of the self-test, which decides about the number of threads
+            engine.compare(math.inf)  # the rest of the self-test, which decides about the number of threads
         prompt = engine.tokenize(PROMPT)
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
@@ -189,7 +189,7 @@ def _child(model: str | None, threads: int, exact: bool) -> None:
                     if time.perf_counter() - begun >= seconds:
                         break
             speed = n_tokens / (time.perf_counter() - begun)
-            print(json.dumps({"speed": speed, "threads": engine.context.threads}), flush=True)
+            print(json.dumps({"speed": speed, "threads": engine.threads_in_use}), flush=True)
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def _summary(rows: list[Comparison], engine: Engine) -> dict[str, Any]:
         "mat": round(median(draft.tokens_per_step for draft in drafts), 3),
         "by_the_draft_model": {key: sum(getattr(counts, key) for counts in said) for key in ("drafted", "accepted")},
         "draft_model_ms_per_step": round(median(draft.draft_model_ms_per_step for draft in drafts), 3),
-        "plain_step_ms": round(float(engine.context.tuning.curve.at(512)[0]), 3),
+        "plain_step_ms": round(float(engine.cost_curve.at(512)[0]), 3),
         "identical": sum(row.identical for row in rows),
         "sampled": sum(row.sampled for row in rows),
         "prompts": len(rows),

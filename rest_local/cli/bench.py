@@ -216,7 +216,7 @@ def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] |
 
     try:
         with Engine.load(path, history=False) as engine:
-            return engine.context.tuning.curve.copy(), {"name": engine.model.path.name, **engine.context.tuning.state()}
+            return engine.cost_curve.copy(), {"name": engine.model.path.name, **engine.calibration}
     except ModelInvalid as error:
         if not required:
             return None, None

@@ -192,7 +192,7 @@ def examine(engine: Engine) -> dict[str, Any]:
         "drafting": {
             "kind": engine.capability.kind,
             "reason": engine.capability.reason,
-            "lookups": in_words(engine.context.tuning.curve.table()[0]["ms"]),
+            "lookups": in_words(engine.cost_curve.table()[0]["ms"]),
         },
         "settings": engine.settings,
         "threads": {
@@ -200,9 +200,9 @@ def examine(engine: Engine) -> dict[str, Any]:
             "performance cores": default_threads(),
             "waiting": spin_settings(),
         },
-        "self_test": engine.context.tuning.self_test,
-        "cost_curve": cost_rows(engine.context.tuning.curve, engine.n_ctx),
-        "calibration": engine.context.tuning.state(),
+        "self_test": engine.self_test,
+        "cost_curve": cost_rows(engine.cost_curve, engine.n_ctx),
+        "calibration": engine.calibration,
         "paths": {"cache": str(cache_dir()), "datastores": str(datastores_home()), "configuration": str(config_file())},
         "warnings": list(engine.warnings),
     }
@@ -343,7 +343,7 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
             click.echo("\n".join(_of_installation(facts)))
         raise InstallationIncomplete(problems)
     with opening.open_engine(config) as engine:
-        engine.context.compare()
+        engine.compare()
         facts = {**examine(engine), "installation": state}
         if exactness:
             from rest_local.calibration.survey import survey

@@ -30,11 +30,11 @@ def tune(config: EngineConfig, as_json: bool) -> None:
     with opening.open_engine(config) as engine:
         try:
             with terminal.Bar() as bar:
-                measured = engine.context.tune(lambda done, total: bar.show("measuring", done, total))
+                measured = engine.tune(lambda done, total: bar.show("measuring", done, total))
         except ValueError as error:
             raise RestLocalError(f"the costs of {engine.model.name} cannot be measured: {error}") from error
-        engine.context.compare()
-        facts = findings(measured, engine.context.tuning.state(), engine.settings)
+        engine.compare()
+        facts = findings(measured, engine.calibration, engine.settings)
         contexts = measured.curve.contexts
     if as_json:
         return terminal.print_json(facts)

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.calibration.cost import CostCurve
+from rest_local.calibration.measuring import Measured, Progress
 from rest_local.chat.images import Images, take_images
 from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
@@ -107,7 +109,7 @@ class Engine:
         """Open the model and the datastores; estimate the cost curve the first time.
 
         unusable: decides about a datastore that cannot be opened, by default its error is raised. Takes the load time
-        of the model and, the first time, up to 15 plain steps; `DecodeContext.tune` measures thoroughly. Raises
+        of the model and, the first time, up to 15 plain steps; `tune` measures thoroughly. Raises
         ModelError, DatastoreError, OptionError.
         """
         self.config = config
@@ -156,7 +158,7 @@ class Engine:
 
     @property
     def context(self) -> DecodeContext:
-        """What requests share: the cells, what a batch costs, measurements and self-tests. Raises CannotGenerate."""
+        """What requests share: the cells, what a batch costs, its self-test. Raises CannotGenerate."""
         if not self.contexts:
             raise CannotGenerate(ranks=pooling_of(self.model) == "rank")
         return self.contexts[0]
@@ -198,6 +200,53 @@ class Engine:
             "cells": self.context.backend.n_cells if self.contexts else 0,
             "cost_curve_age_s": round(self.context.tuning.age, 1) if self.contexts else 0.0,
         }
+
+    @property
+    def cost_curve(self) -> CostCurve:
+        return self.context.tuning.curve
+
+    @property
+    def calibration(self) -> dict[str, Any]:
+        """The state of the cost curve: final or provisional, its age, noise and uncertainty by batch size."""
+        return self.context.tuning.state()
+
+    @property
+    def self_test(self) -> dict[str, Any]:
+        """Rows compared with plain decoding in these settings, differences, flips per 10 000 and the largest gap; empty
+        where nothing was compared yet (`compare`). In exact settings also `any_threads`: whether rows that were
+        computed with different numbers of threads were compared, without a difference.
+        """
+        return self.context.tuning.self_test
+
+    def compare(self, seconds: float = math.inf) -> None:
+        """Run the self-test of `self_test`, if it was never run: some seconds, for an exact engine at most `seconds`.
+        Only while no request runs. The prefix cache is lost.
+        """
+        self.context.compare(seconds)
+
+    def tune(self, report: Progress | None = None) -> Measured:
+        """Measure the cost curve thoroughly and keep it for the next start: about 700 plain steps. Only while no
+        request runs. Raises ModelError, and ValueError where the clock stands still.
+        """
+        return self.context.tune(report)
+
+    @property
+    def threads_in_use(self) -> int:
+        """Threads of the next forward pass: fewer than `settings` says while other programs want the processors."""
+        return self.context.threads
+
+    def save_cells(self, path: Path) -> bool:
+        """Write what the KV cache holds of a text to a file, for `load_cells` of a later engine; False, with a warning
+        in the log, where that fails or nothing is held. Only while no request runs. Takes the space of the cells.
+        """
+        return self.context.save_cells(path)
+
+    def load_cells(self, path: Path) -> int:
+        """Have the text of `save_cells` in the KV cache, so that a prompt that begins with it need not be evaluated;
+        how many tokens. Cells that are damaged, of another model, of other settings or of another build of llama.cpp
+        are left out with a warning in the log. Only while no request runs.
+        """
+        return self.context.load_cells(path)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -49,10 +49,10 @@ class RequestFailed(Exception):
 class _ErrorsOf:
     """Turns an error in its block into a `RequestFailed`, except for a failed decode, which may be due to others."""
 
-    __slots__ = ("_sequence",)
+    __slots__ = ("_state",)
 
     def __init__(self, state: RequestState) -> None:
-        self._sequence = state
+        self._state = state
 
     def __enter__(self) -> None:
         pass
@@ -61,7 +61,7 @@ class _ErrorsOf:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, DecodeFailed):
-            raise RequestFailed(self._sequence, error_of(error)) from error
+            raise RequestFailed(self._state, error_of(error)) from error
 
 
 class Forward:

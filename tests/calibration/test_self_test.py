@@ -373,21 +373,21 @@ def test_the_first_answer_on_a_slow_machine_is_plain_and_a_service_completes_the
     path = tiny_model("llama", quant="Q8_0")
     with Engine.load(path, n_ctx=1024, threads=1, exact=True) as engine:
         assert engine.capability.kind == "none"
-        assert engine.context.tuning.self_test["rows"] == 4
+        assert engine.self_test["rows"] == 4
         stream = engine.generate([1, 2, 3] * 20, max_tokens=12, policy="rest")
         assert sum(len(piece.text) > 0 for piece in stream) > 0
         assert stream.statistics.drafted == 0
     with Engine.load(path, n_ctx=1024, threads=1, exact=True) as engine:
-        began_with = engine.context.tuning.self_test["rows"]
+        began_with = engine.self_test["rows"]
         assert 4 <= began_with < 384
         service = Service(engine)
         try:
             for _ in range(10_000):
                 if service.run(lambda engine: engine.capability.kind) == "chain":
                     break
-            assert engine.context.tuning.self_test["exact"]
+            assert engine.self_test["exact"]
         finally:
             service.close()
     with Engine.load(path, n_ctx=1024, threads=1, exact=True) as engine:
         assert engine.capability.kind == "chain"
-        assert engine.context.tuning.self_test["rows"] == 384
+        assert engine.self_test["rows"] == 384

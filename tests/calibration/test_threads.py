@@ -263,14 +263,14 @@ def test_a_given_thread_count_stays(
     use = Context.use_threads
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, exact=exact, threads=threads) as engine:
         if exact:
-            engine.context.compare(math.inf)
-            assert engine.context.tuning.self_test["any_threads"]
+            engine.compare(math.inf)
+            assert engine.self_test["any_threads"]
         monkeypatch.setattr(Context, "use_threads", lambda context, n: (set_to.append(n), use(context, n))[1])
-        assert engine.context.threads == 2
+        assert engine.threads_in_use == 2
         text = engine.generate([1, 2, 3], max_tokens=60, policy="off")
         assert list(text)
         assert (1 in set_to) == adapts
-        assert (engine.context.threads in (1, 2)) if adapts else engine.context.threads == 2
+        assert (engine.threads_in_use in (1, 2)) if adapts else engine.threads_in_use == 2
 
 
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,10 +296,10 @@ def test_exact_settings_whose_bits_depend_on_the_number_of_threads_keep_all_of_t
 
     monkeypatch.setattr(Context, "logits", changed)
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, exact=True) as engine:
-        engine.context.compare(math.inf)
-        assert engine.context.tuning.self_test["exact"]
-        assert not engine.context.tuning.self_test["any_threads"]
+        engine.compare(math.inf)
+        assert engine.self_test["exact"]
+        assert not engine.self_test["any_threads"]
         used.clear()
         assert list(engine.generate([1, 2, 3], max_tokens=60, policy="off"))
         assert 1 not in used.values()
-        assert engine.context.threads == 2
+        assert engine.threads_in_use == 2

@@ -142,11 +142,11 @@ def test_the_first_run_times_few_steps_and_stays_provisional(tiny_model: TinyMod
         engine = Engine.load(path, n_ctx=256)
     with engine:
         assert 0 < sum(spent) <= 15
-        assert engine.context.tuning.state()["state"] == "provisional"
-        assert engine.context.tuning.state()["estimated_from"]
-        assert engine.context.tuning.self_test == {}
-        engine.context.compare()
-        assert engine.context.tuning.self_test["rows"] >= 24
+        assert engine.calibration["state"] == "provisional"
+        assert engine.calibration["estimated_from"]
+        assert engine.self_test == {}
+        engine.compare()
+        assert engine.self_test["rows"] >= 24
     (file,) = stored()
     assert json.loads(file.read_text())["final"] is False
 
@@ -202,7 +202,7 @@ def test_a_damaged_file_is_measured_again_with_a_warning(tuned_model: Path, capl
         file.write_text(text)
         caplog.clear()
         with Engine.load(tuned_model, n_ctx=128) as engine:
-            assert (engine.context.tuning.curve.at(100) > 0).all()
+            assert (engine.cost_curve.at(100) > 0).all()
         assert "measuring again" in caplog.text
         assert Tuning.from_json(file.read_text()).curve
 
@@ -237,14 +237,14 @@ def test_a_thorough_measurement_is_stored_if_it_is_complete(
     found = Measured(steep, complete, noise, 0.0)
     monkeypatch.setattr(tuning, "measure", lambda *_, **__: found)
     with Engine.load(path, n_ctx=256) as engine:
-        before = engine.context.tuning.curve.expected(64)[0]
-        assert engine.context.tune() is found
+        before = engine.cost_curve.expected(64)[0]
+        assert engine.tune() is found
     with Engine.load(path, n_ctx=256) as engine:
-        plain = engine.context.tuning.curve.expected(64)[0]
+        plain = engine.cost_curve.expected(64)[0]
         if complete:
             assert plain == pytest.approx(500.0)
-            assert engine.context.tuning.state()["estimated_from"] is None
+            assert engine.calibration["estimated_from"] is None
         else:
             assert before < plain
-            assert engine.context.tuning.state()["state"] == "provisional"
-            assert engine.context.tuning.state()["estimated_from"]
+            assert engine.calibration["state"] == "provisional"
+            assert engine.calibration["estimated_from"]

@@ -131,14 +131,6 @@ class FakeEngine:
     measured: Any = None  # of `tune`
     compared: int = 0
 
-    @property
-    def context(self) -> FakeEngine:
-        return self
-
-    @property
-    def tuning(self) -> Any:
-        return SimpleNamespace(curve=self.cost_curve, self_test=self.self_test, state=lambda: self.calibration)
-
     def compare(self, seconds: float = math.inf) -> None:
         self.compared += 1
 

@@ -106,8 +106,8 @@ def leaves_at_a_near_tie_only(engine: Engine, prompt: Sequence[int], plain: Resu
         gap = abs(float(row[plain.tokens[differ]] - row[drafted.tokens[differ]]))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rest_local.calibration.tuning.real_text", lambda model, most: before[-most:])
-            engine.context.compare()
-        found = engine.context.tuning.self_test
+            engine.compare()
+        found = engine.self_test
         change = max(found["largest_gap"], found["largest_change"] * float(np.linalg.norm(row)))
         assert gap <= max(FACTOR * change, ROUNDED * float(row.max() - row.min()))
 
@@ -150,7 +150,7 @@ def test_threads_that_change_at_every_pass_change_no_bit_of_exact_answers(
     monkeypatch.setattr(cores, "cores", lambda *_: 4)  # whatever this machine has
     options = ModelOptions(n_batch=64)  # parts of the prompt are no longer than drafts
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=1024, options=options, exact=True) as engine:
-        assert engine.context.threads == 4
+        assert engine.threads_in_use == 4
         prompt = engine.tokenize(TEXT * 20)
         assert len(prompt) > 512
         for sampling in (Sampling(), Sampling(temperature=0.8, seed=11)):

@@ -374,20 +374,18 @@ def test_what_was_measured_is_kept_and_a_damaged_file_is_measured_again(
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))  # other tests keep what they measured
     model = tiny_model("qwen2", quant="Q8_0")
     with Engine.load(model, n_ctx=320) as engine:
-        table = engine.context.tuning.curve.table()
+        table = engine.cost_curve.table()
         assert {row["n"] for row in table} >= {1, 8, 64}
         assert all(row["ms"] > 0 for row in table)
     files = list((cache_dir() / "tuning").glob("*.json"))
     with Engine.load(model, n_ctx=200, slots=2) as engine:  # neither changes what a step costs
-        assert [row["ms"] for row in engine.context.tuning.curve.table()] == pytest.approx(
-            [row["ms"] for row in table], rel=1e-3
-        )
+        assert [row["ms"] for row in engine.cost_curve.table()] == pytest.approx([row["ms"] for row in table], rel=1e-3)
     assert sorted((cache_dir() / "tuning").glob("*.json")) == sorted(files)
     for damage in ("", "{}", "[1]", '{"format": 2, "settings": {"n_ctx": "x"}}', "\0" * 100):
         for file in files:
             file.write_text(damage)
         with caplog.at_level(logging.WARNING, "rest_local.tuning"), Engine.load(model, n_ctx=320) as engine:
-            assert (engine.context.tuning.curve.at(64) > 0).all()
+            assert (engine.cost_curve.at(64) > 0).all()
         assert "measuring again" in caplog.text
         caplog.clear()
 

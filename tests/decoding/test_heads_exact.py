@@ -198,10 +198,10 @@ def test_loaded_cells(files: tuple[Path, Path | None], tmp_path: Path) -> None:
     """What drafts has not seen that text; it goes on from there."""
     with opened(files, exact=True) as engine:
         turn = [*engine.tokenize(PROMPT), *answer(engine, PROMPT, 8).tokens, *engine.tokenize("\nx = 1\n")]
-        assert engine.context.save_cells(tmp_path / "cells")
+        assert engine.save_cells(tmp_path / "cells")
         wanted = answer(engine, turn, policy="off").tokens
     with opened(files, exact=True) as engine:
-        assert engine.context.load_cells(tmp_path / "cells")
+        assert engine.load_cells(tmp_path / "cells")
         result = answer(engine, turn)
         assert result.tokens == wanted
         assert result.timings.cached_tokens > 0

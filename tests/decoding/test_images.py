@@ -199,9 +199,9 @@ def test_cells_of_a_text_with_images_are_saved_and_loaded(opened: Open, tmp_path
     engine = opened("qwen2vl")
     given = prompt(engine, "abc {} what? ", 1)
     expected = answer(engine, given)
-    assert engine.context.save_cells(tmp_path / "cells")
+    assert engine.save_cells(tmp_path / "cells")
     later = opened("qwen2vl")
-    assert later.context.load_cells(tmp_path / "cells") >= len(given[0])
+    assert later.load_cells(tmp_path / "cells") >= len(given[0])
     assert answer(later, prompt(later, "abc {} what? ", 1)) == expected
     assert encoded(later) == 0
 

@@ -33,7 +33,7 @@ def saved(tiny_model: TinyModel, tmp_path: Path) -> Path:
     path = tmp_path / "x.cells"
     with open_engine(tiny_model("llama")) as engine:
         answer(engine, TEXT, 1)
-        assert engine.context.save_cells(path)
+        assert engine.save_cells(path)
     return path
 
 
@@ -44,13 +44,13 @@ def test_a_later_engine_goes_on_without_evaluating_the_text(tiny_model: TinyMode
         stream = engine.generate(TEXT, max_tokens=8)
         list(stream)
         longer = [*engine.tokenize(TEXT), *stream.result.tokens, *engine.tokenize("\nx = 1\n")]
-        assert engine.context.save_cells(path)
+        assert engine.save_cells(path)
         expected = engine.generate(longer, max_tokens=12)
         list(expected)
         kept = expected.result.timings.cached_tokens
     assert kept > len(TEXT) // 2
     with open_engine(model) as engine:
-        assert engine.context.load_cells(path) >= kept
+        assert engine.load_cells(path) >= kept
         stream = engine.generate(longer, max_tokens=12)
         list(stream)
         assert stream.result.timings.cached_tokens == kept
@@ -65,10 +65,10 @@ def test_a_text_that_ends_earlier_is_answered_as_without_the_file(
     model, path = tiny_model(arch), tmp_path / "cells"
     with open_engine(model) as engine:
         expected = answer(engine, TEXT)[0]
-        assert engine.context.save_cells(path)
+        assert engine.save_cells(path)
     for n in (1, 3, 40):
         with open_engine(model) as engine:
-            assert engine.context.load_cells(path)
+            assert engine.load_cells(path)
             shorter = engine.tokenize(TEXT)[:-n]
             stream = engine.generate(shorter, max_tokens=12)
             list(stream)
@@ -77,7 +77,7 @@ def test_a_text_that_ends_earlier_is_answered_as_without_the_file(
             list(fresh)
         assert stream.result.tokens == fresh.result.tokens
     with open_engine(model) as engine:
-        engine.context.load_cells(path)
+        engine.load_cells(path)
         assert answer(engine, TEXT)[0] == expected
 
 
@@ -91,7 +91,7 @@ def refused(model: Path, path: Path, caplog: pytest.LogCaptureFixture, **options
     with open_engine(model, **options) as engine:
         expected = answer(engine, NEXT)
     with open_engine(model, **options) as engine, caplog.at_level(logging.WARNING, "rest_local.engine"):
-        assert engine.context.load_cells(path) == 0
+        assert engine.load_cells(path) == 0
         assert answer(engine, NEXT) == expected
     return caplog.records[-1].getMessage().rpartition(": ")[2]
 
@@ -147,17 +147,17 @@ def test_cells_that_do_not_fit_are_not_used(
         Engine.load(tiny_model("llama"), n_ctx=64, threads=1, policy="off") as engine,
         caplog.at_level(logging.WARNING, "rest_local.engine"),
     ):
-        assert engine.context.load_cells(saved) == 0
+        assert engine.load_cells(saved) == 0
         assert answer(engine, "x = 1\n")[1] == 0
     assert "do not fit" in caplog.text
 
 
 def test_missing_files_are_no_fault(tiny_model: TinyModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_engine(tiny_model("llama")) as engine:
-        assert engine.context.load_cells(tmp_path / "none") == 0
-        assert not engine.context.save_cells(tmp_path / "empty"), "nothing was evaluated"
+        assert engine.load_cells(tmp_path / "none") == 0
+        assert not engine.save_cells(tmp_path / "empty"), "nothing was evaluated"
         answer(engine, TEXT, 1)
-        assert not engine.context.save_cells(tmp_path / "no" / "folder")
+        assert not engine.save_cells(tmp_path / "no" / "folder")
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
         "there are none", "No such file or directory",
     ]  # fmt: skip

@@ -126,7 +126,7 @@ def test_exact_answers_are_the_same_bits(tiny_model: TinyModel) -> None:
     for n in (639, 640, 641, 700):
         first = text(n, seed=n)
         with opened(model, exact=True, sessions=0, policy="auto") as engine:
-            engine.context.compare()
+            engine.compare()
             said, _ = answer(engine, first)
             second = [*first, *said, *text(40, seed=1)]
             expected, cached = told(engine, second)

@@ -127,7 +127,7 @@ def test_nothing_is_measured_and_nothing_drafts(vectors: Encoder, monkeypatch: p
         (ended,) = engine.batch([engine.request("the cat")])
         assert isinstance(ended.error, CannotGenerate)
         with pytest.raises(CannotGenerate):
-            _ = engine.context.tuning.curve
+            _ = engine.cost_curve
 
 
 def test_an_encoder_that_pools_nothing_is_refused(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 Messages are in OpenAI's form, so they go to `Engine.chat` and into a session file as they are. Of a session NAME
 
 - `NAME.json` is written whole after each answer: the format, the model's name, the system message, the messages.
-- `NAME.cells` is what the KV cache held when the session was left (`DecodeContext.save_cells`). It may be deleted; then
-  the conversation is evaluated again.
+- `NAME.cells` is what the KV cache held when the session was left (`Engine.save_cells`). It may be deleted; then the
+  conversation is evaluated again.
 - `NAME.lock` is locked by the one process that has the session open.
 
 A damaged JSON file is refused, because going on would overwrite it. The module knows no engine and no terminal.

@@ -191,7 +191,7 @@ class Talk:
         self.session, self.conversation = session, conversation
         if not conversation.messages:
             return
-        n_cells = self.engine.context.load_cells(session.cells)
+        n_cells = self.engine.load_cells(session.cells)
         self._n_read = self._n_characters() if n_cells else 0
         if self.interactive and not self._as_json:
             kept = f", {n_cells} tokens of it in the KV cache" if n_cells else ""
@@ -216,7 +216,7 @@ class Talk:
             return
         try:
             if self._cells_are_new and self.conversation.messages:
-                self.engine.context.save_cells(session.cells)
+                self.engine.save_cells(session.cells)
                 self._cells_are_new = False
         finally:
             session.close()
