@@ -48,7 +48,7 @@ BELOW: dict[str, set[str]] = {
     "editing": {"decoding"},
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "grammar", "chat"},
     "api": {"decoding", "llama", "chat", "grammar"},
-    "server": {"api", "decoding", "retrieval", "llama", "chat"},
+    "server": {"api", "decoding", "kv_cache", "retrieval", "llama", "chat"},
     "batch": {"api", "decoding", "catalog", "llama"},
     "router": {"batch", "server", "api", "catalog", "decoding", "llama"},
     "cli": {

@@ -442,7 +442,7 @@ def is_flat(cost: Sequence[float]) -> bool:
 
 class RowBudget:
     """How long a step may read rows of logits for the source `logits`, in milliseconds. Shared by the requests of a
-    lane.
+    context.
 
     Every step earns a small share of a plain step, and half of what the source's own drafts save, smoothed over some
     hundred steps. So a machine on which they do not pay spends ROW_ALLOWANCE of its time on the table and no more,

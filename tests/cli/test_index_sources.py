@@ -18,7 +18,7 @@ from rest_local.chat.conversation import ChatTemplate
 from rest_local.cli import index as command
 from rest_local.cli.index import group
 from rest_local.cli.index.build import described_sources, row_source, split_revision
-from rest_local.decoding import transcripts
+from rest_local.decoding import opening
 from rest_local.errors import DatastoreError, InputInvalid, OptionError
 from rest_local.llama.model import Model
 from rest_local.retrieval import Datastore, datastore_path
@@ -168,7 +168,7 @@ def test_turns_of_a_chat_have_the_tokens_of_the_models_prompts(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    monkeypatch.setattr(transcripts, "chat_template", lambda model: ChatTemplate(template))
+    monkeypatch.setattr(opening, "chat_template", lambda model: ChatTemplate(template))
     question = [{"role": "user", "content": "What is <b>?"}]
     for number, answer in enumerate(("It is bold.", "It is <|im_end|> there.")):
         row = {"messages": [*question, {"role": "assistant", "content": answer}]}

@@ -46,7 +46,8 @@ def generate(store: Datastore) -> tuple[list[int], int]:
     return out, task.statistics.accepted
 
 
-def test_every_flipped_bit_gives_the_same_tokens(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flipped_bits_give_the_same_tokens(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every bit of the order, which lookups follow; of the other files a bit of every byte, each in its turn."""
     with Datastore.open(path) as store:
         tokens, accepted = generate(store)
     assert tokens == ANSWER
@@ -56,7 +57,8 @@ def test_every_flipped_bit_gives_the_same_tokens(path: Path, monkeypatch: pytest
     opened = drafted = undrafted = 0
     for file in sorted(path.glob("*.bin")):
         data = file.read_bytes()
-        for bit in range(8 * len(data)):
+        bits = range(8 * len(data)) if ".order." in file.name else range(0, 8 * len(data), 9)
+        for bit in bits:
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             overwrite(file, flipped)
@@ -69,7 +71,7 @@ def test_every_flipped_bit_gives_the_same_tokens(path: Path, monkeypatch: pytest
             assert tokens == ANSWER, (file.name, bit)
             opened, drafted, undrafted = opened + 1, drafted + (accepted > 0), undrafted + (accepted == 0)
         overwrite(file, data)
-    assert opened > 1000
+    assert opened > 100
     assert drafted
     assert undrafted
 

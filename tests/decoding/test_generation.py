@@ -24,7 +24,7 @@ from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.policy import StepContext, StepCost
 
-PROMPTS = 100
+PROMPTS = 30
 
 
 def generation(
@@ -52,43 +52,39 @@ def prompts(n: int) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_greedy_output_is_plain_decoding(shape: str) -> None:
+def test_seeded_sampling_sees_the_draws_of_plain_decoding(shape: str) -> None:
+    """And greedy output is that of plain decoding."""
     accepted = 0
-    for prompt in prompts(PROMPTS):
+    for seed, prompt in enumerate(prompts(PROMPTS)):
         task = generation(FakeBackend(), fortune(shape), Greedy())
         assert run(task, prompt, 50) == plain(prompt, Greedy(), 50)
         accepted += task.statistics.accepted
-    assert accepted == 0 if shape == "wrong" else accepted > 5 * PROMPTS
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_seeded_sampling_sees_the_draws_of_plain_decoding(shape: str) -> None:
-    for seed, prompt in enumerate(prompts(PROMPTS)):
         drafted, alone = Draws(seed, 0.7), Draws(seed, 0.7)
         assert run(generation(FakeBackend(), fortune(shape), drafted), prompt, 50) == plain(prompt, alone, 50)
         assert drafted.accepted == alone.accepted
+    assert accepted == 0 if shape == "wrong" else accepted > 5 * PROMPTS
 
 
 def test_sampled_frequencies_are_the_models_own() -> None:
-    """Chi-square over 20 000 drafted draws of one position; 23 degrees of freedom, 0.999 quantile 49.7."""
+    """Chi-square over 5 000 drafted draws of one position; 23 degrees of freedom, 0.999 quantile 49.7."""
     counts = np.zeros(N_VOCAB)
     backend, chooser = FakeBackend(), Draws(9)
     sources = Fortune(6, 8, 2, 0.7)
     task = generation(backend, sources, chooser)
     task.evaluate([3, 1, 4])
-    for _ in range(20_000):
+    for _ in range(5_000):
         counts[task.step(2).tokens[0]] += 1
         task.slot.rewind(2)
         del task.sequence.tokens[3:]
         sources.restart([3, 1, 4])
     row = logits_of([3, 1, 4]).astype(np.float64)
-    expected = 20_000 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+    expected = 5_000 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
     usual = expected >= 5
     observed = np.append(counts[usual], counts[~usual].sum())
     wanted = np.append(expected[usual], expected[~usual].sum())
     keep = wanted > 0
     assert (((observed - wanted)[keep] ** 2) / wanted[keep]).sum() < 49.7
-    assert task.statistics.accepted > 1000
+    assert task.statistics.accepted > 250
 
 
 @pytest.mark.parametrize("code", [1, 2, -1, -2])
@@ -141,10 +137,10 @@ def test_an_interrupt_rewinds_to_the_committed_tokens(call: int) -> None:
     assert run(task, prompt, 30) == plain(prompt, Greedy(), 30)
 
 
-def test_a_thousand_requests_without_acceptance_leave_no_cell() -> None:
+def test_requests_without_acceptance_leave_no_cell() -> None:
     backend = FakeBackend(n_ctx=64)
     slot = Slot(backend)
-    for number in range(1000):
+    for number in range(100):
         task = Alone(backend, slot, Keen(FLAT), Fortune(number, 6, 4, 0.0), Greedy(), TREE, lambda token: token == END)
         run(task, [number % END, 2, 3], 4)
         assert len(backend.cells) == slot.n_past <= 8

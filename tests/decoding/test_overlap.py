@@ -254,7 +254,7 @@ def test_a_full_context_is_the_same(shift: bool) -> None:
     assert sequences[0].result.truncated == shift
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seeds=st.lists(st.integers(0, 10_000), min_size=1, max_size=6),
     n_slots=st.integers(1, 4),
@@ -426,8 +426,8 @@ def test_a_prompt_is_waited_for_by_its_own_pass() -> None:
     assert taken.verdict.tokens == said([1] * 20, 1)
 
 
-def test_text_does_not_wait_for_the_pass_of_another_lane() -> None:
-    """Of exact requests, on a context of their own: a pass there would stand between two of the shared lane."""
+def test_text_does_not_wait_for_the_pass_of_another_context() -> None:
+    """Of exact requests, on a context of their own: a pass there would stand between two of the shared one."""
     devices = [FakeDevice(), FakeDevice()]
     schedulers = [ahead(device) for device in devices]
     engine = object.__new__(Engine)

@@ -20,7 +20,7 @@ from rest_local.planning import auto as planning_auto
 from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import StepCost
 
-PROMPTS = 40
+PROMPTS = 12
 
 
 class Recycling(Keen):

@@ -401,7 +401,7 @@ def test_cells_return_to_the_baseline_after_requests_that_accept_nothing() -> No
     backend = FakeBackend(n_ctx=128, n_slots=2)
     scheduler = scheduler_of(backend)
     prompt = [1, 2, 3]
-    for _ in range(1000):
+    for _ in range(200):
         sequence = sequence_of(backend, prompt, 3, sources=fortune("wrong"), policy=Keen(FLAT))
         scheduler.submit(sequence)
         while not sequence.done:
@@ -531,7 +531,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=80, stateful_step_count=30)
+TestLife.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def steps_until_done(scheduler: Scheduler, sequence: RequestState) -> int:

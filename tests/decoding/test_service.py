@@ -186,11 +186,11 @@ def test_a_request_cancelled_while_its_prompt_is_evaluated_leaves_right_answers(
 ) -> None:
     """At many moments of it: the pass under way is broken off, and what was evaluated before stays right."""
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=2048, slots=2, exact=True) as engine:
-        prompt = (engine.tokenize("\n".join(PROMPTS)) * 20)[:1500]
+        prompt = (engine.tokenize("\n".join(PROMPTS)) * 20)[:1000]
         with Service(engine) as service:
             wanted = service.submit(Request(prompt, max_tokens=8)).wait(60).tokens
             seconds = service.statistics()["prompt_seconds"]
-            for moment in range(12):
+            for moment in range(0, 12, 2):
                 service.run(lambda engine: engine.forget())
                 stream = service.submit(Request(prompt, max_tokens=500))
                 with contextlib.suppress(TimeoutError):
@@ -419,14 +419,14 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For as long as it takes; what the new context cannot do is told."""
-    opens, may_open, lane_open = threading.Event(), threading.Event(), DecodeContext.open
+    opens, may_open, open_it = threading.Event(), threading.Event(), DecodeContext.open
 
     def slowly(*arguments: Any) -> DecodeContext:
         opens.set()
         assert may_open.wait(60)
-        lane = lane_open(*arguments)
-        lane.warnings.append("not exact here")
-        return lane
+        context = open_it(*arguments)
+        context.warnings.append("not exact here")
+        return context
 
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, slots=2) as engine, Service(engine) as service:
         monkeypatch.setattr(DecodeContext, "open", slowly)

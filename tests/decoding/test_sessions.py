@@ -147,7 +147,7 @@ def test_an_exact_request_of_an_engine_that_is_not_has_its_own(tiny_model: TinyM
         answer(engine, first, exact=True)
         expected, _ = answer(engine, [*first, *said], exact=True)
     with opened(model) as engine:
-        assert answer(engine, [*first, *said])[1] == 0, "cells of the other lane"
+        assert answer(engine, [*first, *said])[1] == 0, "cells of the other context"
     with opened(model) as engine:
         found, cached = answer(engine, [*first, *said], exact=True)
         assert cached == len(first) + len(said) - 1

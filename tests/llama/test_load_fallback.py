@@ -306,8 +306,8 @@ def test_an_exact_request_on_another_engine_is_tried_before_its_context_is_made(
     with Engine.load(model, n_ctx=128, threads=1) as engine:
         assert engine.warnings == []
         break_when(rule)
-        lane = engine._context_of(exact=True)
-        assert not lane.tuning.settings.flash_attention
+        context = engine._context_of(exact=True)
+        assert not context.tuning.settings.flash_attention
         assert len([task for task in engine.warnings if "SIGSEGV" in task]) == 1
 
 
