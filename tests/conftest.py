@@ -41,8 +41,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No time limit of an example: how long one takes depends on whatever else the machine does.
-hypothesis.settings.register_profile("rest-local", deadline=None)
+# No time limit of an example: how long one takes depends on whatever else the machine does. `make soak` asks for more.
+hypothesis.settings.register_profile(
+    "rest-local", deadline=None, max_examples=int(os.environ.get("REST_LOCAL_EXAMPLES", "50"))
+)
 hypothesis.settings.load_profile("rest-local")
 
 TinyModel = Callable[..., Path]
