@@ -49,6 +49,12 @@ hypothesis.settings.load_profile("rest-local")
 
 TinyModel = Callable[..., Path]
 
+LONGEST = (
+    "test_tutorial.py",
+    "batch/test_cluster.py",
+    "retrieval/test_cluster_build.py",
+    "retrieval/test_failpoints.py",
+)
 # What a file of tests says that starts processes or servers, loads more than tiny models, or measures time.
 STARTS = re.compile(
     r"subprocess|multiprocessing|Popen|socket|playwright|import ray|uvicorn|TestClient|measured_prices|shared_data|"
@@ -71,10 +77,13 @@ SLOW = (
 )  # fmt: skip
 
 
+def _name(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).as_posix()
+
+
 @cache
 def _is_slow(path: Path) -> bool:
-    name = path.relative_to(Path(__file__).parent).as_posix()
-    return name.startswith(SLOW) or bool(STARTS.search(path.read_text("utf-8")))
+    return _name(path).startswith(SLOW) or bool(STARTS.search(path.read_text("utf-8")))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -89,7 +98,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_slow(item.path):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: not _is_slow(item.path))  # stable: the tests of a file stay together
+    # Stable: the tests of a file stay together.
+    items.sort(key=lambda item: (not _name(item.path).startswith(LONGEST), not _is_slow(item.path)))
 
 
 def pytest_unconfigure() -> None:
