@@ -93,7 +93,9 @@ def read_stream(file: BinaryIO, name: Path | str, shard: Shard | None = None) ->
     jobs: list[Job] = []
     lines: dict[str, int] = {}  # by custom_id
     try:
-        for number, data in numbered(_unpacked(file)):
+        buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
+        is_packed = buffered.peek(2)[:2] == GZIP
+        for number, data in numbered(gzip.GzipFile(fileobj=buffered) if is_packed else buffered):
             job = job_of(number, data)
             if job.custom_id in lines:
                 job = _duplicate(job, lines)
@@ -111,11 +113,6 @@ def in_order(jobs: Sequence[Job]) -> list[Job]:
     common beginning are computed once.
     """
     return sorted(jobs, key=lambda job: (job.url, job.body))
-
-
-def _unpacked(file: BinaryIO) -> BinaryIO:
-    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
-    return gzip.GzipFile(fileobj=buffered) if buffered.peek(2)[:2] == GZIP else buffered  # type: ignore[return-value]
 
 
 def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

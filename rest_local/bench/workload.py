@@ -108,17 +108,14 @@ def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[s
 
 def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, str, str]]:
     """The turns in Vicuna's conversation template, because the shipped answers are Vicuna's."""
-    category, turns = _questions(path.parent / "mt_bench_questions.jsonl")[line["question_id"]]
+    questions = {each["question_id"]: each for _, each in _lines(path.parent / "mt_bench_questions.jsonl")}
+    asked = questions[line["question_id"]]
+    category, turns = asked.get("category", ""), asked["turns"]
     text = VICUNA
     for turn, (question, answer) in enumerate(zip(turns, line["choices"][0]["turns"], strict=True), 1):
         text += f" USER: {question} ASSISTANT:"
         yield f"{line['question_id']}.{turn}", category, text, f" {answer}"
         text += f" {answer}</s>"
-
-
-def _questions(path: Path) -> dict[int, tuple[str, Sequence[str]]]:
-    """By number: the category and the turns."""
-    return {line["question_id"]: (line.get("category", ""), line["turns"]) for _, line in _lines(path)}
 
 
 def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str, str]:

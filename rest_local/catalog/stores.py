@@ -274,10 +274,12 @@ def find_model(name: str, models: Sequence[StoredModel] | None = None) -> Stored
     models = stored_models() if models is None else models
     found = matching(name, models)
     if found:
-        return _taken_by_default(found)
+        label = preferred(model.label for model in found)
+        return next((model for model in found if model.label == label), found[0])
     wanted = hub_name(name)
     if wanted:
-        raise ModelNotHere(str(wanted), _labels_of(wanted.repo, models))
+        there = tuple(model.name for model in models if model.repo.casefold() == wanted.repo.casefold())
+        raise ModelNotHere(str(wanted), there)
     import difflib  # takes milliseconds
 
     known = [model.name for model in models]
@@ -299,15 +301,6 @@ def matching(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
         return [model for model in of_repo if is_meant(wanted.label, model.path.name)][:1]
     tagged = f"{name}:latest".casefold()
     return of_repo or [model for model in models if model.store == "ollama" and model.name.casefold() == tagged]
-
-
-def _taken_by_default(models: Sequence[StoredModel]) -> StoredModel:
-    label = preferred(model.label for model in models)
-    return next((model for model in models if model.label == label), models[0])
-
-
-def _labels_of(repo: str, models: Sequence[StoredModel]) -> tuple[str, ...]:
-    return tuple(model.name for model in models if model.repo.casefold() == repo.casefold())
 
 
 _PREFERRED = ("F16", "BF16", "Q8_0", "F32")  # a projector is small: quantized further it gains little and sees worse

@@ -119,7 +119,10 @@ def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabili
         tool_results=probe.shows([_USER, call, _result()], "probe_result"),
         parallel_calls=probe.shows([_USER, two_calls], "probe_tool", "probe_other"),
         object_arguments=as_object,
-        null_calls=with_null != with_empty and with_null is not None and _is_call(with_null),
+        null_calls=with_null != with_empty
+        and with_null is not None
+        and "probe_tool" in with_null
+        and "None" not in with_null,
         string_content=probe.shows([_USER], "probe_user"),
         typed_content=probe.shows(
             [{"role": "user", "content": [{"type": "text", "text": "probe_part"}]}], "probe_part", never="type"
@@ -140,10 +143,6 @@ def _call(count: int, text: bool = False) -> dict[str, Any]:
         for name in ("probe_tool", "probe_other")[:count]
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def _is_call(text: str) -> bool:
-    return "probe_tool" in text and "None" not in text
 
 
 def _result() -> dict[str, Any]:

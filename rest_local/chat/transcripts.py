@@ -40,7 +40,7 @@ class TurnRenderer:
 
         Renders each turn with the messages since the last one of a user alone, so the time is linear in their number.
         """
-        guarded = [self._guarded(message) for message in messages]
+        guarded = [{key: self._guarded_value(value, 0) for key, value in message.items()} for message in messages]
         return [self._turn(guarded[begin : end + 1]) for begin, end in _turns(guarded)]
 
     def _turn(self, messages: Sequence[Message]) -> tuple[tuple[str, bool], ...]:
@@ -53,9 +53,6 @@ class TurnRenderer:
         if ends and not written[ends[-1] :].strip():
             written = written[: ends[-1]]  # the model stops there; line feeds between turns are the template's
         return self._parts(_end_of(read) + written)
-
-    def _guarded(self, message: Mapping[str, Any]) -> Message:
-        return {key: self._guarded_value(value, 0) for key, value in message.items()}
 
     def _guarded_value(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):

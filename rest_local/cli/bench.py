@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,6 @@ from rest_local.decoding.config import POLICY_NAMES
 from rest_local.errors import ModelInvalid, OptionError
 
 if TYPE_CHECKING:
-    from rest_local.bench.replay import MakePolicy
-    from rest_local.bench.workload import Workload
     from rest_local.calibration.cost import CostCurve
 
 
@@ -108,34 +105,13 @@ def _print_wall(row: Mapping[str, Any]) -> None:
 WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes tens of milliseconds
 
 
-@dataclass(frozen=True)
-class ReplayOptions:
-    """The options of `bench replay`, by their names."""
-
-    files: tuple[Path, ...]
-    vocab: str | None
-    git: tuple[Path, ...]
-    edits: int
-    predict: bool
-    datastore: tuple[str, ...]
-    history: str | None
-    limit: int | None
-    policy: str
-    curves: tuple[str, ...]
-    all_curves: bool
-    model: str | None
-    save_curve: Path | None
-
-
 @bench.command()
 @click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
-@option(
-    "--vocab GGUF",
-    "A model or vocabulary file to tokenize with. Default: the model of --model.",
-)
+@option("--vocab GGUF", "A model or vocabulary file to tokenize with. Default: the model of --model.")
 @option(
     "--git REPO",
     "Replay the edits in the history of this local repository; repeatable.",
+    to="repositories",
     multiple=True,
     type=click.Path(path_type=Path),
 )
@@ -144,6 +120,7 @@ class ReplayOptions:
 @option(
     "-d --datastore NAME",
     "Draft from this datastore, too; repeatable.",
+    to="datastores",
     multiple=True,
     shell_complete=completion.datastores,
 )
@@ -151,7 +128,7 @@ class ReplayOptions:
     "--history N|FILE",
     "Test the first N answers, draft from the rest; or draft from the answers of FILE.",
     shell_complete=completion.paths,
-    configurable=False,
+    configurable=False,  # REST_LOCAL_HISTORY=0 is --no-history
 )
 @option("--limit N", f"Test at most N answers. Default: all; {WALL_ANSWERS} with --model.")
 @option("--policy", "What decides what is drafted.", type=click.Choice(POLICY_NAMES), default="auto")
@@ -167,7 +144,7 @@ class ReplayOptions:
 @option(
     "-m --model MODEL",
     "Pay the forward passes of this model, real or synthetic, and measure wall-clock time.",
-    configurable=False,
+    configurable=False,  # elsewhere it chooses a model; here it also turns a replay into minutes of decoding
 )
 @option("--save-curve FILE", "With --model: write the cost curve measured on it, for --curve.")
 @json_option
@@ -180,31 +157,55 @@ def replay(as_json: bool, **options: Any) -> None:
     """
     for name in ("model", "vocab"):
         options[name] = options[name] and str(inputs.model_path(options[name]))
-    given = ReplayOptions(**{field.name: options.pop(field.name) for field in fields(ReplayOptions)})
-    report = _report(given)
+    report = _report(**options)
     if not as_json:
         print_report(report)
     if as_json or not sys.stdout.isatty():  # a person reads the tables
         print_json(report)
 
 
-def _report(given: ReplayOptions) -> dict[str, Any]:
-    """Check the options first, then measure: what is wrong should not be found after minutes."""
+def _report(
+    *,
+    vocab: str | None,
+    model: str | None,
+    policy: str,
+    curves: tuple[str, ...],
+    all_curves: bool,
+    save_curve: Path | None,
+    limit: int | None,
+    **given: Any,
+) -> dict[str, Any]:
+    """Check the options first, then measure: what is wrong should not be found after minutes. `given`: what
+    `open_workload` takes as well.
+    """
     from rest_local.bench.replay import compare_curves
-    from rest_local.calibration.curves import load_curve, shipped
+    from rest_local.bench.wall import wall_clock
+    from rest_local.bench.workload import open_workload
+    from rest_local.calibration.curves import curve_file, load_curve, shipped
+    from rest_local.llama.model import Model
     from rest_local.planning.policies import make_policy as policy_of
 
-    make_policy = partial(policy_of, given.policy)
-    curves = {name: load_curve(name) for name in given.curves or (shipped() if given.all_curves else ())}
+    make_policy = partial(policy_of, policy)
+    planned = {name: load_curve(name) for name in curves or (shipped() if all_curves else ())}
+    tokenizer = vocab or model
+    if tokenizer is None:
+        raise OptionError("--vocab GGUF or --model MODEL: one is needed to tokenize the answers")
+    if save_curve and not model:
+        raise OptionError("--save-curve needs --model: the curve is measured on it")
+    with Model.open(tokenizer, vocab_only=True) as opened:
+        workload = open_workload(opened.vocabulary, limit=limit or (WALL_ANSWERS if model else None), **given)
     here = None
-    with _workload(given) as workload:
-        if given.vocab and not (given.curves or given.model):
-            curve, here = _here(given.vocab, required=not curves)
-            curves = {HERE: curve, **curves} if curve else curves
+    with workload:
+        if vocab and not (curves or model):
+            curve, here = _here(vocab, required=not planned)
+            planned = {HERE: curve, **planned} if curve else planned
         report: dict[str, Any] = {"answers": len(workload.tested), "tokens": workload.tokens, "here": here}
-        if given.model:
-            report["wall_clock"] = _wall_clock(given, given.model, workload, make_policy)
-        report["curves"] = compare_curves(workload, make_policy, curves)
+        if model:
+            measured = wall_clock(model, workload.tested, workload.sources, make_policy)
+            report["wall_clock"] = measured.report
+            if save_curve:
+                save_curve.write_text(curve_file(measured.curve, f"measured: {measured.report['model']}"), "utf-8")
+        report["curves"] = compare_curves(workload, make_policy, planned)
     return report
 
 
@@ -221,38 +222,6 @@ def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] |
         if not required:
             return None, None
         raise OptionError(f"{error}; --curves replays with the costs of other machines") from error
-
-
-def _workload(given: ReplayOptions) -> Workload:
-    from rest_local.bench.workload import open_workload
-    from rest_local.llama.model import Model
-
-    vocab = given.vocab or given.model
-    if vocab is None:
-        raise OptionError("--vocab GGUF or --model MODEL: one is needed to tokenize the answers")
-    if given.save_curve and not given.model:
-        raise OptionError("--save-curve needs --model: the curve is measured on it")
-    with Model.open(vocab, vocab_only=True) as model:
-        return open_workload(
-            model.vocabulary,
-            files=given.files,
-            repositories=given.git,
-            edits=given.edits,
-            predict=given.predict,
-            datastores=given.datastore,
-            history=given.history,
-            limit=given.limit or (WALL_ANSWERS if given.model else None),
-        )
-
-
-def _wall_clock(given: ReplayOptions, model: str, workload: Workload, make_policy: MakePolicy) -> dict[str, Any]:
-    from rest_local.bench.wall import wall_clock
-    from rest_local.calibration.curves import curve_file
-
-    result = wall_clock(model, workload.tested, workload.sources, make_policy)
-    if given.save_curve:
-        given.save_curve.write_text(curve_file(result.curve, f"measured: {result.report['model']}"), "utf-8")
-    return result.report
 
 
 @bench.command()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,9 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
     _warn_of_variables(options)
     for key in keys:
         _check_key(key, options)
-    model = model or _model(found)
+    if not model:  # as a command line without -m
+        named = found.find(MODEL, None)
+        model = os.environ.get(variable_of(MODEL)) or (named.value if named else None)
     rows = [_row(key, options[key], found, model) for key in keys or sorted(options)]
     if not (keys or everything):
         rows = [row for row in rows if row["source"] != "default"]
@@ -68,8 +70,17 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
     width = max((len(row["key"]) for row in rows), default=0)
     shown = [_toml(row["value"]) for row in rows]
     column = min(max(map(len, shown), default=0), 40)
+    path = str(found.path)
+    with suppress(ValueError, RuntimeError):  # it is elsewhere, or there is no home directory
+        path = str(Path("~") / found.path.relative_to(Path.home()))  # so that a line fits a narrow terminal
     for row, value in zip(rows, shown, strict=True):
-        click.echo(printable(f"{row['key']:<{width}}  {value:<{column}}  {_origin(row, _short(found.path))}"))
+        origin = {
+            "environment": f"environment, {row.get('variable')}",
+            "profile": f'{path}:{row.get("line")}, profile "{row.get("profile")}"',
+            "file": f"{path}:{row.get('line')}",
+            "default": "default",
+        }[row["source"]]
+        click.echo(printable(f"{row['key']:<{width}}  {value:<{column}}  {origin}"))
     if not rows:
         click.echo(f"nothing is set; `rest-local config set KEY VALUE` writes {found.path}")
 
@@ -92,7 +103,10 @@ def set_(key: str, values: tuple[str, ...], profile: str | None) -> None:
         raise OptionError("--profile: give a glob, for example 'qwen*'; '*' is every model")
     if key == MODEL and profile is not None:
         raise OptionError("model: the model chooses the profile, so a profile cannot hold it; leave out --profile")
-    value = _value(options[key], values)
+    if len(values) > 1 and not options[key][0].multiple:
+        raise OptionError(f"{key}: takes one value, not {len(values)}")
+    scalars = [_scalar(options[key][0], text) for text in values]
+    value = scalars if options[key][0].multiple else scalars[0]
     fault = settings.fault_of(options[key], value)
     if fault:
         raise OptionError(f"{key}: {fault}")
@@ -143,15 +157,6 @@ def _check_key(key: str, options: Iterable[str]) -> None:
         raise OptionError(settings.unknown(key, options))
 
 
-def _model(found: Settings) -> str | None:
-    """The model that a command line without -m uses."""
-    given = os.environ.get(variable_of(MODEL))
-    if given:
-        return given
-    top = found.find(MODEL, None)
-    return top.value if top else None
-
-
 def _row(key: str, options: Sequence[click.Option], found: Settings, model: str | None) -> dict[str, Any]:
     """One line of `show`, JSON-ready. `line`: on which the value ends in the file."""
     variable = variable_of(key)
@@ -176,38 +181,12 @@ def _warn_of_variables(options: Iterable[str]) -> None:
         warn(f"{name}: no option has this variable{f'; did you mean {near[0]}?' if near else ''}")
 
 
-def _short(path: Path) -> str:
-    """The path with `~` for the user's directory, so that a line fits a narrow terminal."""
-    try:
-        return str(Path("~") / path.relative_to(Path.home()))
-    except (ValueError, RuntimeError):  # elsewhere, or there is none
-        return str(path)
-
-
-def _origin(row: Mapping[str, Any], path: str) -> str:
-    if row["source"] == "environment":
-        return f"environment, {row['variable']}"
-    if row["source"] == "profile":
-        return f'{path}:{row["line"]}, profile "{row["profile"]}"'
-    return f"{path}:{row['line']}" if row["source"] == "file" else "default"
-
-
 def _default(options: Sequence[click.Option]) -> Any:
     """The default of the program; None where there is none, or where it depends on the command."""
     context = click.Context(click.Command("config"))
     defaults = [option.get_default(context) for option in options]
     plain = [value if isinstance(value, (bool, int, float, str)) else None for value in defaults]
     return plain[0] if all(value == plain[0] for value in plain) else None
-
-
-def _value(options: Sequence[click.Option], texts: Sequence[str]) -> Any:
-    """The text of a command line as a value of TOML. Raises OptionError."""
-    option = options[0]
-    if option.multiple:
-        return [_scalar(option, text) for text in texts]
-    if len(texts) > 1:
-        raise OptionError(f"{settings.key_of(option)}: takes one value, not {len(texts)}")
-    return _scalar(option, texts[0])
 
 
 def _scalar(option: click.Option, text: str) -> Any:
@@ -229,39 +208,33 @@ def _scalar(option: click.Option, text: str) -> Any:
 
 @contextmanager
 def _changed(path: Path) -> Iterator[TOMLDocument]:
-    """The file, to be changed in the block and written after it. No other process does that meanwhile: the lock lies
-    in the data directory, so that no new file appears in the folder of the configuration. Raises ConfigInvalid.
+    """The file with its comments, to be changed in the block and replaced after it, with its mode. No other process
+    changes it meanwhile: the lock lies in the data directory, so that no new file appears in the folder of the
+    configuration. Raises ConfigInvalid.
     """
+    import tomlkit
     from filelock import FileLock, Timeout
 
-    from rest_local.paths import data_dir
+    from rest_local.paths import data_dir, write_atomically
 
     target = path.resolve()
     if target.exists() and not target.is_file():  # /dev/null, say: it would be replaced by a file
         raise ConfigInvalid(path, None, "not a regular file; REST_LOCAL_CONFIG names another one")
     try:
-        with _writable(path):
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = FileLock(data_dir() / "config.lock", timeout=WAIT_S, mode=0o600)
-            lock.acquire()
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(data_dir() / "config.lock", timeout=WAIT_S, mode=0o600):
+            text = settings.read(path)
+            Settings(path, text)  # says what is wrong, with the line
+            document = tomlkit.parse(text or f"{HEADER}\n\n")
+            yield document
+            mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+            write_atomically(target, document.as_string().encode(), durable=True)
+            target.chmod(mode)
     except Timeout:
         raise ConfigInvalid(path, None, f"another process has been changing it for {WAIT_S:.0f} s") from None
-    try:
-        document = _document(path)
-        yield document
-        with _writable(path):
-            _write(target, document)
-    finally:
-        lock.release()
-
-
-def _document(path: Path) -> TOMLDocument:
-    """The file, with its comments. Raises ConfigInvalid."""
-    import tomlkit
-
-    text = settings.read(path)
-    Settings(path, text)  # says what is wrong, with the line
-    return tomlkit.parse(text or f"{HEADER}\n\n")
+    except OSError as error:
+        cause = f"cannot be written: {error.strerror or error}; REST_LOCAL_CONFIG names another file"
+        raise ConfigInvalid(path, None, cause) from error
 
 
 def _table(document: TOMLDocument, profile: str | None) -> Any:
@@ -276,27 +249,6 @@ def _table(document: TOMLDocument, profile: str | None) -> Any:
     if profile not in profiles:
         profiles[profile] = tomlkit.table()
     return profiles[profile]
-
-
-def _write(target: Path, document: TOMLDocument) -> None:
-    """Replace the file and keep its mode."""
-    from rest_local.paths import write_atomically
-
-    mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
-    write_atomically(target, document.as_string().encode(), durable=True)
-    target.chmod(mode)
-
-
-@contextmanager
-def _writable(path: Path) -> Iterator[None]:
-    """Map an OSError to ConfigInvalid."""
-    try:
-        yield
-    except TimeoutError:  # of a lock, which is an OSError as well
-        raise
-    except OSError as error:
-        cause = f"cannot be written: {error.strerror or error}; REST_LOCAL_CONFIG names another file"
-        raise ConfigInvalid(path, None, cause) from error
 
 
 def _place(path: Path, profile: str | None) -> str:

@@ -193,12 +193,6 @@ def _what(comparison: Comparison) -> str:
     return f"{comparison.prompt.title}, nothing to find: {costs}"
 
 
-def _next_step(is_demo_model: bool) -> str:
-    if is_demo_model:
-        return "The demo model is tiny. Yours: rest-local demo -m MODEL --code FOLDER"
-    return "Go on: rest-local chat -m MODEL, or rest-local serve -m MODEL for an editor"
-
-
 _threads, _gpu_layers = options.device_options(option)
 
 
@@ -264,7 +258,10 @@ def demo(
         tell(describe(comparisons[1]))
         if any(comparison.disturbed for comparison in comparisons):
             tell("Other programs use the processors, so these times are not those of a quiet machine.")
-        tell(_next_step(is_demo_model))
+        if is_demo_model:
+            tell("The demo model is tiny. Yours: rest-local demo -m MODEL --code FOLDER")
+        else:
+            tell("Go on: rest-local chat -m MODEL, or rest-local serve -m MODEL for an editor")
     broken = [c.prompt.kind for c in comparisons if c.mode == "exact" and not c.identical]
     if broken:
         raise RestLocalError(f"exact mode: drafted output differs from plain decoding ({', '.join(broken)})")

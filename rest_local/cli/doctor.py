@@ -54,7 +54,11 @@ def installation() -> dict[str, Any]:
         note = "rest-local runs from a folder and is not installed, so no versions were compared"
     except ImportError as error:  # of `packaging`, without which no version can be compared
         required = [f"{(error.name or 'packaging').split('.')[0]} is not installed"]
-    unfit, lacks = _unfit()
+    unfit, lacks = None, []
+    try:
+        import rest_local.llama.loaded  # noqa: F401
+    except LibraryUnfit as error:
+        unfit, lacks = error.problems[0], list(error.lacks)
     return {"missing": required, "llama_cpp": unfit, "lacks": lacks, "extras": extras, "note": note}
 
 
@@ -114,15 +118,6 @@ def _missing(requirements: Iterable[Requirement]) -> Iterator[str]:
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             yield f"{requirement.name} {version} does not fit ({requirement.name}{requirement.specifier})"
-
-
-def _unfit() -> tuple[str | None, list[str]]:
-    """Why llama-cpp-python cannot be used, and what it lacks."""
-    try:
-        import rest_local.llama.loaded  # noqa: F401
-    except LibraryUnfit as error:
-        return error.problems[0], list(error.lacks)
-    return None, []
 
 
 TITLES = ("flash", "cache", "thr", "chains", "chains+", "trees", "trees+", "flips", "gap", "plain", "x16")
@@ -269,7 +264,7 @@ def calibration_rows(state: Mapping[str, Any]) -> dict[str, str]:
     doubt = ", ".join(f"{n} tokens {100 * sd:.0f}%" for n, sd in state["uncertainty"].items())
     rows = {
         "state": state["state"],
-        "first measured": f"{_duration(state['age_s'])} ago",
+        "first measured": f"{terminal.age(state['age_s'])} ago",
         "noise of a step": f"{100 * state['noise']:.0f}%",
         "uncertainty": doubt,
     }
@@ -278,13 +273,6 @@ def calibration_rows(state: Mapping[str, Any]) -> dict[str, str]:
     if state["estimated_from"]:
         rows["began as"] = f"the curve {state['estimated_from']}, scaled"
     return rows
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _section(title: str, rows: Mapping[str, Any]) -> Iterator[str]:
@@ -309,16 +297,11 @@ def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "  context" + "".join(f"{n:>7}" for n in sizes) + "   one token"
     for n_ctx in sorted({row["n_ctx"] for row in rows}):
         at = {row["n"]: row for row in rows if row["n_ctx"] == n_ctx}
-        cells = (_ratio(at[n]["ratio"]) if n in at else f"{'':>7}" for n in sizes)
+        cells = (f"{at[n]['ratio']:>7.{0 if at[n]['ratio'] >= 1000 else 2}f}" if n in at else f"{'':>7}" for n in sizes)
         single = f"{at[1]['ms']:>9.2f} ms" if 1 in at else ""
         doubt = "" if all(row["certain"] for row in at.values()) else "  estimate"
         yield f"  {n_ctx:>7}" + "".join(cells) + single + doubt
     yield ""
-
-
-def _ratio(value: float) -> str:
-    """Seven columns, also where a busy machine made it absurd."""
-    return f"{value:>7.2f}" if value < 1000 else f"{value:>7.0f}"
 
 
 @click.command(cls=SectionedCommand)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, indexer, inputs, opening, options
-from rest_local.cli import indexer as live_options
 from rest_local.cli.indexer import Live
 from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import Bar, counted, fail, say, warn
@@ -79,7 +78,7 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 @click.argument("arguments", nargs=-1, metavar='FILE... "INSTRUCTION"', shell_complete=completion.paths)
 @options.engine_options_of_chat
 @options.history_option
-@live_options.code_options
+@indexer.code_options
 @option(
     "--from FILE",
     "Read the instruction from this file, - from the standard input; all arguments are files to edit then.",
@@ -148,7 +147,12 @@ def edit(
 def read_arguments(arguments: Sequence[str], request: Path | None) -> tuple[list[Path], str]:
     """The files, and the instruction: the last argument, or the text of --from. Raises UsageError, InputInvalid."""
     if request is not None:
-        names, instruction = arguments, _read_request(request)
+        names = arguments
+        instruction = (
+            inputs.decode(sys.stdin.buffer.read(), "stdin")
+            if str(request) == "-"
+            else inputs.read_text(request, "instruction")
+        )
     else:
         names, instruction = arguments[:-1], inputs.clean("".join(arguments[-1:]), "instruction")
         if names and os.path.isfile(instruction):  # `Path.is_file` raises for a long text
@@ -158,12 +162,6 @@ def read_arguments(arguments: Sequence[str], request: Path | None) -> tuple[list
     if not instruction.strip():
         raise click.UsageError("the instruction is empty; say what to do")
     return [Path(name) for name in names], instruction
-
-
-def _read_request(path: Path) -> str:
-    if str(path) == "-":
-        return inputs.decode(sys.stdin.buffer.read(), "stdin")
-    return inputs.read_text(path, "instruction")
 
 
 def read_files(paths: Sequence[Path]) -> list[TextFile]:

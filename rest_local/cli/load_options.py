@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -33,7 +34,6 @@ Command = Callable[..., Any]
 
 SECTIONS = ("Loading", "Devices", "Computing")
 _loading, _devices, _computing = (in_section(title, rare=True) for title in SECTIONS)
-_positive = click.IntRange(min=1)
 _DEFAULT = ModelOptions()
 
 _OPTIONS = (
@@ -60,6 +60,7 @@ _OPTIONS = (
     _devices(
         "-dev --device NAME,...",
         "GPUs to use, by the names that `rest-local doctor` gives; none: only the CPU. Default: all.",
+        to="devices",
     ),
     _devices(
         "-sm --split-mode", f"How to use several GPUs. Default: {_DEFAULT.split_mode}.", type=click.Choice(SPLIT_MODES)
@@ -80,6 +81,7 @@ _OPTIONS = (
     _computing(
         "-fa --flash-attn",
         "Flash attention; auto: what verifies drafts cheapest here.",
+        to="flash_attention",
         type=click.Choice(FLASH_ATTENTION),
         default=_DEFAULT.flash_attention,
     ),
@@ -93,17 +95,17 @@ _OPTIONS = (
         "Type of cached values, as for keys; a quantized one needs flash attention.",
         type=click.Choice(tuple(CACHE_TYPES)),
     ),
-    _computing("-b --batch-size N", f"Tokens submitted at once. Default: {_DEFAULT.n_batch}."),
-    _computing("-ub --ubatch-size N", "Tokens computed at once. Default: the same."),
+    _computing("-b --batch-size N", f"Tokens submitted at once. Default: {_DEFAULT.n_batch}.", to="n_batch"),
+    _computing("-ub --ubatch-size N", "Tokens computed at once. Default: the same.", to="n_ubatch"),
     _computing(
         "--kv-offload/--no-kv-offload -kvo/-nkvo",
         "Keep the cache on the GPU, where there is one.",
         default=_DEFAULT.kv_offload,
     ),
-    _computing("--rope-scaling", "Default: the model's.", type=click.Choice(ROPE_SCALINGS)),
+    _computing("--rope-scaling", "Default: the model's.", to="scaling", type=click.Choice(ROPE_SCALINGS)),
     _computing("--rope-scale N", "Stretch the context N times.", type=float),
-    _computing("--rope-freq-base N", "Default: the model's.", type=float),
-    _computing("--rope-freq-scale N", "1/N of --rope-scale.", type=float),
+    _computing("--rope-freq-base N", "Default: the model's.", to="freq_base", type=float),
+    _computing("--rope-freq-scale N", "1/N of --rope-scale.", to="freq_scale", type=float),
     _computing("--yarn-orig-ctx N", "Context the model was trained for.", type=click.IntRange(min=0)),
     _computing("--yarn-ext-factor N", "0: interpolate only. Default: the model's.", type=float),
     _computing("--yarn-attn-factor N", "Scale of the attention. Default: the model's.", type=float),
@@ -111,18 +113,8 @@ _OPTIONS = (
     _computing("--yarn-beta-fast N", "Default: the model's.", type=float),
 )
 
-_SAME = (
-    "mmap", "mlock", "check_tensors", "repack", "split_mode", "main_gpu", "cpu_moe", "n_cpu_moe", "numa",
-    "threads_batch", "cache_type_k", "cache_type_v", "kv_offload",
-)  # fmt: skip
-_RENAMED = {"flash_attn": "flash_attention", "batch_size": "n_batch", "ubatch_size": "n_ubatch"}
-_YARN = ("yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast")
-_ROPE = {
-    "rope_scaling": "scaling", "rope_freq_base": "freq_base", "rope_freq_scale": "freq_scale",
-    **{name: name for name in _YARN},
-}  # fmt: skip
-_PARSED = ("device", "lora", "lora_scaled", "override_kv", "override_tensor", "tensor_split", "rope_scale")
-NAMES = (*_SAME, *_RENAMED, *_ROPE, *_PARSED)
+_ROPE = tuple(field.name for field in fields(Rope))
+NAMES = ({field.name for field in fields(ModelOptions)} | {*_ROPE, "lora_scaled", "rope_scale"}) - {"rope"}
 
 
 class LayerCount(click.ParamType):  # type: ignore[type-arg]  # older versions of click take no argument
@@ -144,35 +136,27 @@ class LayerCount(click.ParamType):  # type: ignore[type-arg]  # older versions o
 def model_options(values: Mapping[str, Any]) -> ModelOptions:
     """Return what the given options say; None is left to the default. Raises OptionError."""
     given = {name: value for name, value in values.items() if value is not None}
-    plain = {name: given[name] for name in _SAME if name in given}
-    plain |= {field: given[name] for name, field in _RENAMED.items() if name in given}
-    rope = {field: given[name] for name, field in _ROPE.items() if name in given}
-    if "rope_scale" in given:
-        rope["freq_scale"] = _stretched(given["rope_scale"], "rope_freq_scale" in given)
-    return ModelOptions(
-        **plain,
-        devices=tuple(name.strip() for name in given["device"].split(",")) if given.get("device") else (),
-        rope=Rope(**rope),
-        lora=(*map(Adapter, given.get("lora", ())), *map(Adapter.parse, given.get("lora_scaled", ()))),
-        override_kv=tuple(map(Override.parse, given.get("override_kv", ()))),
-        override_tensor=tuple(map(Placement.parse, given.get("override_tensor", ()))),
-        tensor_split=_shares(given.get("tensor_split", "")),
-    )
-
-
-def _stretched(scale: float, twice: bool) -> float:
-    if twice:
-        raise OptionError("--rope-scale and --rope-freq-scale say the same; give one of them")
-    if not scale > 0:
-        raise OptionError(f"--rope-scale {scale}: give a positive number")
-    return 1 / scale
-
-
-def _shares(text: str) -> tuple[float, ...]:
+    rope = {name: given.pop(name) for name in _ROPE if name in given}
+    if (scale := given.pop("rope_scale", None)) is not None:
+        if "freq_scale" in rope:
+            raise OptionError("--rope-scale and --rope-freq-scale say the same; give one of them")
+        if not scale > 0:
+            raise OptionError(f"--rope-scale {scale}: give a positive number")
+        rope["freq_scale"] = 1 / scale
+    shares = given.pop("tensor_split", "")
     try:
-        return tuple(float(share) for share in re.split("[,/]", text)) if text else ()
+        tensor_split = tuple(float(share) for share in re.split("[,/]", shares)) if shares else ()
     except ValueError:
-        raise OptionError(f"--tensor-split {text}: give a share for each GPU, for example 3,1") from None
+        raise OptionError(f"--tensor-split {shares}: give a share for each GPU, for example 3,1") from None
+    return ModelOptions(
+        devices=tuple(name.strip() for name in given.pop("devices", "").split(",") if name),
+        rope=Rope(**rope),
+        lora=(*map(Adapter, given.pop("lora", ())), *map(Adapter.parse, given.pop("lora_scaled", ()))),
+        override_kv=tuple(map(Override.parse, given.pop("override_kv", ()))),
+        override_tensor=tuple(map(Placement.parse, given.pop("override_tensor", ()))),
+        tensor_split=tensor_split,
+        **given,
+    )
 
 
 def load_options(command: Command) -> Command:

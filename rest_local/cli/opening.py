@@ -158,7 +158,11 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
         config = replace(config, datastores=(DEFAULT_NAME,))
     with ExitStack() as undo:
         config, indexer = _indexed(config, live, undo)
-        decide = unusable(config.build_missing, is_named, awaited=_awaited(live))
+        decide = unusable(
+            config.build_missing,
+            is_named,
+            awaited=lambda name: live.watch or (live.code is not None and name == live.code.name),
+        )
         engine = Engine(replace(config, follow=bool(config.datastores)), decide)
         if indexer is not None:
             indexer.committed = engine.look_for_commits
@@ -181,11 +185,6 @@ def _indexed(config: EngineConfig, live: Live, undo: ExitStack) -> tuple[EngineC
     undo.callback(indexer.close)
     code = (live.code.name,) if live.code else ()
     return replace(config, datastores=tuple(dict.fromkeys((*named, *code)))), indexer
-
-
-def _awaited(live: Live) -> Callable[[str], bool]:
-    """Whether a datastore need not exist yet: that of the code, and those that are watched."""
-    return lambda name: live.watch or (live.code is not None and name == live.code.name)
 
 
 def _announce(engine: Engine, live: Live, indexer: Indexer) -> None:

@@ -52,10 +52,6 @@ def _check_stops(ctx: click.Context, param: click.Parameter, values: Sequence[st
     return tuple(values)
 
 
-def _read_context(ctx: click.Context, param: click.Parameter, value: int | None) -> int | str | None:
-    return TRAINED if value == 0 else value
-
-
 def _read_verify(ctx: click.Context, param: click.Parameter, value: str) -> Relaxed | None:
     """`strict` (None) or `relaxed[:K,RATIO]`. Raises OptionError."""
     if value == STRICT:
@@ -118,7 +114,7 @@ _ENGINE_OPTIONS = (
         "-c --ctx --ctx-size N",
         f"Context in tokens; 0: what the model was trained for. Default: that or {LARGEST_DEFAULT}, whichever is less.",
         to="n_ctx",
-        callback=_read_context,
+        callback=lambda ctx, param, value: TRAINED if value == 0 else value,
         type=click.IntRange(min=0),
     ),
     *device_options(_engine),

@@ -10,12 +10,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from rest_local.cli import indexer, inputs, opening, options
-from rest_local.cli import indexer as live_options
 from rest_local.cli.indexer import Live
 from rest_local.cli.sections import SectionedCommand, option, rare_option
 from rest_local.cli.terminal import warn
@@ -107,17 +106,14 @@ def choice(
     from rest_local.paths import demo_model
     from rest_local.router.run import ModelChoice
 
-    own = replace(config, model=model.path, mmproj=config.mmproj and _projector(config.mmproj))
+    mmproj = config.mmproj and Path(config.mmproj)
+    if mmproj and mmproj not in (AUTO_PROJECTOR, NO_PROJECTOR):
+        mmproj = mmproj.absolute()  # the process of the model may have another directory
+    own = replace(config, model=model.path, mmproj=mmproj)
     path = model.path or demo_model()
     return ModelChoice(
         model.name, path, partial(_load, own, live, template, variables or {}), partial(_need, own, path), aliases
     )
-
-
-def _projector(given: str | Path) -> Path:
-    """As given; a path for another process, which may have another directory."""
-    path = Path(given)
-    return path if path in (AUTO_PROJECTOR, NO_PROJECTOR) else path.absolute()
 
 
 def _load(config: EngineConfig, live: Live, template: str | None, variables: dict[str, object]) -> Engine:
@@ -166,7 +162,7 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
     callback=_read_variables,
 )
 @options.history_option
-@live_options.code_options
+@indexer.code_options
 @option("--watch", "Keep the datastores of -d up to date with their files.")
 @option("--host ADDRESS,...", "Address to listen on, or several: 127.0.0.1,::1.", default="127.0.0.1")
 @option("--port N", "0 takes a free one.", type=click.IntRange(0, 65535), default=PORT)
@@ -180,6 +176,7 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 @option(
     "--alias NAME",
     "Name of the (first) model for clients; repeatable. NAME=MODEL names another model, '*' answers to any name.",
+    to="aliases",
     multiple=True,
 )
 @option(
@@ -201,8 +198,10 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 )
 @rare_option("--queue N", "Requests that may wait.", default=64)
 @option("--metrics", "Serve /metrics for Prometheus.")
-@rare_option("--allow-host NAME", "Accept this name in Host headers; repeatable.", multiple=True)
-@rare_option("--allow-origin ORIGIN", "Let web pages of this origin call; repeatable.", multiple=True)
+@rare_option("--allow-host NAME", "Accept this name in Host headers; repeatable.", to="allowed_hosts", multiple=True)
+@rare_option(
+    "--allow-origin ORIGIN", "Let web pages of this origin call; repeatable.", to="allowed_origins", multiple=True
+)
 @rare_option(
     "--daemon",
     "Go on after the terminal closes; SIGHUP then opens the datastores' newest commits. A service needs none.",
@@ -212,6 +211,7 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
     "--share-statistics",
     "Show draft statistics and each step's text to other users too (other machines, several keys); that tells "
     "what datastores and the history hold.",
+    to="statistics",
 )
 def serve(
     config: EngineConfig,
@@ -219,19 +219,13 @@ def serve(
     live: Live,
     chat_template_file: Path | None,
     chat_template_kwargs: dict[str, object],
-    host: str,
-    port: int,
     memory: int | None,
     idle: float | None,
-    alias: tuple[str, ...],
+    aliases: tuple[str, ...],
     api_key_file: Path | None,
     queue: int,
-    metrics: bool,
-    allow_host: tuple[str, ...],
-    allow_origin: tuple[str, ...],
     daemon: bool,
-    max_body: int,
-    share_statistics: bool,
+    **of_server: Any,
 ) -> None:
     """Serve the APIs of OpenAI, Anthropic, Ollama and llama-server, with a page to try it at /.
 
@@ -247,37 +241,20 @@ def serve(
     from rest_local.server.http import ignore_hangups, listen_on_all, log_to_stderr
     from rest_local.server.settings import Settings
 
-    settings = Settings(
-        host=host,
-        port=port,
-        aliases=alias,
-        keys=_keys(api_key_file),
-        allowed_hosts=allow_host,
-        allowed_origins=allow_origin,
-        metrics=metrics,
-        max_body=max_body,
-        statistics=share_statistics,
-    )
+    settings = Settings(aliases=aliases, keys=_keys(api_key_file), **of_server)
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
     named = named_models(models)
-    aliases = aliases_of(alias, [each.name for each in named])
+    also = aliases_of(aliases, [each.name for each in named])
     live = live.chosen()
     if daemon:
         ignore_hangups()
     with ExitStack() as opened:
         sockets = [opened.enter_context(each) for each in listen_on_all(settings)]
         log_to_stderr()
-        choices = [
-            choice(
-                each,
-                config,
-                live,
-                aliases.get(each.name, ()),
-                template if each is named[0] else None,
-                chat_template_kwargs,
-            )
-            for each in named
-        ]
+        choices = []
+        for each in named:
+            own = template if each is named[0] else None
+            choices.append(choice(each, config, live, also.get(each.name, ()), own, chat_template_kwargs))
         if memory is None and len(choices) > 1:
             memory = default_limit()
         routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue)
@@ -286,7 +263,6 @@ def serve(
 
 
 def _keys(path: Path | None) -> tuple[bytes, ...]:
-    from rest_local.errors import InputInvalid, OptionError
     from rest_local.server.settings import parse_keys
 
     if path is None:

@@ -15,6 +15,7 @@ Importing this module loads click and the standard library only.
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 import sys
@@ -104,13 +105,11 @@ class Settings:
         self._profiles: dict[str, dict[str, Any]] = profiles
 
     @classmethod
-    def load(cls, path: Path | None = None) -> Settings:
-        """Read the file, by default the user's; empty where there is none. Raises ConfigInvalid."""
-        if path is None:
-            from rest_local.paths import config_file
+    def load(cls) -> Settings:
+        """Read the user's file; empty where there is none. Raises ConfigInvalid."""
+        from rest_local.paths import config_file
 
-            path = config_file()
-        return cls(path, read(path))
+        return cls(config_file(), read(config_file()))
 
     def keys(self) -> set[str]:
         """All keys at the top and in the profiles."""
@@ -196,19 +195,16 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"unknown key {key}; {meant}`rest-local config show --all` lists the keys"
 
 
-def takes_several(option: click.Option) -> bool:
-    """Whether a key may hold several values for the option. Of `-m` it is one: only `serve` could take others."""
-    return option.multiple and not getattr(option.type, "one_in_settings", False)
-
-
 def checked(option: click.Option, value: Any, context: click.Context) -> Any:
     """Return a value of the file as click takes it for the option. Raises ValueError with what is wrong."""
     values = value if isinstance(value, list) else [value]
-    if isinstance(value, list) and not takes_several(option):
+    # of `-m` the file names one: only `serve` could take others
+    if isinstance(value, list) and (not option.multiple or getattr(option.type, "one_in_settings", False)):
         raise ValueError("takes one value, not a list")
     for one in values:
         _check_kind(option, one)
-    values = [_expanded(option, one) for one in values]
+    if isinstance(option.type, click.Path) or option.metavar in _FILES:  # no shell has replaced `~`
+        values = [os.path.expanduser(one) if isinstance(one, str) else one for one in values]
     given = tuple(values) if option.multiple else values[0]
     try:
         option.process_value(context, given)
@@ -234,19 +230,9 @@ def _check_kind(option: click.Option, value: Any) -> None:
     else:
         fits, wanted = number or isinstance(value, str), "a number, or a text in quotes"
     if not fits:
-        raise ValueError(f"{_shown(value)} is not {wanted}")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, (str, int, float)) else f"a value of the kind {type(value).__name__}"
-
-
-def _expanded(option: click.Option, value: Any) -> Any:
-    """A path with `~`, which no shell has replaced."""
-    names_a_file = isinstance(option.type, click.Path) or option.metavar in _FILES
-    return os.path.expanduser(value) if names_a_file and isinstance(value, str) else value
+        plain = isinstance(value, (bool, int, float, str))
+        shown = json.dumps(value) if isinstance(value, bool) else repr(value) if plain else "a " + type(value).__name__
+        raise ValueError(f"{shown} is not {wanted}")
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:

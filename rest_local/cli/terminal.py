@@ -49,6 +49,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def age(seconds: float) -> str:
+    """Such as `45 seconds`, `12 minutes`, `3 hours`, `2 days`."""
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+    name, size = next(((name, size) for name, size in units if seconds >= 2 * size), units[-1])
+    return f"{seconds // size:.0f} {name}"
+
+
 def fail(error: RestLocalError, more: str = "") -> str:
     """The line of an error on stderr, where the command goes on. Returns its message."""
     message = in_options(str(error)) + more
@@ -255,7 +262,8 @@ def statistics_line(result: Result, datastores: Sequence[str] = ()) -> str:
     """The line about an answer. `datastores`: names of those that were open; the name of a single one stands in the
     place of `datastore`.
     """
-    parts = [f"{_number(result.timings.predicted_per_second)} tokens/s"]
+    speed = result.timings.predicted_per_second
+    parts = [f"{speed:.{0 if speed >= 10 else 1}f} tokens/s"]
     if result.speedup is not None:
         parts.append(f"{result.speedup:.1f} x plain")
     return ", ".join([*parts, drafted_share(result, datastores)])
@@ -274,7 +282,3 @@ def drafted_share(result: Result, datastores: Sequence[str] = ()) -> str:
     if len(shares) == 1:
         return f"{drafted / total:.0%} from {shares[0][0]}"
     return f"{drafted / total:.0%} from " + ", ".join(f"{name} {share:.0%}" for name, share in shares)
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"

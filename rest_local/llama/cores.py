@@ -61,28 +61,18 @@ def usable_cpus() -> set[int]:
 def cores(usable: set[int], root: Path = ROOT) -> int:
     """The number of performance cores among these processors, at most as many as the quota allows."""
     places = {cpu: root / f"sys/devices/system/cpu/cpu{cpu}" for cpu in usable}
-    capacities = {cpu: _capacity(place) for cpu, place in places.items()}
+    capacities = {  # relative to other processors; 0 where it is unknown
+        cpu: _number(place / "cpu_capacity") or _number(place / "cpufreq/cpuinfo_max_freq") or 0
+        for cpu, place in places.items()
+    }
     known = all(capacities.values())
     fastest = max(capacities.values(), default=0)
     fast = [cpu for cpu in usable if not known or capacities[cpu] >= FAST * fastest]
-    if efficient := _efficient(root) & usable:
+    if efficient := _cpu_list(_text(root / "sys/devices/cpu_atom/cpus")) & usable:
         fast = [cpu for cpu in fast if cpu not in efficient] or fast
     physical = {_siblings(places[cpu]) or str(cpu) for cpu in fast}
     quota = _quota(root)
     return max(1, min(len(physical), quota) if quota else len(physical))
-
-
-def _capacity(place: Path) -> int:
-    """The speed of a processor relative to others of the machine; 0 if it is unknown."""
-    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        if number := _number(place / name):
-            return number
-    return 0
-
-
-def _efficient(root: Path) -> set[int]:
-    """The efficiency cores of a hybrid Intel processor, from the kernel's list."""
-    return _cpu_list(_text(root / "sys/devices/cpu_atom/cpus"))
 
 
 def _siblings(place: Path) -> str:

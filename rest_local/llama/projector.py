@@ -337,17 +337,13 @@ def _mtmd() -> Any:
         ) from None
     if lacks := needed.lacking_for_images(mtmd_cpp):
         raise ProjectorInvalid("", f"this llama-cpp-python lacks {needed.few(lacks)}", "install one that has it")
-    _forward_log(mtmd_cpp)
+    if not _forwarded:
+        _forwarded.append(True)
+        mtmd_cpp.mtmd_helper_log_set(library._log_callback, None)
     return mtmd_cpp
 
 
 _forwarded: list[bool] = []
-
-
-def _forward_log(mtmd: Any) -> None:
-    if not _forwarded:
-        _forwarded.append(True)
-        mtmd.mtmd_helper_log_set(library._log_callback, None)
 
 
 def _load(path: Path, model: int | None, threads: int, gpu: bool, warmup: bool = False) -> int | None:

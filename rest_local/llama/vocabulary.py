@@ -98,7 +98,8 @@ class Vocabulary:
         Time and memory are linear in the text, including special tokens, and no text overflows the stack of a thread
         (`rest_local.llama.tokenizer`). Raises ServiceClosed if the thread was stopped (`rest_local.stop`), and
         ModelError if the model is closed meanwhile."""
-        return self._tokenizer.tokenize(_valid(text), special, add_special, most)
+        data = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        return self._tokenizer.tokenize(data.decode("utf-8", "replace"), special, add_special, most)
 
     def bulk(self) -> Callable[[Sequence[str]], list[NDArray[np.int32]]] | None:
         """A tokenizer for many texts, several times as fast, with the ids of `tokenize` (`rest_local.llama.bulk`).
@@ -221,12 +222,6 @@ class Vocabulary:
 def _token(function: Callable[[int], int], pointer: int) -> int | None:
     token = function(pointer)
     return None if token == bindings.LLAMA_TOKEN_NULL else token
-
-
-def _valid(text: str | bytes) -> str:
-    if isinstance(text, bytes):
-        return text.decode("utf-8", "replace")
-    return text.encode("utf-8", "replace").decode()
 
 
 class Detokenizer:

@@ -13,13 +13,9 @@ from hypothesis import strategies as st
 
 from rest_local.batch import worker
 from rest_local.batch.jobs import Job, read_stream
-from rest_local.batch.worker import MOST_ON_CPU, MOST_SLOTS, cells_of, fitted, free_memory, room_for
-from rest_local.catalog.describe import header_of
+from rest_local.batch.worker import MOST_ON_CPU, cells_of, fitted, free_memory, room_for
 from rest_local.decoding.config import EngineConfig
-from rest_local.llama import library
-from rest_local.llama.gguf import read_gguf
 from rest_local.llama.options import ModelOptions
-from rest_local.paths import demo_model
 
 
 def jobs_of(count: int, **body: Any) -> list[Job]:
@@ -65,12 +61,6 @@ def test_cells_of_a_request(body: dict[str, Any], default: int | None, cells: in
     assert cells_of(job, 4096, default) == min(prompt + cells, 4096)
 
 
-def test_bytes_of_a_cell() -> None:
-    """By the shape of the demo model: 6 layers, 2 heads of 64 for keys and for values, in f16."""
-    path = demo_model()
-    assert header_of(read_gguf(path), path).kv_bytes == 6 * 2 * 2 * 64 * 2
-
-
 def test_slots_and_flash_attention_on_a_cpu(memory: Any) -> None:
     memory(1 << 40)
     config = fitted(EngineConfig(n_gpu_layers=0), jobs_of(40, max_tokens=10))
@@ -79,28 +69,6 @@ def test_slots_and_flash_attention_on_a_cpu(memory: Any) -> None:
     assert config.cells % 256 == 0
     off = EngineConfig(n_gpu_layers=0, options=ModelOptions(flash_attention="off"))
     assert fitted(off, jobs_of(40)).options.flash_attention == "off"
-
-
-def test_slots_on_a_gpu(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory(1 << 40)
-    monkeypatch.setattr(library, "supports_gpu", lambda: True)
-    config = fitted(EngineConfig(), jobs_of(40, max_tokens=10))
-    assert (config.slots, config.options.flash_attention) == (MOST_SLOTS, "auto")
-
-
-def test_little_memory_leaves_one_slot(memory: Any) -> None:
-    memory(0)
-    config = fitted(EngineConfig(n_gpu_layers=0, n_ctx=512), jobs_of(40))
-    assert (config.slots, config.cells) == (1, 512)
-
-
-def test_what_has_one_slot_anyway_is_left_as_it_is() -> None:
-    for config, jobs in (
-        (EngineConfig(exact=True), jobs_of(3)),
-        (EngineConfig(), jobs_of(1)),
-        (EngineConfig(), [*jobs_of(1), *read_stream(io.BytesIO(b"wrong\n"), "test")]),
-    ):
-        assert fitted(config, jobs) is config
 
 
 def test_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,12 +225,6 @@ validate_config(prepare_config(yaml.safe_load(found)))
     subprocess.run([sys.executable, "-c", check, str(page)], check=True, env=ENVIRONMENT)
 
 
-def test_options_of_a_cluster_need_one(requests: Path) -> None:
-    done = subprocess.run([*COMMAND, str(requests), "--replicas", "2"], env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "--replicas, --replica-cpus and --replica-gpus need --ray" in done.stderr
-
-
 def node(**resources: float) -> dict[str, Any]:
     return {"Alive": True, "Resources": resources}
 

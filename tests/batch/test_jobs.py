@@ -45,16 +45,6 @@ def test_plain_lines_are_completions_and_chats() -> None:
     assert json.loads(found[1].body) == {"messages": []}
 
 
-def test_blank_lines_a_mark_and_windows_line_ends_are_skipped() -> None:
-    found = read(b"\xef\xbb\xbf", {"prompt": "x"}, b"\r\n", b"  \n", b'{"prompt": "y"}\r\n')
-    assert [(job.number, job.error) for job in found] == [(1, None), (4, None)]
-
-
-@pytest.mark.parametrize("url", ["/chat/completions", "/v1/chat/completions"])
-def test_the_version_in_the_url_may_be_missing(url: str) -> None:
-    assert read(line_of("a", url, messages=[]))[0].url == CHAT
-
-
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
@@ -92,12 +82,6 @@ def test_a_name_that_is_used_twice_is_an_error_under_another_name() -> None:
     assert "that of line 1" in found[1].error["message"] if found[1].error else False
 
 
-@given(st.lists(st.sampled_from(["a", "line-1", "line-2", "line-3", "line-2-again", None]), min_size=1, max_size=9))
-def test_every_job_has_a_name_and_an_id_of_its_own(names: list[str | None]) -> None:
-    found = read(*({"prompt": "x"} | ({} if name is None else {"custom_id": name}) for name in names))
-    assert len({job.custom_id for job in found}) == len({job.id for job in found}) == len(names)
-
-
 def test_the_id_tells_the_request() -> None:
     body = {"prompt": "x", "max_tokens": 1}
     same = [read(line_of("a", **body))[0].id, read(line_of("a", **dict(reversed(body.items()))))[0].id]
@@ -120,17 +104,6 @@ def test_a_compressed_file(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputInvalid, match="not a whole gzip file"):
         read_jobs(path)
-
-
-@pytest.mark.parametrize("data", [b"", b"\n\n", gzip.compress(b"", mtime=0)])
-def test_a_file_without_requests_is_refused(data: bytes) -> None:
-    with pytest.raises(InputInvalid, match="contains no request"):
-        read(data)
-
-
-def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputInvalid, match="No such file"):
-        read_jobs(tmp_path / "none.jsonl")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

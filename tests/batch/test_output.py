@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rest_local.batch import output as module
 from rest_local.batch.jobs import Job, read_stream
 from rest_local.batch.output import STDOUT, Output
 from rest_local.errors import OutputInvalid, OutputUnwritable
@@ -166,33 +165,6 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, name: str, monkeypatch: 
             _written(out, record_of(jobs[1]))
         monkeypatch.undo()
     assert [line["custom_id"] for line in lines_of(path)] == ["line-1"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_device_that_is_full_is_named() -> None:
-    jobs = jobs_of(1)
-    with Output(Path("/dev/full"), jobs, "m") as out:
-        out.start()
-        with pytest.raises(OutputUnwritable, match="/dev/full: No space left"):
-            out.write(record_of(jobs[0]))
-
-
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputUnwritable, match="No such file"):
-        Output(tmp_path / "none" / "out.jsonl", jobs_of(1), "m")
-
-
-def test_lines_share_a_member_until_they_are_many_or_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, jobs = tmp_path / "out.jsonl.gz", jobs_of(40)
-    write(path, jobs, [record_of(job) for job in jobs], flush=False)
-    together = path.stat().st_size
-    write(path, jobs, [record_of(job) for job in jobs], replace=True)
-    assert together < path.stat().st_size / 3
-    monkeypatch.setattr(module, "GROUP_S", -1.0)
-    with Output(path, jobs, "m", replace=True) as out:
-        out.start()
-        out.write(record_of(jobs[0]))
-        assert len(lines_of(path)) == 1
 
 
 def test_the_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -62,14 +62,6 @@ def test_a_chat_in_the_form_of_openai(worker: Worker, monkeypatch: pytest.Monkey
     assert body.usage.completion_tokens == 4
 
 
-def test_several_choices_and_log_probabilities(worker: Worker) -> None:
-    line = {"custom_id": "a", "prompt": ["import", "def"], "n": 2, "logprobs": 1, "max_tokens": 3, "ignore_eos": True}
-    body = answered(worker, line)["a"]["response"]["body"]
-    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
-    assert [len(choice["logprobs"]["tokens"]) for choice in body["choices"]] == [3, 3, 3, 3]
-    assert body["usage"]["completion_tokens"] == 12
-
-
 def test_an_echo_with_log_probabilities(worker: Worker) -> None:
     lines = [
         {"custom_id": name, "prompt": "import os\n", "echo": True, "logprobs": 0, "max_tokens": 0} for name in "ab"
@@ -106,13 +98,6 @@ def test_what_is_wrong_with_a_request_is_its_answer(
     assert response["body"]["error"]["param"] == param
     assert found["bad"]["error"] is None
     assert found["good"]["response"]["status_code"] == 200
-
-
-def test_a_line_that_is_no_request_is_answered_with_its_error(worker: Worker) -> None:
-    found = answered(worker, {"prompt": "x", "max_tokens": 1}, {"nothing": 1})
-    assert found["line-2"]["response"] is None
-    assert found["line-2"]["error"]["line"] == 2
-    assert found["line-1"]["response"]["status_code"] == 200
 
 
 def test_a_fault_of_this_program_ends_one_job(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

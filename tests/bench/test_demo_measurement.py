@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import pytest
 
 from rest_local.bench import demo
-from rest_local.bench.demo import Prompt, repeated_share
+from rest_local.bench.demo import Prompt
 from rest_local.decoding.results import DraftStatistics
-from rest_local.errors import OptionError
 
 BODY = "    x = 1\n" * 50
 PROMPT = Prompt("stored", "a title", "text")
@@ -73,19 +71,6 @@ def test_runs_are_interleaved_and_speedup_is_the_median_of_pairs() -> None:
     assert not result.sampled
 
 
-def test_no_pair_begins_after_its_time() -> None:
-    engine, result = measure(lambda *_: list(range(30)), seconds=0.0)
-    assert [policy for policy, _ in engine.calls] == ["off", "off", None]
-    assert result.drafted.speeds == (130.0,)
-    assert result.speedup == pytest.approx(1.3)
-
-
-def test_plain_runs_that_differ_much_were_disturbed() -> None:
-    _, result = measure(lambda *_: list(range(30)))
-    assert not result.disturbed
-    assert replace(result, plain=replace(result.plain, speeds=(100.0, 131.0))).disturbed
-
-
 def test_one_different_run_is_not_identical() -> None:
     _, result = measure(lambda policy, _, call: [1, 2, 3] if call == 7 else [1, 2, 4])
     assert not result.identical
@@ -110,22 +95,6 @@ def test_a_question_goes_through_the_chat_template_with_its_prediction() -> None
     prompt = Prompt("edit", "a title", "text", chat=True, prediction="old")
     demo.compare(engine, prompt, "exact", max_tokens=30, repeats=1)
     assert set(engine.prompts) == {("<user>text", "old")}
-
-
-def test_json_holds_the_first_run_and_all_comparisons() -> None:
-    _, first = measure(lambda *_: list(range(30)))
-    _, loops = measure(lambda *_: [1] * 30)
-    line = demo.to_json([first, loops])
-    assert {"text", "tokens", "identical", "speedup"} <= line.keys()
-    assert line["speedup"] == first.to_json()["speedup"]
-    assert [row["plain"]["repeated_8grams"] > 0.3 for row in line["prompts"]] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "share"), [([], 0.0), (list(range(8)), 0.0), ([1] * 9, 0.5), ([1] * 17, 0.9), (list(range(99)), 0.0)]
-)
-def test_repeated_share(tokens: list[int], share: float) -> None:
-    assert repeated_share(tokens) == pytest.approx(share)
 
 
 def test_prompts_come_from_their_modules() -> None:
@@ -160,17 +129,3 @@ def test_a_folder_of_code_provides_the_prompts(tmp_path: Path) -> None:
     copy = demo.copy_prompt(tmp_path)
     assert (copy.kind, copy.title) == ("edit", "right.py, total changed")
     assert copy.text == f"def total(values):\n{BODY}\ndef total_all(values):\n"
-
-
-def test_a_folder_without_code_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("nothing")
-    with pytest.raises(OptionError, match="no source file"):
-        demo.copy_prompt(tmp_path)
-
-
-def test_window_and_cut(tmp_path: Path) -> None:
-    text = (
-        "import x\n\nclass A:\n    pass\n\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n"
-    )
-    assert demo.window(text, "class A", 12) == text[10 : text.index("        return 1")]
-    assert demo.begin_of("no function here", 5) == "no fu"

@@ -10,7 +10,7 @@ from support.repository import Repository
 
 from rest_local.bench import workload
 from rest_local.bench.workload import load_edits
-from rest_local.errors import InputInvalid, RestLocalError
+from rest_local.errors import InputInvalid
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -87,11 +87,3 @@ def test_a_missing_repository_is_one_line(tmp_path: Path, vocabulary: Vocabulary
             load_edits(tmp_path / name, vocabulary)
         assert name in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-def test_without_git_the_message_names_it(
-    repository: Repository, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(RestLocalError, match="program git"):
-        load_edits(repository.path, vocabulary)

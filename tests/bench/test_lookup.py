@@ -55,15 +55,3 @@ def test_the_timed_trie_holds_every_beginning():
     for before, row, count in zip(ordered[:-1].tolist(), ordered[1:].tolist(), shared.tolist(), strict=True):
         assert before[:count] == row[:count]
         assert count == 3 or before[count] != row[count]
-
-
-def test_edited_documents_keep_their_length_and_most_tokens():
-    random = np.random.default_rng(0)
-    ends = np.zeros(100, np.bool_)
-    ends[0] = True
-    original = random.integers(0, 100, 5000).astype(np.int32)
-    (copy,) = lookup.up_to(lookup.edited([original], ends, random), 5000)
-    assert len(copy) == 5000
-    assert (copy != original).any()
-    same = np.minimum(np.bincount(copy, minlength=100), np.bincount(original, minlength=100)).sum()
-    assert same > 4800

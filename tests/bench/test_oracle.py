@@ -78,11 +78,6 @@ def test_the_oracle_drafts_only_what_the_sources_hold() -> None:
     assert reach.longest == [0, 4, 3, 2, 1, 0]  # never the last token, which comes from the model
 
 
-def test_short_answers_do_not_count() -> None:
-    assert reaches([Recorded("a", [7], [1, 2])], lambda: Sources([], 100)) == []
-    assert oracle([], curve_of([1.0]))["speedup"] == 1.0
-
-
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.3, 1.0])
 def test_no_policy_is_faster_than_the_oracle(slope: float) -> None:
     random = np.random.default_rng(3)

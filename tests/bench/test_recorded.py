@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.bench import workload
 from rest_local.bench.workload import load
 from rest_local.errors import InputInvalid
 from rest_local.llama.model import Model
@@ -62,24 +61,3 @@ def test_files_without_text_are_refused(tmp_path: Path, vocabulary: Vocabulary) 
     }.items():
         with pytest.raises(InputInvalid, match=f"{name}.*{cause}"):
             load(tmp_path / name, vocabulary)
-
-
-def test_a_file_over_the_limit_is_refused(
-    tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workload, "MAX_TEXT", 1000)
-    for text in ("x" * 5000, f"{GOOD}\n" * 100):
-        (tmp_path / "huge.jsonl").write_text(text)
-        with pytest.raises(InputInvalid, match="split the file"):
-            load(tmp_path / "huge.jsonl", vocabulary)
-
-
-def test_parts_of_a_message_are_joined(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    content = [{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "text", "text": "b"}]
-    line = {
-        "body": {"messages": [{"role": "user", "content": content}]},
-        "response": {"body": {"choices": [{"message": {"content": "c"}}]}},
-    }
-    (tmp_path / "batch.jsonl").write_text(json.dumps(line))
-    (answer,) = load(tmp_path / "batch.jsonl", vocabulary)
-    assert b"".join(map(vocabulary.piece, answer.prompt)) == b"user: ab\n"

@@ -11,7 +11,7 @@ from rest_local.bench import demo
 from rest_local.errors import DatastoreUnwritable
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
-from rest_local.retrieval import Datastore, VocabularyId, build, datastore_path, list_datastores
+from rest_local.retrieval import Datastore, VocabularyId, build, datastore_path
 from rest_local.retrieval.building.indexing import build_datastore
 
 
@@ -41,14 +41,6 @@ def test_it_holds_the_library_and_is_built_once(library: Path, vocabulary: Vocab
     assert demo.ensure(demo_model(), messages.append) == path
     assert len(messages) == 1
     assert path.name in messages[0]
-
-
-def test_a_datastore_called_stdlib_is_the_users(library: Path, vocabulary: VocabularyId) -> None:
-    build(datastore_path("stdlib"), [("mine", np.array([1, 2, 3]))], vocabulary=vocabulary)
-    before = (datastore_path("stdlib") / "manifest.json").read_bytes()
-    path = demo.ensure(demo_model())
-    assert (datastore_path("stdlib") / "manifest.json").read_bytes() == before
-    assert list_datastores() == sorted([path.name, "stdlib"])
 
 
 def test_a_users_datastore_of_its_name_is_not_overwritten(library: Path, vocabulary: VocabularyId) -> None:

@@ -14,7 +14,6 @@ from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import SIZES, CostCurve
 from rest_local.calibration.curves import curve_file, load_curve
 from rest_local.drafting.sources import Sources
-from rest_local.errors import OptionError
 from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Off, Policy
 
@@ -58,20 +57,6 @@ def test_without_drafting_every_token_is_a_step(tiny_model: Callable[..., Path])
     assert (report["mat"], report["nodes_per_step"], report["implied"]["speedup"]) == (1.0, 0.0, 1.0)
     assert report["tokens"] == 2 * 19
     assert len(report["rounds"]) == 2
-
-
-def test_answers_that_do_not_fit_are_left_out_and_counted(tiny_model: Callable[..., Path]) -> None:
-    model = str(tiny_model("llama"))
-    long = Recorded("long", [7] * 20_000, TEXT)
-    report = wall_clock(model, [*ANSWERS, long], sources, off, rounds=1, tokens=10).report
-    assert (report["answers"], report["left_out"]) == (2, 1)
-    with pytest.raises(OptionError, match="no recorded answer fits"):
-        wall_clock(model, [long], sources, off)
-
-
-def test_ids_of_another_vocabulary_are_refused(tiny_model: Callable[..., Path]) -> None:
-    with pytest.raises(OptionError, match="--vocab"):
-        wall_clock(str(tiny_model("llama")), [Recorded("other", [1], [2, 3, 10**6])], sources, off)
 
 
 def test_a_measured_curve_can_be_stored_and_loaded(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -62,14 +62,6 @@ def test_the_header_says_what_llama_cpp_says(arch: str, tiny_model: TinyModel, o
     assert facts.header.drafting == kind
 
 
-def test_the_demo_model() -> None:
-    facts = facts_of("demo")
-    assert (facts.header.quantization, facts.header.n_ctx_train) == ("Q8_0", 2048)
-    assert facts.header.kv_bytes == 6 * 2 * (64 + 64) * 2  # layers, KV heads, key and value, f16
-    assert facts.memory_bytes == demo_model().stat().st_size + 2048 * facts.header.kv_bytes
-    assert facts.header.drafting == "tree"
-
-
 def test_a_model_in_several_files_counts_them_all(tiny_model: TinyModel, own: Callable[[Path], Path]) -> None:
     path = tiny_model("llama", tensors_per_file=12)
     own(path)
@@ -167,21 +159,6 @@ def test_what_is_no_model_is_not_listed(values: dict[str, str], kind: str, no_mo
     assert [facts.name for facts in list_models()] == ["demo"]
 
 
-@pytest.mark.parametrize(
-    ("keys", "drafting"),
-    [
-        ({"general.architecture": "t5"}, "none"),
-        ({"general.architecture": "bert", "bert.attention.causal": False}, "none"),
-        ({"general.architecture": "rwkv7", "rwkv7.wkv.head_size": 64}, "none"),
-        ({"general.architecture": "qwen35", "qwen35.ssm.state_size": 128}, "chain"),
-        ({"general.architecture": "newer", "newer.ssm.state_size": 128}, "none"),
-        ({"general.architecture": "qwen3moe", "qwen3moe.expert_count": 128}, "tree"),
-    ],
-)
-def test_drafting_of_architectures_that_are_not_tiny(keys: dict[str, object], drafting: str) -> None:
-    assert header_of(Gguf(keys, {}, 1), Path("x.gguf")).drafting == drafting  # type: ignore[arg-type]
-
-
 def test_recurrent_architectures_are_those_of_llama_cpp() -> None:
     name = library_function("_Z13llm_arch_name8llm_arch", ctypes.c_char_p, ctypes.c_int)
     questions = ("_Z21llm_arch_is_recurrentRK8llm_arch", "_Z18llm_arch_is_hybridRK8llm_arch")
@@ -245,13 +222,6 @@ def test_a_damaged_cache_of_headers_is_read_anew(content: bytes) -> None:
     assert size == demo_model().stat().st_size
 
 
-@pytest.mark.parametrize("entry", [7, [], [1, 2], {"a": 1}, None])
-def test_a_damaged_entry_is_read_anew(entry: object) -> None:
-    content = {"format": describe.FORMAT, "headers": {str(demo_model()): entry}}
-    (cache_dir() / describe.CACHE).write_text(json.dumps(content))
-    assert facts_of("demo").header.quantization == "Q8_0"
-
-
 def test_datastores_and_costs_are_known_after_the_first_use(
     tiny_model: TinyModel, own: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,15 +241,3 @@ def test_datastores_and_costs_are_known_after_the_first_use(
     after = facts_of(other.stem)
     assert (after.datastores, after.perhaps) == (("mine",), ())
     assert after.costs in ("estimated", "measured")
-
-
-def test_a_model_that_was_replaced_is_another(
-    tiny_model: TinyModel, store: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "stores"))
-    path = store("models", "a.gguf", content=tiny_model("llama").read_bytes())
-    with Engine.load(path, n_ctx=256, threads=1) as engine:
-        engine.generate("def", max_tokens=4).result  # noqa: B018
-    assert facts_of("a").costs
-    store("models", "a.gguf", content=tiny_model("llama", seed=3).read_bytes())
-    assert facts_of("a").costs == ""

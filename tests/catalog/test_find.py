@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rest_local.catalog.stores import HubName, hub_name, model_file
-from rest_local.decoding.config import EngineConfig
 from rest_local.errors import ModelNotFound, ModelNotHere
-from rest_local.paths import demo_model
 
 Put = Callable[..., Path]
 HUB = ("hf", "hub", "models--user--tiny-GGUF", "snapshots", "0001")
@@ -37,15 +34,6 @@ HUB = ("hf", "hub", "models--user--tiny-GGUF", "snapshots", "0001")
 )
 def test_hub_names(text: str, expected: HubName | None) -> None:
     assert hub_name(text) == expected
-
-
-def test_none_is_the_demo_model_and_so_is_its_name() -> None:
-    assert model_file(None) == model_file("demo") == model_file("DEMO") == demo_model()
-
-
-@pytest.mark.parametrize("text", ["x.gguf", "./x", "~/x.gguf", "/nowhere/x", "dir/x.GGUF", "..", "user/repo.gguf"])
-def test_what_can_only_be_a_path_is_one(text: str) -> None:
-    assert model_file(text) == Path(text).expanduser()
 
 
 def test_a_file_is_preferred_to_a_name(store: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -107,11 +95,3 @@ def test_an_unknown_name_suggests_those_that_are_close(store: Put) -> None:
         model_file("CODER")
     with pytest.raises(ModelNotFound, match="that name; `rest-local models` lists all"):
         model_file("zzz")
-
-
-def test_a_configuration_keeps_the_name(store: Put) -> None:
-    """`Path` makes no other name of it, so that the engine finds the model."""
-    path = store(*HUB, "tiny-Q8_0.gguf")
-    config = EngineConfig(model="user/tiny-GGUF:Q8_0", draft_model="user/tiny-GGUF")
-    assert model_file(config.model) == model_file(config.draft_model) == path
-    assert os.fspath(config.model or "") == "user/tiny-GGUF:Q8_0"

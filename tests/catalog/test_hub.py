@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,10 +45,6 @@ def test_without_a_quantization_the_usual_one_is_taken_and_the_reason_given(hub:
     assert "the usual choice" in why
 
 
-def test_a_file_can_be_named(hub: Hub) -> None:
-    assert pull_model(f"{REPO}:tiny-Q8_0.gguf", hub=hub).name == "tiny-Q8_0.gguf"
-
-
 def test_a_projector_can_be_named_and_is_found_with_the_model(hub: Hub) -> None:
     model = pull_model(f"{REPO}:Q8_0", hub=hub)
     assert projector_of(model) is None
@@ -69,35 +64,12 @@ def test_an_incomplete_model_and_a_projector_are_no_choice(hub: Hub, hub_server:
     assert [choice.label for choice in hub.repository(REPO).choices] == ["Q4_K_M", "Q8_0"]
 
 
-def test_one_file_is_preferred_to_the_same_in_parts(hub: Hub, hub_server: HubServer) -> None:
-    hub_server.repos[REPO]["tiny-f16.gguf"] = b"GGUF all in one"
-    assert pull_model(f"{REPO}:F16", hub=hub).name == "tiny-f16.gguf"
-
-
 def test_an_unknown_quantization_lists_what_there_is(hub: Hub) -> None:
     with pytest.raises(HubError) as caught:
         pull_model(f"{REPO}:Q5_K_M", hub=hub)
     assert str(caught.value) == (
         f"model {REPO}: has no Q5_K_M; it has Q4_K_M (14 kB), Q8_0 (30 kB), F16 (93 kB); name one, as in {REPO}:Q4_K_M"
     )
-
-
-def test_an_ambiguous_quantization_names_the_files(hub: Hub, hub_server: HubServer) -> None:
-    hub_server.repos[REPO]["other-Q8_0.gguf"] = b"GGUF"
-    with pytest.raises(HubError, match=r"Q8_0 is the name of 2 models: other-Q8_0\.gguf, tiny-Q8_0\.gguf; give a file"):
-        pull_model(f"{REPO}:Q8_0", hub=hub)
-
-
-def test_nothing_usual_is_left_to_the_user(hub: Hub, hub_server: HubServer) -> None:
-    hub_server.repos[REPO] = {"a-IQ1_S.gguf": b"GGUF", "a-BF16.gguf": b"GGUF"}
-    with pytest.raises(HubError, match=r"none of its models is a usual choice: BF16 \(4 bytes\), IQ1_S \(4 bytes\)"):
-        pull_model(REPO, hub=hub)
-
-
-def test_a_repository_without_models_says_so(hub: Hub, hub_server: HubServer) -> None:
-    hub_server.repos[REPO] = {"README.md": b"# none"}
-    with pytest.raises(HubError, match="has no GGUF file"):
-        pull_model(REPO, hub=hub)
 
 
 def test_progress_counts_all_bytes_up_to_the_end(hub: Hub, hub_server: HubServer) -> None:
@@ -171,14 +143,6 @@ def refused(hub: Hub, name: str = REPO) -> str:
     return message
 
 
-def test_an_unknown_repository(hub: Hub, hub_server: HubServer) -> None:
-    message = refused(hub, "user/nothing")
-    assert message == (
-        f"model user/nothing: not found at {hub_server.url}; "
-        "check the name; a private one needs HF_TOKEN, a token that may read it"
-    )
-
-
 def test_a_private_repository_needs_the_token(hub: Hub, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_server.private = {REPO}
     assert "not found" in refused(hub)
@@ -191,11 +155,6 @@ def test_a_private_repository_needs_the_token(hub: Hub, hub_server: HubServer, m
 def test_a_gated_repository_says_where_its_terms_are(hub: Hub, hub_server: HubServer) -> None:
     hub_server.gated = {REPO}
     assert f"(gated); accept them at {hub_server.url}/{REPO} and set HF_TOKEN" in refused(hub)
-
-
-def test_a_token_that_the_hub_does_not_know(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert "does not know the token; check HF_TOKEN" in refused(hub)
 
 
 @pytest.mark.parametrize(
@@ -239,14 +198,6 @@ def test_what_is_no_name_of_a_hub(hub: Hub, hub_server: HubServer, name: str) ->
     with pytest.raises(HubError, match="is no name of a"):
         pull_model(name, hub=hub)
     assert hub_server.requests == []
-
-
-def test_too_small_a_disk_is_seen_before(hub: Hub, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=29_000))
-    with pytest.raises(DownloadFailed, match=r"needs 30 kB and .* has 29 kB free; make room, or set HF_HOME"):
-        pull_model(f"{REPO}:Q8_0", hub=hub)
-    assert hub_server.transfers == []
-    assert pull_model(f"{REPO}:Q4_K_M", hub=hub).exists()
 
 
 def test_a_disk_that_fills_up_keeps_what_there_is(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.catalog.quantization import is_model_file
 from rest_local.catalog.stores import projector_of
 
 
@@ -49,11 +48,3 @@ def test_the_projector_in_another_snapshot_of_the_repository(tmp_path: Path) -> 
         (shots / name).parent.mkdir(parents=True, exist_ok=True)
         (shots / name).touch()
     assert projector_of(shots / "aaa/Q4/model-Q4_K_M.gguf") == shots / "bbb/mmproj-F16.gguf"
-
-
-def test_a_folder_that_cannot_be_read_has_none(tmp_path: Path) -> None:
-    assert projector_of(tmp_path / "missing" / "model.gguf") is None
-
-
-def test_a_projector_is_no_model() -> None:
-    assert not is_model_file("llava-v1.5-7b-mmproj-model-f16.gguf")

@@ -5,16 +5,7 @@ from __future__ import annotations
 import gguf
 import pytest
 
-from rest_local.catalog.quantization import (
-    FILE_TYPES,
-    PREFERRED,
-    in_bytes,
-    is_meant,
-    is_model_file,
-    label_of,
-    preferred,
-    stem_of,
-)
+from rest_local.catalog.quantization import FILE_TYPES, in_bytes, is_model_file, label_of
 
 
 @pytest.mark.parametrize(
@@ -37,26 +28,6 @@ from rest_local.catalog.quantization import (
 )
 def test_label(path: str, label: str) -> None:
     assert label_of(path) == label
-
-
-def test_stem_is_without_folder_end_and_part() -> None:
-    assert stem_of("a/b-Q8_0-00001-of-00003.GGUF") == "b-Q8_0"
-    assert stem_of("a\\b") == "b"
-
-
-@pytest.mark.parametrize(
-    "wanted", ["q4_k_xl", "UD-Q4_K_XL", "m-ud-q4_k_xl", "M-UD-Q4_K_XL.gguf", "a/M-UD-Q4_K_XL.gguf"]
-)
-def test_a_label_a_stem_and_a_path_are_meant(wanted: str) -> None:
-    assert is_meant(wanted, "a/M-UD-Q4_K_XL.gguf")
-    assert not is_meant(wanted, "a/M-Q4_K_M.gguf")
-
-
-def test_the_preferred_ones_have_names_that_files_have() -> None:
-    assert len(set(PREFERRED)) == len(PREFERRED)
-    assert [label_of(f"m-{label}.gguf") for label in PREFERRED] == list(PREFERRED)
-    assert preferred(["F16", "Q8_0", "Q4_K_M"]) == "Q4_K_M"
-    assert preferred(["F16", "IQ1_S"]) is None
 
 
 def test_file_types_are_those_of_gguf() -> None:

@@ -11,7 +11,7 @@ from support.hub_server import HubServer
 
 from rest_local.catalog.hub import Hub, pull_model, removal_of
 from rest_local.catalog.stores import find_model
-from rest_local.errors import ModelError, ModelNotFound, ModelNotOurs
+from rest_local.errors import ModelNotFound, ModelNotOurs
 
 REPO = "user/tiny-GGUF"
 Put = Callable[..., Path]
@@ -57,14 +57,6 @@ def test_older_snapshots_of_the_file_go_too(hub: Hub, hub_server: HubServer) -> 
     assert find_model(f"{REPO}:Q8_0").path == new
     assert remove(f"{REPO}:Q8_0") == 31_000
     assert not old.exists()
-
-
-def test_what_is_gone_meanwhile(hub: Hub) -> None:
-    pull_model(f"{REPO}:Q8_0", hub=hub)
-    model = find_model(f"{REPO}:Q8_0")
-    remove(f"{REPO}:Q8_0")
-    with pytest.raises(ModelError, match=r"is not in .* any more; `rest-local models` lists what is"):
-        removal_of(model)
 
 
 def test_others_models_are_not_ours(store: Put, no_models: Path) -> None:

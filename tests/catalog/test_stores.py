@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from rest_local.catalog.stores import StoredModel, hub_cache, names, stored_models
-from rest_local.paths import demo_model
+from rest_local.catalog.stores import StoredModel, hub_cache, stored_models
 
 Put = Callable[..., Path]
 
@@ -32,11 +31,6 @@ def ollama(put: Put, *parts: str, digest: str = "sha256:ab12", layers: Any = Non
     return put(".ollama", "models", "blobs", digest.replace(":", "-"))
 
 
-def test_only_the_demo_model_is_there_at_first() -> None:
-    assert [(model.name, model.path) for model in stored_models()] == [("demo", demo_model())]
-    assert names() == ["demo"]
-
-
 def test_own_folders(store: Put, monkeypatch: pytest.MonkeyPatch, no_models: Path) -> None:
     small, parts = store("models", "small-Q8_0.gguf"), store("models", "deep", "er", "large-Q4_0-00001-of-00002.gguf")
     for other in ("large-Q4_0-00002-of-00002.gguf", "mmproj-f16.gguf", "readme.md", ".hidden.gguf"):
@@ -48,17 +42,6 @@ def test_own_folders(store: Put, monkeypatch: pytest.MonkeyPatch, no_models: Pat
         ("small-Q8_0", small, "Q8_0"),
         ("another", second, "another"),
     ]
-
-
-def test_the_default_folder_is_in_the_data_directory(
-    store: Put, monkeypatch: pytest.MonkeyPatch, no_models: Path
-) -> None:
-    monkeypatch.delenv("REST_LOCAL_MODELS")
-    monkeypatch.setenv("REST_LOCAL_DATA", str(no_models / "data"))
-    assert others() == []
-    assert not (no_models / "data").exists(), "a list makes no directory"
-    store("data", "models", "mine.gguf")
-    assert [model.name for model in others()] == ["mine"]
 
 
 def test_the_hub_cache_in_its_main_snapshot(store: Put) -> None:
@@ -73,13 +56,6 @@ def test_the_hub_cache_in_its_main_snapshot(store: Put) -> None:
         ("user/tiny-GGUF:Q8_0", older, "user/tiny-GGUF"),
         ("user/tiny-GGUF:Q4_K_M", main, "user/tiny-GGUF"),
     ]
-
-
-def test_two_files_of_one_quantization_have_different_names(store: Put) -> None:
-    hub = ("hf", "hub", "models--user--tiny-GGUF", "snapshots", "0001")
-    store(*hub, "a-Q8_0.gguf")
-    store(*hub, "b-Q8_0.gguf")
-    assert [model.name for model in others()] == ["user/tiny-GGUF:Q8_0", "user/tiny-GGUF:b-Q8_0"]
 
 
 @pytest.mark.parametrize("variable", ["HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", None])
@@ -98,11 +74,6 @@ def test_the_hub_cache_is_where_the_library_has_it(
     finally:
         monkeypatch.undo()
         importlib.reload(constants)
-
-
-def test_lm_studio(store: Put) -> None:
-    path = store(".lmstudio", "models", "user", "tiny-GGUF", "tiny-Q6_K.gguf")
-    assert [(model.name, model.path, model.store) for model in others()] == [("user/tiny-GGUF:Q6_K", path, "lmstudio")]
 
 
 def test_ollama_names_as_ollama_lists_them(store: Put) -> None:
@@ -140,12 +111,6 @@ def test_the_same_name_in_two_stores(store: Put, monkeypatch: pytest.MonkeyPatch
     found = [model.name for model in others()]
     assert found[:2] == [first, f"lmstudio/{last}"]
     assert found[2] == str(no_models / ".cache/lm-studio/models/user/tiny-GGUF/tiny-Q4_0.gguf")
-
-
-def test_a_loop_of_links_ends(store: Put) -> None:
-    path = store("models", "a.gguf")
-    (path.parent / "loop").symlink_to(path.parent)
-    assert "a" in [model.name for model in others()]
 
 
 def test_a_folder_that_cannot_be_read_holds_nothing(monkeypatch: pytest.MonkeyPatch, store: Put) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.chat.conversation import ChatTemplate, content_text
+from rest_local.chat.conversation import ChatTemplate
 from rest_local.chat.tools import tools_of
 from rest_local.errors import OptionError, TemplateFailed
 
@@ -222,10 +222,6 @@ def test_arguments_are_objects_where_the_template_supports_them() -> None:
     assert '[get_weather {"city": "Köln"}]' in ChatTemplate(TEXT_ARGUMENTS).render(messages)
 
 
-def test_empty_content_next_to_a_call_is_none_where_the_template_prints_it() -> None:
-    assert "<assistant>" not in ChatTemplate(NOT_NONE).render(CONVERSATIONS["one result"])
-
-
 def test_several_calls_become_one_message_each_with_its_result() -> None:
     prompt = ChatTemplate(SINGLE).render(CONVERSATIONS["results the other way"])
     places = [prompt.index(text) for text in ("[get_weather", "rain 11", "[list_files", "a.txt")]
@@ -244,17 +240,6 @@ def test_the_system_message_joins_the_first_user_message() -> None:
         "<user>You are terse.\n\nWeather in Köln & <Bonn>?<assistant>"
     )
     assert ChatTemplate(STRICT).render([SYSTEM]) == "<user>You are terse.<assistant>"
-
-
-def test_variables_reach_the_template() -> None:
-    chat = ChatTemplate("{{ 'off' if enable_thinking is defined and not enable_thinking else 'on' }}")
-    assert chat.render([QUESTION], variables={"enable_thinking": False}) == "off"
-    assert chat.render([QUESTION]) == "on"
-
-
-def test_parts_of_a_content_are_joined_with_line_feeds() -> None:
-    parts = [{"type": "text", "text": "a"}, "b", {"type": "refusal", "refusal": "c"}]
-    assert content_text(parts, ("content",)) == "a\nb\nc"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from rest_local.chat import renderer as module
-from rest_local.chat.conversation import capabilities_of
 from rest_local.chat.renderer import render, render_limited
 from rest_local.errors import TemplateFailed, TemplateTooCostly
 from rest_local.sandbox import Worker
@@ -67,13 +66,6 @@ def test_it_is_the_child_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert size() - before < 200 << 20
 
 
-def test_a_template_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SECONDS", 0.5)
-    monkeypatch.setattr(module, "WAIT_SECONDS", 30.0)
-    with pytest.raises(TemplateTooCostly, match=r"longer than 0\.5 s"):
-        rendered(HOSTILE["idle"])
-
-
 def test_an_ordinary_error_costs_no_process(own: Worker) -> None:
     names = {"messages": SAID}
     assert render_limited(PLAIN, names, own) == "user: Hi \N{SNOWMAN}\n"
@@ -90,14 +82,3 @@ def test_an_answer_of_a_child_that_was_taken_over_is_an_error(answer: bytes, mon
     monkeypatch.setattr(Worker, "ask", lambda *_: answer)
     with pytest.raises(TemplateTooCostly, match="ended the process"):
         rendered(PLAIN)
-
-
-def test_a_costly_template_is_tried_once_for_its_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Capabilities are measured with about twenty small conversations."""
-    asked = []
-    ask = Worker.ask
-    monkeypatch.setattr(Worker, "ask", lambda *arguments: asked.append(1) or ask(*arguments))
-    monkeypatch.setattr(module, "SECONDS", 0.5)
-    with pytest.raises(TemplateTooCostly):
-        capabilities_of(ENDLESS, None, None)
-    assert len(asked) == 1

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gguf_file import CHAT_TEMPLATE
 from rest_local.chat.renderer import render
 from rest_local.errors import TemplateFailed
 
@@ -21,13 +20,6 @@ CONVERSATION = [
 
 def _render(template: str, messages: list[dict[str, Any]] | None = None, **options: Any) -> str:
     return render(template, CONVERSATION if messages is None else messages, bos="<s>", eos="</s>", **options)
-
-
-def test_chatml() -> None:
-    assert _render(CHAT_TEMPLATE, CONVERSATION[:1]) == (
-        "<|im_start|>user\nWhat is <2+2>?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert _render(CHAT_TEMPLATE, [], add_generation_prompt=False) == ""
 
 
 def test_every_collected_template_renders_a_conversation(shared_data: Callable[[str], Path]) -> None:
@@ -60,12 +52,6 @@ def test_rules_of_hugging_face(template: str, text: str) -> None:
     assert _render(template) == text
 
 
-def test_variables_and_tools_reach_the_template() -> None:
-    template = "{{ enable_thinking }} {{ tools[0].name }} {{ messages | length }}"
-    variables = {"enable_thinking": False, "messages": "not these"}
-    assert _render(template, tools=[{"name": "search"}], variables=variables) == "False search 3"
-
-
 @pytest.mark.parametrize(
     "template",
     [
@@ -94,9 +80,3 @@ def test_errors_of_the_sandbox_and_the_template_are_one_line(template: str) -> N
     with pytest.raises(TemplateFailed) as caught:
         _render(template)
     assert "\n" not in str(caught.value)
-
-
-def test_the_messages_are_not_changed() -> None:
-    messages = [{"role": "user", "content": "x"}]
-    _render("{% set messages = messages[1:] %}{% set ns = namespace(x=1) %}{% set ns.x = 2 %}{{ ns.x }}", messages)
-    assert messages == [{"role": "user", "content": "x"}]

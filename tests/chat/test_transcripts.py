@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from rest_local.chat.conversation import ChatTemplate
-from rest_local.chat.transcripts import BEFORE, TurnRenderer
-from rest_local.errors import OptionError
+from rest_local.chat.transcripts import TurnRenderer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -36,14 +33,6 @@ def test_a_turn_is_what_the_model_writes_after_the_end_of_what_it_read() -> None
     assert first == ((system + question.format("One?") + "First.<|im_end|>", True),)
     assert second == ((question.format("Two?") + "Second.<|im_end|>", True),)
     assert turns(MESSAGES[:2]) == turns([]) == []
-
-
-def test_what_was_read_is_cut_at_white_space() -> None:
-    ((turn, _),) = turns([{"role": "user", "content": "word " * 500}, {"role": "assistant", "content": "Yes."}])[0]
-    read, written = turn.split("assistant\n")
-    assert written == "Yes.<|im_end|>"
-    assert read.startswith(" word word")
-    assert BEFORE - 10 < len(read) + len("assistant\n") <= BEFORE
 
 
 def test_text_that_looks_like_a_special_token_is_none() -> None:
@@ -78,20 +67,6 @@ def test_a_template_that_drops_the_beginning_of_an_answer() -> None:
     template = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     ((turn, _),) = turns(MESSAGES[1:3], template)[0]
     assert turn == "<|im_start|>user\nOne?<|im_end|>\n<|im_start|>assistant\nFirst.<|im_end|>"
-
-
-def test_a_vocabulary_without_control_tokens() -> None:
-    plain = (
-        "{% for m in messages %}### {{ m.role }}\n{{ m.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}### assistant\n{% endif %}"
-    )
-    (parts,) = TurnRenderer(ChatTemplate(plain), ())(MESSAGES[1:3])
-    assert parts == (("### user\nOne?\n### assistant\nFirst.\n", True),)
-
-
-def test_an_invalid_message_is_refused() -> None:
-    with pytest.raises(OptionError, match="messages"):
-        turns([{"role": "user", "content": 5}, {"role": "assistant", "content": "x"}])
 
 
 def test_every_collected_template_renders_turns(shared_data: Callable[[str], Path]) -> None:

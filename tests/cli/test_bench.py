@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from support.repository import Repository
 
-from rest_local.calibration import curves
 from rest_local.calibration.curves import shipped
 from rest_local.cli.bench import HERE
 from rest_local.cli.main import run
@@ -81,29 +79,6 @@ def test_history_drafts_the_first_answers_from_the_others(
         mats.append(json.loads(capsys.readouterr().out)["curves"]["assumed-flat-to-8"])
     assert mats[0]["mat"] < mats[1]["mat"]
     assert mats[1]["by_source"]["history"]["accepted"] > 20
-
-
-def test_off_is_plain_decoding(
-    recorded: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = str(tiny_model("llama"))
-    arguments = ["bench", "replay", str(recorded), "--vocab", model, "--policy", "off", "--curve", "assumed-flat-to-8"]
-    assert run([*arguments, "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)["curves"]["assumed-flat-to-8"]
-    assert (row["mat"], row["speedup"], row["worst_answer"]) == (1.0, 1.0, 1.0)
-
-
-@pytest.mark.parametrize("content", ["", "nonsense", "[1]", '{"a": 1}', '{"instruction": "a", "output": 1'])
-def test_files_that_hold_no_answers_are_refused(
-    content: str, tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "wrong.jsonl"
-    path.write_text(content)
-    code = run(["bench", "replay", str(path), "--vocab", str(tiny_model("llama"))])
-    captured = capsys.readouterr()
-    assert code == 1
-    assert captured.err.count("\n") == 1
-    assert "wrong.jsonl" in captured.err
 
 
 def test_a_missing_file_and_a_wrong_curve_are_one_line(
@@ -178,19 +153,6 @@ def test_edits_of_a_repository(
     assert predicted["by_source"]["prediction"]["accepted"] > 10
 
 
-def test_what_is_no_repository_or_an_empty_one_is_one_line(
-    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    subprocess.run(["git", "init", "--quiet", str(tmp_path / "empty")], check=True)
-    (tmp_path / "plain").mkdir()
-    for name in ("empty", "plain", "none"):
-        arguments = ["bench", "replay", "--git", str(tmp_path / name), "--vocab", str(tiny_model("llama"))]
-        assert run(arguments) == 1
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        assert str(tmp_path / name) in err
-
-
 def test_wall_clock_on_a_model_keeps_its_curve(
     recorded: Path, tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,14 +193,3 @@ def test_wrong_options_are_one_line(
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert cause in captured.err
-
-
-def test_the_policy_is_one_of_the_policies(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "replay", str(recorded), "--policy", "nope"]) == 2
-    assert "'nope' is not one of 'auto', 'off', 'rest', 'sam', 'respec'" in capsys.readouterr().err
-
-
-def test_shipped_curves_say_where_they_were_measured() -> None:
-    for path in (Path(curves.__file__).parent / "curves").glob("*.json"):
-        fields = json.loads(path.read_text("utf-8"))
-        assert fields["what"].startswith("ASSUMED") or fields["machine"]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import HELLO, FakeEngine, FakePiece, FakeStream
+from fake_cli_engine import HELLO, FakeEngine, FakePiece
 
 from rest_local import paths
-from rest_local.errors import PromptTooLong, in_options
 from rest_local.paths import demo_model
 
 Install = Callable[..., FakeEngine]
@@ -58,12 +56,6 @@ def test_a_pipe_is_attached_to_the_question(chat_engine: Install, call: Call) ->
     assert engine.messages[0][-1]["content"] == "review this\n\n```\n-old\n+new\n```"
 
 
-def test_an_attached_text_does_not_end_its_code_block(chat_engine: Install, call: Call) -> None:
-    engine = chat_engine()
-    call(*GIVEN, "review this", stdin=b"````\ncode\n````\n")
-    assert engine.messages[0][-1]["content"] == "review this\n\n`````\n````\ncode\n````\n`````"
-
-
 @pytest.mark.parametrize("question", [(), ("-",), (" ",)])
 def test_an_empty_pipe_without_a_question_is_wrong_usage(
     chat_engine: Install, call: Call, question: tuple[str, ...]
@@ -73,13 +65,6 @@ def test_an_empty_pipe_without_a_question_is_wrong_usage(
     assert done.code == 2
     assert done.err.startswith("rest-local: error: the standard input is empty; give a QUESTION")
     assert len(done.err.splitlines()) == 1
-
-
-def test_invalid_utf8_of_a_pipe_is_replaced(chat_engine: Install, call: Call) -> None:
-    engine = chat_engine()
-    done = call(*GIVEN, stdin=b"a\xff\n")
-    assert engine.messages[0][-1]["content"] == "a\ufffd"
-    assert "warning: stdin: not UTF-8" in done.err
 
 
 def test_the_options_reach_the_engine(chat_engine: Install, call: Call) -> None:
@@ -111,28 +96,6 @@ def test_an_interrupt_prints_what_came_and_is_130(chat_engine: Install, call: Ca
     chat_engine([HELLO[0], KeyboardInterrupt()])
     done = call(*GIVEN, "hi")
     assert (done.code, done.out) == (130, "Hel\n")
-
-
-def test_an_interrupt_before_the_first_token_prints_nothing(chat_engine: Install, call: Call) -> None:
-    chat_engine([KeyboardInterrupt()])
-    done = call(*GIVEN, "hi")
-    assert (done.code, done.out) == (130, "")
-
-
-def test_a_refused_question_is_one_line(chat_engine: Install, call: Call) -> None:
-    chat_engine([PromptTooLong(900, 64)])
-    done = call(*GIVEN, "hi")
-    assert (done.code, done.err) == (1, f"rest-local: error: {in_options(str(PromptTooLong(900, 64)))}\n")
-
-
-def test_an_answer_that_was_cut_off_says_so(chat_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat_engine()
-    whole = FakeStream.result.fget
-    assert whole is not None
-    assert "cut off: -n or /set tokens allows more" in call(*GIVEN, "-n", "5", "hi").err
-    monkeypatch.setattr(FakeStream, "result", property(lambda stream: replace(whole(stream), finish_reason="length")))
-    assert "cut off: the context is full" in call(*GIVEN, "hi").err
-    assert call(*GIVEN, "-q", "hi").err == ""
 
 
 def test_an_empty_answer_says_so(chat_engine: Install, call: Call) -> None:
@@ -187,13 +150,6 @@ def test_a_session_is_plain_json_and_goes_on(chat_engine: Install, call: Call, t
     said = [message["content"] for message in engine.messages[0]]
     assert said == ["be short", "one", "Hello", "two"]
     assert len(json.loads(path.read_text())["messages"]) == 4
-
-
-def test_an_interrupted_answer_is_kept_in_the_session(chat_engine: Install, call: Call, tmp_path: Path) -> None:
-    chat_engine([HELLO[0], KeyboardInterrupt()])
-    assert call(*GIVEN, "--session", "work", "one").code == 130
-    stored = json.loads((tmp_path / "data" / "sessions" / "work.json").read_text())
-    assert stored["messages"][-1] == {"role": "assistant", "content": "Hel"}
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,13 @@ import pytest
 from fake_cli_engine import HELLO, FakeEngine, FakePiece
 
 from rest_local.cli.chat import commands
-from rest_local.cli.chat.commands import COMMANDS, Leave, completions, perform
+from rest_local.cli.chat.commands import completions, perform
 from rest_local.cli.chat.conversation import NamedSession
 from rest_local.cli.chat.talk import Settings, Talk
 from rest_local.errors import DatastoreNotFound, ModelNotFound, PromptTooLong
 from rest_local.llama.options import Sampling
 
 Said = Callable[[], str]
-Scripts = list[Any]
 
 
 @pytest.fixture(autouse=True)
@@ -51,34 +50,10 @@ def contents(talk: Talk) -> list[str]:
     return [message["content"] for message in talk.conversation.messages]
 
 
-def test_a_question_is_answered_with_a_line_of_statistics(talk: Talk, said: Said) -> None:
-    perform(talk, "one")
-    assert contents(talk) == ["one", "Hello"]
-    assert said() == "[500 tokens/s, 2.0 x plain, 60% from datastores 40%, context 20%]\n"
-
-
-def test_help_names_every_command(talk: Talk, said: Said) -> None:
-    perform(talk, "/help")
-    told = said()
-    assert all(f"/{name} " in told for name in COMMANDS)
-    assert max(map(len, told.splitlines())) <= 120
-
-
 def test_an_unknown_command_is_not_sent_to_the_model(talk: Talk, engine: FakeEngine, said: Said) -> None:
     perform(talk, "/quit now")
     assert said() == "rest-local: error: /quit: no such command; /help lists them\n"
     assert engine.messages == []
-
-
-@pytest.mark.parametrize("text", ["/usr/bin is a path", "//", "/ x", "/*", "/Users/me"])
-def test_a_slash_alone_makes_no_command(talk: Talk, text: str) -> None:
-    perform(talk, text)
-    assert contents(talk)[0] == text
-
-
-def test_bye_leaves(talk: Talk) -> None:
-    with pytest.raises(Leave):
-        perform(talk, "/bye")
 
 
 @pytest.mark.parametrize(
@@ -207,14 +182,6 @@ def test_a_file_goes_with_the_next_message(talk: Talk, tmp_path: Path, said: Sai
     assert contents(talk)[0] == "explain\n\nmy code.py:\n```py\nx = 1\ny = 2\n```"
     perform(talk, "next")
     assert contents(talk)[2] == "next"
-
-
-@pytest.mark.parametrize("content", [b"\x00\x01", b"\xff\xfe"])
-def test_a_file_that_is_no_text_is_refused(talk: Talk, tmp_path: Path, said: Said, content: bytes) -> None:
-    (tmp_path / "x.bin").write_bytes(content)
-    perform(talk, f"/file {tmp_path}/x.bin")
-    assert "rest-local: error: file" in said()
-    assert talk.conversation.attachments == []
 
 
 def test_edit_replaces_the_newest_question(talk: Talk, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:

@@ -13,7 +13,7 @@ from fake_cli_engine import FakePiece
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rest_local.chat.tools import Content, Delta, Reasoning
+from rest_local.chat.tools import Content, Reasoning
 from rest_local.cli.chat import display
 from rest_local.cli.chat.display import CONTEXT, HELD, Markdown, MarkdownDisplay, Plain, visible
 
@@ -197,18 +197,6 @@ def test_code_is_coloured_and_a_text_of_several_lines_is_one() -> None:
     assert found["f"] != found["def"]
 
 
-def test_a_long_text_within_code_stays_one() -> None:
-    within = "    text of a docstring\n" * (2 * CONTEXT // 24)
-    found = looks(f"```python\ndef f():\n    '''one\n{within}    last'''\n    return 1\n```\n")
-    assert found["    last'''"] == found["'''one"]
-    assert found["return"] == found["def"] != ""
-
-
-def test_without_colours_code_has_none() -> None:
-    styles = {style for _, style in styled("# a\n```python\ndef f(): pass\n```\n", colours=False)}
-    assert styles == {"", "\x1b[1m", "\x1b[2m"}
-
-
 def test_text_is_shown_as_soon_as_its_style_is_certain() -> None:
     markdown = Markdown(colours=True)
     assert markdown.feed("one ") == "one "
@@ -232,19 +220,6 @@ def test_reasoning_comes_before_the_text(monkeypatch: pytest.MonkeyPatch) -> Non
         answer.show(PIECE, deltas)
     answer.finish([])
     assert screen.lines == ["one", "", "two *more*", "", "  the answer"]
-
-
-@pytest.mark.parametrize("deltas", [[Content("answer")], [], [Reasoning("answer")]])
-def test_the_line_about_a_long_question_gives_way(monkeypatch: pytest.MonkeyPatch, deltas: list[Delta]) -> None:
-    screen = Screen(monkeypatch)
-    answer = MarkdownDisplay(colours=True)
-    answer.wait(10)
-    assert screen.lines == [""]
-    answer.wait(12345)
-    assert screen.lines == ["reading 12,345 characters ..."]
-    answer.finish(deltas)
-    assert screen.lines == ["answer" if deltas else ""]
-    assert screen.screen.cursor.x == 0, "what follows begins a line"
 
 
 @pytest.mark.parametrize(("text", "printed"), [("", ""), ("a", "a\n"), ("a\n", "a\n"), ("\x1b[2J", "\x1b[2J\n")])

@@ -35,17 +35,6 @@ def test_quotes_around_a_message_are_no_part_of_it(typed: str, message: str) -> 
     assert unquoted(typed) == message
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('"""', True), ('  """a\nb', True), ('"""a"""', False), ('/system """be', True), ('/system """be"""', False),
-        ('def f():\n    """Doc.', False), ('"""Doc."""\ncode', False), ("", False),
-    ],
-)  # fmt: skip
-def test_only_quotes_at_the_beginning_open_a_message(text: str, expected: bool) -> None:
-    assert is_open(text) is expected
-
-
 @given(st.lists(st.text(alphabet='a" ', max_size=6), max_size=6))
 def test_lines_are_read_up_to_the_end_of_the_quotes(lines: list[str]) -> None:
     rest = iter(lines)
@@ -121,10 +110,4 @@ def test_a_second_interrupt_puts_the_keyboard_back(keyboard: int) -> None:
     with quiet_keyboard():
         for put_back in interrupt.at_end:
             put_back()
-        assert echoes(keyboard)
-
-
-def test_in_the_background_nothing_is_changed(keyboard: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: os.getpgrp() + 1)
-    with quiet_keyboard():
         assert echoes(keyboard)

@@ -64,29 +64,6 @@ def test_damaged_cells_cost_one_warning(ask: Ask, tmp_path: Path) -> None:
     assert not ask("--json", "--session", "work", "three").stderr, "they were written anew"
 
 
-def test_another_model_goes_on_with_a_session(ask: Ask, tiny_model: Callable[..., Path]) -> None:
-    answer(ask("--json", "--session", "work", "one"))
-    done = ask("--json", "--session", "work", "two", model=tiny_model("llama", seed=2))
-    assert answer(done)["timings"]["cache_n"] == 0
-    assert b"they are of another model" in done.stderr
-
-
-def test_a_pipe_is_answered_and_a_closed_one_ends_quietly(ask: Ask, tiny_model: Callable[..., Path]) -> None:
-    done = ask("review", stdin=b"-a\r\n+b\r\n")
-    assert done.returncode == 0
-    assert done.stdout.endswith(b"\n")
-    command = [sys.executable, "-m", "rest_local", "chat", "-m", str(tiny_model("llama")), "-t", "1", "-n", "400", "hi"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    process.stdout.read(1)
-    process.stdout.close()
-    process.stdout = None
-    _, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (1, b"")
-
-
 def test_ctrl_c_keeps_what_came_in_the_session(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rest_local", "chat", "-m", str(tiny_model("llama")), "-t", "1", "--policy", "off"]
     process = subprocess.Popen(

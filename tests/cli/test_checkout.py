@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 import pytest
 
 from rest_local.cli import indexer, terminal
-from rest_local.cli.indexer import NEVER, NO, YES, Code, code_of, offered, recalled, remember, root_of
+from rest_local.cli.indexer import YES, Code, code_of, offered, remember
 from rest_local.errors import InputInvalid
 from rest_local.paths import data_dir
 
@@ -53,25 +52,10 @@ def test_all_folders_of_a_checkout_share_one_datastore(project: Path) -> None:
     assert code_of(project).name != Code(project / "src").name
 
 
-def test_a_work_tree_is_a_checkout_of_its_own(project: Path) -> None:
-    """Git writes a file there, and not a directory."""
-    (project / "src" / ".git").write_text("gitdir: elsewhere\n")
-    assert root_of(project / "src" / "deep") == project / "src"
-
-
 def test_outside_of_git_it_is_the_folder_alone(tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     folder.mkdir()
     assert code_of(folder) == Code(folder.resolve())
-
-
-@pytest.mark.parametrize("name", ["..", "-x", ".hidden", "ä/..", "\u202e", "a\nb", "x" * 200, os.fsdecode(b"\xff")])
-def test_names_are_names_of_files(name: str) -> None:
-    made = Code(Path("/somewhere") / name).name
-    assert made.isprintable()
-    assert made[0].isalnum()
-    assert len(made) < 60
-    assert os.sep not in made
 
 
 def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -125,32 +109,6 @@ def test_nothing_is_asked_without_a_terminal_or_a_checkout(
     monkeypatch.chdir(project)
     assert offered() is None, "a home directory under git is no project"
     assert asked == []
-
-
-def test_a_folder_that_is_gone_is_no_checkout(
-    tmp_path: Path, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = answers()
-    (tmp_path / "gone" / ".git").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone" / ".git").rmdir()
-    (tmp_path / "gone").rmdir()
-    assert offered() is None
-    assert asked == []
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"PATH": 3}', '{"PATH": {"answer": "maybe"}}', '{"PATH": {}}'])
-def test_a_damaged_file_makes_it_ask_again(content: str, project: Path) -> None:
-    (data_dir() / "checkouts.json").write_text(content.replace("PATH", str(project)))
-    assert recalled(project) is None
-    remember(project, NEVER)
-    assert recalled(project) == NEVER
-
-
-def test_a_clock_that_went_back_makes_it_ask_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remember(project, NO)
-    monkeypatch.setattr(time, "time", lambda: 1.0)
-    assert recalled(project) is None
 
 
 def test_an_answer_that_cannot_be_kept_is_told(

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -92,12 +91,6 @@ def test_everything_that_names_a_file_or_a_datastore_is_completed(offered: Offer
         check(command)
 
 
-def test_histories_and_files(offered: Offered) -> None:
-    assert offered("history", "forget", "") == ["demo-1"]
-    assert offered("generate", "--json-schema", "x") == ["<file>"]
-    assert offered("edit", "notes") == offered("edit", "a.py", "-o", "b") == ["<file>"]
-
-
 def test_keys_and_values_of_the_configuration(offered: Offered) -> None:
     assert offered("config", "set", "top-") == ["top-k", "top-p"]
     assert offered("config", "set", "policy", "re") == ["rest", "respec"]
@@ -152,20 +145,6 @@ def test_nothing_heavy_is_imported(offered: Offered, words: str) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "[]\n")
     assert done.stdout.startswith("plain,")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_asks_this_program(call: Callable[..., Any], shell: str) -> None:
-    done = call("completion", shell)
-    assert (done.code, done.err) == (0, "")
-    assert f"{VARIABLE}={shell}_complete" in done.out
-    assert PROGRAM in done.out
-
-
-def test_another_shell_is_wrong_usage(call: Callable[..., Any]) -> None:
-    done = call("completion", "tcsh")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "'bash', 'zsh', 'fish'" in done.err
 
 
 @pytest.fixture

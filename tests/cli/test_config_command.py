@@ -7,8 +7,6 @@ import os
 import random
 import socket
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,6 @@ from typing import Any
 import pytest
 import tomlkit
 
-from rest_local import paths
 from rest_local.cli import config, settings
 
 Call = Callable[..., Any]
@@ -44,17 +41,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(path: Path) -> dict[str, Any]:
     return tomlkit.parse(path.read_bytes().decode()).unwrap()
-
-
-def test_path_is_in_the_platforms_place(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("REST_LOCAL_CONFIG")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    done = call("config", "path")
-    assert Path(done.out.rstrip("\n")) == paths.config_file()
-    assert paths.config_file().parts[-2:] == ("rest-local", "config.toml")
-    assert not paths.config_file().parent.exists(), "it is made by `config set` only"
-    monkeypatch.setenv("REST_LOCAL_CONFIG", "~/x.toml")
-    assert call("config", "path").out == f"{Path.home()}/x.toml\n"
 
 
 def test_show_says_where_each_value_comes_from(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,19 +81,6 @@ def test_a_variable_that_nothing_reads_is_named(call: Call, path: Path, monkeypa
     assert warned == [
         "rest-local: warning: REST_LOCAL_TOPK: no option has this variable; did you mean REST_LOCAL_TOP_K?"
     ]
-
-
-def test_a_path_below_the_home_directory_is_short(
-    call: Call, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    path.write_text("top-k = 20\n")
-    assert call("config", "show").out == "top-k  20  ~/folder/config.toml:1\n"
-
-
-def test_show_without_anything_says_how_to_set_something(call: Call, path: Path) -> None:
-    done = call("config", "show")
-    assert (done.code, done.out) == (0, f"nothing is set; `rest-local config set KEY VALUE` writes {path}\n")
 
 
 @pytest.mark.parametrize("text", ["ctx = 'x'\n", "[profile.a]\ntopk = 3\n", "ctx =\n"])
@@ -191,16 +164,6 @@ def test_set_keeps_comments_and_order(call: Call, path: Path) -> None:
     assert list(read(path)["profile"]) == ["qwen*", "llama*"], "the last one wins, so the order has a meaning"
 
 
-def test_set_and_unset_leave_what_was_there(call: Call, path: Path) -> None:
-    path.write_text(KEPT)
-    call("config", "set", "top-k", "20")
-    call("config", "set", "--profile", "llama*", "ctx", "1024")
-    call("config", "unset", "top-k")
-    call("config", "unset", "--profile", "llama*", "ctx")
-    assert read(path) == read_text(KEPT)
-    assert "llama" not in path.read_text()
-
-
 def read_text(text: str) -> dict[str, Any]:
     return tomlkit.parse(text).unwrap()
 
@@ -236,14 +199,6 @@ def test_unset_says_what_is_not_there(call: Call, path: Path) -> None:
     assert not path.exists()
 
 
-def test_unset_removes_a_key_that_no_option_has(call: Call, path: Path, fake_engine: Callable[..., Any]) -> None:
-    path.write_text("old-option = 3\nctx = 512\n")
-    fake_engine()
-    assert "unknown key old-option" in call("generate", "x").err
-    assert call("config", "unset", "old-option").code == 0
-    assert call("generate", "x").code == 0
-
-
 @pytest.mark.parametrize("command", [["set", "ctx", "3"], ["unset", "ctx"]])
 def test_a_damaged_file_is_not_overwritten(call: Call, path: Path, command: list[str]) -> None:
     path.write_text("ctx = = 3\n")
@@ -251,13 +206,6 @@ def test_a_damaged_file_is_not_overwritten(call: Call, path: Path, command: list
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert f"configuration {path}:1: no TOML" in done.err
     assert path.read_text() == "ctx = = 3\n"
-
-
-def test_a_variable_that_counts_instead_is_named(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REST_LOCAL_TOP_K", "3")
-    done = call("config", "set", "top-k", "20")
-    assert done.code == 0
-    assert "REST_LOCAL_TOP_K is set in the environment and counts instead" in done.err
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
@@ -303,31 +251,6 @@ def test_what_is_no_file_is_not_replaced(call: Call, path: Path, monkeypatch: py
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "not a regular file" in done.err
     assert (path.parent / "device").is_socket()
-
-
-def test_a_profile_with_an_empty_name_can_be_read_and_removed(call: Call, path: Path) -> None:
-    path.write_text('[profile.""]\nctx = 5\n')
-    assert call("config", "show").code == 0
-    assert call("config", "unset", "ctx", "--profile", "").code == 0
-    assert read(path) == {}
-
-
-def test_line_ends_of_windows_stay(call: Call, path: Path) -> None:
-    path.write_bytes(KEPT.replace("\n", "\r\n").encode())
-    assert call("config", "set", "temp", "0.2").code == 0
-    assert path.read_bytes() == KEPT.replace("0.7", "0.2").replace("\n", "\r\n").encode()
-
-
-def test_show_into_a_closed_pipe_is_quiet(path: Path) -> None:
-    path.write_text("top-k = 20\n")
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run(
-        [sys.executable, "-m", "rest_local", "config", "show", "--all"],
-        stdout=writing, stderr=subprocess.PIPE, check=False,
-    )  # fmt: skip
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_changes_at_one_moment_are_all_kept(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,22 +52,6 @@ def test_what_it_costs_is_said_where_it_costs_something(
     assert f"csv.py, nothing to find: {costs}" in call("demo", "--repeats", "1").out
 
 
-def test_json_prints_nothing_but_the_line(fake_engine: Install, call: Call) -> None:
-    fake_engine()
-    done = call("demo", "--repeats", "1", "--json")
-    assert done.out.count("\n") == 1
-    assert done.err == ""
-    line = json.loads(done.out)
-    assert (line["identical"], line["speedup"], line["text"]) == (True, 1.5, "Hello")
-    assert [(row["prompt"], row["mode"]) for row in line["prompts"]] == [("edit", "exact"), ("unseen", "exact")]
-
-
-def test_fast_mode_is_asked_for(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    assert "in fast mode" in call("demo", "--repeats", "1", "--fast").out
-    assert not engine.config.exact
-
-
 def test_a_backend_without_exact_settings_is_measured_in_fast_mode(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     engine.capability.kind, engine.capability.reason = "none", "exact: no settings are"
@@ -111,15 +94,3 @@ def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() 
     assert "\x1b[1;32mH\x1b[0m" in shown  # datastore
     assert "\x1b[1;36ml\x1b[0m" in shown  # context
     assert any("plain" in line and "drafted" in line for line in shown.splitlines())
-
-
-def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    console = Console(force_terminal=True, width=80)
-    engine: Any = FakeEngine([HELLO])
-    screen = Screen(engine, console)
-    with console.capture() as capture:
-        screen.begin(Prompt("stored", "a title", "text"), "fast")
-        screen.piece("plain", HELLO[0])  # type: ignore[arg-type]
-        screen.end()
-    assert "\x1b[1;32m" not in capture.get()

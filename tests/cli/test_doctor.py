@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from rest_local.calibration.exactness import Comparison
 from rest_local.calibration.measuring import Timing
 from rest_local.calibration.survey import Case, Setting, Survey
 from rest_local.cli.doctor import cost_rows, cost_table, exactness_lines
-from rest_local.llama import library
 
 Install = Callable[..., FakeEngine]
 Call = Callable[..., Any]
@@ -38,19 +36,6 @@ def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
     assert isinstance(facts["gpu_offload"], bool)
 
 
-def test_the_compiler_and_the_matrix_units_are_shown(
-    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine()
-    monkeypatch.setattr(library, "compilers", lambda: ["GCC: 12.2"])
-    monkeypatch.setattr(library, "matrix_units", lambda: {"AMX": False, "AVX-512": True})
-    facts = json.loads(call("doctor", "--json").out)
-    assert facts["compilers"] == ["GCC: 12.2"]
-    assert facts["matrix_units"] == {"AMX": False, "AVX-512": True}
-    lines = {line.strip() for line in call("doctor").out.splitlines()}
-    assert {"compiled by        GCC: 12.2", "matrix units used  AVX-512", "not used           AMX"} <= lines
-
-
 def test_report_says_how_far_the_cost_curve_can_be_trusted(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     assert json.loads(call("doctor", "--json").out)["calibration"] == engine.calibration
@@ -64,35 +49,6 @@ def test_report_says_how_far_the_cost_curve_can_be_trusted(fake_engine: Install,
     assert "final" in out
     assert "3 s ago" in out
     assert "rest-local tune" not in out
-
-
-def test_report_says_why_drafting_is_off(fake_engine: Install, call: Call) -> None:
-    reason = "recurrent state cannot be rolled back"
-    fake_engine(capability=SimpleNamespace(kind="none", reason=reason), self_test=None)
-    done = call("doctor")
-    assert done.code == 0
-    assert f"why      {reason}" in done.out
-    assert "not run" in done.out
-
-
-def test_report_says_how_far_the_self_test_is(fake_engine: Install, call: Call) -> None:
-    fake_engine(self_test={"rows": 36, "rows_needed": 384, "complete": False, "exact": False})
-    lines = [line.split() for line in call("doctor").out.splitlines()]
-    assert ["rows", "36", "of", "384"] in lines
-    assert ["complete", "no"] in lines
-
-
-def test_report_says_how_threads_are_counted_and_wait(
-    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GOMP_SPINCOUNT", "123")
-    monkeypatch.setattr("rest_local.llama.cores.cores", lambda *_: 7)
-    fake_engine()
-    facts = json.loads(call("doctor", "--json").out)
-    assert facts["threads"]["waiting"].startswith("GOMP_SPINCOUNT=123")
-    if sys.platform == "linux":
-        assert facts["threads"]["performance cores"] == 7
-    assert "GOMP_SPINCOUNT=123" in call("doctor").out
 
 
 def test_cost_table_has_a_line_for_each_context_and_gaps_where_nothing_was_measured() -> None:
@@ -143,12 +99,6 @@ def test_exactness_is_a_table_of_80_columns() -> None:
     assert "4 settings" in "\n".join(lines)
 
 
-def test_a_model_without_drafts_says_why() -> None:
-    text = "\n".join(exactness_lines(Survey("none", "recurrent state cannot be rolled back", [], 0, 1.0).to_dict()))
-    assert "recurrent state cannot be rolled back" in text
-    assert "lack of time" not in text
-
-
 def test_exactness_is_measured_only_when_asked_for(
     fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,15 +124,6 @@ def test_exactness_is_measured_only_when_asked_for(
     assert "33/256" in done.out
     assert "2 of 2: flash attention off" in done.err
     assert done.err.endswith("\x1b[2K"), "the bar is erased"
-
-
-def test_settings_name_what_of_the_rope_is_not_the_models(fake_engine: Install, call: Call) -> None:
-    rope = {"scaling": None, "freq_base": 0.0, "freq_scale": 0.25, "yarn_orig_ctx": 0, "yarn_ext_factor": -1.0,
-            "yarn_attn_factor": -1.0, "yarn_beta_slow": -1.0, "yarn_beta_fast": -1.0}  # fmt: skip
-    fake_engine(settings={"rope": rope})
-    assert "rope  freq_scale 0.25" in call("doctor").out
-    fake_engine(settings={"rope": rope | {"freq_scale": 0.0}})
-    assert "rope  the model's" in call("doctor").out
 
 
 def test_exactness_of_a_real_model_with_an_adapter(call: Call, tiny_model: Callable[..., Path], tmp_path: Path) -> None:

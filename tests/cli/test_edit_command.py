@@ -17,7 +17,6 @@ import pytest
 from fake_cli_engine import FakeEngine, FakePiece, FakeStream
 
 from rest_local.cli import edit as edit_module
-from rest_local.cli import models
 from rest_local.cli.edit import LARGEST_OWN, with_context
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile
@@ -142,16 +141,6 @@ def test_check_writes_nothing(model: Install, edit: Call, file: Path) -> None:
     assert file.read_text() == OLD
 
 
-@pytest.mark.parametrize("flag", ["--check", "--yes", "--quiet"])
-def test_an_answer_that_changes_nothing_is_no_failure(model: Install, edit: Call, file: Path, flag: str) -> None:
-    model(fenced(OLD))
-    before = file.stat()
-    done = edit(file, "make y 2", flag)
-    assert (done.code, done.out) == (0, "")
-    assert done.err == ("" if flag == "--quiet" else f"{file}: no change, {SPEED}\n")
-    assert (file.stat().st_ino, file.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
 @pytest.mark.parametrize(("typed", "written"), [("y\n", True), ("Y\n", True), ("n\n", False), ("\n", False)])
 def test_terminal_asks(model: Install, terminal: Call, file: Path, typed: str, written: bool) -> None:
     model(fenced(NEW))
@@ -159,13 +148,6 @@ def test_terminal_asks(model: Install, terminal: Call, file: Path, typed: str, w
     assert done.code == 0
     assert f"Write {file}? [y]es [n]o [a]ll [q]uit [n]: " in done.out
     assert file.read_text() == (NEW if written else OLD)
-
-
-def test_end_of_input_at_the_question_is_an_interrupt(model: Install, terminal: Call, file: Path) -> None:
-    model(fenced(NEW))
-    done = terminal(file, "make y 20")
-    assert (done.code, file.read_text()) == (130, OLD)
-    assert done.err.endswith("interrupted; no file was changed\n")
 
 
 @pytest.mark.parametrize(
@@ -184,13 +166,6 @@ def test_several_files_are_asked_about_one_by_one(
     assert "".join(path.stem for path in paths if path.read_text() == NEW) == changed
     assert done.code == (0 if changed else 130)
     assert len(engine.prompts) == max(asked, 3 if "a\n" in typed else 0) + (not changed)
-
-
-def test_one_file_named_twice_is_edited_once(model: Install, edit: Call, file: Path) -> None:
-    (file.parent / "link.py").symlink_to("a.py")
-    engine = model(fenced(NEW))
-    assert edit(file, file.parent / "link.py", file, "make y 20", "--yes").code == 0
-    assert len(engine.prompts) == 1
 
 
 def test_a_refused_file_leaves_the_others_their_turn(model: Install, edit: Call, file: Path) -> None:
@@ -284,13 +259,6 @@ def test_output_gets_the_new_text(model: Install, edit: Call, file: Path) -> Non
     assert out.stat().st_mode & 0o777 == 0o755
 
 
-def test_output_is_written_where_nothing_changes(model: Install, edit: Call, file: Path) -> None:
-    model(fenced(OLD))
-    out = file.parent / "new.py"
-    assert edit(file, "make y 2", "-o", out).code == 0
-    assert out.read_text() == OLD
-
-
 def test_output_to_the_standard_output_is_the_file_alone(model: Install, edit: Call, file: Path) -> None:
     model(fenced(NEW))
     done = edit(file, "make y 20", "-o", "-")
@@ -333,20 +301,6 @@ def test_an_output_that_appears_meanwhile_is_not_replaced(model: Install, edit: 
     done = edit(file, "make y 20", "-o", out)
     assert (done.code, out.read_text()) == (1, "mine\n")
     assert done.err.count("rest-local: error: ") == 1
-
-
-def test_output_that_is_the_file_itself_is_an_edit_in_place(model: Install, edit: Call, file: Path) -> None:
-    model(fenced(NEW))
-    assert edit(file, "make y 20", "-o", file).code == 1
-    assert file.read_text() == OLD
-
-
-@pytest.mark.parametrize(("name", "cause"), [(".", "is a directory"), ("none/f", "folder does not exist")])
-def test_an_output_that_cannot_be_is_refused(model: Install, edit: Call, file: Path, name: str, cause: str) -> None:
-    engine = model(fenced(NEW))
-    done = edit(file, "make y 20", "-o", file.parent / name)
-    assert (done.code, cause in done.err, done.err.count("\n")) == (1, True, 1)
-    assert not engine.prompts
 
 
 def test_instruction_from_a_file_and_from_a_pipe(model: Install, edit: Call, file: Path) -> None:
@@ -397,19 +351,6 @@ def test_a_file_that_is_no_text_is_one_line_before_the_model_is_opened(
     assert (engine.prompts, file.read_text()) == ([], OLD)
 
 
-def test_a_long_instruction_is_no_name_of_a_file(model: Install, edit: Call, file: Path) -> None:
-    engine = model(fenced(NEW))
-    assert edit(file, "make y 20, " * 1000, "--yes", "-c", "8192").code == 0
-    assert "make y 20, " * 999 in engine.messages[0][0]["content"]
-
-
-def test_an_instruction_without_quotes_is_recognized(model: Install, edit: Call, file: Path) -> None:
-    engine = model(fenced(NEW))
-    done = edit(file, "make", "y", "20")
-    assert (done.code, done.err.count("\n"), engine.prompts) == (1, 1, [])
-    assert "file make: does not exist; put the instruction in quotes" in done.err
-
-
 def test_an_answer_after_a_context_shift_is_refused(
     model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,15 +373,6 @@ def test_a_model_that_cannot_chat_is_one_line(fake_engine: Install, call: Call, 
     assert not engine.prompts
 
 
-def test_without_a_model_the_user_is_asked_for_one(
-    model: Install, call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = model(fenced(NEW))
-    monkeypatch.setattr(models, "choose", lambda: "chosen.gguf")
-    assert call("edit", str(file), "make y 20", "--yes").code == 0
-    assert engine.config.model == Path("chosen.gguf")
-
-
 def test_json_is_one_line_for_each_file(model: Install, edit: Call, file: Path) -> None:
     other = file.parent / "b.py"
     other.write_text(OLD)
@@ -452,12 +384,6 @@ def test_json_is_one_line_for_each_file(model: Install, edit: Call, file: Path) 
     assert (second["file"], second["written"], second["diff"]) == (str(other), False, "")
     assert "empty answer" in second["error"]
     assert done.code == 1
-
-
-def test_json_without_yes_writes_nothing(model: Install, edit: Call, file: Path) -> None:
-    model(fenced(NEW))
-    done = edit(file, "make y 20", "--json")
-    assert (done.code, json.loads(done.out)["written"], file.read_text()) == (1, False, OLD)
 
 
 def test_yes_is_not_read_from_the_environment(
@@ -481,24 +407,6 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
     assert "\x07" not in out
     assert "-a\ufffd[2J\tb\n" in out
     assert file.read_text() == "a\x1b]0;c\x07\tb\n"
-
-
-@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
-def test_colours(
-    model: Install, terminal: Call, file: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv(variable, value)
-    model(fenced(NEW))
-    out = terminal(file, "make y 20", typed="n\n").out
-    assert ("\x1b[32m+y = 20\x1b[0m\n" in out) == (value == "xterm")
-
-
-def test_a_small_file_needs_no_look_at_the_vocabulary(tmp_path: Path) -> None:
-    (tmp_path / "f").write_text("x" * 1000)
-    config = EngineConfig(model=tmp_path / "none.gguf")
-    assert with_context(config, [TextFile.read(tmp_path / "f")], "change it") is config
 
 
 def test_context_is_as_large_as_the_files_need(tmp_path: Path, tiny_model: Callable[..., Path], call: Call) -> None:

@@ -60,14 +60,6 @@ def test_a_patch_for_a_pipe_and_then_the_edit(command: list[str], folder: Path) 
     assert b"% from " in done.stderr
 
 
-def test_a_limit_of_tokens_writes_nothing(command: list[str], folder: Path) -> None:
-    done = run(command, folder, "a.py", "rename width to w", "--yes", "-n", "20")
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.decode().count("\n") == 1
-    assert b"a.py: the answer was cut off after 20 tokens; nothing was written; raise --ctx or --tokens" in done.stderr
-    assert (folder / "a.py").read_bytes() == OLD.encode()
-
-
 def test_a_closed_pipe_writes_nothing(command: list[str], folder: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -91,16 +83,6 @@ def test_the_question_at_a_terminal(command: list[str], folder: Path) -> None:
         terminal.type("y", "Enter")
         assert terminal.wait_for_exit() == 0
     assert (folder / "a.py").read_bytes() == NEW.encode()
-
-
-@needs_tmux
-def test_interrupt_at_the_question(command: list[str], folder: Path) -> None:
-    with Terminal([*command, str(folder / "a.py"), "rename width to w"]) as terminal:
-        terminal.wait_for("[q]uit [n]:")
-        terminal.type("C-c")
-        assert terminal.wait_for_exit() == 130
-        assert "interrupted; no file was changed" in terminal.screen()
-    assert (folder / "a.py").read_bytes() == OLD.encode()
 
 
 def test_interrupt_while_the_model_writes(command: list[str], folder: Path) -> None:

@@ -53,18 +53,6 @@ def test_exact_output_is_plain_decoding(call: Call, mycode: str) -> None:
     assert drafted["tokens"] == drafted["timings"]["predicted_n"]
 
 
-def test_text_is_that_of_json(call: Call) -> None:
-    given = ("generate", "import os\n", "-n", "8", "--ctx", "256", "--threads", "1", "--policy", "off")
-    text, line = call(*given), call(*given, "--json")
-    assert text.code == line.code == 0
-    assert text.out.rstrip("\n") == json.loads(line.out)["text"].rstrip("\n")
-
-
-def test_seed_repeats_the_draws(call: Call) -> None:
-    options = shlex.split("-n 8 --ctx 256 --threads 1 --policy off --temp 1 --seed 7")
-    assert call("generate", "import os\n", *options).out == call("generate", "import os\n", *options).out
-
-
 def test_full_context_ends_with_length(call: Call) -> None:
     """64 cells, and the last token that comes out needs none. The model may not end by itself."""
     with Model.open(demo_model(), vocab_only=True) as model:
@@ -81,14 +69,6 @@ def test_prompt_longer_than_the_context_is_refused_with_both_numbers(call: Call)
     assert done.code == 1
     assert "the context holds" in done.err
     assert done.err.count("\n") == 1
-
-
-def test_chat_uses_a_template(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "x.jinja").write_text("{% for m in messages %}# {{ m.content }}\n{% endfor %}")
-    options = ("--ctx", "256", "--threads", "1", "-n", "8", "--json", "--chat-template-file", str(tmp_path / "x.jinja"))
-    done = call("chat", "-m", "demo", *options, stdin=b"Write a function that adds.\n")
-    assert done.code == 0, done.err
-    assert json.loads(done.out).keys() == {*KEYS, "message"}
 
 
 def test_doctor_reports_the_demo_model(call: Call) -> None:
@@ -111,13 +91,6 @@ def test_model_that_is_none_is_one_line(call: Call, tmp_path: Path, content: byt
     done = call("generate", "x", "-m", str(path))
     assert done.code == 1
     assert str(path) in done.err
-    assert done.err.count("\n") == 1
-
-
-def test_missing_datastore_is_one_line(call: Call, tmp_path: Path) -> None:
-    done = call("generate", "x", "-d", str(tmp_path / "none"))
-    assert done.code == 1
-    assert "not found" in done.err
     assert done.err.count("\n") == 1
 
 
@@ -181,20 +154,6 @@ def test_datastore_named_default_is_used_without_being_asked_for(
     count = len(asked)
     assert call(*given).code == 0
     assert len(asked) == count
-
-
-def test_measuring_is_announced_at_a_terminal_and_only_then(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = ("generate", "-m", "demo", "import os\n", "-n", "1", "--threads", "1", "--policy", "off", "--quiet")
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
-    assert call(*given, "--ctx", "64").err == ""  # measured in silence
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert call(*given, "--ctx", "64").err == ""  # measured before
-    assert call(*given, "--ctx", "65").err == ""  # the length of the context makes no difference
-    told = call(*given, "--no-repack", "--json").err.splitlines()
-    assert [line for line in told if line.startswith("rest-local: ")] == told
-    assert any("demo.gguf" in line for line in told)
 
 
 def test_a_draft_model_that_does_not_fit_is_one_line_and_the_answer_is_the_same(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import HELLO, FakeEngine, FakePiece
+from fake_cli_engine import HELLO, FakeEngine
 
 from rest_local.errors import DecodeFailed, PromptTooLong, in_options
-from rest_local.grammar import gbnf, json_schema, lark
+from rest_local.grammar import gbnf, json_schema
 from rest_local.llama.options import Sampling
 
 Install = Callable[..., FakeEngine]
@@ -25,11 +25,6 @@ def test_text_is_streamed_and_ends_with_a_newline(fake_engine: Install, call: Ca
     assert (done.code, done.out, done.err) == (0, "Hello\n", "")
     assert engine.prompts == ["def f():"]
     assert engine.closed
-
-
-def test_no_second_newline_is_added(fake_engine: Install, call: Call) -> None:
-    fake_engine([FakePiece("a\n", (1,), ("target",))])
-    assert call("generate", "x").out == "a\n"
 
 
 def test_json_is_one_line_and_nothing_else(fake_engine: Install, call: Call) -> None:
@@ -54,13 +49,6 @@ def test_invalid_utf8_on_stdin_is_replaced_with_one_warning(fake_engine: Install
     assert engine.prompts == ["a��b"]
     assert done.err == "rest-local: warning: stdin: not UTF-8 at byte 1; invalid bytes were replaced\n"
     assert done.code == 0
-
-
-def test_invalid_utf8_in_the_argument_is_replaced_with_one_warning(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    done = call("generate", "a\udcffb")  # how Python hands over the byte ff
-    assert engine.prompts == ["a�b"]
-    assert done.err.count("\n") == 1
 
 
 def test_a_true_lone_surrogate_never_reaches_the_engine(fake_engine: Install, call: Call) -> None:
@@ -100,27 +88,6 @@ def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp
             "prediction": "",
         }
     ]
-
-
-def test_defaults_are_those_of_sampling(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    call("generate", "x")
-    assert engine.arguments[0]["sampling"] == Sampling()
-
-
-def test_every_option_is_read_from_the_environment(
-    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = fake_engine()
-    monkeypatch.setenv("REST_LOCAL_MODEL", "env.gguf")
-    monkeypatch.setenv("REST_LOCAL_TOP_K", "11")
-    monkeypatch.setenv("REST_LOCAL_EXACT", "1")
-    monkeypatch.setenv("REST_LOCAL_TOKENS", "3")
-    monkeypatch.setenv("REST_LOCAL_JSON", "1")
-    assert json.loads(call("generate", "x", "-n", "4").out)["text"] == "Hello"
-    assert (engine.config.model, engine.config.exact) == (Path("env.gguf"), True)
-    assert engine.arguments[0]["sampling"].top_k == 11
-    assert engine.arguments[0]["max_tokens"] == 4  # the command line wins
 
 
 @pytest.mark.parametrize(
@@ -178,13 +145,6 @@ def test_prompt_and_prediction_cannot_both_be_the_pipe(fake_engine: Install, cal
     assert not engine.prompts
 
 
-def test_a_lark_file_is_read_as_lark(fake_engine: Install, call: Call, tmp_path: Path) -> None:
-    engine = fake_engine()
-    (tmp_path / "g.lark").write_text('start: "a"+')
-    assert call("generate", "x", "--grammar-file", str(tmp_path / "g.lark")).code == 0
-    assert engine.arguments[0]["sampling"].grammar == lark('start: "a"+')
-
-
 def test_a_json_schema_becomes_the_grammar(fake_engine: Install, call: Call, tmp_path: Path) -> None:
     engine = fake_engine()
     schema = tmp_path / "s.json"
@@ -238,24 +198,11 @@ def test_interrupt_keeps_the_text_so_far_and_exits_130(fake_engine: Install, cal
     assert engine.closed
 
 
-def test_interrupt_while_the_prompt_is_read_exits_130(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine([KeyboardInterrupt()])
-    done = call("generate", "x")
-    assert (done.code, done.out, done.err) == (130, "", "")
-    assert engine.closed
-
-
 def test_interrupt_with_json_still_prints_the_line(fake_engine: Install, call: Call) -> None:
     fake_engine([HELLO[0], KeyboardInterrupt()])
     done = call("generate", "x", "--json")
     assert done.code == 130
     assert json.loads(done.out)["finish_reason"] == "cancelled"
-
-
-def test_minus_one_token_is_as_many_as_there_are(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    assert call("generate", "x", "-n", "-1").code == 0
-    assert engine.arguments[0]["max_tokens"] >= 2**31 - 1
 
 
 def test_instruct_puts_the_prompt_into_the_template(fake_engine: Install, call: Call) -> None:
@@ -280,17 +227,3 @@ def test_speed_is_told_at_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     line = "500 tokens/s, 2.0 x plain, 60% from datastores 40%, context 20%\n"
     assert call("generate", "x", *given).err == ("" if given else line)
-
-
-def test_speed_is_told_after_an_interrupt(fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_engine([HELLO[0], KeyboardInterrupt()])
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    done = call("generate", "x")
-    assert (done.code, done.out) == (130, "Hel\n")
-    assert done.err == "500 tokens/s, 67% from datastores\n"
-
-
-def test_no_speed_of_no_token(fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_engine([FakePiece("", (), ())])
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert call("generate", "x").err == ""

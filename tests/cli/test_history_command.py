@@ -79,12 +79,6 @@ def test_forget_one(call: Call, two: Path) -> None:
     assert json.loads(call("history", "list", "--json").out)["histories"] == []
 
 
-def test_forget_all(call: Call, two: Path) -> None:
-    assert json.loads(call("history", "forget", "--all", "--yes", "--json").out) == {"forgotten": ["big-2", "toy-1"]}
-    assert list(two.iterdir()) == []
-    assert call("history", "forget", "--all").out == "no answers are kept\n"
-
-
 def test_forget_all_says_what_is_gone_where_the_next_cannot_be(
     call: Call, two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,30 +100,12 @@ def test_forget_all_says_what_is_gone_where_the_next_cannot_be(
     assert acceptance_path("toy-1").exists()
 
 
-@pytest.mark.parametrize("name", ["nothing", "..", "", "../history/toy-1", "toy", "toy-1/"])
-def test_wrong_names_are_refused(call: Call, two: Path, name: str) -> None:
-    done = call("history", "forget", name, "--yes")
-    assert done.code == 1
-    assert (
-        done.err == f"rest-local: error: history {name!r}: not found; `rest-local history list` shows what there is\n"
-    )
-    assert len(names()) == 2
-
-
 @pytest.mark.parametrize("arguments", [(), ("toy-1", "--all"), ("toy-1",), ("--all",)])
 def test_wrong_usage_forgets_nothing(call: Call, two: Path, arguments: tuple[str, ...]) -> None:
     """Neither or both of NAME and --all; a pipe that cannot be asked."""
     done = call("history", "forget", *arguments)
     assert done.code == 2
     assert len(done.err.splitlines()) == 1
-    assert len(names()) == 2
-
-
-def test_no_variable_forgets(call: Call, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REST_LOCAL_YES", "1")
-    monkeypatch.setenv("REST_LOCAL_ALL", "1")
-    assert call("history", "forget").code == 2
-    assert call("history", "forget", "toy-1").code == 2
     assert len(names()) == 2
 
 
@@ -177,12 +153,6 @@ def test_generate_and_chat_keep_a_history_unless_told_not_to(
     engine.model.chat_template = "{{ messages }}"
     assert call(command, "-m", str(model), *arguments, stdin=b"hello\n").code == 0
     assert engine.config.history is kept
-
-
-def test_other_commands_keep_none(fake_engine: Callable[..., FakeEngine], call: Call) -> None:
-    engine = fake_engine()
-    assert call("doctor").code == 0
-    assert engine.config.history is False
 
 
 def test_prompts_are_forgotten_wherever_they_are(call: Call, two: Path) -> None:

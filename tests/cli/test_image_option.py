@@ -89,36 +89,10 @@ def test_a_session_keeps_images(talk: Talk, image: Path) -> None:
         assert session.read().messages == messages
 
 
-def test_clear_forgets_an_image_that_waits(talk: Talk, image: Path) -> None:
-    perform(talk, f"/image {image}")
-    perform(talk, "/clear")
-    perform(talk, "Hello")
-    assert parts(talk) == "Hello"
-
-
-@pytest.mark.parametrize(
-    ("argument", "told"),
-    [("", "/image: give a path"), (" /no/such.png", "No such file or directory"), (" {text}", "the data is no image")],
-)
-def test_what_is_no_image_is_not_attached(talk: Talk, argument: str, told: str, tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "x.png").write_text("text")
-    perform(talk, "/image" + argument.format(text=tmp_path / "x.png"))
-    assert told in capsys.readouterr().err
-    assert not talk.conversation.images
-
-
 def test_without_a_projector_the_option_is_named(talk: Talk, engine: FakeEngine, image: Path, capsys: Any) -> None:
     engine.projector = None
     perform(talk, f"/image {image}")
     assert "the model has no projector here, so it takes no images; give its --mmproj" in capsys.readouterr().err
-
-
-def test_an_image_that_is_too_large_is_not_read(
-    talk: Talk, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr("rest_local.chat.images.MAX_BYTES", 10)
-    perform(talk, f"/image {image}")
-    assert "has more than 10 bytes" in capsys.readouterr().err
 
 
 def test_the_process_of_a_model_gets_a_path_that_does_not_depend_on_its_directory(

@@ -16,15 +16,7 @@ from click.testing import CliRunner, Result
 from rest_local.cli import index as command
 from rest_local.cli import terminal
 from rest_local.cli.index import group
-from rest_local.errors import (
-    CorpusEmpty,
-    DatastoreCorrupt,
-    DatastoreError,
-    DatastoreExists,
-    DatastoreNotFound,
-    DatastoreVocabulary,
-    OptionError,
-)
+from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreExists, DatastoreNotFound, OptionError
 from rest_local.retrieval import build_from_texts, datastore_path
 from rest_local.retrieval.format import sealed
 
@@ -106,22 +98,10 @@ def test_a_damaged_datastore_is_listed_with_its_fault(corpus):
     assert "checksum" in call("list").stdout
 
 
-def test_an_empty_corpus_says_what_was_skipped(corpus):
-    with pytest.raises(CorpusEmpty, match="1 binary"):
-        call("build", corpus / "c.py")
-
-
 def test_secrets_are_named(corpus):
     (corpus / "credentials.py").write_text("x = 1\n")
     assert "credentials.py" in call("build", corpus).stdout
     assert answer("build", corpus, "--allow-secrets", "--replace")["documents"] == 3
-
-
-def test_another_models_vocabulary_is_refused(corpus, monkeypatch):
-    call("build", corpus, "-o", "mine")
-    monkeypatch.setattr(ByteVocabulary, "hash", "c0" * 32)
-    with pytest.raises(DatastoreVocabulary, match="built for vocabulary bytes"):
-        call("search", "mine", "x")
 
 
 class WordVocabulary(ByteVocabulary):
@@ -156,13 +136,6 @@ def test_a_text_that_ends_inside_a_token_finds_what_agrees_before(corpus, monkey
     whole = answer("search", "mine", "    pass\nself.")
     assert (whole["matched"], whole["left_off"]) == ("    pass\nself.", "")
     assert "left off" not in call("search", "mine", "    pass\nself.").stdout
-
-
-@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("~", 1), ("~~~~~", 5)])
-def test_a_text_of_which_nothing_is_found(corpus, text, tokens):
-    call("build", corpus, "-o", "mine")
-    found = answer("search", "mine", text)
-    assert (found["tokens"], found["match"], found["matched"], found["left_off"]) == (tokens, 0, "", "")
 
 
 def test_a_search_in_damaged_files_is_a_clear_error(corpus):
@@ -292,24 +265,6 @@ def test_one_vocabulary_is_removed(corpus, other):
     call("remove", "mine", "--vocabulary", "bytes", "--yes")
     assert vocabularies() == []
     assert not datastore_path("mine").exists()
-
-
-def test_what_another_vocabulary_still_holds_is_told(corpus, other):
-    call("build", corpus, "-o", "mine")
-    other()
-    assert (
-        f"for vocabulary bytes it still holds 84 tokens of {corpus}, built 20"
-        in call("build", corpus / "a.py", "-o", "mine").stdout
-    )
-    assert "still holds" not in call("build", corpus, "-o", "mine", "--replace").stdout
-
-
-def test_kinds_of_files_that_are_left_out_are_named(corpus):
-    (corpus / "data.json").write_text("{}")
-    (corpus / "book.ipynb").write_text("{}")
-    assert "2 not a wanted kind of file (1 .ipynb, 1 .json)" in call("build", corpus).stdout
-    assert answer("build", corpus, "--replace", "--exclude", "a.py")["unwanted"] == {".json": 1, ".ipynb": 1}
-    assert "1 excluded" in call("build", corpus, "--replace", "--exclude", "a.py").stdout
 
 
 def test_what_was_not_built_from_files_cannot_be_built_again(corpus):

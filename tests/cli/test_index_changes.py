@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from rest_local.cli import index as command
 from rest_local.cli import terminal
 from rest_local.cli.index import group
-from rest_local.errors import DatastoreError, InputInvalid, OptionError
+from rest_local.errors import InputInvalid, OptionError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path, indexes
 
@@ -99,12 +99,6 @@ def test_an_index_whose_model_is_gone_is_stale_and_the_others_are_updated(corpus
     assert names_in("mine") == [["a.py", "b.py", "c.py", "new.py"]] * 2
 
 
-def test_no_index_that_can_be_updated_is_an_error(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "one.gguf").write_text("another vocabulary")
-    with pytest.raises(DatastoreError, match="no index could be changed"):
-        call("update", "mine", "--vocabulary", "one")
-
-
 def test_a_path_that_vanished_needs_a_flag(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "m.py").write_text("more")
@@ -154,13 +148,6 @@ def test_forget_globs_folders_and_once(corpus: Path) -> None:
     assert names_in("mine") == [["a.py"]] * 2
 
 
-def test_forget_names_files_with_the_same_content(corpus: Path) -> None:
-    (corpus / "copy.py").write_text("def alpha(): pass")
-    call("update", "mine")
-    assert "other files have the same content and stay: " in call("forget", "mine", corpus / "a.py").stdout
-    assert names_in("mine") == [["b.py", "c.py", "copy.py"]] * 2
-
-
 def test_forget_asks_at_a_terminal(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(terminal, "can_ask", lambda: True)
@@ -185,13 +172,6 @@ def test_forget_everything_asks_or_needs_yes(corpus: Path, monkeypatch: pytest.M
     assert names_in("mine") == [["a.py", "b.py", "c.py"]] * 2
     assert answer("forget", "mine", "*.py", "--yes")["removed"] is True
     assert not datastore_path("mine").exists()
-
-
-def test_forget_what_is_not_held(corpus: Path) -> None:
-    with pytest.raises(OptionError, match="holds no file"):
-        call("forget", "mine", "unknown.py")
-    with pytest.raises(OptionError, match="glob"):
-        call("forget", "mine", "!")
 
 
 def test_merge_reports_what_it_did(corpus: Path) -> None:

@@ -109,14 +109,6 @@ def test_a_recipe_names_the_datastore(home: Path) -> None:
     assert json.loads(call("info", "mine", "--json").stdout)["indexes"][0]["recipe"] == recipe
 
 
-def test_the_recipes_are_listed() -> None:
-    found = json.loads(call("recipes", "--json").stdout)["recipes"]
-    printed = call("recipes").stdout.splitlines()
-    assert len(printed) == len(found) >= 7
-    assert [line.split()[0] for line in printed] == [recipe["name"] for recipe in found]
-    assert {"name", "description", "licence", "size", "sources"} == found[0].keys()
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "complaint"),
     [
@@ -132,13 +124,6 @@ def test_wrong_sources_are_named(arguments: list[str], error: type[Exception], c
     with pytest.raises(error, match=complaint):
         call("build", *arguments)
     assert not datastore_path("default").exists()
-
-
-@pytest.mark.parametrize("arguments", [[], ["src", "--history"]])
-def test_no_source_is_wrong_usage(arguments: list[str]) -> None:
-    result = call("build", *arguments)
-    assert result.exit_code == 2
-    assert "--git" in result.output
 
 
 def test_names_with_colons_and_at_signs(home: Path) -> None:

@@ -51,10 +51,6 @@ def project() -> dict[str, Any]:
     return whole["project"]  # type: ignore[no-any-return]
 
 
-def test_every_extra_is_explained() -> None:
-    assert {*doctor.EXTRAS} == {*project()["optional-dependencies"]} - {"test"}
-
-
 def test_the_oldest_version_that_may_be_installed_was_tested() -> None:
     (bound,) = [text for text in project()["dependencies"] if text.startswith("llama-cpp-python")]
     assert bound == f"llama-cpp-python>={needed.TESTED[0]}"
@@ -72,13 +68,6 @@ def test_what_is_there_is_said_and_what_an_extra_lacks_has_its_command(installed
     assert doctor.faults(state) == []
 
 
-def test_an_extra_of_another_version_does_not_fit(installed: Callable[..., None]) -> None:
-    installed(numpy="2.4", click="8.1", ray="2.99", pyarrow="14")
-    extras = doctor.installation()["extras"]
-    assert extras["ray"]["missing"] == ["ray 2.99 does not fit (ray<2.64,>=2.40)"]
-    assert extras["parquet"]["missing"] == []
-
-
 def test_doctor_names_required_libraries_and_exits_with_1(installed: Callable[..., None], call: Call) -> None:
     installed(click="7.0")
     done = call("doctor")
@@ -91,19 +80,6 @@ def test_doctor_names_required_libraries_and_exits_with_1(installed: Callable[..
     assert json.loads(done.out)["installation"]["missing"][0] == "numpy is not installed"
 
 
-def test_doctor_names_what_llama_cpp_lacks(
-    installed: Callable[..., None], call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed(numpy="2.4", click="8.1")
-    names = ["llama_version", "llama_model_params.load_mode"]
-    monkeypatch.setattr(doctor, "_unfit", lambda: ("llama-cpp-python 0.3.34 lacks 2; install one", names))
-    done = call("doctor")
-    assert (done.code, done.err) == (
-        1, "rest-local: error: the installation is incomplete: llama-cpp-python 0.3.34 lacks 2; install one\n"
-    )  # fmt: skip
-    assert "lacking   llama_version, llama_model_params.load_mode" in done.out
-
-
 def test_a_library_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing:
         def find_spec(self, name: str, *_: object) -> None:
@@ -114,12 +90,6 @@ def test_a_library_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
     state = doctor.installation()
     assert (state["llama_cpp"], state["lacks"]) == ("llama-cpp-python 0.3.34 lacks a, b; install one", ["a", "b"])
-
-
-def test_without_packaging_it_is_the_library_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "packaging.requirements", None)
-    monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
-    assert doctor.installation()["missing"] == ["packaging is not installed"]
 
 
 def test_a_folder_that_is_not_installed_has_no_versions_to_compare(

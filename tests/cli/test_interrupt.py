@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -115,20 +114,6 @@ def test_interrupt_in_a_long_prompt_stops_before_the_next_batch(start: Start) ->
     assert int(err.split()[-1]) > 100
 
 
-def test_interrupt_with_json_prints_the_line(start: Start, endless: tuple[str, ...]) -> None:
-    at = """
-        def at(call, n):
-            if call == 12:
-                os.kill(os.getpid(), signal.SIGINT)
-    """
-    process = start(*GIVEN, "--json", *endless, at=at)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 130
-    line = json.loads(out)
-    assert line["finish_reason"] == "cancelled"
-    assert 1 <= line["tokens"] == line["timings"]["predicted_n"] <= 11
-
-
 def test_second_interrupt_ends_at_once(start: Start) -> None:
     at = """
         def at(call, n):
@@ -139,16 +124,6 @@ def test_second_interrupt_ends_at_once(start: Start) -> None:
     process = start(*GIVEN, at=at)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (130, b"", b"")
-
-
-def test_reader_that_goes_away_ends_the_command_quietly(start: Start, endless: tuple[str, ...]) -> None:
-    process = start(*GIVEN, "-n", "1000", *endless)
-    assert process.stdout is not None
-    assert process.stdout.read(1)
-    process.stdout.close()
-    process.stdout = None
-    _, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (1, b"")
 
 
 def test_what_a_terminal_was_set_to_is_put_back_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

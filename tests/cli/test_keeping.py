@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -105,13 +104,6 @@ def test_a_repair_with_loss_asks_first_and_names_what_is_lost(corpus, monkeypatc
     assert answer("stats", "mine")["indexes"][0]["documents"] == 2
 
 
-def test_a_repair_as_json(corpus):
-    damage(1, "tokens")
-    (repaired,) = answer("check", "mine", "--repair", "--yes")["repaired"]
-    assert repaired["dropped_documents"] == [str(corpus / "sub" / "b.py")]
-    assert answer("check", "mine")["ok"]
-
-
 def test_what_cannot_be_repaired_exits_with_1(corpus):
     (datastore_path("mine") / "manifest.json").write_text("{}")
     done = call("check", "mine", "--repair", "--yes")
@@ -165,20 +157,6 @@ def test_stats(corpus):
     assert "4, 1 of them duplicates" in printed
     assert str(corpus / "sub") in printed
     assert "seconds ago" in printed
-
-
-def test_stats_count_the_files_that_look_changed(corpus):
-    assert answer("stats", "mine", "--changes")["indexes"][0]["changed"] == {
-        "same": 3,
-        "changed": 0,
-        "missing": 0,
-        "unknown": 1,
-    }
-    os.utime(corpus / "a.py", ns=(1, 1))
-    (corpus / "copy.py").write_text("longer")
-    (corpus / "sub" / "b.py").unlink()
-    done = call("stats", "mine", "--changes").stdout
-    assert "1 same, 2 changed, 1 missing, 0 unknown" in done
 
 
 def test_control_characters_of_a_file_reach_no_terminal(corpus):

@@ -21,12 +21,6 @@ Call = Callable[..., Any]
 TinyModel = Callable[..., Path]
 
 
-def test_what_is_not_given_is_left_open(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    assert call("generate", "x").code == 0
-    assert engine.config.options == ModelOptions()
-
-
 def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     done = call(
@@ -111,19 +105,6 @@ def test_an_adapter_that_does_not_fit_is_one_line(call: Call, tiny_model: TinyMo
         assert said in done.err
 
 
-def test_a_buffer_that_this_llama_cpp_does_not_have_is_one_line(call: Call, tiny_model: TinyModel) -> None:
-    done = call("generate", "x", "-n", "1", "-m", str(tiny_model("llama")), "--override-tensor", "x=TPU")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "TPU" in done.err
-
-
-def test_a_device_that_this_llama_cpp_does_not_have_is_one_line(call: Call, tiny_model: TinyModel) -> None:
-    done = call("generate", "x", "-n", "1", "-m", str(tiny_model("llama")), "--device", "TPU7")
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "device TPU7" in done.err
-    assert call("generate", "x", "-n", "1", "-m", str(tiny_model("llama")), "--device", "none").code == 0
-
-
 @pytest.mark.parametrize(
     ("given", "field", "value"),
     [
@@ -145,15 +126,6 @@ def test_the_usual_names_of_llama_cpp_are_known(
         assert getattr(engine.config, field) == value
 
 
-@pytest.mark.parametrize("name", ["-n", "--n-predict", "--predict"])
-def test_so_are_those_of_the_length_of_an_answer(fake_engine: Install, call: Call, name: str) -> None:
-    engine = fake_engine()
-    engine.model.chat_template = "fake"
-    for command in ("generate", "chat"):
-        assert call(command, "x", "-m", "m.gguf", name, "3").code == 0
-        assert engine.arguments[-1]["max_tokens"] == 3
-
-
 def test_commands_that_load_a_model_take_them_in_sections() -> None:
     loading = []
     for name in COMMANDS:
@@ -165,11 +137,3 @@ def test_commands_that_load_a_model_take_them_in_sections() -> None:
             assert set(NAMES) <= names
             assert isinstance(command, SectionedCommand), f"{name}: click.command(cls=SectionedCommand)"
     assert set(loading) >= {"generate", "chat", "demo", "doctor"}
-
-
-def test_help_has_a_heading_for_each_section(call: Call) -> None:
-    out = call("generate", "--help-all").out
-    headings = [line[:-1] for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["Options", "Engine", "Loading", "Devices", "Computing", "Sampling"]
-    assert "--history" in out.split("Loading:")[0]
-    assert "--lora-scaled" in out.split("Loading:")[1].split("Devices:")[0]

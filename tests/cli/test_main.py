@@ -58,12 +58,6 @@ def test_version(call: Call) -> None:
     assert (done.code, done.out) == (0, f"rest-local, version {rest_local.__version__}\n")
 
 
-def test_the_help_lists_all_commands(call: Call) -> None:
-    done = call("--help")
-    assert done.code == 0
-    assert all(f"\n  {name} " in done.out for name in COMMANDS)
-
-
 @pytest.mark.parametrize("arguments", [("no-such-command",), ("--no-such-option",), ("generate", "a", "b")])
 def test_wrong_usage_is_one_line(call: Call, arguments: tuple[str, ...]) -> None:
     done = call(*arguments)
@@ -89,23 +83,6 @@ def test_a_mistyped_command_gets_a_suggestion(call: Call, line: str, meant: str)
     done = call(*line.split())
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert re.search(rf" \(did you mean .*'{meant}'.*\?\); see `rest-local.* --help`$", done.err.strip())
-
-
-def test_a_wrong_number_is_called_a_number(call: Call) -> None:
-    assert call("generate", "-n", "x").err.endswith("'x' is not a valid integer; see `rest-local generate --help`\n")
-
-
-def test_a_command_that_is_like_none_gets_no_suggestion(call: Call) -> None:
-    done = call("qqqqqq")
-    assert done.err == "rest-local: error: No such command 'qqqqqq'; see `rest-local --help`\n"
-
-
-@pytest.mark.parametrize("group", ["index", "history", "bench", "config"])
-def test_a_group_without_a_command_shows_its_help(call: Call, group: str) -> None:
-    done = call(group)
-    assert done.code == 2
-    assert done.err.startswith(f"Usage: rest-local {group} ")
-    assert "Commands:" in done.err
 
 
 def test_commands_are_loaded_by_name_only() -> None:
@@ -137,12 +114,6 @@ def test_closed_standard_streams_are_no_reason_to_fail(closed: str) -> None:
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_closed_stdin_is_an_empty_prompt(start: Start) -> None:
-    process = start("generate", body="sys.stdin = None", stdout=subprocess.PIPE)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, b"Hello\n", b"")
 
 
 def test_output_closed_by_the_reader_is_quiet(start: Start) -> None:

@@ -6,17 +6,15 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 import rest_local
 from rest_local.cli.main import cli, run
-from rest_local.cli.terminal import fail, fitted, warn
+from rest_local.cli.terminal import fail, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.request import Request
 from rest_local.errors import OPTIONS, PromptTooLong, in_options
@@ -53,18 +51,6 @@ def test_every_parameter_and_every_option_exists() -> None:
     assert set(OPTIONS.values()) <= {flag for command in commands if command for flag in flags(command)}
 
 
-def test_parameters_are_told_as_options() -> None:
-    assert str(PromptTooLong(9, 8)).endswith("shorten it or raise `n_ctx`")
-    assert in_options(str(PromptTooLong(9, 8))).endswith("shorten it or raise --ctx")
-    assert in_options("`rest-local index list`, `other`, n_ctx") == "`rest-local index list`, `other`, n_ctx"
-
-
-def test_an_error_of_a_command_names_its_option(call: Callable[..., Any]) -> None:
-    done = call("generate", "def f():\n" * 200, "--ctx", "64", "--threads", "1")
-    assert (done.code, done.err.count("\n")) == (1, 1)
-    assert done.err.endswith("shorten it or raise --ctx\n")
-
-
 @pytest.mark.parametrize("room", LIBRARY)
 def test_no_message_of_the_library_names_an_option(room: str) -> None:
     """Texts in quotes that hold a flag, docstrings left out; parameters of git are none."""
@@ -98,14 +84,3 @@ def test_errors_and_warnings_are_broken_between_words(monkeypatch: pytest.Monkey
         f"rest-local: error: {in_options(str(error))} rest-local: warning: {in_options(str(error))} "
         "rest-local: error: No such command 'no-such-command'; see `rest-local --help`"
     )
-
-
-def test_a_line_is_broken_between_words_at_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    line = "  a line of words, 2.3 x plain and a-long-path/of/one/word-that-is-longer-than-the-screen"
-    assert fitted(line, io.StringIO()) == line
-    assert fitted(line, Screen()).splitlines() == [
-        "  a line of words, 2.3 x",
-        "    plain and",
-        "    a-long-path/of/one/word-that-is-longer-than-the-screen",
-    ]

@@ -104,14 +104,6 @@ def test_no_is_remembered(store: Path, answers: list[bool], capsys: pytest.Captu
     assert len(indexes(store)) == 1
 
 
-def test_what_was_told_elsewhere_does_not_keep_the_question_away(store: Path, answers: list[bool]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(terminal, "can_ask", lambda: False)
-        assert not decide("default")
-    answers.append(True)
-    assert decide("default")
-
-
 @pytest.mark.parametrize("is_named", [True, False])
 def test_the_option_decides_without_a_question(store: Path, answers: list[bool], is_named: bool) -> None:
     assert not decide("default", build=False, is_named=is_named)
@@ -140,12 +132,6 @@ def test_a_builder_at_work_is_not_waited_for(store: Path, capsys: pytest.Capture
     assert decide("default", build=True), "its half-made folder does not matter"
 
 
-def test_a_place_that_cannot_be_written_costs_a_line(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (store / f"vocabulary-{MODEL.vocabulary.hash[:16]}").write_text("a file in the place of the folder")
-    assert not decide("default", build=True)
-    assert "ENOTDIR" in capsys.readouterr().err
-
-
 def test_other_faults_are_refused_where_it_was_named(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named, default = opening.unusable(None, True), opening.unusable(None, False)
     for error in (DatastoreNotFound(store), DatastoreLocked(store, "x")):
@@ -157,15 +143,6 @@ def test_other_faults_are_refused_where_it_was_named(store: Path, capsys: pytest
     assert capsys.readouterr().err.endswith(
         "cut off; build it again with `rest-local index build`; going on without it\n"
     )
-
-
-def test_a_cache_that_cannot_be_written_costs_another_line(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_CACHE", "/proc/none")
-    for _ in range(2):
-        assert not decide("default")
-        assert "index rebuild" in capsys.readouterr().err
 
 
 @contextlib.contextmanager

@@ -65,12 +65,6 @@ def test_warnings_of_the_log_are_shown_but_not_those_of_llama_cpp(
     assert capsys.readouterr().err == "rest-local: warning: a datastore broke\n"
 
 
-def test_without_a_default_datastore_there_is_none(opened: list[EngineConfig], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "list_datastores", lambda: ["other"])
-    opening.open_engine(EngineConfig(model="m.gguf"))
-    assert opened[0].datastores == ()
-
-
 @pytest.fixture
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     """The engines that commands ask for; none is opened."""
@@ -106,13 +100,6 @@ def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], cal
             draft_gpu_layers=-1,
         )
     ]
-
-
-def test_options_that_are_not_given_are_the_defaults_of_the_config(
-    asked_for: list[EngineConfig], call: Callable[..., Any]
-) -> None:
-    assert call("doctor").code == 1
-    assert asked_for == [EngineConfig()]
 
 
 @pytest.mark.parametrize("more", [("--exact", "--verify", "relaxed"), ("--verify", "loose"), ("--policy", "best")])

@@ -10,8 +10,6 @@ from typing import Any
 
 import click
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from support.scripts import load_script
 
 from rest_local.cli.main import COMMANDS, cli
@@ -61,24 +59,3 @@ def test_the_manual_holds_every_option_and_its_help() -> None:
                 if isinstance(option, click.Option) and not option.hidden:
                     assert ", ".join((*option.opts, *option.secondary_opts)) in shown
                     assert " ".join((option.help or "").replace("`", "").split()) in shown
-
-
-PRINTED = st.text(st.characters(min_codepoint=33, max_codepoint=0x24F, exclude_categories=["Cc", "Cf", "Zs", "Mn"]))
-
-
-@needs_groff
-@settings(max_examples=25)
-@given(st.lists(PRINTED.filter(lambda word: "`" not in word), min_size=1, max_size=5))
-@example([".TH", "\\fB\\n(.k"])
-@example(["'quoted'", '"', "^~-\\"])
-@example(["\\"])
-def test_any_text_is_printed_as_it_is(words: list[str]) -> None:
-    text = " ".join(words).strip()
-    shown = rendered(f".TH X 1\n.SH NAME\n{script.line(text)}\nend\n")
-    assert " ".join(text.split()) in shown
-    assert shown.count("end") == 1 + text.count("end")
-
-
-def test_words_in_backticks_are_bold() -> None:
-    assert script.line("see `a-b` there") == "see \\fBa\\-b\\fR there"
-    assert script.escape("`") == "\\(ga"

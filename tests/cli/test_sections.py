@@ -64,17 +64,6 @@ def test_help_shows_the_options_that_people_use(call: Call, name: str) -> None:
     assert not any("yarn" in each for each in shown)
 
 
-def test_a_command_without_rare_options_has_one_help(call: Call) -> None:
-    assert "--help-all" not in call("models", "--help").out
-    assert call("models", "--help-all").code == 2
-
-
-def test_the_help_of_index_begins_with_six_commands(call: Call) -> None:
-    _, first, more = re.split(r"(?m)^(?:More c|C)ommands:$", call("index", "--help").out)
-    assert re.findall(r"(?m)^  (\w+)", first) == ["build", "update", "search", "list", "forget", "remove"]
-    assert {"add", "check", "export", "import", "merge", "watch"} < set(re.findall(r"(?m)^  (\w+)", more))
-
-
 @pytest.mark.parametrize("columns", [60, 80])
 def test_the_text_of_options_has_more_than_half_of_the_width(
     call: Call, monkeypatch: pytest.MonkeyPatch, columns: int
@@ -90,7 +79,3 @@ def test_a_summary_is_one_sentence_without_its_end_cut_off(path: tuple[str, ...]
     command = dict(COMMANDS)[path]
     assert summary(command)
     assert not summary(command).endswith("...")
-
-
-def test_arguments_are_no_options(call: Call) -> None:
-    assert "\n  [PROMPT" not in call("generate", "--help").out

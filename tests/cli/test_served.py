@@ -13,7 +13,7 @@ from rest_local.cli import options, serve
 from rest_local.cli.indexer import ASLEEP
 from rest_local.cli.main import cli
 from rest_local.decoding.config import EngineConfig
-from rest_local.errors import InputInvalid, ModelNotFound, OptionError
+from rest_local.errors import InputInvalid, OptionError
 from rest_local.paths import demo_model
 
 
@@ -24,10 +24,6 @@ def folder_of(tmp_path: Path, *names: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(demo_model(), path)
     return folder
-
-
-def test_without_a_model_it_is_the_demo() -> None:
-    assert serve.named_models([]) == [serve.Named("demo", None, True)]
 
 
 def test_a_folder_is_all_its_models_and_none_is_loaded_at_once(
@@ -57,11 +53,6 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "a.gguf")
     with pytest.raises(OptionError, match="two models are called a"):
         serve.named_models([str(folder), str(folder / "a.gguf")])
-
-
-def test_an_unknown_name_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound):
-        serve.named_models([str(folder_of(tmp_path, "a.gguf")), "no-such-model"])
 
 
 def test_aliases_are_of_the_first_model_unless_they_name_another() -> None:
@@ -108,7 +99,3 @@ def _option() -> tuple[click.Context, click.Parameter]:
 def test_an_alias_that_would_mean_two_models_is_refused(given: tuple[str, ...], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         serve.aliases_of(given, ["a", "b"])
-
-
-def test_a_model_may_be_given_its_own_name_again() -> None:
-    assert serve.aliases_of(("a", "b=b", "x", "x"), ["a", "b"]) == {"a": ("a", "x", "x"), "b": ("b",)}

@@ -14,8 +14,7 @@ import pytest
 from rest_local.cli import settings
 from rest_local.cli.main import UNCONFIGURED, cli
 from rest_local.cli.serve import serve
-from rest_local.cli.settings import Settings, key_of, matches
-from rest_local.errors import ConfigInvalid
+from rest_local.cli.settings import Settings, matches
 
 Call = Callable[..., Any]
 
@@ -79,12 +78,6 @@ def test_the_profile_is_that_of_the_model_however_it_is_named(
     if given == "environment":
         monkeypatch.setenv("REST_LOCAL_MODEL", "dir/qwen.gguf")
     assert taken(*(["-m", "qwen3"] if given == "flag" else [])).config.n_ctx == 1024
-
-
-def test_the_last_profile_that_matches_wins(file: Callable[[str], Path], taken: Callable[..., Any]) -> None:
-    file('[profile."*"]\nctx = 512\ntop-k = 3\n[profile."*coder*"]\nctx = 1024\n[profile."other"]\nctx = 2048\n')
-    assert taken("-m", "qwen-coder.gguf").config.n_ctx == 1024
-    assert taken("-m", "qwen.gguf").config.n_ctx == 512
 
 
 @pytest.mark.parametrize(
@@ -173,25 +166,6 @@ def test_a_file_of_other_bytes_is_one_line(
     assert "\x1b" not in done.err
 
 
-def test_a_file_that_cannot_be_read_is_one_line(file: Callable[[str], Path], call: Call, tmp_path: Path) -> None:
-    file("").unlink()
-    (tmp_path / "config.toml").mkdir()
-    done = call("generate", "x")
-    assert (done.code, done.err.count("\n")) == (1, 1)
-    assert "config.toml: Is a directory; REST_LOCAL_CONFIG names another file" in done.err
-
-
-def test_line_ends_and_the_mark_of_windows_are_read(file: Callable[[str], Path], taken: Callable[..., Any]) -> None:
-    file('\ufeffctx = 512\r\n[profile."*"]\r\ntop-k = 3\r\n')
-    assert taken().config.n_ctx == 512
-
-
-def test_no_file_and_an_empty_one_set_nothing(file: Callable[[str], Path], taken: Callable[..., Any]) -> None:
-    assert taken().config.n_ctx is None
-    file("")
-    assert taken().config.n_ctx is None
-
-
 @pytest.mark.parametrize(
     "arguments",
     [("--help",), ("generate", "--help"), ("--version",), ("config", "path"), ("config", "set", "--help"),
@@ -211,25 +185,10 @@ def test_help_shows_the_defaults_of_the_program(file: Callable[[str], Path], cal
     assert "[default: 40]" in " ".join(call("generate", "--help").out.split())
 
 
-def test_the_file_is_read_once(
-    file: Callable[[str], Path], taken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file("ctx = 512\n")
-    read, texts = settings.read, []
-    monkeypatch.setattr(settings, "read", lambda path: texts.append(path) or read(path))
-    taken()
-    assert len(texts) == 1
-
-
-def test_keys_of_other_commands_are_no_fault(file: Callable[[str], Path], taken: Callable[..., Any]) -> None:
-    file("port = 9000\nctx = 512\nedits = 3\n")
-    assert taken().config.n_ctx == 512
-
-
 def test_a_key_means_the_same_in_every_command() -> None:
     """Else a value that is right for one command would stop another one."""
     for key, options in settings.options_by_key(cli).items():
-        kinds = {(option.is_flag, settings.takes_several(option), option.type.name) for option in options}
+        kinds = {(option.is_flag, option.multiple and not hasattr(option.type, "one_in_settings"), option.type.name) for option in options}
         assert len(kinds) == 1, f"{key}: {kinds}; one of them needs allow_from_autoenv=False"
 
 
@@ -241,10 +200,6 @@ def test_of_models_the_file_names_one_and_the_environment_several(tmp_path: Path
     with pytest.raises(ValueError, match="takes one value, not a list"):
         settings.checked(models, ["a.gguf", "b.gguf"], context)
     assert models.type.split_envvar_value("a b.gguf\nc.gguf") == ["a b.gguf", "c.gguf"]
-
-
-def test_no_option_has_the_name_of_the_tables() -> None:
-    assert settings.PROFILE not in settings.options_by_key(cli)
 
 
 def test_what_deletes_or_overwrites_without_asking_has_no_key() -> None:
@@ -261,12 +216,6 @@ def test_only_the_commands_that_mend_the_file_do_without_it() -> None:
         command = cli.get_command(context, name)
         assert command is not None
         assert (settings.ConfiguredContext in contexts(command)) is (name not in UNCONFIGURED)
-
-
-def test_the_key_is_the_first_long_name() -> None:
-    assert key_of(click.Option(["-ngl", "--gpu-layers", "--n-gpu-layers"])) == "gpu-layers"
-    assert key_of(click.Option(["--yes"], allow_from_autoenv=False)) is None
-    assert key_of(click.Argument(["name"])) is None
 
 
 def test_lines_of_values_in_every_notation(tmp_path: Path) -> None:
@@ -290,9 +239,3 @@ def test_importing_it_loads_neither_parser_nor_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_an_error_at_the_end_of_the_file_has_the_last_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigInvalid, match=r"c:2: no TOML: .*key/value pair; correct it there") as caught:
-        Settings(tmp_path / "c", "ctx = 1\na")
-    assert caught.value.line == 2

@@ -28,18 +28,9 @@ def test_sources_are_listed_by_their_share() -> None:
     assert drafted_share(result, ["a", "b"]) == "70% from datastores 50%, context 20%"
 
 
-def test_relaxed_tokens_count_for_their_source() -> None:
-    assert drafted_share(answer("context", "context~", "target", "target")) == "50% from context"
-
-
 @pytest.mark.parametrize(("drafted", "said"), [(0, "nothing drafted"), (8, "no draft accepted")])
 def test_an_answer_without_accepted_drafts_says_so(drafted: int, said: str) -> None:
     assert drafted_share(answer("target", drafted=drafted)) == said
-
-
-def test_without_a_plain_time_nothing_is_compared() -> None:
-    assert statistics_line(answer("target", ms=400.0)) == "2.5 tokens/s, no draft accepted"
-    assert statistics_line(answer(drafted=0, plain_ms=5.0)) == "0.0 tokens/s, nothing drafted"
 
 
 @pytest.mark.parametrize(

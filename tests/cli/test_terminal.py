@@ -43,13 +43,6 @@ def test_the_bar_shows_share_tokens_speed_and_time_left(monkeypatch: pytest.Monk
     assert re.search(r"sorting .*100% 81 tokens", shown), shown
 
 
-@pytest.mark.parametrize("quiet", [True, False])
-def test_without_a_terminal_nothing_is_drawn_or_counted(capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
-    with terminal.build_bar(quiet, [NEVER]) as progress:
-        progress("read", 1)
-    assert capsys.readouterr().err == ""
-
-
 def test_a_question_needs_a_terminal_and_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -28,15 +27,6 @@ def test_what_pays_is_explained_for_each_length(fake_engine: Install, call: Call
     assert done.out.rstrip().endswith("These costs are final (the rounds differ by 2%).")
     assert engine.compared == 1
     assert engine.closed
-
-
-def test_json_holds_the_curve_and_what_pays(fake_engine: Install, call: Call) -> None:
-    fake_engine(measured=Measured(CURVE, True, 0.02, 0.0))
-    facts = json.loads(call("tune", "--json").out)
-    assert facts["final"] is True
-    assert facts["noise"] == 0.02
-    assert {"draft": 7, "steps": 2.4, "least_accepted": 2} in facts["drafts"]["64"]
-    assert {row["n"] for row in facts["cost_curve"]} == set(SIZES)
 
 
 @pytest.mark.parametrize(("busy", "says"), [(0.4, "other processes disturbed 40%"), (0.0, "refined while")])

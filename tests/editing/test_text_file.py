@@ -7,13 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rest_local.editing.text_file import BOM, TextFile, lines_of, write_whole
+from rest_local.editing.text_file import BOM, TextFile, write_whole
 from rest_local.errors import InputInvalid
-
-CONTENTS = st.text(st.sampled_from("ab \r\n\x0b\x0c\x85\u2028é"), max_size=40)
 
 
 def read(folder: Path, content: bytes) -> TextFile:
@@ -36,13 +32,6 @@ def read(folder: Path, content: bytes) -> TextFile:
 )
 def test_text_has_line_feeds_and_no_mark(tmp_path: Path, content: bytes, text: str) -> None:
     assert read(tmp_path, content).text == text
-
-
-@given(CONTENTS)
-def test_the_same_text_gives_the_same_bytes(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    file = read(tmp_path_factory.getbasetemp(), BOM + text.encode())
-    assert file.with_text(file.text) == file.content
-    assert "".join(line + end for line, end in lines_of(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -133,17 +122,6 @@ def test_owner_and_group_stay(tmp_path: Path) -> None:
     os.chown(path, 12345, 23456)
     write_whole(path, b"new", like=path)
     assert (path.stat().st_uid, path.stat().st_gid) == (12345, 23456)
-
-
-def test_owner_that_may_not_be_set_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    path = tmp_path / "f"
-    path.write_bytes(b"old")
-    monkeypatch.setattr(os, "chown", refuse)
-    write_whole(path, b"new", like=path)
-    assert path.read_bytes() == b"new"
 
 
 def test_a_symbolic_link_keeps_pointing(tmp_path: Path) -> None:

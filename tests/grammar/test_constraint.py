@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,10 +38,6 @@ def _end_first(vocabulary: Vocabulary, *then: int) -> np.ndarray:
     row[vocabulary.ends] = 30.0
     row[list(then)] = 10.0 - np.arange(len(then))
     return row
-
-
-def test_ends_are_those_that_end(vocabulary: Vocabulary) -> None:
-    assert vocabulary.ends.tolist() == [i for i in range(vocabulary.size) if vocabulary.is_end(i)] != []
 
 
 @pytest.mark.parametrize(
@@ -117,14 +112,6 @@ def test_allows_is_what_the_mask_says(vocabulary: Vocabulary) -> None:
             assert token in allowed
             sampler.accept(token)
         assert {i for i in range(vocabulary.size) if sampler.allows(i)} == set(vocabulary.ends.tolist())
-
-
-def test_banned_tokens_and_foreign_ids_are_not_allowed(vocabulary: Vocabulary) -> None:
-    with Sampler(vocabulary, Sampling(logit_bias=((7, -math.inf), (8, -5.0)))) as sampler:
-        assert [sampler.allows(i) for i in (7, 8, vocabulary.size, -1)] == [False, True, False, False]
-        assert not sampler.constraint.is_free
-    with Sampler(vocabulary, Sampling()) as free:
-        assert free.constraint.is_free
 
 
 def test_following_a_clone_leaves_the_original(vocabulary: Vocabulary) -> None:

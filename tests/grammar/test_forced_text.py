@@ -253,35 +253,6 @@ def test_an_answer_that_splits_its_text_otherwise_is_followed(vocabulary: Vocabu
     assert [below.at(place) for place in range(4)] == [found.at(place) for place in range(4)]
 
 
-def test_special_tokens_are_drafted_as_such(any_vocabulary: Vocabulary) -> None:
-    control = filter(any_vocabulary.is_control, range(any_vocabulary.size))
-    special = next(token for token in control if not any_vocabulary.is_end(token))
-    grammar = lark(f'start: <[{special}]> "call " <[{special}]> <[{special}]> /[0-9]+/ "x"')
-    found = Constraint(any_vocabulary, grammar).forced(32)
-    assert found is not None
-    tokens = way(found)
-    assert [tokens[0], *tokens[-2:]] == [special] * 3
-    assert b"".join(map(any_vocabulary.piece, tokens[1:-2])) == b"call "
-    assert after(any_vocabulary, grammar, tokens).longest(tokens_of(any_vocabulary, "1")) == 1
-
-
-def test_a_character_that_is_cut_off_is_left_out(any_vocabulary: Vocabulary) -> None:
-    """Both values begin with the same byte of a character."""
-    grammar = lark('start: "<" ("ä" | "ö")')
-    found = Constraint(any_vocabulary, grammar).forced(32)
-    assert found is not None
-    assert found.text == b"<\xc3"
-    assert b"".join(map(any_vocabulary.piece, way(found))) == b"<"
-
-
-@pytest.mark.parametrize("most", [1, 3, 200])
-def test_a_draft_is_bounded(vocabulary: Vocabulary, most: int) -> None:
-    grammar = lark('start: "' + "word " * 500 + '" /[0-9]/')
-    found = Constraint(vocabulary, grammar).forced(most)
-    assert found is not None
-    assert len(found) == min(8 * most, forced.MOST_BYTES)
-
-
 def test_a_grammar_that_takes_too_long_is_not_drafted_from(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,27 +283,10 @@ def test_looking_ahead_as_far_as_a_text_of_100_kB_ends_no_answer(vocabulary: Voc
     assert second.longest(tokens_of(vocabulary, text[:300])) > 100
 
 
-def test_a_clone_drafts_on_its_own(vocabulary: Vocabulary) -> None:
-    constraint = after(vocabulary, json_schema(SCHEMA), tokens_of(vocabulary, '{"name": "x"'), asked=True)
-    twin = constraint.clone()
-    before = drafted(constraint)
-    assert drafted(twin) == before == b', "size": '
-    for token in tokens_of(vocabulary, ',"size"'):
-        twin.advance(token)
-    assert drafted(twin) == b": "
-    assert drafted(constraint) == before
-
-
 def test_where_the_answer_may_end_nothing_is_drafted(vocabulary: Vocabulary) -> None:
     grammar = lark('start: "a" /[ \\n]*/ ("," "b")?')
     assert drafted(after(vocabulary, grammar, bytes_of(vocabulary, b"a"), asked=True)) == b""
     assert drafted(after(vocabulary, grammar, bytes_of(vocabulary, b"a,"), asked=True)) == b"b"
-
-
-def test_a_reset_begins_anew(vocabulary: Vocabulary) -> None:
-    constraint = after(vocabulary, json_schema(SCHEMA), tokens_of(vocabulary, '{"name": "x",'), asked=True)
-    constraint.reset()
-    assert drafted(constraint) == drafted(Constraint(vocabulary, json_schema(SCHEMA)))
 
 
 @settings(max_examples=60)

@@ -188,13 +188,6 @@ def test_an_object_that_names_its_properties_has_no_others_unless_the_schema_say
     assert json_schema(named).source == json.dumps(named)
 
 
-def test_white_space_is_limited(vocabulary: Vocabulary) -> None:
-    """Otherwise a model can write spaces up to the token limit."""
-    assert accepts(vocabulary, any_object(), '{ "a" : 1 }')
-    assert not accepts(vocabulary, any_object(), '{  "a": 1}')
-    assert not accepts(vocabulary, any_object(), '{\n\n"a": 1}')
-
-
 def _deep(levels: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(levels):
@@ -277,12 +270,6 @@ def test_gbnf_that_cannot_be_read_is_one_line_with_the_way_out(text: str, capfd:
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_error_is_short_however_long_the_grammar_is() -> None:
-    with pytest.raises(OptionError) as caught:
-        lark(f"start: {'a' * 5000}")
-    assert len(str(caught.value)) < 400
-
-
 def test_a_grammar_is_compiled_once_for_a_vocabulary_while_it_is_among_the_newest(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,14 +288,6 @@ def test_a_grammar_is_compiled_once_for_a_vocabulary_while_it_is_among_the_newes
     vocabulary.grammar_tokens().matcher(grammars[0].compiled_text)
     assert compiled[-1] == grammars[0].compiled_text
     assert len(vocabulary.grammar_tokens()._compiled) == compiler._KEPT
-
-
-def test_lark_is_used_unchanged(vocabulary: Vocabulary) -> None:
-    grammar = lark('start: word ("," word)*\nword: /[a-z]{2}/ | %json {"type": "integer"}')
-    assert accepts(vocabulary, grammar, "ab,12")
-    assert not accepts(vocabulary, grammar, "ab,")
-    with pytest.raises(OptionError, match=r"^grammar: 2\(7\): .*missing"):
-        lark("start: word\nword: missing")
 
 
 def test_special_tokens_match_only_their_names(vocabulary: Vocabulary) -> None:
@@ -337,15 +316,6 @@ def test_until_ends_with_the_first_marker(vocabulary: Vocabulary, marker: str, t
     builder = Lark()
     grammar, whole = builder.grammar(builder.until(marker)), text + marker
     assert accepts(vocabulary, grammar, whole) == (whole.find(marker) == len(text))
-
-
-@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8))
-@settings(max_examples=40, deadline=None)
-def test_a_literal_is_its_text(vocabulary: Vocabulary, text: str) -> None:
-    builder = Lark()
-    grammar = builder.grammar(f"{builder.literal(text)} {builder.literal('!')}")
-    assert accepts(vocabulary, grammar, text + "!")
-    assert not accepts(vocabulary, grammar, text + "?")
 
 
 @pytest.mark.parametrize(

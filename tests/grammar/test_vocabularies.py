@@ -50,13 +50,3 @@ def test_the_mask_agrees_with_a_check_of_each_token(any_vocabulary: Vocabulary) 
         allowed = twin.allowed()
         assert allowed is not None
         assert allowed.tolist() == [token for token in range(any_vocabulary.size) if twin.allows(token)]
-
-
-def test_a_string_allows_no_special_token_and_no_line_feed(any_vocabulary: Vocabulary) -> None:
-    constraint = Constraint(any_vocabulary, json_schema({"type": "string"}))
-    (quote,) = tokens_of(any_vocabulary, '"')
-    constraint.advance(quote)
-    allowed = constraint.allowed()
-    assert allowed is not None
-    assert not any(any_vocabulary.is_control(int(token)) for token in allowed)
-    assert not any(b"\n" in any_vocabulary.piece(int(token)) for token in allowed)

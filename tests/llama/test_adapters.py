@@ -66,15 +66,6 @@ def test_adapters_are_identified_by_content_and_scale(tiny_model: TinyModel, tmp
     assert identities[0] != identities[2] != identities[3] != identities[0]
 
 
-def test_close_frees_adapters_and_vocab_only_loads_none(tiny_model: TinyModel, tmp_path: Path) -> None:
-    adapter = Adapter(tiny_adapter("llama", tmp_path / "a.gguf"))
-    model = _open(tiny_model("llama"), adapter)
-    model.close()
-    model.close()
-    with Model.open(tiny_model("llama"), options=ModelOptions(lora=(adapter,)), vocab_only=True) as model:
-        assert model.adapters.identity == []
-
-
 def _refused(model: Path, adapter: Path, cause: str) -> None:
     with pytest.raises(AdapterInvalid, match=cause) as caught:
         _open(model, Adapter(adapter))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,21 +48,8 @@ def test_llama_cpp_sees_what_was_filled_in_or_it_is_refused(
         assert [struct.seq_id[i][k] for k in range(count)] == list(range(first, first + count))
 
 
-def test_one_value_is_used_for_all_tokens() -> None:
-    batch = Batch(4, 2)
-    batch.fill(np.array([5, 6, 7]), np.arange(3), 0, 2, 1)
-    assert [batch.struct.n_seq_id[i] for i in range(3)] == [2, 2, 2]
-    assert [[batch.struct.seq_id[i][k] for k in range(2)] for i in range(3)] == [[0, 1]] * 3
-    assert [batch.struct.logits[i] for i in range(3)] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("n_ids", [0, -1, 3, [1, 3]])
 def test_a_token_has_one_to_max_ids(n_ids: int | list[int]) -> None:
     batch = Batch(4, 2)
     with pytest.raises(ValueError, match="1 to 2 sequence ids"):
         batch.fill([1, 2], [0, 1], 0, n_ids, 1)
-
-
-def test_an_empty_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 tokens"):
-        Batch(4, 2).fill([], [], 0, 1, 1)

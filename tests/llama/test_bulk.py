@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp as bindings
 
-from rest_local.llama import bulk, tokenizer
-from rest_local.llama.bulk import LONG_RUN, SAMPLE, BulkTokenizer, SeparatePairs, bulk_tokenizer
+from rest_local.llama import tokenizer
+from rest_local.llama.bulk import SAMPLE, BulkTokenizer, SeparatePairs, bulk_tokenizer
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.vocabulary import Vocabulary
@@ -78,35 +78,6 @@ def test_code_gives_the_ids_of_the_whole_and_mostly_from_known_words(
     for text, ids in zip(texts, bulk_of(texts), strict=True):
         if text.isascii():  # every word was known before
             assert ids.tolist() == whole(vocabulary, text)
-
-
-def test_long_words_and_runs(vocabulary: Vocabulary, bulk_of: BulkTokenizer) -> None:
-    """As far as one call of llama.cpp has the stack for it."""
-    for unit in ("a", " ", "\n", ".", "7", "\t", "\u4e2d", "ab ", " \n", "a1", "'s"):
-        for count in (LONG_RUN // len(unit) - 1, LONG_RUN // len(unit), LONG_RUN + 200):
-            text = f"x = {unit * count}; y"
-            assert bulk_of([text])[0].tolist() == vocabulary.tokenize(text).tolist(), (unit, count)
-            if count * len(unit) <= tokenizer.SHORT_PART_CHARACTERS - 10:
-                assert bulk_of([text])[0].tolist() == whole(vocabulary, text), (unit, count)
-
-
-def test_few_words_are_kept(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = vocabulary.bulk()
-    assert made is not None
-    monkeypatch.setattr(bulk, "MOST_WORDS", 50)
-    for number in range(20):
-        text = " ".join(f"{chr(97 + number)}word{chr(97 + each)}" for each in range(26))
-        assert made([text])[0].tolist() == whole(vocabulary, text)
-        assert len(made._known) < 150
-    made(["b" * 500 + " c"])
-    assert max(map(len, made._known)) <= bulk.LONGEST_WORD
-
-
-@pytest.mark.parametrize("kind", ["gpt-2", "gpt-4o", "tekken", "deepseek-v3", "default", "qwen35"])
-def test_an_unknown_pre_tokenizer_has_none(kind: str) -> None:
-    options = ModelOptions(override_kv=(Override.parse(f"tokenizer.ggml.pre=str:{kind}"),))
-    with Model.open(demo_model(), vocab_only=True, options=options) as model:
-        assert model.vocabulary.bulk() is None
 
 
 @pytest.mark.parametrize("kind", ["gpt-2", "gpt-4o", "deepseek-v3", "llama-bpe", "qwen2", "bloom"])

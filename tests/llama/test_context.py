@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from benchmarks.tiny import ARCHITECTURES
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
-from rest_local.llama.options import CACHE_TYPES, FLOAT_CACHE_TYPES, Rope
+from rest_local.llama.options import CACHE_TYPES, FLOAT_CACHE_TYPES
 
 TinyModel = Callable[..., Path]
 TEXT = np.random.default_rng(0).integers(40, 200, 120)
@@ -65,13 +64,6 @@ def test_invalid_settings_are_refused(settings: dict[str, Any]) -> None:
         ContextSettings(**settings)
 
 
-def test_settings_survive_serialization() -> None:
-    settings = ContextSettings(n_ctx=99, n_slots=3, cache_type_v="q8_0", rope=Rope("yarn", 1e6, yarn_orig_ctx=2048))
-    assert ContextSettings.from_dict(settings.to_dict()) == settings
-    with pytest.raises(TypeError):
-        ContextSettings.from_dict({**settings.to_dict(), "cache_type": "f16"})
-
-
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 def test_every_cache_type_works_alone_and_with_another(tiny_model: TinyModel, cache_type: str) -> None:
     path = tiny_model("llama")
@@ -84,17 +76,6 @@ def test_every_cache_type_works_alone_and_with_another(tiny_model: TinyModel, ca
     if cache_type not in FLOAT_CACHE_TYPES:
         with pytest.raises(ModelError, match="flash_attn"), opened(path, cache_type_v=cache_type):
             pass
-
-
-def test_rope_of_the_user_replaces_that_of_the_model(tiny_model: TinyModel) -> None:
-    path = tiny_model("llama")
-    rows = []
-    for rope in (Rope(), Rope(freq_base=1e6), Rope(freq_scale=0.5), Rope("yarn", freq_scale=0.25, yarn_orig_ctx=64)):
-        with opened(path, rope=rope) as context:
-            rows.append(Sequence(context).evaluate(0, 40)[-1])
-    assert len({row.tobytes() for row in rows}) == len(rows)
-    with opened(path, rope=Rope(freq_base=10000.0)) as context:  # the value in the file
-        assert np.array_equal(Sequence(context).evaluate(0, 40)[-1], rows[0])
 
 
 def test_a_step_larger_than_n_ubatch_has_all_its_rows(tiny_model: TinyModel) -> None:
@@ -165,12 +146,6 @@ def test_a_partial_checkpoint_restores_what_cannot_be_rolled_back(tiny_model: Ti
             assert np.abs(sequence.evaluate(53, 60) - expected[3:]).max() < 0.05 * np.abs(expected).max()
 
 
-def test_a_partial_checkpoint_of_a_hybrid_is_small(tiny_model: TinyModel) -> None:
-    with opened(tiny_model("lfm2"), n_rs_seq=16) as context:
-        Sequence(context).evaluate(0, 60)
-        assert 4 * len(context.save(0, partial=True)) < len(context.save(0))
-
-
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "mamba"])
 def test_a_state_that_does_not_fit_is_refused_and_leaves_the_sequence_empty(tiny_model: TinyModel, arch: str) -> None:
     with opened(tiny_model(arch), **_settings(arch)) as context:
@@ -192,15 +167,6 @@ def test_another_sequence_is_untouched_by_a_restore(tiny_model: TinyModel) -> No
         first.evaluate(30, 60)
         assert context.restore(0, state)
         assert (context.end(0), context.end(1)) == (30, 40)
-
-
-def test_any_number_of_slots_can_use_all_cells(tiny_model: TinyModel) -> None:
-    """The KV cache is unified: one sequence may fill all cells."""
-    base = ContextSettings(n_ctx=256, threads=1, n_branches=8)
-    with Model.open(tiny_model("llama")) as model, Context(model, replace(base, n_slots=8)) as context:
-        assert context.n_ctx == 256
-        context.batch.fill(np.full(250, 50), np.arange(250), 8, 8, 0)
-        assert context.decode() == 0
 
 
 @pytest.mark.parametrize(
@@ -227,15 +193,3 @@ def test_a_context_that_does_not_fit_names_its_size_and_the_remedy(
     assert "no context of 12345 tokens" in message
     assert "a smaller `n_ctx`" in message
     assert "ContextSettings" not in message
-
-
-@pytest.mark.parametrize("cells", [{"n_ctx": 99_999_999}, {"n_ctx": 4096, "n_cells": 2**27}])
-def test_a_context_beyond_any_model_never_reaches_llama_cpp(cells: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match=r"at most 67108864 are possible; give a smaller `n_ctx`"):
-        ContextSettings(**cells)
-
-
-@pytest.mark.parametrize(("n_batch", "n_ubatch", "found"), [(64, 0, 64), (64, 16, 16), (32, 64, 32)])
-def test_the_context_reports_n_ubatch(tiny_model: Callable[..., Path], n_batch: int, n_ubatch: int, found: int) -> None:
-    with opened(tiny_model("llama"), n_ctx=64, n_batch=n_batch, n_ubatch=n_ubatch) as context:
-        assert context.n_ubatch == found

@@ -12,15 +12,7 @@ from pathlib import Path
 import pytest
 
 from rest_local.llama import cores as module
-from rest_local.llama.cores import (
-    SPIN,
-    can_wait_briefly,
-    cores,
-    default_threads,
-    others_run,
-    set_spin_defaults,
-    spin_settings,
-)
+from rest_local.llama.cores import SPIN, cores, default_threads, others_run, set_spin_defaults
 
 
 def machine(
@@ -62,14 +54,6 @@ def test_hardware_threads_of_one_core_count_once(tmp_path: Path, old: bool) -> N
     assert cores({0, 1, 4}, root) == 2
 
 
-def test_cores_without_hardware_threads_are_not_halved(tmp_path: Path) -> None:
-    assert cores(set(range(16)), machine(tmp_path, [str(n) for n in range(16)])) == 16
-
-
-def test_only_processors_this_process_may_use_count(tmp_path: Path) -> None:
-    assert cores({3, 5}, machine(tmp_path, [str(n) for n in range(8)])) == 2
-
-
 def test_efficiency_cores_do_not_count(tmp_path: Path) -> None:
     """An Intel hybrid by the kernel's list: 2 performance cores of two threads, 4 efficiency cores."""
     root = machine(tmp_path, ["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"])
@@ -77,14 +61,6 @@ def test_efficiency_cores_do_not_count(tmp_path: Path) -> None:
     (root / "sys/devices/cpu_atom/cpus").write_text("4-7\n")
     assert cores(set(range(8)), root) == 2
     assert cores({4, 5, 6}, root) == 3  # they count if no other core may be used
-
-
-def test_slow_cores_by_capacity_or_clock_do_not_count(tmp_path: Path) -> None:
-    """big.LITTLE by capacity; favoured cores of one kind, whose clocks differ by a tenth, are all counted."""
-    alone = [str(n) for n in range(8)]
-    assert cores(set(range(8)), machine(tmp_path / "arm", alone, capacity=[446] * 4 + [871] * 3 + [1024])) == 4
-    assert cores(set(range(8)), machine(tmp_path / "old", alone, frequency=[1_800_000] * 4 + [2_800_000] * 4)) == 4
-    assert cores(set(range(8)), machine(tmp_path / "same", alone, frequency=[5_000_000] * 6 + [5_600_000] * 2)) == 8
 
 
 @pytest.mark.parametrize(
@@ -110,11 +86,6 @@ def test_the_quota_of_the_control_group_is_a_limit(
     assert cores(set(range(8)), root) == expected
 
 
-def test_without_information_every_processor_counts(tmp_path: Path) -> None:
-    assert cores(set(range(6)), tmp_path) == 6
-    assert cores(set(), tmp_path) == 1
-
-
 def test_on_macos_sysctl_gives_the_performance_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"hw.perflevel0.physicalcpu": "6\n", "hw.physicalcpu": "10\n"}
 
@@ -129,10 +100,6 @@ def test_on_macos_sysctl_gives_the_performance_cores(monkeypatch: pytest.MonkeyP
     assert default_threads() == 10
 
 
-def test_this_machine_has_at_least_one() -> None:
-    assert 1 <= default_threads() <= len(module.usable_cpus())
-
-
 @pytest.mark.parametrize(
     "variables",
     [{"GOMP_SPINCOUNT": "0"}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"KMP_BLOCKTIME": "5"}, {"OMP_WAIT_POLICY": ""}],
@@ -141,14 +108,6 @@ def test_variables_of_the_user_stay(variables: dict[str, str]) -> None:
     environment = dict(variables)
     set_spin_defaults(environment)
     assert environment == variables
-
-
-def test_by_default_threads_spin_for_a_moment() -> None:
-    environment: dict[str, str] = {}
-    assert spin_settings(environment) == "the runtime's own"
-    set_spin_defaults(environment)
-    assert environment == {"GOMP_SPINCOUNT": str(SPIN)}
-    assert spin_settings(environment) == f"GOMP_SPINCOUNT={SPIN}"
 
 
 def test_the_variable_is_set_before_the_library_is_loaded() -> None:
@@ -235,10 +194,3 @@ def test_threads_wait_briefly_while_there_are_more_than_processors_and_compute_t
     more = first + processors + 1
     assert counts == [first, more, more, first, more, first]
     assert different == 1
-
-
-@pytest.mark.parametrize(
-    "variables", [{"GOMP_SPINCOUNT": "0"}, {"GOMP_SPINCOUNT": str(SPIN), "OMP_WAIT_POLICY": "ACTIVE"}, {}]
-)
-def test_waits_that_the_user_has_set_are_not_changed(variables: dict[str, str]) -> None:
-    assert not can_wait_briefly(variables)

@@ -44,14 +44,6 @@ def test_replacement_stands_only_for_what_is_invalid_or_cut_off() -> None:
     assert _streamed([b"\xf0\x9f"]) == ["", "\ufffd"]
 
 
-def test_finish_leaves_nothing_for_the_next_text() -> None:
-    pieces = [b"\xe2", b"a"]
-    detokenizer = Detokenizer(pieces.__getitem__)
-    detokenizer.feed(0)
-    assert detokenizer.finish() == "\ufffd"
-    assert detokenizer.feed(1) == "a"
-
-
 @pytest.mark.parametrize("name", SHARED)
 def test_exact_for_every_token_of_a_real_vocabulary(shared_data: Callable[[str], Path], name: str) -> None:
     with Model.open(shared_data(name), vocab_only=True) as model:

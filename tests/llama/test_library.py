@@ -38,19 +38,6 @@ def test_a_continued_message_is_one_record_with_the_level_of_its_start(
     assert [(record.levelno, record.message) for record in caplog.records] == [(logging.ERROR, "tensor 'x' missing")]
 
 
-def test_an_unfinished_line_ends_with_the_next_message(lines: LogLines, caplog: pytest.LogCaptureFixture) -> None:
-    lines.feed(ERROR, b"open")
-    lines.feed(WARN, b"next\n")
-    assert [record.message for record in caplog.records] == ["open", "next"]
-
-
-def test_bytes_that_are_not_utf8_and_percent_signs_do_no_harm(
-    lines: LogLines, caplog: pytest.LogCaptureFixture
-) -> None:
-    lines.feed(WARN, b"100%s \xff\n")
-    assert [record.message for record in caplog.records] == ["100%s \N{REPLACEMENT CHARACTER}"]
-
-
 def test_only_errors_are_collected_and_only_inside_the_block(lines: LogLines) -> None:
     with lines.collected_errors() as outer:
         lines.feed(ERROR, b"a\n")
@@ -59,13 +46,6 @@ def test_only_errors_are_collected_and_only_inside_the_block(lines: LogLines) ->
             lines.feed(ERROR, b"c\n")
     lines.feed(ERROR, b"d\n")
     assert (outer, inner) == (["a", "c"], ["c"])
-
-
-def test_the_library_names_its_versions_backends_and_devices() -> None:
-    assert set(library.versions()) == {"llama-cpp-python", "llama.cpp", "ggml"}
-    assert "CPU" in library.backends()
-    assert any(device.name == "CPU" for device in library.devices())
-    assert all(version in library.fingerprint() for version in library.versions().values())
 
 
 def test_numa_is_set_once_per_process() -> None:
@@ -94,7 +74,3 @@ def test_a_muted_log_is_silent_until_unmuted(caplog: pytest.LogCaptureFixture, t
         assert not caplog.records
         Model.open(tiny_model("llama")).close()
         assert caplog.records
-
-
-def test_tensors_can_be_placed_in_main_memory() -> None:
-    assert library.buffer_types()["CPU"] > 0

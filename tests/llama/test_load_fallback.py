@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shlex
 import sys
@@ -20,13 +19,13 @@ from rest_local import sandbox
 from rest_local.calibration.settings import contexts_to_try
 from rest_local.decoding.engine import Engine
 from rest_local.drafting.models.draft_model import DraftModel
-from rest_local.errors import ModelError, ModelInvalid, OptionError
+from rest_local.errors import ModelInvalid
 from rest_local.llama import load_fallback
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.library import Device
 from rest_local.llama.load_fallback import Failure, Fallback, LoadChoice
 from rest_local.llama.model import Model
-from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
+from rest_local.llama.options import ModelOptions, Placement
 
 TinyModel = Callable[..., Path]
 Task = dict[str, Any]
@@ -91,15 +90,6 @@ def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: Cal
 
 
 @pytest.mark.usefixtures("real_children")
-def test_threads_of_the_child_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of this process do, which has set the variable for itself."""
-    monkeypatch.setenv("GOMP_SPINCOUNT", "30000")
-    program = "import json, os; print(json.dumps({'spins': os.environ['GOMP_SPINCOUNT']}))"
-    monkeypatch.setattr(sandbox, "command", lambda *_: [sys.executable, "-c", program])
-    assert sandbox.run(load_fallback.__name__, "", 60).lines == [{"spins": "0"}]
-
-
-@pytest.mark.usefixtures("real_children")
 def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
     task = {
         "path": str(model), "n_gpu_layers": 0, "n_ctx": None, "options": load_fallback.asdict(ModelOptions()),
@@ -111,14 +101,6 @@ def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
         for n in ("1 token", "2 tokens", "8 tokens", "32 tokens"):
             assert f"decoding {n} (flash attention {flash}, cache {cache})" in stages
     assert ended.lines[-1] == {"done": True}
-
-
-@pytest.mark.parametrize("arch", ["mamba", "lfm2", "gemma3"])
-def test_other_architectures_pass(
-    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
-    assert choose(tiny_model(arch)) == LoadChoice(ModelOptions(), 0)
 
 
 @pytest.mark.parametrize("how", [SEGV, ABORT])
@@ -143,19 +125,6 @@ def test_a_crash_with_flash_attention_turns_it_off(model: Path, break_when: Call
     assert [(task["options"]["repack"], uses_flash(task)) for task in tried] == [
         (True, True), (False, True), (True, False)
     ]  # fmt: skip
-
-
-def test_flash_attention_is_turned_off_at_once_if_all_else_passed(
-    model: Path, break_when: Callable[[Breaks], list[Task]]
-) -> None:
-    tried = break_when(lambda task: prints(without_flash=True, at="decoding 2 tokens (flash attention on)") + SEGV)
-    assert choose(model).options == ModelOptions(flash_attention="off")
-    assert len(tried) == 1
-
-
-def test_both_are_given_up_together(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
-    break_when(lambda task: SEGV if task["options"]["repack"] or uses_flash(task) else "")
-    assert choose(model, exact=True).options == ModelOptions(repack=False, flash_attention="off")
 
 
 def test_a_choice_of_the_user_that_crashes_is_overridden_with_the_warning(
@@ -242,16 +211,6 @@ def test_a_gpu_that_fails_is_not_used(model: Path, break_when: Callable[[Breaks]
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_and_then_the_cpu_can_fail_in_turn(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
-    def rule(task: Task) -> str:
-        return OOM if task["options"]["devices"] != ["none"] else SEGV if task["options"]["repack"] else ""
-
-    break_when(rule)
-    chosen = choose(model, -1)
-    assert (chosen.options.repack, chosen.n_gpu_layers, chosen.options.devices) == (False, 0, ("none",))
-
-
-@pytest.mark.usefixtures("gpu")
 def test_a_child_that_hangs_is_killed_and_reported(
     model: Path, break_when: Callable[[Breaks], list[Task]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,18 +225,6 @@ def test_a_child_that_hangs_is_killed_and_reported(
             os.kill(int(pid), 0)
 
 
-@pytest.mark.usefixtures("gpu")
-def test_a_gpu_that_hangs_is_not_used(
-    model: Path, break_when: Callable[[Breaks], list[Task]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = iter((0.5, 60.0))
-    break_when(lambda task: "exec sleep 600" if task["n_gpu_layers"] else "")
-    monkeypatch.setattr(load_fallback, "timeout_seconds", lambda files: next(limits))
-    chosen = choose(model, -1)
-    assert chosen.n_gpu_layers == 0
-    assert "did not finish" in chosen.warning
-
-
 def test_a_refusal_of_llama_cpp_is_left_to_the_parent_and_not_remembered(
     model: Path, break_when: Callable[[Breaks], list[Task]]
 ) -> None:
@@ -285,14 +232,6 @@ def test_a_refusal_of_llama_cpp_is_left_to_the_parent_and_not_remembered(
     for _ in range(2):
         assert choose(model) == LoadChoice(ModelOptions(), 0)
     assert len(tried) == 2
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_missing_device_is_refused_before_any_trial(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
-    tried = break_when(lambda task: "")
-    with pytest.raises(OptionError, match="CUDA7"):
-        choose(model, -1, devices=("CUDA7",))
-    assert tried == []
 
 
 def test_an_exact_request_on_another_engine_is_tried_before_its_context_is_made(
@@ -309,15 +248,6 @@ def test_an_exact_request_on_another_engine_is_tried_before_its_context_is_made(
         context = engine._context_of(exact=True)
         assert not context.tuning.settings.flash_attention
         assert len([task for task in engine.warnings if "SIGSEGV" in task]) == 1
-
-
-def test_an_exact_request_that_needs_other_weights_is_refused(
-    model: Path, break_when: Callable[[Breaks], list[Task]]
-) -> None:
-    with Engine.load(model, n_ctx=128, threads=1) as engine:
-        break_when(lambda task: SEGV if task["options"]["repack"] else "")
-        with pytest.raises(ModelError, match="repack=False"):
-            engine._context_of(exact=True)
 
 
 def test_a_draft_model_is_tried_too(
@@ -341,15 +271,6 @@ def test_a_damaged_record_is_tried_again(
     kept.write_bytes(content)
     choose(model)
     assert len(tried) == 2
-
-
-def test_a_child_that_cannot_be_started_costs_a_warning(
-    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sandbox.sys, "executable", str(model.with_name("absent")))
-    with caplog.at_level(logging.WARNING, "rest_local"):
-        assert choose(model) == LoadChoice(ModelOptions(), 0)
-    assert "not tried in a child process" in caplog.text
 
 
 def test_an_engine_answers_in_what_is_left_and_warns_once(
@@ -387,23 +308,6 @@ def test_a_child_that_really_dies_is_seen(model: Path, monkeypatch: pytest.Monke
     assert "crashed (SIGSEGV) while decoding 2 tokens (flash attention off, cache f16)" in chosen.warning
 
 
-def test_a_timeout_grows_with_the_file(model: Path) -> None:
-    class Size:
-        st_size = 100_000_000_000
-
-    assert load_fallback.timeout_seconds([(model, model.stat())]) < 121
-    assert load_fallback.timeout_seconds([(model, Size())]) > 3600  # type: ignore[list-item]
-
-
-def test_options_survive_their_way_to_the_child() -> None:
-    options = ModelOptions(
-        mmap=False, override_kv=(Override("a.b", "int", 3),), lora=(Adapter(Path("/x"), 0.5),), devices=("CUDA0",),
-        tensor_split=(1.0, 2.0), override_tensor=(Placement("x", "CPU"),), flash_attention="on",
-        rope=Rope(freq_base=1e4),
-    )  # fmt: skip
-    assert ModelOptions.from_dict(json.loads(json.dumps(load_fallback.asdict(options), default=str))) == options
-
-
 def test_fallbacks_never_repeat_the_wanted_settings() -> None:
     failure = Failure("crash", "", "", 4)
     for options in (ModelOptions(), ModelOptions(repack=False), ModelOptions(flash_attention="off")):
@@ -412,12 +316,6 @@ def test_fallbacks_never_repeat_the_wanted_settings() -> None:
             assert Fallback() not in fallbacks
             assert len(set(fallbacks)) == len(fallbacks) <= 9
             assert all(fallback.applied(options, layers) != (options, layers) for fallback in fallbacks)
-
-
-def test_on_a_cpu_only_the_settings_in_use_are_tried_at_load() -> None:
-    fast = contexts_to_try(ModelOptions(), 256, 1, 1, None, exact=False)
-    assert [settings.flash_attention for settings in fast] == [False]
-    assert len(contexts_to_try(ModelOptions(), 256, 1, 1, None, exact=True)) > 2
 
 
 def test_settings_that_crash_are_not_tuned(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:

@@ -14,7 +14,6 @@ from rest_local import sandbox
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import loading
 from rest_local.llama.model import Model
-from rest_local.llama.options import ModelOptions
 
 TinyModel = Callable[..., Path]
 
@@ -60,24 +59,6 @@ def test_vocabulary_only_needs_no_weights(tiny_model: TinyModel) -> None:
         assert model.vocabulary.tokenize("def").tolist() == [_id(model, "def")]
 
 
-@pytest.mark.parametrize("mmap", [False, True])
-def test_every_way_of_loading_works(tiny_model: TinyModel, mmap: bool) -> None:
-    with Model.open(tiny_model("llama"), options=ModelOptions(mmap=mmap), n_gpu_layers=0) as model:
-        assert model.n_vocab == 384
-
-
-def test_metadata_longer_than_any_buffer_is_whole(tiny_model: TinyModel) -> None:
-    with Model.open(tiny_model("llama"), vocab_only=True) as model:
-        assert model.metadata["tokenizer.chat_template"] == model.chat_template
-
-
-def test_a_path_that_is_not_ascii_opens(tiny_model: TinyModel, tmp_path: Path) -> None:
-    copy = tmp_path / "modèle 模型.gguf"
-    copy.write_bytes(tiny_model("llama").read_bytes())
-    with Model.open(copy, vocab_only=True) as model:
-        assert model.path == copy
-
-
 def test_a_file_is_probed_once_until_it_changes(tiny_model: TinyModel, tmp_path: Path, children: list[Any]) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_model("llama").read_bytes())
@@ -87,14 +68,6 @@ def test_a_file_is_probed_once_until_it_changes(tiny_model: TinyModel, tmp_path:
     os.utime(path, ns=(1, 1))
     Model.open(path, vocab_only=True).close()
     assert len(children) == 2
-
-
-def test_a_cache_that_cannot_be_written_only_costs_the_probe(
-    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "file" / "cache"))
-    Model.open(tiny_model("llama"), vocab_only=True).close()
 
 
 def _child_that(monkeypatch: pytest.MonkeyPatch, folder: Path, does: str) -> None:

@@ -15,7 +15,7 @@ from rest_local.errors import ModelInvalid, OptionError
 from rest_local.llama import library
 from rest_local.llama.loading import LoadParameters
 from rest_local.llama.model import Model
-from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
+from rest_local.llama.options import ModelOptions, Override, Placement
 
 TinyModel = Callable[..., Path]
 
@@ -42,14 +42,6 @@ def test_invalid_values_are_refused_on_construction(options: dict[str, Any], cau
     with pytest.raises(OptionError, match=cause) as caught:
         ModelOptions(**options)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "rope", [{"scaling": "up"}, {"freq_base": -1.0}, {"freq_scale": math.inf}, {"yarn_beta_fast": math.nan}]
-)
-def test_rope_is_checked(rope: dict[str, Any]) -> None:
-    with pytest.raises(OptionError):
-        Rope(**rope)
 
 
 @pytest.mark.parametrize(
@@ -82,26 +74,6 @@ def test_every_kind_of_override_reaches_llama_cpp() -> None:
     assert entries[4].key == b""
 
 
-def test_an_override_changes_the_metadata_of_the_model(tiny_model: TinyModel) -> None:
-    options = ModelOptions(override_kv=(Override.parse("llama.context_length=int:77"),))
-    with Model.open(tiny_model("llama"), options=options) as model:
-        assert model.n_ctx_train == 77
-    hostile = ModelOptions(override_kv=(Override.parse("llama.block_count=int:99"),))
-    with pytest.raises(ModelInvalid, match="check them"):
-        Model.open(tiny_model("llama"), options=hostile)
-    Model.open(tiny_model("llama")).close()  # the next load works
-
-
-@pytest.mark.parametrize("text", ["", "=", "a=", "=CPU", "a", "a\0=CPU"])
-def test_placements_consist_of_pattern_and_buffer(text: str) -> None:
-    with pytest.raises(OptionError, match="PATTERN=BUFFER"):
-        Placement.parse(text)
-
-
-def test_a_placement_is_split_at_its_last_equals_sign() -> None:
-    assert Placement.parse("a=b=CPU") == Placement("a=b", "CPU")
-
-
 def test_experts_are_placed_in_main_memory(tiny_model: TinyModel) -> None:
     assert "CPU" in library.buffer_types()
     placed = (Placement.parse("attn_.*=CPU"),)
@@ -121,11 +93,6 @@ def test_an_unknown_buffer_or_invalid_pattern_is_refused_in_one_line(tiny_model:
         Model.open(tiny_model("llama"), options=ModelOptions(tensor_split=(1.0,) * 100))
 
 
-def test_weights_can_be_checked_unmapped_and_not_repacked(tiny_model: TinyModel) -> None:
-    for options in (ModelOptions(check_tensors=True), ModelOptions(repack=False), ModelOptions(mmap=False)):
-        Model.open(tiny_model("llama", quant="Q8_0"), options=options).close()
-
-
 def test_check_tensors_finds_damaged_weights(tiny_model: TinyModel, tmp_path: Path) -> None:
     """A NaN in the output matrix, which only `check_tensors` finds."""
     path = tmp_path / "damaged.gguf"
@@ -135,10 +102,3 @@ def test_check_tensors_finds_damaged_weights(tiny_model: TinyModel, tmp_path: Pa
     Model.open(path).close()
     with pytest.raises(ModelInvalid, match="invalid data"):
         Model.open(path, options=ModelOptions(check_tensors=True))
-
-
-def test_adapters_are_named_with_their_scale() -> None:
-    assert Adapter.parse("/a/b:c.gguf:0.5") == Adapter(Path("/a/b:c.gguf"), 0.5)
-    for text in ("a.gguf", "a.gguf:", ":1", "a.gguf:x", "a.gguf:nan", "a.gguf:inf"):
-        with pytest.raises(OptionError, match="LoRA adapter"):
-            Adapter.parse(text)

@@ -95,12 +95,6 @@ def test_names_fields_and_symbols_that_are_gone_are_named() -> None:
     assert not any(name.startswith("llama_context_params") for name in lacks)
 
 
-def test_few_names_are_told_as_they_are() -> None:
-    assert needed.few(["a"]) == "a"
-    assert needed.few(["a", "b", "c"]) == "a, b, c"
-    assert needed.few(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
-
-
 # An llama_cpp package of its own, which stands before the real one in the path of the child.
 BROKEN = {
     "raise ImportError('libgomp.so.1: cannot open shared object file')": "cannot be loaded (libgomp.so.1",

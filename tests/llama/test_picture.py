@@ -54,12 +54,6 @@ def test_other_formats_are_refused(form: str) -> None:
         pixels_of(saved(Image.new("RGB", (16, 16)), form))
 
 
-def test_what_is_transparent_becomes_white() -> None:
-    image = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
-    image.putpixel((1, 0), (0, 0, 255, 255))
-    assert pixels_of(saved(image)).rgb == bytes((255, 255, 255, 0, 0, 255))
-
-
 def test_a_photo_is_turned_as_its_camera_says() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter to the right
@@ -67,10 +61,6 @@ def test_a_photo_is_turned_as_its_camera_says() -> None:
     image.putpixel((1, 0), (0, 0, 255))
     found = pixels_of(saved(image, exif=exif))
     assert found == Pixels(1, 2, bytes((255, 0, 0, 0, 0, 255)))
-
-
-def test_16_bits_a_pixel_become_8() -> None:
-    assert pixels_of(saved(Image.new("I;16", (1, 1), 40_000))).rgb == bytes([40_000 // 256] * 3)
 
 
 @pytest.mark.parametrize("side", [6_000, 60_000, 2**31 - 1])
@@ -84,12 +74,6 @@ def test_a_bomb_is_refused_by_its_header(side: int) -> None:
 def test_a_side_that_is_too_long_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(OptionError, match=f"more than {picture.MAX_SIDE} in a row"):
         pixels_of(saved(Image.new("1", size)))
-
-
-def test_an_image_of_the_largest_size_is_read() -> None:
-    found = pixels_of(saved(Image.new("1", (8192, 4096), 1)))
-    assert len(found.rgb) == 3 * MAX_PIXELS
-    assert found.rgb[:3] == b"\xff\xff\xff"
 
 
 @pytest.mark.parametrize(
@@ -142,8 +126,3 @@ def test_a_child_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "command", lambda module: [sys.executable, "-c", code])
     with pytest.raises(OptionError, match="cannot be decoded"):
         pixels_of(b"x")
-
-
-def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    assert b"pip install 'rest-local[images]'" in picture._answer(b"x")

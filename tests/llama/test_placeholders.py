@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.llama.placeholders import ids_of, is_first, spans, text_of, whole
+from rest_local.llama.placeholders import ids_of, spans, whole
 
 Parts = st.lists(
     st.one_of(st.lists(st.integers(0, 99), max_size=5), st.tuples(st.binary(max_size=3), st.integers(1, 9)))
@@ -42,13 +42,3 @@ def test_ids_follow_from_the_content_alone() -> None:
     assert ids_of(b"a", 576) == ids_of(b"a", 576)
     assert not set(ids_of(b"a", 576)) & set(ids_of(b"b", 576))
     assert ids_of(b"a", 16) == ids_of(b"a", 576)[:16]
-
-
-def test_ids_are_negative_and_fit_32_bits() -> None:
-    ids = ids_of(b"", 4096)
-    assert -(2**31) <= min(ids) <= max(ids) < -1_000_000
-    assert [is_first(token) for token in ids] == [True] + [False] * 4095
-
-
-def test_text_is_what_is_not_an_image() -> None:
-    assert text_of([1, *ids_of(b"a", 3), 0, *ids_of(b"b", 1), 2]) == [1, 0, 2]

@@ -14,7 +14,7 @@ import pytest
 from support.images import KIND_OF, WIDTH, picture, projector_for
 
 from models import tiny_mmproj
-from rest_local.errors import GenerationError, OptionError, ProjectorInvalid
+from rest_local.errors import GenerationError, ProjectorInvalid
 from rest_local.llama import projector as module
 from rest_local.llama.model import Model
 from rest_local.llama.placeholders import spans
@@ -74,12 +74,6 @@ def test_m_rope_takes_fewer_positions_than_rows(tiny_model, tmp_path: Path) -> N
         assert (height.max() + 1) * (width.max() + 1) == len(chunk)
 
 
-def test_the_same_bytes_are_the_same_ids_and_others_are_not(projector: Projector) -> None:
-    one, again, other = (projector.image(picture(seed)) for seed in (1, 1, 2))
-    assert one.tokens == again.tokens
-    assert not set(one.tokens) & set(other.tokens)
-
-
 def test_another_projector_gives_other_ids(model: Model, projector: Projector, tmp_path: Path) -> None:
     other = tiny_mmproj.write(tmp_path / "other.gguf", WIDTH, seed=2)
     with Projector.open(other, model) as second:
@@ -134,20 +128,6 @@ def test_a_failure_concerns_one_image(projector: Projector, monkeypatch: pytest.
     assert len(projector.rows(one).result(60)) == 16
 
 
-def test_what_is_no_image_is_refused(projector: Projector) -> None:
-    with pytest.raises(OptionError, match="no image"):
-        projector.image(b"text")
-    assert projector.encoded == 0
-
-
-def test_after_close_nothing_is_computed(projector: Projector) -> None:
-    (chunk,) = projector.image(picture(1)).chunks
-    projector.close()
-    projector.close()
-    with pytest.raises((GenerationError, RuntimeError)):
-        projector.rows(chunk).result(60)
-
-
 def _damaged(path: Path, how: str) -> Path:
     good = tiny_mmproj.write(path, WIDTH).read_bytes()
     data = {
@@ -165,16 +145,6 @@ def _damaged(path: Path, how: str) -> Path:
 def test_a_damaged_file_is_refused(how: str, model: Model, tmp_path: Path) -> None:
     with pytest.raises(ProjectorInvalid, match=r"projector .*mmproj\.gguf: "):
         Projector.open(_damaged(tmp_path / "mmproj.gguf", how), model)
-
-
-def test_a_file_that_is_not_there_is_refused(model: Model, tmp_path: Path) -> None:
-    with pytest.raises(ProjectorInvalid, match="no such file"):
-        Projector.open(tmp_path / "mmproj.gguf", model)
-
-
-def test_a_model_is_no_projector(model: Model) -> None:
-    with pytest.raises(ProjectorInvalid, match="is no projector"):
-        Projector.open(model.path, model)
 
 
 def test_a_projector_of_another_width_is_refused(model: Model, tmp_path: Path) -> None:
@@ -203,13 +173,6 @@ def test_a_file_that_crashes_its_loader_costs_a_child(
     path.write_bytes(path.read_bytes().replace(b"v.position_embd.weight", b"v.position_xmbd.weight"))
     with pytest.raises(ProjectorInvalid, match=r"llama.cpp crashed|cannot load it"):
         Projector.open(path, model)
-
-
-def test_a_file_is_tried_once(model: Model, tmp_path: Path, children: list) -> None:
-    path = projector_for("llama", tmp_path)
-    for _ in range(2):
-        Projector.open(path, model).close()
-    assert [arguments[0] for arguments in children] == [module.__name__]
 
 
 def test_every_kind_can_be_made(tmp_path: Path) -> None:

@@ -58,14 +58,6 @@ def test_scores_are_those_of_the_same_pass_in_numpy(made: Encoder, model: Model)
     ranker.close()
 
 
-def test_a_pair_has_the_marks_of_its_vocabulary(model: Model) -> None:
-    words = model.vocabulary.tokenize
-    pair = Pairs(model).tokens("the cat", "a dog", 64)
-    assert pair == [CLS, *words("the cat").tolist(), SEP, *words("a dog").tolist()]
-    assert SEP not in words("a [SEP] b").tolist(), "a text cannot spell a mark"
-    assert Pairs(model).tokens("the cat", "[SEP]", 64).count(SEP) == 1
-
-
 def test_empty_and_long_pairs_are_refused(model: Model) -> None:
     ranker = Ranker(model)
     with pytest.raises(PromptTooLong):

@@ -47,11 +47,6 @@ def test_a_value_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
         Sampling(**wrong)
 
 
-def test_an_unknown_option_is_an_error() -> None:
-    with pytest.raises(TypeError):
-        Sampling(temprature=1.0)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize(
     ("options", "greedy"),
     [

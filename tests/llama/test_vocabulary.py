@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,18 +54,6 @@ def test_a_lone_surrogate_is_replaced(tiny: Vocabulary) -> None:
     assert _bytes(tiny, "a\ud800b") == b"a?b"
 
 
-def test_tokens_are_int32_and_their_memory_belongs_to_the_caller(tiny: Vocabulary) -> None:
-    tokens = tiny.tokenize("def")
-    assert tokens.dtype == np.int32
-    assert tokens.flags.owndata
-    assert tiny.tokenize("").tolist() == []
-
-
-def test_a_text_of_more_tokens_than_estimated_is_complete(tiny: Vocabulary) -> None:
-    text = "\N{SNOWMAN}" * 10_000  # three tokens for each character
-    assert _bytes(tiny, text) == text.encode()
-
-
 def test_a_text_that_is_too_long_is_refused(tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit applies to one call of llama.cpp."""
     monkeypatch.setattr(tokenizer_module, "MAX_TEXT_BYTES", 10)
@@ -105,12 +91,6 @@ def test_ids_outside_the_vocabulary_never_reach_llama_cpp(tiny: Vocabulary, toke
     assert not tiny.is_control(token)
 
 
-def test_threads_do_not_mix_pieces(tiny: Vocabulary) -> None:
-    ids = list(range(tiny.size)) * 20
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(tiny.piece, ids)) == [tiny.piece(token) for token in ids]
-
-
 def test_the_hash_is_frozen(tiny: Vocabulary) -> None:
     """Datastores on disk contain it: a change of the rule makes all of them unusable."""
     assert tiny.hash == TINY_HASH
@@ -142,15 +122,6 @@ def test_another_piece_order_or_special_token_changes_the_hash(tiny: Vocabulary,
     renamed = ["\N{SNOWMAN}", *tokens[1:]]
     assert _hash_after(tmp_path, "piece", "tokenizer.ggml.tokens", renamed) != tiny.hash
     assert _hash_after(tmp_path, "eos", "tokenizer.ggml.eos_token_id", 0) != tiny.hash
-
-
-def test_a_file_is_hashed_once_in_a_process(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tiny_model("llama")
-    with Model.open(path, vocab_only=True) as model:
-        first = model.vocabulary.hash
-    monkeypatch.setattr(Vocabulary, "_digest", lambda self: pytest.fail("hashed again"))
-    with Model.open(path, vocab_only=True) as model:
-        assert model.vocabulary.hash == first
 
 
 def test_every_piece_of_a_real_vocabulary_matches_its_spelling(shared: Vocabulary) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.errors import ModelInvalid, ModelNotFound
+from rest_local.errors import ModelInvalid
 from rest_local.llama.gguf import vocabulary_file
 from rest_local.llama.model import Model
 
@@ -55,8 +55,3 @@ def test_a_file_that_ends_anywhere_in_its_keys_is_refused(tmp_path: Path) -> Non
         path.write_bytes(data[:length])
         with pytest.raises(ModelInvalid, match="damaged or truncated"):
             vocabulary_file(path)
-
-
-def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound):
-        vocabulary_file(tmp_path / "gone.gguf")

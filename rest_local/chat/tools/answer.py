@@ -111,13 +111,7 @@ class AnswerFormat:
         """The format of a template."""
         return AnswerFormat(template, format_of(template), special)
 
-    def parser(
-        self,
-        tools: Sequence[Tool],
-        prompt: str,
-        *,
-        new_id: Callable[[], str] | None = None,
-    ) -> AnswerParser:
+    def parser(self, tools: Sequence[Tool], prompt: str, *, new_id: Callable[[], str] | None = None) -> AnswerParser:
         """The parser of one answer.
 
         tools    empty where no tools are offered or none may be called: then markers of calls are text

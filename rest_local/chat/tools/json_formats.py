@@ -94,10 +94,6 @@ def _llama3(source: Source) -> Wait[None]:
         source.arguments(json.dumps(arguments, ensure_ascii=False))
 
 
-def _force_llama3(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    return repeated(json_objects(lark, tools, "parameters"), lark.literal("; "), many)
-
-
 def _write_llama3(calls: Sequence[Call]) -> str:
     return "; ".join(
         json.dumps({"name": call["name"], "parameters": call["arguments"]}, ensure_ascii=False) for call in calls
@@ -105,7 +101,11 @@ def _write_llama3(calls: Sequence[Call]) -> str:
 
 
 LLAMA3 = ToolFormat(
-    "llama3", {"<|python_tag|>": _llama3, "<tool_call>": tagged}, _force_llama3, _write_llama3, bare=_llama3_bare
+    "llama3",
+    {"<|python_tag|>": _llama3, "<tool_call>": tagged},
+    lambda lark, tools, many: repeated(json_objects(lark, tools, "parameters"), lark.literal("; "), many),
+    _write_llama3,
+    bare=_llama3_bare,
 )
 
 

@@ -80,13 +80,10 @@ def function_call(source: Source) -> Wait[None]:
         source.arguments(f"{between}{json.dumps(key, ensure_ascii=False)}: ")
         between = ", "
         yield from source.starts("\n")
-        if not (yield from _parameter(source, _schema_of(source, name, key))):
+        properties = source.tools.get(name, {}).get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        if not (yield from _parameter(source, schema)):
             return
-
-
-def _schema_of(source: Source, name: str, key: str) -> Any:
-    properties = source.tools.get(name, {}).get("properties")
-    return properties.get(key) if isinstance(properties, Mapping) else None
 
 
 def _parameter(source: Source, schema: Any) -> Wait[bool]:

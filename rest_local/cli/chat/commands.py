@@ -184,8 +184,9 @@ def _undo(talk: Talk, argument: str) -> None:
     if not talk.conversation.undo():
         raise OptionError("there is nothing to take back")
     talk.write()
-    left = talk.conversation.question
-    note(f"taken back; the newest question is now: {_shortened(left)}" if left else "taken back; nothing is left")
+    left = " ".join((talk.conversation.question or "").split())
+    shown = left if len(left) <= 60 else f"{left[:57]}..."
+    note(f"taken back; the newest question is now: {shown}" if left else "taken back; nothing is left")
 
 
 def _edit(talk: Talk, argument: str) -> None:
@@ -318,11 +319,6 @@ def _model(talk: Talk, argument: str) -> None:
 
 def _bye(talk: Talk, argument: str) -> None:
     raise Leave
-
-
-def _shortened(text: str, most: int = 60) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 COMMANDS = {

@@ -124,7 +124,7 @@ class Talk:
     def _answer(self, sampling: Sampling) -> bool:
         display = self._display()
         with quiet_keyboard():
-            display.wait(self._n_unread())
+            display.wait(max(self._n_characters() - self._n_read, 0))
             try:
                 stream = self.engine.chat(
                     self.conversation.prompt,
@@ -149,10 +149,6 @@ class Talk:
             what = "reasoned and gave no answer" if message.get("reasoning_content") else "gave an empty answer"
             note(f"the model {what}" + ("; /regen asks for another one" if self.interactive else ""))
         return stopped
-
-    def _n_unread(self) -> int:
-        """Characters of the conversation that the KV cache does not hold."""
-        return max(self._n_characters() - self._n_read, 0)
 
     def _n_characters(self) -> int:
         return sum(len(text_of(message)) for message in self.conversation.prompt)

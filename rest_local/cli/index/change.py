@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,7 +197,7 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     history forget`), exports, and the answers of batches.
     """
     from rest_local.retrieval import home, staging
-    from rest_local.retrieval.update.forgetting import forget_where
+    from rest_local.retrieval.update.forgetting import excludable, forget_where
 
     path = path_of(name)
     if not home.indexes(path) and home.holds_files(path):
@@ -232,7 +232,12 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
         copies |= set(done.copies)
     if not forgotten:
         raise OptionError(f"datastore {name}: it holds no file that {' '.join(files)!r} names")
-    back = [one for one in forgotten if (os.path.exists(one) if once else not _can_exclude(meant.values(), one))]
+    recorded = [one.recorded for one in meant.values()]
+    back = [
+        one
+        for one in forgotten
+        if (os.path.exists(one) if once else not all(excludable(recipe, one) for recipe in recorded))
+    ]
     return _say(name, _Done(sorted(forgotten), sorted(copies), sorted(back)), once, as_json)
 
 
@@ -261,12 +266,6 @@ class _Meant:
         from rest_local.retrieval.update.forgetting import excluding
 
         return excluding(recipe, self.files, self.globs)
-
-
-def _can_exclude(meant: Iterable[_Meant], name: str) -> bool:
-    from rest_local.retrieval.update.forgetting import excludable
-
-    return all(excludable(one.recorded, name) for one in meant)
 
 
 def _meant(recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str]) -> _Meant:

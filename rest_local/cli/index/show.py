@@ -22,7 +22,7 @@ from rest_local.cli.index.group import (
     vocabulary_option,
 )
 from rest_local.cli.sections import option
-from rest_local.cli.terminal import columns, counted, json_option, print_json
+from rest_local.cli.terminal import age, columns, counted, json_option, print_json
 from rest_local.errors import DatastoreError, printable
 
 if TYPE_CHECKING:
@@ -188,10 +188,10 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     vocabulary, dead, sizes = found["vocabulary"], found["dead"], dict(found["bytes"])
     everything = sizes.pop("all")
     kinds = ", ".join(f"{kind} {in_bytes(size)}" for kind, size in sizes.items())
-    age = "" if found["age_s"] is None else f", {_duration(found['age_s'])} ago"
+    ago = "" if found["age_s"] is None else f", {age(found['age_s'])} ago"
     yield "path", str(found["path"])
     yield "vocabulary", f"{vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}"
-    yield "commit", f"{found['revision']}, {found['created']}{age}"
+    yield "commit", f"{found['revision']}, {found['created']}{ago}"
     for source in found["recipe"].get("paths", ()):
         yield "source", source
     yield "files", f"{found['files']:,}, {found['duplicates']:,} of them duplicates"
@@ -210,9 +210,3 @@ def _largest(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"largest {title}"
         for row in found[key]:
             yield printable(f"{row['tokens']:>15,} {row['tokens'] / found['tokens']:6.1%}  {row['name']}")
-
-
-def _duration(seconds: float) -> str:
-    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-    name, size = next(((name, size) for name, size in units if seconds >= 2 * size), units[-1])
-    return f"{seconds // size:.0f} {name}"

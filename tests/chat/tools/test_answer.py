@@ -72,12 +72,6 @@ def written(name: str, calls: Sequence[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_is_recognized_by_its_template(name: str) -> None:
-    assert AnswerFormat.of(SIGNS[name]).format.name == name
-    assert AnswerFormat.of("{{ messages }}").format.name == "hermes"
-
-
-@pytest.mark.parametrize("name", FORMATS)
 def test_written_calls_are_read_back(name: str) -> None:
     for calls in (CALLS, CALLS[:1], CALLS[1:]):
         deltas = parse(SIGNS[name], [written(name, calls)])
@@ -85,13 +79,6 @@ def test_written_calls_are_read_back(name: str) -> None:
         assert content_of(deltas) == ""
         assert [delta.index for delta in deltas if isinstance(delta, CallStart)] == list(range(len(calls)))
         assert len({delta.id for delta in deltas if isinstance(delta, CallStart)}) == len(calls)
-
-
-@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("harmony", "llama3")])
-def test_text_in_front_of_a_call_stays_text(name: str) -> None:
-    deltas = parse(SIGNS[name], ["Let me <look> at [that].\n\n" + written(name, CALLS) + "\n"])
-    assert content_of(deltas) == "Let me <look> at [that]."
-    assert calls_of(deltas) == CALLS
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -352,11 +339,6 @@ def test_reasoning_is_separated_from_the_answer(
         assert content_of(deltas) == content
 
 
-def test_other_tags_of_reasoning() -> None:
-    assert parse("<|channel>thought", ["<|channel>thought\nHm.\n<channel|>Yes."]) == [Reasoning("Hm."), Content("Yes.")]
-    assert parse("[THINK] [TOOL_CALLS]", ["[THINK]Hm.[/THINK]Yes."]) == [Reasoning("Hm."), Content("Yes.")]
-
-
 def test_channels() -> None:
     text = (
         "<|channel|>analysis<|message|>Hm, <b>.<|end|><|start|>assistant<|channel|>commentary<|message|>Looking.<|end|>"
@@ -395,13 +377,6 @@ FUNCTION = {"name": "a"}
 def test_invalid_tools_are_refused(tool: Any) -> None:
     with pytest.raises(OptionError, match=r"^tools\[1\]"):
         tools_of([{"function": FUNCTION}, tool])
-
-
-def test_a_tool_for_a_template_has_every_field_and_no_null() -> None:
-    (tool,) = tools_of([{"type": "function", "function": {"name": "a", "strict": None, "parameters": {"x": 1}}}])
-    parameters = {"type": "object", "properties": {}, "x": 1}
-    expected = {"type": "function", "function": {"name": "a", "description": "", "parameters": parameters}}
-    assert tool.for_template() == expected
 
 
 ENDS = ("<|im_end|>", "</s>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")

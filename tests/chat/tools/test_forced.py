@@ -140,17 +140,6 @@ def test_reasoning_may_come_before_a_forced_call(vocabulary: Vocabulary, prompt:
         check([delta for delta in deltas if not isinstance(delta, Reasoning)], 32)
 
 
-def test_there_is_no_reasoning_after_the_prompt_has_closed_it(vocabulary: Vocabulary) -> None:
-    form = AnswerFormat.of("<think> </think> <tool_call>")
-    grammar = form.forced(tools_of(TOOLS), "required", "<think>\n\n</think>\n\n")
-    assert grammar == AnswerFormat.of("<tool_call>").forced(tools_of(TOOLS), "required", "")
-
-
-@pytest.mark.parametrize("choice", [None, "auto", "none"])
-def test_without_a_tool_choice_nothing_is_forced(choice: Any) -> None:
-    assert AnswerFormat.of("").forced(tools_of(TOOLS), choice, "") is None
-
-
 @pytest.mark.parametrize("choice", ["sometimes", {}, {"function": {"name": "other"}}, {"function": 3}, 7, ["required"]])
 def test_an_unknown_tool_choice_is_refused(choice: Any) -> None:
     with pytest.raises(OptionError, match="tool_choice"):
@@ -178,15 +167,6 @@ def test_what_cannot_be_kept_of_a_schema_is_left_out_unless_the_tool_is_strict(
         form.forced(
             tools_of([{"function": {"name": "f", "parameters": {**kept, **lost}, "strict": True}}]), "required", ""
         )
-
-
-def test_a_schema_of_which_nothing_can_be_kept_gives_any_object(vocabulary: Vocabulary) -> None:
-    form, hopeless = AnswerFormat.of(SIGNS["hermes"]), {"allOf": [{"type": "string"}, {"type": "object"}]}
-    given, without = (
-        form.forced(tools_of([{"function": {"name": "f", "parameters": parameters}}]), "required", "")
-        for parameters in (hopeless, {"type": "object"})
-    )
-    assert given == without
 
 
 @pytest.mark.parametrize("name", ["hermes", "harmony"])
