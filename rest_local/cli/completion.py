@@ -49,7 +49,7 @@ def answer(command: click.Command) -> int:
         return 1
 
 
-def _starting(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]:
+def starting(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]:
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
@@ -77,14 +77,14 @@ def datastores(context: click.Context, parameter: click.Parameter, incomplete: s
         return _files(incomplete)
     from rest_local.paths import datastores_home
 
-    return _starting(_folders(str(datastores_home())), incomplete) or _files(incomplete)
+    return starting(_folders(str(datastores_home())), incomplete) or _files(incomplete)
 
 
 def histories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Names of histories."""
     from rest_local.paths import data_dir
 
-    return _starting(_folders(os.path.join(data_dir(), "history")), incomplete)
+    return starting(_folders(os.path.join(data_dir(), "history")), incomplete)
 
 
 def models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -94,40 +94,14 @@ def models(context: click.Context, parameter: click.Parameter, incomplete: str) 
     found = names()
     if not _is_path(incomplete):
         found += [name for name in os.listdir(".") if name.lower().endswith(".gguf")]
-    return _starting(found, incomplete) or _files(incomplete)
+    return starting(found, incomplete) or _files(incomplete)
 
 
 def repositories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """The repositories of a hub that models on the disk are from: another quantization may be wanted."""
     from rest_local.catalog.stores import stored_models
 
-    return _starting({model.repo for model in stored_models() if model.repo}, incomplete)
-
-
-def keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Keys of the configuration, with the help of their options."""
-    from click.shell_completion import CompletionItem
-
-    from rest_local.cli.settings import options_by_key
-
-    found = options_by_key(context.find_root().command)
-    return [
-        CompletionItem(key, help=(found[key][0].help or "").partition(". ")[0])
-        for key in sorted(found)
-        if key.startswith(incomplete)
-    ]
-
-
-def values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """What the option of the key in the same command line takes."""
-    from rest_local.cli.settings import options_by_key
-
-    options = options_by_key(context.find_root().command).get(context.params.get("key") or "", [])
-    if not options:
-        return []
-    if options[0].is_flag:
-        return _starting(("true", "false"), incomplete)
-    return list(options[0].shell_complete(context, incomplete))
+    return starting({model.repo for model in stored_models() if model.repo}, incomplete)
 
 
 def _folders(place: str) -> list[str]:

@@ -21,6 +21,7 @@ from rest_local.cli.terminal import json_option, warn
 from rest_local.errors import ConfigInvalid, OptionError, RestLocalError, printable
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
     from tomlkit import TOMLDocument
 
 Options = Mapping[str, Sequence[click.Option]]
@@ -30,6 +31,29 @@ HEADER = "# Options of rest-local, as `rest-local config show --all` lists them.
 WAIT_S = 10.0  # for another process that changes the file
 
 _PLACES = ("cache", "config", "data", "datastores", "models", "shared")  # directories and files, which no option sets
+
+
+def complete_keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Keys, with the help of their options."""
+    from click.shell_completion import CompletionItem
+
+    found = settings.options_by_key(context.find_root().command)
+    return [
+        CompletionItem(key, help=(found[key][0].help or "").partition(". ")[0])
+        for key in sorted(found)
+        if key.startswith(incomplete)
+    ]
+
+
+def complete_values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """What the option of the key in the same command line takes."""
+    options = settings.options_by_key(context.find_root().command).get(context.params.get("key") or "", [])
+    if not options:
+        return []
+    if options[0].is_flag:
+        return completion.starting(("true", "false"), incomplete)
+    return list(options[0].shell_complete(context, incomplete))
+
 
 profile_option = option("--profile GLOB", "For the models whose name matches, not for all.", configurable=False)
 
@@ -44,7 +68,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("keys", nargs=-1, metavar="[KEY...]", shell_complete=completion.keys)
+@click.argument("keys", nargs=-1, metavar="[KEY...]", shell_complete=complete_keys)
 @option("-m --model MODEL", "Apply this model's profiles.")
 @option("--all", "List the defaults as well.", to="everything", configurable=False)
 @json_option
@@ -86,8 +110,8 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
 
 
 @config.command(name="set", context_settings={"ignore_unknown_options": True})
-@click.argument("key", shell_complete=completion.keys)
-@click.argument("values", nargs=-1, required=True, metavar="VALUE...", shell_complete=completion.values)
+@click.argument("key", shell_complete=complete_keys)
+@click.argument("values", nargs=-1, required=True, metavar="VALUE...", shell_complete=complete_values)
 @profile_option
 def set_(key: str, values: tuple[str, ...], profile: str | None) -> None:
     """Set the default of an option.
@@ -118,7 +142,7 @@ def set_(key: str, values: tuple[str, ...], profile: str | None) -> None:
 
 
 @config.command()
-@click.argument("key", shell_complete=completion.keys)
+@click.argument("key", shell_complete=complete_keys)
 @profile_option
 def unset(key: str, profile: str | None) -> None:
     """Remove a key from the file: the default of the program counts again."""
