@@ -188,8 +188,10 @@ def test_help_shows_the_defaults_of_the_program(file: Callable[[str], Path], cal
 def test_a_key_means_the_same_in_every_command() -> None:
     """Else a value that is right for one command would stop another one."""
     for key, options in settings.options_by_key(cli).items():
-        kinds = {(option.is_flag, option.multiple and not hasattr(option.type, "one_in_settings"), option.type.name) for option in options}
-        assert len(kinds) == 1, f"{key}: {kinds}; one of them needs allow_from_autoenv=False"
+        several = {option.multiple and not hasattr(option.type, "one_in_settings") for option in options}
+        kinds = {(option.is_flag, option.type.name) for option in options}
+        assert len(several) == 1
+        assert len(kinds) == 1, f"{key}: {kinds}; one of them needs configurable=False"
 
 
 def test_of_models_the_file_names_one_and_the_environment_several(tmp_path: Path) -> None:
