@@ -17,8 +17,8 @@ from pathlib import Path
 
 import click
 
-from rest_local.cli.load_options import SECTIONS, load_options
 from rest_local.cli.main import cli
+from rest_local.cli.options import SECTIONS, load_options
 from rest_local.cli.sections import section_of, summary
 from rest_local.cli.settings import ENVIRONMENT
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import inputs, opening, options
-from rest_local.cli.load_options import load_options
 from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import fitted, print_json
 from rest_local.decoding.config import EngineConfig
@@ -209,7 +208,7 @@ _threads, _gpu_layers = options.device_options(option)
 )
 @option("--fast", "Measure fast mode: output can differ at near-ties.")
 @option("--json", "Print nothing but one line of JSON.", to="as_json")
-@load_options
+@options.load_options
 def demo(
     model: str | None,
     threads: int | None,

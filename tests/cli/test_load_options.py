@@ -11,8 +11,8 @@ import pytest
 from fake_cli_engine import FakeEngine
 
 from benchmarks.tiny import tiny_adapter
-from rest_local.cli.load_options import NAMES
 from rest_local.cli.main import COMMANDS, cli
+from rest_local.cli.options import NAMES
 from rest_local.cli.sections import SectionedCommand
 from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
 
