@@ -1,4 +1,4 @@
-"""The time of a lookup, warm and cold, the memory of an open datastore, and the speed of sorting one.
+"""The time of a lookup, warm and cold, and the speed of sorting a datastore.
 
 The text is Python source of this machine, tokenized with the vocabulary of a model and continued with edited copies:
 the paragraphs of a file in another order, and EDITED of their tokens replaced. Without a model it is synthetic. Queries
@@ -15,7 +15,6 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
-from rest_local.drafting.growth import Draft
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.planning.acceptance import Acceptance, TokenCalibrator
-from rest_local.planning.plan import draft
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
@@ -55,30 +50,25 @@ def sources_and_edits(
 ) -> tuple[list[Int32Array], float]:
     """Documents of `tokens` tokens: `sources`, then edited copies of them; and the share of the copies."""
     real = list(up_to(sources(vocabulary), tokens))
-    copies = edited(real, ends_of_paragraphs(vocabulary), random)
+    ends = np.array([b"\n\n" in vocabulary.piece(token) for token in range(vocabulary.size)], np.bool_)
+    copies = edited(real, ends, random)
     return list(up_to(chain(real, copies), tokens)), 1 - sum(map(len, real)) / tokens
-
-
-def ends_of_paragraphs(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
-    """For each id whether its text holds an empty line. bool [size]."""
-    return np.array([b"\n\n" in vocabulary.piece(token) for token in range(vocabulary.size)], np.bool_)
 
 
 def edited(
     originals: Sequence[Int32Array], ends: npt.NDArray[np.bool_], random: np.random.Generator
 ) -> Iterator[Int32Array]:
-    """The originals in a random order, each with shuffled paragraphs and replaced tokens, again and again."""
+    """The originals in a random order, each with shuffled paragraphs and replaced tokens, again and again. `ends`: the
+    ids whose text holds an empty line, bool [size].
+    """
     while True:
         for number in random.permutation(len(originals)):
-            yield _edit(originals[number], ends, random)
-
-
-def _edit(tokens: Int32Array, ends: npt.NDArray[np.bool_], random: np.random.Generator) -> Int32Array:
-    paragraphs = np.split(tokens, np.flatnonzero(ends[tokens]) + 1)
-    changed = np.concatenate([paragraphs[at] for at in random.permutation(len(paragraphs))])
-    places = random.integers(0, len(tokens), random.binomial(len(tokens), EDITED))
-    changed[places] = tokens[random.integers(0, len(tokens), len(places))]
-    return changed
+            tokens = originals[number]
+            paragraphs = np.split(tokens, np.flatnonzero(ends[tokens]) + 1)
+            changed = np.concatenate([paragraphs[at] for at in random.permutation(len(paragraphs))])
+            places = random.integers(0, len(tokens), random.binomial(len(tokens), EDITED))
+            changed[places] = tokens[random.integers(0, len(tokens), len(places))]
+            yield changed
 
 
 def synthetic(random: np.random.Generator) -> Iterator[Int32Array]:
@@ -111,102 +101,79 @@ _OPENED = 5
 Times = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class LookupOptions:
-    """tokens: of the text; datastore: measure this one, and build none; model: whose vocabulary; cold: with the files
-    dropped from the page cache before each lookup.
-    """
-
-    tokens: int = 20_000_000
-    queries: int = 2000
-    datastore: Path | None = None
-    model: str | None = None
-    cold: bool = False
-    seed: int = 0
-
-
-def measure(options: LookupOptions) -> dict[str, Any]:
-    """Measure as the choice says, in a temporary directory. Times in microseconds:
+def measure(
+    *,
+    tokens: int = 20_000_000,
+    queries: int = 2000,
+    directory: Path | None = None,
+    model: str | None = None,
+    cold: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure the datastore in `directory`, or one of so many tokens in a temporary directory, of text in the
+    vocabulary of `model`. Times in microseconds:
 
     - `lookup_us`, the headline: one `Datastore.rows` of 64 rows and 16 tokens, and their weighted trie
     - `first_lookup_us`: the same in the first pass over the queries
     - `flushed_lookup_us`: the same with the processor's caches flushed before each lookup, as after a forward pass
-    - `rows_us`: only the rows; `draft_us`: the rows and a tree of up to 16 nodes grown from them
-
-    Memory in MB: `open_rss_mb` after opening; `used_rss_mb` after all queries, including mapped pages, which the system
-    may reclaim at any time; `own_rss_mb` without them; `trimmed_rss_mb` after `Datastore.trim`.
+    - `rows_us`: only the rows
+    - `cold`: with the files dropped from the page cache before each lookup
     """
-    random = np.random.default_rng(options.seed)
-    if options.datastore is not None:
-        return {"text": str(options.datastore), **_measure_store(options.datastore, options, random)}
-    stored, vocabulary, source = _text(options, random)
+    random = np.random.default_rng(seed)
+    if directory is not None:
+        return {"text": str(directory), **_measure_store(directory, queries, cold, random)}
+    if model is None:
+        vocabulary, source = VocabularyId("0" * 64, SYNTHETIC_SIZE, "synthetic"), "synthetic Zipf-Markov"
+        stored = list(up_to(synthetic(random), tokens))
+    else:
+        from rest_local.llama.model import Model
+
+        with Model.open(model, vocab_only=True) as opened:
+            vocabulary = opened.vocabulary.identity
+            stored, copies = sources_and_edits(opened.vocabulary, tokens, random)
+        source = f"Python sources, {copies:.0%} edited copies, vocabulary of {vocabulary.name}"
     report: dict[str, Any] = {"text": source, "sort_tokens_per_s": _sort_speed(stored, vocabulary.size)}
-    with tempfile.TemporaryDirectory() as directory:
-        one = Path(directory) / "one"
+    with tempfile.TemporaryDirectory() as folder:
+        one = Path(folder) / "one"
         began = time.perf_counter()
-        named = (Document(f"{number}.py", tokens) for number, tokens in enumerate(stored))
+        named = (Document(f"{number}.py", each) for number, each in enumerate(stored))
         build(one, named, vocabulary=vocabulary, recipe={})
         report["build_s"] = round(time.perf_counter() - began, 1)
         del stored
         gc.collect()
-        return {**report, **_measure_store(one, options, random)}
+        return {**report, **_measure_store(one, queries, cold, random)}
 
 
-def _text(options: LookupOptions, random: np.random.Generator) -> tuple[list[Int32Array], VocabularyId, str]:
-    if options.model is None:
-        identity = VocabularyId("0" * 64, SYNTHETIC_SIZE, "synthetic")
-        return list(up_to(synthetic(random), options.tokens)), identity, "synthetic Zipf-Markov"
-    from rest_local.llama.model import Model
-
-    with Model.open(options.model, vocab_only=True) as opened:
-        vocabulary = opened.vocabulary
-        identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-        documents, copies = sources_and_edits(vocabulary, options.tokens, random)
-    return documents, identity, f"Python sources, {copies:.0%} edited copies, vocabulary of {identity.name}"
-
-
-def _measure_store(path: Path, options: LookupOptions, random: np.random.Generator) -> dict[str, Any]:
-    opened_ms = sorted(_opening(path) for _ in range(_OPENED))[_OPENED // 2]
-    before, before_own = _resident()
+def _measure_store(path: Path, queries: int, cold: bool, random: np.random.Generator) -> dict[str, Any]:
+    opened_ms = []
+    for _ in range(_OPENED):
+        began = time.perf_counter()
+        with Datastore.open(path, mmap=True):
+            opened_ms.append((time.perf_counter() - began) * 1e3)
     with Datastore.open(path, mmap=True) as store:
-        opened, _ = _resident()
-        contexts = _contexts(store, options.queries, random)
+        contexts = _contexts(store, queries, random)
         first = _times(store, contexts, _trie)
         passes = [_times(store, contexts, _trie) for _ in range(PASSES)]
-        rows, drafts = _times(store, contexts, lambda rows: None), _times(store, contexts, _drafted(16))
-        used, used_own = _resident()
+        best = float(np.median(np.min(passes, axis=0))) / 1000  # over queries, of the shortest of their times
+        rows = _times(store, contexts, lambda rows: None)
         flushed = _times(store, contexts[:COLD_QUERIES], _trie, np.zeros(FLUSHED, np.uint8))
-        store.trim()
-        trimmed, _ = _resident()
         info = store.info()
         report = {
             "tokens": len(store),
             "vocabulary": store.manifest.vocabulary.size,
             "width": width_of(store.manifest.vocabulary.size),
             "segments": info["segments"],
-            "queries": options.queries,
-            "open_ms": round(opened_ms, 2),
-            "lookup_us": {**_quantiles(np.concatenate(passes)), "best": _best(passes)},
+            "queries": queries,
+            "open_ms": round(float(np.median(opened_ms)), 2),
+            "lookup_us": {**_quantiles(np.concatenate(passes)), "best": round(best, 1)},
             "first_lookup_us": _quantiles(first),
             "flushed_lookup_us": _quantiles(flushed),
             "rows_us": _quantiles(rows),
-            "draft_us": _quantiles(drafts),
-            "open_rss_mb": round(opened - before, 1),
-            "used_rss_mb": round(used - before, 1),
-            "trimmed_rss_mb": round(trimmed - before, 1),
-            "own_rss_mb": round(used_own - before_own, 1),
             "bytes_per_token": round(info["bytes"] / info["tokens"], 3),
         }
-        if options.cold:
+        if cold:
             report["cold"] = _cold(store, contexts[:COLD_QUERIES])
     return report
-
-
-def _opening(path: Path) -> float:
-    """Milliseconds of opening a datastore."""
-    began = time.perf_counter()
-    with Datastore.open(path, mmap=True):
-        return (time.perf_counter() - began) * 1e3
 
 
 def _cold(store: Datastore, contexts: Sequence[Int32Array]) -> dict[str, Any]:
@@ -292,28 +259,5 @@ def _trie(rows: Rows) -> tuple[Int32Array, npt.NDArray[np.intp]]:
     return tokens, differ.argmax(axis=1)
 
 
-def _drafted(limit: int, leaves: int = 8) -> Callable[[Rows], Draft]:
-    estimate, calibrate = Acceptance().estimate, TokenCalibrator().calibrate
-    source = SOURCE_NUMBER["datastore"]
-    return lambda rows: draft(
-        [SourceRows(source, rows)], estimate, lambda _: True, limit=limit, leaves=leaves, calibrate=calibrate
-    )
-
-
 def _quantiles(times: Times) -> dict[str, float]:
     return {f"p{q}": round(float(np.percentile(times, q)) / 1000, 1) for q in (50, 99)}
-
-
-def _best(passes: Sequence[Times]) -> float:
-    """The median over queries of the shortest of their times, in microseconds."""
-    return round(float(np.median(np.min(passes, axis=0))) / 1000, 1)
-
-
-def _resident() -> tuple[float, float]:
-    """(resident memory, the part of it that is no mapped file) of this process, MB."""
-    fields = {}
-    for line in Path("/proc/self/status").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key in ("VmRSS", "RssFile"):
-            fields[key] = int(value.split()[0]) / 1000
-    return fields["VmRSS"], fields["VmRSS"] - fields.get("RssFile", 0.0)

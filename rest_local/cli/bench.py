@@ -240,15 +240,14 @@ def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] |
 )
 @option("--seed", "Of the text and the contexts.", type=int, default=0)
 @json_option
-def lookup(as_json: bool, model: str | None, directory: Path | None, **options: Any) -> None:
+def lookup(as_json: bool, model: str | None, **options: Any) -> None:
     """Measure lookups: build a datastore in a temporary directory and search it.
 
     Without other load, for figures that can be compared: times include whatever else the machine does.
     """
-    from rest_local.bench.lookup import LookupOptions, measure
+    from rest_local.bench.lookup import measure
 
-    path = model and str(inputs.model_path(model))
-    report = measure(LookupOptions(model=path, datastore=directory, **options))
+    report = measure(model=model and str(inputs.model_path(model)), **options)
     if as_json:
         return print_json(report)
     return click.echo("\n".join(columns([(key, str(value)) for key, value in report.items()])))

@@ -33,7 +33,7 @@ def test_every_figure_is_reported(capsys, few):
     assert result["text"] == "synthetic Zipf-Markov"
     assert 38_000 < result["tokens"] < 41_000
     assert result["bytes_per_token"] == pytest.approx(6, abs=0.3)
-    for figure in ("lookup_us", "first_lookup_us", "flushed_lookup_us", "rows_us", "draft_us"):
+    for figure in ("lookup_us", "first_lookup_us", "flushed_lookup_us", "rows_us"):
         assert {"p50", "p99"} <= set(result[figure])
     assert set(result["cold"]) == {"lookup_ms", "disk_kb", "major_faults"}
 
