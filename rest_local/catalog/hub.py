@@ -163,7 +163,11 @@ class Hub:
         KeyboardInterrupt leaves the part that is there. Raises HubError, DownloadFailed.
         """
         name, missing = repository.name, self.missing(repository, choice)
-        self._make_room(name, missing)
+        folder = next(folder for folder in (self.cache, *self.cache.parents) if folder.is_dir())
+        free = shutil.disk_usage(folder).free
+        if missing > free:
+            cause = f"needs {in_bytes(missing)} and {folder} has {in_bytes(free)} free"
+            raise DownloadFailed(name, cause, "make room, or set HF_HOME to a directory of another disk")
         paths, before = [], 0
         with _forwarded(notice), _explained(name, self.endpoint):
             for file in choice.files:
@@ -225,13 +229,6 @@ class Hub:
                 yield
         except Timeout as error:
             raise DownloadFailed(repo, f"another process downloads {file.name}", "wait for it, or end it") from error
-
-    def _make_room(self, repo: str, size: int) -> None:
-        folder = next(folder for folder in (self.cache, *self.cache.parents) if folder.is_dir())
-        free = shutil.disk_usage(folder).free
-        if size > free:
-            cause = f"needs {in_bytes(size)} and {folder} has {in_bytes(free)} free"
-            raise DownloadFailed(repo, cause, "make room, or set HF_HOME to a directory of another disk")
 
     def _present(self, repo: str, file: RemoteFile) -> int:
         """Bytes of a file that need no download."""

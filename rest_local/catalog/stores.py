@@ -153,13 +153,10 @@ def _ollama() -> Iterator[StoredModel]:
             digest = _model_digest(manifest)
             path = home / "blobs" / digest.replace(":", "-")
             if digest and len(parts) > 1 and path.is_file():
-                yield StoredModel(name=_ollama_name(parts), path=path, store="ollama", label=parts[-1])
-
-
-def _ollama_name(parts: tuple[str, ...]) -> str:
-    """`llama3.2:3b` for `registry.ollama.ai/library/llama3.2/3b`, as Ollama lists it."""
-    shown = [part for part, left_out in zip(parts[:-1], (_OLLAMA_HOST, _OLLAMA_USER), strict=False) if part != left_out]
-    return "/".join([*shown, *parts[2:-1]]) + f":{parts[-1]}"
+                usual = (_OLLAMA_HOST, _OLLAMA_USER)  # which Ollama leaves out of its list
+                shown = [part for part, left_out in zip(parts[:-1], usual, strict=False) if part != left_out]
+                name = "/".join([*shown, *parts[2:-1]]) + f":{parts[-1]}"
+                yield StoredModel(name=name, path=path, store="ollama", label=parts[-1])
 
 
 def _model_digest(manifest: Path) -> str:

@@ -106,7 +106,12 @@ def batch(
         cluster = Cluster(ray, replicas, replica_cpus, replica_gpus)
     elif (replicas, replica_cpus, replica_gpus) != (None, None, None):
         raise click.UsageError("--replicas, --replica-cpus and --replica-gpus need --ray")
-    _check_paths(requests, output, as_json)
+    if output == STANDARD and as_json:
+        raise click.UsageError("--json prints the summary to the standard output: give -o FILE for the answers")
+    if output.is_dir():
+        raise OptionError(f"output {output}: is a directory; give a file")
+    if output != STANDARD and output.exists() and requests.exists() and output.samefile(requests):
+        raise OptionError(f"output {output}: is the input; give another -o")
     jobs = read_stream(sys.stdin.buffer, "-", shard) if requests == STANDARD else read_jobs(requests, shard)
     with Output(output, jobs, inputs.model_name(config.model), replace=replace) as out:
         summary = Summary(len(jobs), len(out.done.names), failed_before=out.done.failed)
@@ -162,16 +167,6 @@ def _answering(
             closing(worker.answers(good)) as answers,
         ):
             yield chain(failed, answers)
-
-
-def _check_paths(requests: Path, output: Path, as_json: bool) -> None:
-    if output == STANDARD:
-        if as_json:
-            raise click.UsageError("--json prints the summary to the standard output: give -o FILE for the answers")
-    elif output.exists() and requests.exists() and output.samefile(requests):
-        raise OptionError(f"output {output}: is the input; give another -o")
-    elif output.is_dir():
-        raise OptionError(f"output {output}: is a directory; give a file")
 
 
 @contextmanager

@@ -92,19 +92,16 @@ def _compared(requirements: list[str]) -> tuple[list[str], dict[str, dict[str, A
     """What is missing of the required libraries, and the state of each extra."""
     from packaging.requirements import Requirement
 
+    def evaluated(requirement: Requirement, extra: str) -> bool:
+        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
     parsed = [Requirement(text) for text in requirements]
     extras = {}
     for name in EXTRAS:
-        wanted = [requirement for requirement in parsed if _added(requirement, name)]
+        wanted = [each for each in parsed if evaluated(each, name) and not evaluated(each, "")]
         if wanted:
             extras[name] = {"for": EXTRAS[name], "missing": list(_missing(wanted)), "install": command(name)}
-    return list(_missing(r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""}))), extras
-
-
-def _added(requirement: Requirement, extra: str) -> bool:
-    """Whether `extra` asks for it, and rest-local alone does not."""
-    marker = requirement.marker
-    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+    return list(_missing(each for each in parsed if evaluated(each, ""))), extras
 
 
 def _missing(requirements: Iterable[Requirement]) -> Iterator[str]:
@@ -224,11 +221,17 @@ def _of_installation(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def report(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for people."""
+    from rest_local.llama.options import Rope
+
     drafting, units = facts["drafting"], facts["matrix_units"]
     used, unused = (", ".join(name for name in units if units[name] is built) for built in (True, False))
     self_test = dict(facts["self_test"] or {"not run": "nothing to verify with"})
     if needed := self_test.pop("rows_needed", 0):  # it promises something
         self_test["rows"] = f"{self_test['rows']} of {needed}"
+    rope = {}
+    if given := facts["settings"].get("rope"):  # what of it is not the model's own
+        own = vars(Rope())
+        rope = {"rope": {name: value for name, value in given.items() if value != own[name]} or "the model's"}
     compiled = "; ".join(facts["compilers"]) or "unknown: llama.cpp's library does not say"
     yield from _of_installation(facts)
     yield from _section("backends", {"built in": facts["backends"], "GPU offload": facts["gpu_offload"]})
@@ -238,7 +241,7 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _section(
         "drafting", {"kind": drafting["kind"], "why": drafting["reason"], "lookups": drafting["lookups"]}
     )
-    yield from _section("settings", {**facts["settings"], **_rope(facts["settings"].get("rope"))})
+    yield from _section("settings", {**facts["settings"], **rope})
     yield from _section("threads", facts["threads"])
     yield from _section("self-test", self_test)
     yield from _section("calibration", calibration_rows(facts["calibration"]))
@@ -247,16 +250,6 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     if "exactness" in facts:
         yield from exactness_lines(facts["exactness"])
     yield from _section("paths", facts["paths"])
-
-
-def _rope(rope: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What of it is not the model's own."""
-    if rope is None:
-        return {}
-    from rest_local.llama.options import Rope
-
-    own = vars(Rope())
-    return {"rope": {name: value for name, value in rope.items() if value != own[name]} or "the model's"}
 
 
 def calibration_rows(state: Mapping[str, Any]) -> dict[str, str]:

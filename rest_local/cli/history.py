@@ -59,6 +59,7 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
 
     A server that runs writes again what it has in memory: end it first.
     """
+    from rest_local.cli.chat.conversation import session_names
     from rest_local.decoding.opening import acceptance_path
     from rest_local.retrieval.history import forget_history, list_histories
 
@@ -66,7 +67,10 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
         raise click.UsageError("give the NAME that `rest-local history list` shows, --all or --prompts")
     names = [name] if name is not None else [listed.name for listed in list_histories()] if everything else []
     if not yes and (names or prompts):
-        _ask(names, prompts)
+        what = [f"the answers of {names[0] if len(names) == 1 else f'{len(names)} histories'}"] if names else []
+        if prompts:
+            what.append(f"{len(session_names())} saved chats, typed lines and all KV cells")
+        confirm(f"Delete {', and '.join(what)}?", "--yes forgets without asking, which a pipe cannot answer")
     forgotten = []
     if prompts:
         _forget_prompts()
@@ -84,15 +88,6 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
             print_json({"forgotten": forgotten} | ({"prompts": True} if prompts else {}))
     if not names and not prompts and not as_json:
         click.echo("no answers are kept")
-
-
-def _ask(names: list[str], prompts: bool) -> None:
-    what = [f"the answers of {names[0] if len(names) == 1 else f'{len(names)} histories'}"] if names else []
-    if prompts:
-        from rest_local.cli.chat.conversation import session_names
-
-        what.append(f"{len(session_names())} saved chats, typed lines and all KV cells")
-    confirm(f"Delete {', and '.join(what)}?", "--yes forgets without asking, which a pipe cannot answer")
 
 
 def keeps_answers_or_prompts() -> bool:

@@ -80,14 +80,9 @@ def _count(reading: int) -> None:
                 for put_back in at_end:
                     put_back()
                 os._exit(EXIT_CODE)
-            _break_off()
-
-
-def _break_off() -> None:
-    """End the `llama_decode` that runs, if one does, so that the handler's turn comes. Loads nothing by itself."""
-    abort_all = getattr(sys.modules.get("rest_local.llama.context"), "abort_all", None)
-    if abort_all is not None:
-        abort_all()
+            # end the `llama_decode` that runs, if one does, so that the handler's turn comes; loads nothing by itself
+            if abort_all := getattr(sys.modules.get("rest_local.llama.context"), "abort_all", None):
+                abort_all()
 
 
 def _show_cursor() -> None:

@@ -149,13 +149,17 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
     """
     from rest_local.cli import terminal
     from rest_local.decoding.engine import Engine
-    from rest_local.retrieval.home import DEFAULT_NAME
+    from rest_local.retrieval.home import DEFAULT_NAME, list_datastores
 
     terminal.show_warnings()
     config = _with_files(config)
     is_named = bool(config.datastores)
-    if not is_named and config.policy != "off" and _has_default():
-        config = replace(config, datastores=(DEFAULT_NAME,))
+    if not is_named and config.policy != "off":
+        try:
+            if DEFAULT_NAME in list_datastores():
+                config = replace(config, datastores=(DEFAULT_NAME,))
+        except OSError as error:
+            warn(f"the default datastore is not used: {error.filename}: {error.strerror}")
     with ExitStack() as undo:
         config, indexer = _indexed(config, live, undo)
         decide = unusable(
@@ -229,13 +233,3 @@ def _with_files(config: EngineConfig) -> EngineConfig:
     wanted = (config.model, None if config.draft_model == NO_DRAFT_MODEL else config.draft_model)
     model, draft = (name and inputs.model_path(name) for name in wanted)
     return replace(config, model=model, draft_model=draft or config.draft_model)
-
-
-def _has_default() -> bool:
-    from rest_local.retrieval.home import DEFAULT_NAME, list_datastores
-
-    try:
-        return DEFAULT_NAME in list_datastores()
-    except OSError as error:
-        warn(f"the default datastore is not used: {error.filename}: {error.strerror}")
-        return False

@@ -183,14 +183,12 @@ class _Code:
         self._between = bool(tokens) and tokens[-1][1][:1] == ("Text",)
         if "".join(text for text, _ in tokens) != line:  # a lexer that changes text
             return line
-        return "".join(_in(text, **_look(kind)) for text, kind in tokens)
-
-
-def _look(kind: tuple[str, ...]) -> dict[str, Any]:
-    """The style of a token, or of what it is a kind of."""
-    while kind and kind not in _TOKENS:
-        kind = kind[:-1]
-    return _TOKENS.get(kind, {})
+        shown = ""
+        for text, kind in tokens:
+            while kind and kind not in _TOKENS:  # then it looks like what it is a kind of
+                kind = kind[:-1]
+            shown += _in(text, **_TOKENS.get(kind, {}))
+        return shown
 
 
 def _in(text: str, **style: Any) -> str:

@@ -156,25 +156,19 @@ def merge(name: str, vocabulary: str | None, as_json: bool) -> None:
         known = before.vocabulary.hash
         with terminal.build_bar(as_json) as progress:
             after = merge(path_of(name), vocabulary_hash=known, everything=True, progress=progress) or before
-        seconds = round(time.perf_counter() - began, 3)
-        rows.append({"vocabulary": before.vocabulary.name, **_sizes(before, after), "seconds": seconds})
+        old, new = len(before.segments), len(after.segments)
+        large, small = (
+            sum(file.size for segment in each.segments for file in segment.files.values()) for each in (before, after)
+        )
+        seconds, about = round(time.perf_counter() - began, 3), before.vocabulary.name
+        rows.append({"vocabulary": about, "segments": [old, new], "bytes": [large, small], "seconds": seconds})
         if not as_json:
-            click.echo(printable(f"{name} ({before.vocabulary.name}): {_merged(rows[-1])}"))
+            done = f"{old} segments are {new} now, {in_bytes(large)} are {in_bytes(small)}, in {seconds:.1f} s"
+            if (old, large) == (new, small):
+                done = f"nothing to merge; {counted(new, 'segment')}, {in_bytes(small)}"
+            click.echo(printable(f"{name} ({about}): {done}"))
     if as_json:
         print_json({"name": name, "path": str(path_of(name)), "indexes": rows})
-
-
-def _sizes(before: Manifest, after: Manifest) -> dict[str, list[int]]:
-    both = (before.segments, after.segments)
-    sizes = [sum(file.size for segment in segments for file in segment.files.values()) for segments in both]
-    return {"segments": [len(segments) for segments in both], "bytes": sizes}
-
-
-def _merged(row: dict[str, Any]) -> str:
-    (old, new), (large, small) = row["segments"], row["bytes"]
-    if (old, large) == (new, small):
-        return f"nothing to merge; {counted(new, 'segment')}, {in_bytes(small)}"
-    return f"{old} segments are {new} now, {in_bytes(large)} are {in_bytes(small)}, in {row['seconds']:.1f} s"
 
 
 _SHOWN = 10
@@ -197,14 +191,19 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     history forget`), exports, and the answers of batches.
     """
     from rest_local.retrieval import home, staging
-    from rest_local.retrieval.update.forgetting import excludable, forget_where
+    from rest_local.retrieval.datastore import Datastore
+    from rest_local.retrieval.update.forgetting import excludable, forget_where, names_in
+
+    def names_of(directory: Path) -> set[str]:
+        with Datastore.open(directory) as store:
+            return names_in(store)
 
     path = path_of(name)
     if not home.indexes(path) and home.holds_files(path):
         staging.remove(path)
         return _say(name, _Done([], removed=True), once, as_json)
     staging.clear(path, everything=True)  # also where there is no such datastore: an import of it may have been killed
-    held = {directory: _names(directory) for directory in indexes_of(name, None)}
+    held = {directory: names_of(directory) for directory in indexes_of(name, None)}
     every = set().union(*held.values())
     recipes = {directory: home.read_manifest(directory) for directory in held}
     meant = {directory: _meant(one.recipe, files, every) for directory, one in recipes.items()}
@@ -290,14 +289,6 @@ def _meant(recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str
         raise OptionError(f"glob {' '.join(globs)!r}: {error}") from error
     matched = {one for one in held if globs and any(map(spec.match_file, relative_names(recipe, one)))}
     return _Meant(frozenset(files | matched), tuple(sorted(files)), tuple(globs), recipe)
-
-
-def _names(directory: Path) -> set[str]:
-    from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.update.forgetting import names_in
-
-    with Datastore.open(directory) as store:
-        return names_in(store)
 
 
 def _say(name: str, done: _Done, once: bool, as_json: bool) -> None:
