@@ -159,7 +159,7 @@ SOUP = st.lists(st.sampled_from(MARKS), max_size=25).map("".join)
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("prompt", ["", "<think>\n"])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(text=SOUP, seed=st.integers(0, 1000))
 def test_where_the_text_is_cut_does_not_matter(name: str, prompt: str, text: str, seed: int) -> None:
     whole = parse(SIGNS[name], [text], prompt)
@@ -179,7 +179,7 @@ WORDS = [f"qz{i}qz" for i in range(40)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(marks=st.lists(st.sampled_from(MARKS), max_size=25), seed=st.integers(0, 1000))
 @example(marks=['{"name": "', '", "arguments": {', "}", ",", '"', '"', ":", '"', '"'], seed=1)
 def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:
@@ -199,7 +199,7 @@ def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "harmony"])
 @given(text=st.text(alphabet='<>|[]{}/":=, \nabt_ocl', max_size=40), seed=st.integers(0, 1000))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_text_without_a_call_stays_as_it_is(name: str, text: str, seed: int) -> None:
     assert content_of(parse(SIGNS[name], list(cut(text, seed)))) == text
 
