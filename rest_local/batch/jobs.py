@@ -95,7 +95,8 @@ def read_stream(file: BinaryIO, name: Path | str, shard: Shard | None = None) ->
     try:
         buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
         is_packed = buffered.peek(2)[:2] == GZIP
-        for number, data in numbered(gzip.GzipFile(fileobj=buffered) if is_packed else buffered):
+        text: Any = gzip.GzipFile(fileobj=buffered) if is_packed else buffered
+        for number, data in numbered(text):
             job = job_of(number, data)
             if job.custom_id in lines:
                 job = _duplicate(job, lines)

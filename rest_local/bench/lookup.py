@@ -129,8 +129,9 @@ def measure(
         from rest_local.llama.model import Model
 
         with Model.open(model, vocab_only=True) as opened:
-            vocabulary = opened.vocabulary.identity
-            stored, copies = sources_and_edits(opened.vocabulary, tokens, random)
+            known = opened.vocabulary
+            vocabulary = VocabularyId(known.hash, known.size, known.name)
+            stored, copies = sources_and_edits(known, tokens, random)
         source = f"Python sources, {copies:.0%} edited copies, vocabulary of {vocabulary.name}"
     report: dict[str, Any] = {"text": source, "sort_tokens_per_s": _sort_speed(stored, vocabulary.size)}
     with tempfile.TemporaryDirectory() as folder:
