@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from rest_local.catalog.stores import StoredModel, hub_cache, stored_models
+from rest_local.catalog.stores import HubName, StoredModel, hub_cache, hub_name, model_file, projector_of, stored_models
+from rest_local.errors import ModelNotFound, ModelNotHere
 
 Put = Callable[..., Path]
 
@@ -117,3 +118,130 @@ def test_a_folder_that_cannot_be_read_holds_nothing(monkeypatch: pytest.MonkeyPa
     file = store("a-file")
     monkeypatch.setenv("REST_LOCAL_MODELS", str(file))
     assert others() == []
+
+
+HUB = ("hf", "hub", "models--user--tiny-GGUF", "snapshots", "0001")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("user/repo", HubName("user/repo", None)),
+        ("user/repo:Q4_K_M", HubName("user/repo", "Q4_K_M")),
+        ("hf.co/user/repo.v1:q8_0", HubName("user/repo.v1", "q8_0")),
+        ("https://huggingface.co/user/repo/", HubName("user/repo", None)),
+        ("hf://user/repo", HubName("user/repo", None)),
+        ("repo", None),
+        ("a/b/c", None),
+        ("/a/b", None),
+        ("../b", None),
+        ("./b", None),
+        ("user/repo:", None),
+        ("user/re po", None),
+        ("user/../repo", None),
+    ],
+)
+def test_hub_names(text: str, expected: HubName | None) -> None:
+    assert hub_name(text) == expected
+
+
+def test_a_file_is_preferred_to_a_name(store: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    named = store("models", "mine.gguf")
+    monkeypatch.chdir(tmp_path)
+    assert model_file("mine") == named
+    (tmp_path / "mine").mkdir()
+    assert model_file("mine") == named, "a directory is no model"
+    (tmp_path / "mine").rmdir()
+    (tmp_path / "mine").write_bytes(b"GGUF")
+    assert model_file("mine") == Path("mine")
+
+
+def test_a_directory_without_a_model_of_its_name_is_left_to_its_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert model_file("folder") == Path("folder")
+
+
+@pytest.mark.parametrize(
+    "name", ["user/tiny-GGUF:Q8_0", "USER/tiny-gguf:q8_0", "user/tiny-GGUF:tiny-Q8_0.gguf", "hf.co/user/tiny-GGUF:Q8_0"]
+)
+def test_a_quantization_of_a_repository(store: Put, name: str) -> None:
+    store(*HUB, "tiny-Q4_K_M.gguf")
+    path = store(*HUB, "tiny-Q8_0.gguf")
+    assert model_file(name) == path
+
+
+def test_a_repository_without_a_quantization_is_the_usual_one(store: Put) -> None:
+    store(*HUB, "tiny-BF16.gguf")
+    assert model_file("user/tiny-GGUF").name == "tiny-BF16.gguf"
+    usual = store(*HUB, "tiny-Q4_K_M.gguf")
+    store(*HUB, "tiny-Q8_0.gguf")
+    assert model_file("user/tiny-GGUF") == usual
+
+
+def test_what_is_not_here_says_how_to_get_it(store: Put) -> None:
+    with pytest.raises(ModelNotHere) as caught:
+        model_file("user/tiny-GGUF:Q8_0")
+    assert str(caught.value) == (
+        "model user/tiny-GGUF:Q8_0: is not on this machine; `rest-local pull user/tiny-GGUF:Q8_0` downloads it"
+    )
+    store(*HUB, "tiny-Q4_K_M.gguf")
+    with pytest.raises(ModelNotHere, match=r"is not on this machine \(user/tiny-GGUF:Q4_K_M is\); `rest-local pull"):
+        model_file("user/tiny-GGUF:Q8_0")
+
+
+def test_an_unknown_name_suggests_those_that_are_close(store: Put) -> None:
+    store("models", "qwen2.5-coder-q4_0.gguf")
+    with pytest.raises(ModelNotFound) as caught:
+        model_file("qwen2.5-code-q4_0")
+    assert str(caught.value) == (
+        "model qwen2.5-code-q4_0: no such file, and no model of that name; "
+        "did you mean qwen2.5-coder-q4_0? `rest-local models` lists all"
+    )
+    with pytest.raises(ModelNotFound, match=r"did you mean qwen2\.5-coder-q4_0\?"):
+        model_file("CODER")
+    with pytest.raises(ModelNotFound, match="that name; `rest-local models` lists all"):
+        model_file("zzz")
+
+
+@pytest.mark.parametrize(
+    ("model", "others", "expected"),
+    [
+        ("gemma-3-4b-it-Q4_K_M.gguf", ["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf"),
+        ("gemma-3-4b-it-Q4_K_M.gguf", ["mmproj-F32.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
+        ("gemma-3-4b-it-Q4_K_M.gguf", ["gemma-3-4b-it-Q8_0.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
+        ("a-Q4_K_M.gguf", ["b-Q4_K_M.gguf", "mmproj-F16.gguf"], None),
+        ("a-7b-Q4_K_M.gguf", ["b-7b-Q4_0.gguf", "mmproj-b-7b-f16.gguf"], None),
+        ("b-7b-Q4_0.gguf", ["a-7b-Q4_K_M.gguf", "mmproj-b-7b-f16.gguf"], "mmproj-b-7b-f16.gguf"),
+        (
+            "Qwen2.5-VL-7B-Instruct-Q4_K_M.gguf",
+            ["mmproj-Qwen2.5-VL-7B-Instruct-f16.gguf"],
+            "mmproj-Qwen2.5-VL-7B-Instruct-f16.gguf",
+        ),
+        ("Qwen2.5-VL-7B-Instruct-Q4_K_M.gguf", ["mmproj-Qwen2.5-VL-72B-Instruct-f16.gguf", "c.gguf"], None),
+        (
+            "llava-v1.5-7b-Q4_K.gguf",
+            ["llava-v1.5-7b-mmproj-model-f16.gguf", "x.gguf"],
+            "llava-v1.5-7b-mmproj-model-f16.gguf",
+        ),
+        ("big-00001-of-00002.gguf", ["big-00002-of-00002.gguf", "mmproj.gguf"], "mmproj.gguf"),
+        ("model.gguf", ["readme.md", "mmproj.txt", "vocab.gguf"], None),
+        ("model.gguf", [], None),
+    ],
+)
+def test_the_projector_next_to_a_model(model: str, others: list[str], expected: str | None, tmp_path: Path) -> None:
+    for name in (model, *others):
+        (tmp_path / name).touch()
+    found = projector_of(tmp_path / model)
+    assert (found and found.name) == expected
+
+
+def test_the_projector_in_another_snapshot_of_the_repository(tmp_path: Path) -> None:
+    """It was downloaded at another time, when the main branch was elsewhere."""
+    shots = tmp_path / "models--user--repo" / "snapshots"
+    for name in ("aaa/Q4/model-Q4_K_M.gguf", "bbb/mmproj-F16.gguf"):
+        (shots / name).parent.mkdir(parents=True, exist_ok=True)
+        (shots / name).touch()
+    assert projector_of(shots / "aaa/Q4/model-Q4_K_M.gguf") == shots / "bbb/mmproj-F16.gguf"

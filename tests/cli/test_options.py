@@ -9,13 +9,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
+from fake_cli_engine import FakeEngine
 
 import rest_local.decoding.engine
+from benchmarks.tiny import tiny_adapter
 from rest_local.cli import opening
+from rest_local.cli.main import COMMANDS, cli
+from rest_local.cli.options import NAMES
+from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import ModelError
+from rest_local.llama.options import Adapter, ModelOptions, Override, Placement, Rope
 from rest_local.retrieval import home
 
 
@@ -109,3 +116,126 @@ def test_what_cannot_be_verified_so_is_refused_before_a_model_is_opened(
     done = call("generate", "x", "-m", "/nowhere/model.gguf", *more)
     assert done.code == 2
     assert "nowhere" not in done.err
+
+
+Install = Callable[..., FakeEngine]
+Call = Callable[..., Any]
+TinyModel = Callable[..., Path]
+
+
+def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    done = call(
+        "generate", "x", "--lora", "a.gguf", "--lora", "b c.gguf", "--lora-scaled", "d.gguf:0.5", "--no-mmap",
+        "--mlock", "--check-tensors", "--no-repack", "--override-kv", "llama.context_length=int:9", "-sm", "row", "-ts",
+        "3,1", "-mg", "1", "-cmoe", "-ncmoe", "2", "-ot", "exps=CPU", "--numa", "isolate", "-tb", "3", "-fa", "on",
+        "-ctk", "q8_0", "-ctv", "q4_0", "-b", "256", "-ub", "64", "-nkvo", "--rope-scaling", "yarn", "--rope-scale",
+        "4", "--rope-freq-base", "1e6", "--yarn-orig-ctx", "512", "--yarn-ext-factor", "1", "--yarn-attn-factor", "0.5",
+        "--yarn-beta-slow", "2", "--yarn-beta-fast", "16", "-dev", "CUDA0, CUDA1",
+    )  # fmt: skip
+    assert (done.code, done.err) == (0, "")
+    assert engine.config.options == ModelOptions(
+        mmap=False, mlock=True, check_tensors=True, repack=False, split_mode="row", tensor_split=(3.0, 1.0), main_gpu=1,
+        override_kv=(Override("llama.context_length", "int", 9),), cpu_moe=True, n_cpu_moe=2, numa="isolate",
+        lora=(Adapter(Path("a.gguf")), Adapter(Path("b c.gguf")), Adapter(Path("d.gguf"), 0.5)),
+        override_tensor=(Placement("exps", "CPU"),), n_batch=256, n_ubatch=64, threads_batch=3, flash_attention="on",
+        cache_type_k="q8_0", cache_type_v="q4_0", kv_offload=False,
+        rope=Rope("yarn", 1e6, 0.25, 512, 1.0, 0.5, 2.0, 16.0), devices=("CUDA0", "CUDA1"),
+    )  # fmt: skip
+
+
+def test_the_environment_sets_them_too(fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake_engine()
+    for name, value in {
+        "LORA": "a.gguf:b.gguf",
+        "LORA_SCALED": "c.gguf:2 d.gguf:3",
+        "CACHE_TYPE_K": "q8_0",
+        "MMAP": "0",
+        "KV_OFFLOAD": "0",
+        "FLASH_ATTN": "off",
+    }.items():
+        monkeypatch.setenv(f"REST_LOCAL_{name}", value)
+    assert call("doctor").code == 0
+    options = engine.config.options
+    assert [(str(a.path), a.scale) for a in options.lora] == [
+        ("a.gguf", 1), ("b.gguf", 1), ("c.gguf", 2), ("d.gguf", 3),
+    ]  # fmt: skip
+    assert (options.cache_type_k, options.mmap, options.kv_offload) == ("q8_0", False, False)
+    assert options.flash_attention == "off"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("-ctk", "q3"), "q3"),
+        (("-fa", "maybe"), "maybe"),
+        (("-fa", "off", "-ctv", "q8_0"), "needs flash attention"),
+        (("-ts", "a,b"), "--tensor-split"),
+        (("-ts", "0,0"), "above 0"),
+        (("--override-kv", "x"), "KEY=TYPE:VALUE"),
+        (("--override-kv", "x=int:y"), "no int"),
+        (("-ot", "x"), "PATTERN=BUFFER"),
+        (("--lora-scaled", "x"), "FILE:SCALE"),
+        (("--lora-scaled", "x:nan"), "finite"),
+        (("--rope-scale", "0"), "positive"),
+        (("--rope-scale", "2", "--rope-freq-scale", "0.5"), "give one"),
+        (("--rope-freq-base", "-1"), "freq base"),
+        (("-b", "0"), "0"),
+        (("-dev", "none,CUDA0"), "none alone"),
+        (("-ngl", "many"), "all, or auto"),
+        (("--ctx-size", "-1"), "-1"),
+        (("-tb", "x"), "x"),
+        (("-mg", "-1"), "-1"),
+        (("--numa", "x"), "x"),
+    ],
+)
+def test_a_wrong_value_is_one_line_before_a_model_is_opened(call: Call, options: tuple[str, ...], said: str) -> None:
+    done = call("generate", "x", "-m", "/nowhere/model.gguf", *options)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert said in done.err
+    assert "nowhere" not in done.err
+
+
+def test_an_adapter_that_does_not_fit_is_one_line(call: Call, tiny_model: TinyModel, tmp_path: Path) -> None:
+    wrong = tiny_adapter("llama", tmp_path / "wrong.gguf", width=128)
+    for path, said in ((wrong, "incorrect shape"), (tmp_path / "none.gguf", "no such file")):
+        done = call("generate", "x", "-m", str(tiny_model("llama")), "--lora", str(path))
+        assert (done.code, done.out) == (1, "")
+        assert done.err.count("\n") == 1
+        assert str(path) in done.err
+        assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        (("--ctx-size", "512"), "n_ctx", 512),
+        (("-c", "0"), "n_ctx", "trained"),
+        (("--n-gpu-layers", "7"), "n_gpu_layers", 7),
+        (("-ngl", "all"), "n_gpu_layers", -1),
+        (("-ngl", "auto"), "n_gpu_layers", None),
+        (("-ngld", "all"), "draft_gpu_layers", -1),
+    ],
+)
+def test_the_usual_names_of_llama_cpp_are_known(
+    fake_engine: Install, call: Call, given: tuple[str, ...], field: str, value: Any
+) -> None:
+    engine = fake_engine()
+    engine.model.chat_template = "fake"
+    for command in ("generate", "chat"):
+        assert call(command, "x", "-m", "m.gguf", *given).code == 0
+        assert getattr(engine.config, field) == value
+
+
+def test_commands_that_load_a_model_take_them_in_sections() -> None:
+    loading = []
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        names = {parameter.name for parameter in command.params}
+        if "lora" in names:
+            loading.append(name)
+            assert set(NAMES) <= names
+            assert isinstance(command, SectionedCommand), f"{name}: click.command(cls=SectionedCommand)"
+    assert set(loading) >= {"generate", "chat", "demo", "doctor"}
