@@ -188,3 +188,7 @@ HELLO: list[FakePiece | BaseException | Callable[[], None]] = [
     FakePiece("Hel", (72, 101, 108), ("datastore", "datastore", "target")),
     FakePiece("lo", (108, 111), ("context", "target")),
 ]
+
+
+Install = Callable[..., FakeEngine]  # the fixture `fake_engine`
+Call = Callable[..., Any]  # the fixture `call`

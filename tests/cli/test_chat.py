@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import HELLO, FakeEngine, FakePiece
+from fake_cli_engine import HELLO, Call, FakeEngine, FakePiece, Install
 
 from rest_local import paths
 from rest_local.paths import demo_model
 
-Install = Callable[..., FakeEngine]
-Call = Callable[..., Any]
 GIVEN = ("chat", "-m", "model.gguf")
 
 

@@ -8,16 +8,14 @@ import random
 import socket
 import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomlkit
+from fake_cli_engine import Call
 
 from rest_local.cli import config, settings
-
-Call = Callable[..., Any]
 
 KEPT = """# mine
 model = "/models/a.gguf"  # the usual one

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import HELLO, FakeEngine, FakePiece
+from fake_cli_engine import HELLO, Call, FakeEngine, FakePiece, Install
 from rich.console import Console
 
 from rest_local.bench.demo import Prompt
 from rest_local.cli import demo as demo_module
 from rest_local.cli.demo import Screen
-
-Install = Callable[..., FakeEngine]
-Call = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tomlkit
-from fake_cli_engine import FakeEngine
+from fake_cli_engine import Call, Install
 
 from benchmarks.tiny import tiny_adapter
 from rest_local.calibration import survey as survey_module
@@ -24,9 +24,6 @@ from rest_local.cli import doctor
 from rest_local.cli.doctor import cost_rows, cost_table, exactness_lines
 from rest_local.errors import LibraryUnfit
 from rest_local.llama import needed
-
-Install = Callable[..., FakeEngine]
-Call = Callable[..., Any]
 
 
 def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
@@ -221,7 +218,7 @@ def test_a_library_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_folder_that_is_not_installed_has_no_versions_to_compare(
-    call: Call, fake_engine: Callable[..., FakeEngine], monkeypatch: pytest.MonkeyPatch
+    call: Call, fake_engine: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def requires(name: str) -> list[str]:
         raise metadata.PackageNotFoundError(name)

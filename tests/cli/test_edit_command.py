@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cli_engine import FakeEngine, FakePiece, FakeStream
+from fake_cli_engine import Call, FakeEngine, FakePiece, FakeStream, Install
 
 from rest_local.cli import edit as edit_module
 from rest_local.cli.edit import LARGEST_OWN, with_context
@@ -24,8 +24,6 @@ from rest_local.errors import PromptTooLong
 from rest_local.llama.model import Model
 from rest_local.llama.options import Sampling
 
-Install = Callable[..., FakeEngine]
-Call = Callable[..., Any]
 Script = list[Any]
 
 OLD = "x = 1\ny = 2\nz = 3\n"

@@ -10,15 +10,14 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fake_cli_engine import Call
 
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, datastore_path
 
-Call = Callable[..., Any]
 CODE = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n"
 KEYS = {"text", "tokens", "finish_reason", "timings", "draft"}
 TIMINGS = {"cache_n", "draft_n", "draft_n_accepted"} | {

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fake_cli_engine import HELLO, FakeEngine
+from fake_cli_engine import HELLO, Call, Install
 
 from rest_local.errors import DecodeFailed, PromptTooLong, in_options
 from rest_local.grammar import gbnf, json_schema
 from rest_local.llama.options import Sampling
-
-Install = Callable[..., FakeEngine]
-Call = Callable[..., Any]
 
 
 def test_text_is_streamed_and_ends_with_a_newline(fake_engine: Install, call: Call) -> None:

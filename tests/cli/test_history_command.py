@@ -5,20 +5,16 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fake_cli_engine import FakeEngine
+from fake_cli_engine import Call, Install
 
 from rest_local.cli import terminal
 from rest_local.cli.chat.conversation import NamedSession
 from rest_local.decoding.opening import acceptance_path
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval import History, VocabularyId, history_home, list_histories
-
-Call = Callable[..., Any]
 
 
 @pytest.fixture
@@ -140,7 +136,7 @@ def test_generate_and_chat_keep_a_history_unless_told_not_to(
     arguments: tuple[str, ...],
     variable: str | None,
     kept: bool,
-    fake_engine: Callable[..., FakeEngine],
+    fake_engine: Install,
     call: Call,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -14,12 +14,12 @@ from typing import Any
 
 import click
 import pytest
+from fake_cli_engine import Call
 
 import rest_local
 from rest_local.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[2]
-Call = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 # Runs the command line on the fake engine in a process of its own: `body` is put between the imports and the call.

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import pytest
-from fake_cli_engine import FakeEngine
+from fake_cli_engine import Call, Install
 
 import rest_local.decoding.engine
 from benchmarks.tiny import tiny_adapter
@@ -85,7 +85,7 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
     return configs
 
 
-def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], call: Callable[..., Any]) -> None:
+def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], call: Call) -> None:
     given = shlex.split(
         "-m ~/m.gguf -d /tmp/a -d b --ctx 512 -t 2 -ngl 0 --policy off --verify relaxed:5,0.25 --context-shift"
         " -md d.gguf -ngld all --no-history --build-missing"
@@ -110,16 +110,12 @@ def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], cal
 
 
 @pytest.mark.parametrize("more", [("--exact", "--verify", "relaxed"), ("--verify", "loose"), ("--policy", "best")])
-def test_what_cannot_be_verified_so_is_refused_before_a_model_is_opened(
-    call: Callable[..., Any], more: tuple[str, ...]
-) -> None:
+def test_what_cannot_be_verified_so_is_refused_before_a_model_is_opened(call: Call, more: tuple[str, ...]) -> None:
     done = call("generate", "x", "-m", "/nowhere/model.gguf", *more)
     assert done.code == 2
     assert "nowhere" not in done.err
 
 
-Install = Callable[..., FakeEngine]
-Call = Callable[..., Any]
 TinyModel = Callable[..., Path]
 
 

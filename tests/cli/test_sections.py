@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import click
 import pytest
+from fake_cli_engine import Call
 
 from rest_local.cli.main import cli
 from rest_local.cli.sections import WIDEST, is_rare, summary
-
-Call = Callable[..., Any]
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:

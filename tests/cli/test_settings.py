@@ -10,13 +10,12 @@ from typing import Any
 
 import click
 import pytest
+from fake_cli_engine import Call, Install
 
 from rest_local.cli import settings
 from rest_local.cli.main import UNCONFIGURED, cli
 from rest_local.cli.serve import serve
 from rest_local.cli.settings import Settings, matches
-
-Call = Callable[..., Any]
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
 
 
 @pytest.fixture
-def taken(fake_engine: Callable[..., Any], call: Call) -> Callable[..., Any]:
+def taken(fake_engine: Install, call: Call) -> Callable[..., Any]:
     """Return a function that runs `generate` and returns the configuration and the options of its engine."""
 
     def run(*arguments: str) -> Any:
@@ -144,7 +143,7 @@ def test_a_home_directory_is_expanded_as_by_a_shell(
     ],
 )
 def test_a_wrong_file_is_one_line_with_its_place(
-    file: Callable[[str], Path], call: Call, fake_engine: Callable[..., Any], text: str, line: int, message: str
+    file: Callable[[str], Path], call: Call, fake_engine: Install, text: str, line: int, message: str
 ) -> None:
     path = file(text)
     fake_engine()
@@ -156,7 +155,7 @@ def test_a_wrong_file_is_one_line_with_its_place(
 
 @pytest.mark.parametrize("content", [b"ctx = 1\nsystem = '\xff'\n", b"\x00\x01\x02", b"ctx = 1\r\n\x1b[31mtop = 2\r\n"])
 def test_a_file_of_other_bytes_is_one_line(
-    file: Callable[[str], Path], call: Call, fake_engine: Callable[..., Any], content: bytes
+    file: Callable[[str], Path], call: Call, fake_engine: Install, content: bytes
 ) -> None:
     file("").write_bytes(content)
     fake_engine()
