@@ -231,7 +231,13 @@ def _check_kind(option: click.Option, value: Any) -> None:
         fits, wanted = number or isinstance(value, str), "a number, or a text in quotes"
     if not fits:
         plain = isinstance(value, (bool, int, float, str))
-        shown = json.dumps(value) if isinstance(value, bool) else repr(value) if plain else "a " + type(value).__name__
+        shown = (
+            json.dumps(value)
+            if isinstance(value, bool)
+            else repr(value)
+            if plain
+            else f"a value of the kind {type(value).__name__}"
+        )
         raise ValueError(f"{shown} is not {wanted}")
 
 

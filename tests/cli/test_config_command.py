@@ -94,19 +94,15 @@ def test_show_checks_the_whole_file(call: Call, path: Path, text: str) -> None:
     [
         (["top-k", "20"], "top-k", 20),
         (["seed", "-1"], "seed", -1),
-        (["temp", "1"], "temp", 1),
         (["temp", "0.25"], "temp", 0.25),
         (["history", "off"], "history", False),
-        (["exact", "true"], "exact", True),
         (["gpu-layers", "all"], "gpu-layers", "all"),
         (["gpu-layers", "20"], "gpu-layers", 20),
         (["model", "3"], "model", "3"),
         (["system", 'say "no"\nand\\yes\t\u00e9'], "system", 'say "no"\nand\\yes\t\u00e9'),
-        (["datastore", "a"], "datastore", ["a"]),
         (["datastore", "a", "b"], "datastore", ["a", "b"]),
         (["logit-bias", "15=-1.5"], "logit-bias", ["15=-1.5"]),
         (["tensor-split", "3,1"], "tensor-split", "3,1"),
-        (["lora", "/a/b.gguf"], "lora", ["/a/b.gguf"]),
     ],
 )
 def test_set_writes_a_value_of_the_options_kind(
@@ -125,15 +121,12 @@ def test_set_writes_a_value_of_the_options_kind(
     [
         (["topk", "20"], "unknown key topk; did you mean top-k?"),
         (["top_k", "20"], "unknown key top_k; write top-k"),
-        (["yes", "true"], "unknown key yes; "),
         (["top-k", "many"], "top-k: 'many' is not a whole number"),
-        (["top-k", "1.5"], "top-k: 1.5 is not a whole number"),
         (["ctx", "-5"], "ctx: -5 is not in the range x>=0"),
         (["history", "maybe"], "history: 'maybe' is not true or false"),
         (["policy", "fast"], "policy: 'fast' is not one of"),
         (["top-k", "1", "2"], "top-k: takes one value, not 2"),
         (["model", "x", "--profile", "q*"], "model: the model chooses the profile"),
-        (["verify", "loose"], "verify: "),
         (["ctx", "5", "--profile", ""], "--profile: give a glob, for example 'qwen*'"),
     ],
 )
