@@ -238,17 +238,7 @@ def described(pruned: Pruned, left: str = "left") -> str:
 @prune_option
 @replace_option
 @json_option
-def build(
-    name: str | None,
-    model: str | None,
-    memory: int | None,
-    jobs: int | None,
-    ray: str | None,
-    prune: str | None,
-    replace: bool,
-    as_json: bool,
-    **given: Any,
-) -> None:
+def build(name: str | None, model: str | None, prune: str | None, replace: bool, as_json: bool, **given: Any) -> None:
     """Index the text files below PATH... and other text for one model's vocabulary.
 
     Hidden, git-ignored, binary, oversized and minified files are skipped, and text that looks like secrets. What the
@@ -257,19 +247,10 @@ def build(
     from rest_local.retrieval.update.pruning import Target
 
     target = None if prune is None else Target.parse(prune)
+    how = {what: given.pop(what) for what in ("memory", "jobs", "ray")}
     chosen = chosen_sources(**given)
-    _build(
-        name or chosen.name or "default",
-        group.model_path(model),
-        chosen.sources,
-        chosen.recorded,
-        replace,
-        as_json,
-        target,
-        memory=memory,
-        jobs=jobs,
-        ray=ray,
-    )
+    path = group.model_path(model)
+    _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, replace, as_json, target, **how)
 
 
 @index.command()
@@ -280,9 +261,7 @@ def build(
 @ray_option
 @replace_option
 @json_option
-def rebuild(
-    name: str, model: str | None, memory: int | None, jobs: int | None, ray: str | None, replace: bool, as_json: bool
-) -> None:
+def rebuild(name: str, model: str | None, replace: bool, as_json: bool, **how: Any) -> None:
     """Index what a datastore was built from again, for one model's vocabulary.
 
     So a datastore gets an index for another model, or the present text.
@@ -293,8 +272,7 @@ def rebuild(
     path = datastore_path(name)
     sources, recipe = recorded_sources(path), newest_manifest(path).recipe
     fields = {key: str(recipe[key]) for key in ("recipe", "description", "licence") if key in recipe}
-    model_file = group.model_path(model)
-    _build(name, model_file, sources, fields, replace, as_json, memory=memory, jobs=jobs, ray=ray)
+    _build(name, group.model_path(model), sources, fields, replace, as_json, **how)
 
 
 def _build(
