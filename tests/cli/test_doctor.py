@@ -49,7 +49,7 @@ def test_report_says_how_far_the_cost_curve_can_be_trusted(fake_engine: Install,
     fake_engine(calibration=engine.calibration | {"state": "final", "age_s": 3.0, "estimated_from": None})
     out = call("doctor").out
     assert "final" in out
-    assert "3 s ago" in out
+    assert "3 seconds ago" in out
     assert "rest-local tune" not in out
 
 
