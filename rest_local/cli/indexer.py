@@ -148,7 +148,6 @@ class Live:
         """With the checkout of the working directory, if none was named and the user wants it. May ask."""
         if self.code is not None or not self.offers:
             return self
-
         return replace(self, code=offered(), offers=False)
 
 
@@ -162,7 +161,6 @@ def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def gathered(*, code: Path | None, no_code: bool, watch: bool = False, **values: Any) -> Any:
-
         found = None if code is None else code_of(code)
         return command(live=Live(found, watch, offers=not no_code), **values)
 

@@ -2,7 +2,7 @@
 
 The key of an option is its first long name: `top-k` for --top-k, whose variable is REST_LOCAL_TOP_K. It means the same
 in every command. An option that deletes, or that means something else in another command, has no key
-(`allow_from_autoenv=False`). A value comes from the command line, else the environment, else the profiles of the model,
+(`configurable=False`). A value comes from the command line, else the environment, else the profiles of the model,
 else the file, else the default.
 
 The file is TOML. Keys stand at its top; `[profile."GLOB"]` holds keys for the models that the glob matches, and of
