@@ -4,8 +4,8 @@ All log lines go to the logger "rest_local.llama"; nothing is printed. The log c
 module installs it once, when it is imported.
 
 `matrix_units` and `compilers` describe the CPU, which of its units this llama.cpp uses, and the compiler that built it.
-The CPU features come from `/proc/cpuinfo` or sysctl. The compiler comes from the `.comment` section of the ELF library;
-nothing else names it. If a platform has no such information, the result is empty.
+The CPU features come from `/proc/cpuinfo` or sysctl, the compiler from the text that it leaves in a library. If a
+platform has no such information, the result is empty.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import logging
 import os
 import platform
 import re
-import struct
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,16 +50,13 @@ class LogLines:
         """Add one message of the log callback: a ggml log level and UTF-8 text."""
         with self._lock:
             if level != _CONTINUE:
-                self._flush()
+                line, self._pending = self._pending, ""
+                self._emit(line)
                 self._level = _LEVELS.get(level, logging.INFO)
             self._pending += text.decode("utf-8", "replace")
             *lines, self._pending = self._pending.split("\n")
             for line in lines:
                 self._emit(line)
-
-    def _flush(self) -> None:
-        line, self._pending = self._pending, ""
-        self._emit(line)
 
     def _emit(self, line: str) -> None:
         if not line.strip():
@@ -223,8 +219,6 @@ def _ggml(name: str, result: type | None, *arguments: type) -> ctypes._NamedFunc
     return function
 
 
-ELF64_LITTLE = b"\x7fELF\x02\x01"
-SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
 SYSCTL_SECONDS = 5.0
 
 
@@ -278,33 +272,10 @@ def cpu_flags() -> set[str]:
 
 
 def compilers() -> list[str]:
-    """The compilers of llama.cpp's CPU backend; empty if its library does not name them."""
+    """The compilers of llama.cpp's CPU backend, which they name themselves in its library; empty where none does."""
     loaded = Path(bindings._lib._name)
-    parts: Iterable[Path] = (*sorted(loaded.parent.glob("libggml-cpu*.so")), loaded)
-    for path in parts:
-        try:
-            found = comment(path.read_bytes())
-        except OSError:
-            continue
-        if found:
-            return found
-    return []
-
-
-def comment(data: bytes) -> list[str]:
-    """The strings in the `.comment` section of a 64-bit little-endian ELF file; empty for any other file."""
-    if not data.startswith(ELF64_LITTLE):
-        return []
-    try:
-        (table,) = struct.unpack_from("<Q", data, 0x28)
-        size, count, names_at = struct.unpack_from("<HHH", data, 0x3A)
-        sections = [SECTION.unpack_from(data, table + size * i) for i in range(count)]
-        names = sections[names_at]
-    except (struct.error, IndexError, OverflowError):
-        return []
-    for section in sections:
-        name_at, begin, length = names[4] + section[0], section[4], section[5]
-        if data[name_at : name_at + 9] == b".comment\0":
-            texts = (text.decode("utf-8", "replace").strip() for text in data[begin : begin + length].split(b"\0"))
-            return list(dict.fromkeys(text for text in texts if text))
+    for path in (*sorted(loaded.parent.glob("libggml-cpu*.so")), loaded):
+        with suppress(OSError):
+            if found := re.findall(rb"(?:GCC: \(|clang version )[^\0]{1,200}(?=\0)", path.read_bytes()):
+                return [text.decode("utf-8", "replace").strip() for text in dict.fromkeys(found)]
     return []
