@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -68,19 +69,6 @@ def chat(tokens: int) -> dict[str, object]:
     return body | {"stream": True, "temperature": 0}
 
 
-def test_sigterm_lets_the_answer_end_and_exits_0() -> None:
-    with process() as server, httpx.Client(base_url=server.url(), timeout=60) as client:
-        with client.stream("POST", "/v1/chat/completions", json=chat(300)) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            rest = list(lines)
-        assert rest[-2:] == ["data: [DONE]", ""]
-        code, errors = server.end()
-        assert code == 0, errors
-        assert "Traceback" not in errors
-
-
 def test_loading_is_not_waited_for(tmp_path: Path) -> None:
     """With an empty cache it measures for seconds, and keeps what it measured: nothing of that is there."""
     with process(REST_LOCAL_CACHE=str(tmp_path)) as server:
@@ -110,35 +98,6 @@ def test_a_second_sigterm_ends_at_once() -> None:
                 seen += lines
         assert "data: [DONE]" not in seen
         assert server.end()[0] in (0, -signal.SIGTERM)
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP on this system")
-@pytest.mark.parametrize("arguments", [["--daemon"], []], ids=["daemon", "service"])
-def test_sighup_opens_datastores_again(tmp_path: Path, arguments: list[str]) -> None:
-    store, text = str(tmp_path / "store"), tmp_path / "text.py"
-    build = [sys.executable, "-m", "rest_local", "index", "build", str(text), "-o", store, "--replace"]
-    text.write_text("zebra\n")
-    subprocess.run(build, check=True, capture_output=True)
-    ask = {"prompt": "quixotic = 17\nquixotic", "n_predict": 4, "ignore_eos": True}
-
-    def drafted() -> int:
-        """Tokens that the open commit gave."""
-        told = {"rest_local": {"policy": "rest", "origins": True}}
-        by_source = httpx.post(f"{url}/completion", json=ask | told).json()["rest_local"]["draft"]["by_source"]
-        return by_source.get("datastore", {"drafted": 0})["drafted"]
-
-    with process("-d", store, *arguments, session=not arguments) as server:
-        url = server.url()
-        assert drafted() == 0
-        text.write_text("quixotic = 17\n" * 3)
-        subprocess.run([*build, "--replace"], check=True, capture_output=True)
-        server.process.send_signal(signal.SIGHUP)
-        for line in server.errors:
-            if json.loads(line).get("event") == "reload":
-                break
-        assert drafted() > 0
-        server.process.terminate()
-        assert server.end()[0] == 0
 
 
 # Makes the terminal that it is given its controlling one, and becomes the server. Tests that run under `nohup` ignore
@@ -175,7 +134,7 @@ def at_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int,
 
 def test_it_ends_when_its_terminal_closes_after_the_answer_in_progress() -> None:
     with at_terminal() as (server, master, url), httpx.Client(base_url=url, timeout=60) as client:
-        with client.stream("POST", "/v1/chat/completions", json=chat(300)) as answer:
+        with client.stream("POST", "/v1/chat/completions", json=chat(100)) as answer:
             lines = answer.iter_lines()
             next(lines)
             os.close(master)
@@ -183,13 +142,44 @@ def test_it_ends_when_its_terminal_closes_after_the_answer_in_progress() -> None
         assert server.wait(timeout=60) == 0
 
 
-def test_a_daemon_goes_on_when_its_terminal_closes() -> None:
-    """It also logs the requests to the terminal that is gone."""
-    with at_terminal("--daemon") as (server, master, url):
+class Store:
+    """A datastore, and how much an answer of a server that opened it takes from it."""
+
+    def __init__(self, call: Callable[..., Any], folder: Path) -> None:
+        self._call, self.path, self._text = call, str(folder / "store"), folder / "text.py"
+
+    def build(self, text: str) -> None:
+        self._text.write_text(text)
+        assert self._call("index", "build", str(self._text), "-o", self.path, "--replace").code == 0
+
+    @staticmethod
+    def drafted(url: str) -> int:
+        """Tokens that the open commit gave."""
+        ask = {"prompt": "quixotic = 17\nquixotic", "n_predict": 4, "ignore_eos": True}
+        answer = httpx.post(f"{url}/completion", json=ask | {"rest_local": {"policy": "rest", "origins": True}})
+        assert answer.status_code == 200
+        by_source = answer.json()["rest_local"]["draft"]["by_source"]
+        return by_source.get("datastore", {"drafted": 0})["drafted"]
+
+
+@pytest.fixture
+def store(call: Callable[..., Any], tmp_path: Path) -> Store:
+    """One that holds nothing that is asked for."""
+    store = Store(call, tmp_path)
+    store.build("zebra\n")
+    return store
+
+
+def test_a_daemon_goes_on_when_its_terminal_closes(store: Store) -> None:
+    """That is a hangup, at which it opens the datastores again. It also logs the requests to the terminal that is
+    gone."""
+    with at_terminal("--daemon", "-d", store.path) as (server, master, url):
+        assert store.drafted(url) == 0
+        store.build("quixotic = 17\n" * 3)
         os.close(master)
-        for _ in range(3):
-            answer = httpx.post(f"{url}/completion", json={"prompt": "a", "n_predict": 2})
-            assert answer.status_code == 200
+        ends = time.monotonic() + 60
+        while not store.drafted(url):
+            assert time.monotonic() < ends
         server.terminate()
         assert server.wait(timeout=60) == 0
 
@@ -251,15 +241,15 @@ def test_a_port_in_use_is_one_line(call: Callable[..., Any]) -> None:
 
 
 def resident(process_id: int) -> int:
-    """Peak bytes of memory, so far."""
-    for line in Path(f"/proc/{process_id}/status").read_text().splitlines():
+    """Peak bytes of memory, so far; 0 where no /proc tells it."""
+    status = Path(f"/proc/{process_id}/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
-    raise AssertionError("no VmHWM")
+    return 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_large_bodies_take_no_memory() -> None:
+def test_large_bodies_take_no_memory_and_sigterm_lets_an_answer_end() -> None:
     """Bodies of 50 times the cap, by length, in chunks and as a head, and the most JSON that a small one can hold."""
     with process("--max-body", str(BODY_CAP)) as server:
         url = server.url()
@@ -288,6 +278,15 @@ def test_large_bodies_take_no_memory() -> None:
             assert answer.status_code in (400, 413)
         assert resident(server.process.pid) - before < 64 * BODY_CAP
         assert httpx.get(f"{url}/health").status_code == 200
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=chat(100), timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert rest[-2:] == ["data: [DONE]", ""]
+        code, errors = server.end()
+        assert code == 0, errors
+        assert "Traceback" not in errors
 
 
 def has_ipv6() -> bool:
@@ -298,18 +297,28 @@ def has_ipv6() -> bool:
     return True
 
 
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
-def test_several_addresses_a_template_of_ones_own_and_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP on this system")
+def test_a_service_with_several_addresses_reloads_at_sighup_and_ends_at_ctrl_c(store: Store, tmp_path: Path) -> None:
+    """With a template of one's own."""
     template = tmp_path / "template.jinja"
     template.write_text("{% for message in messages %}<<{{ message.content }}>>{% endfor %}{{ name }}")
-    given = ("--chat-template-file", str(template), "--chat-template-kwargs", '{"name": "Ada"}')
-    with process("--host", "127.0.0.1, ::1", *given) as serving:
+    hosts = ["127.0.0.1", "::1"] if has_ipv6() else ["127.0.0.1"]
+    given = ("--chat-template-file", str(template), "--chat-template-kwargs", '{"name": "Ada"}', "-d", store.path)
+    with process("--host", ", ".join(hosts), *given, session=True) as serving:
         port = serving.url().rstrip(",").rpartition(":")[2]
-        for host in ("127.0.0.1", "[::1]"):
+        for host in ("127.0.0.1", "[::1]")[: len(hosts)]:
             made = httpx.post(f"http://{host}:{port}/apply-template", json=chat(1), timeout=60)
             assert made.json() == {"prompt": "<<hi>>Ada"}, host
             refused = httpx.get(f"http://{host}:{port}/health", headers={"host": "elsewhere.example"})
             assert refused.status_code == 403
+        url = f"http://127.0.0.1:{port}"
+        assert store.drafted(url) == 0
+        store.build("quixotic = 17\n" * 3)
+        serving.process.send_signal(signal.SIGHUP)
+        for line in serving.errors:
+            if json.loads(line).get("event") == "reload":
+                break
+        assert store.drafted(url) > 0
         serving.process.send_signal(signal.SIGINT)
         code, errors = serving.end()
     assert code == 130, errors
