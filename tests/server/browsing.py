@@ -80,14 +80,6 @@ def opened(browser: Any) -> Iterator[Open]:
         assert [url for url in asked if not url.startswith((f"{live.url}/", "data:", f"blob:{live.url}/"))] == []
 
 
-@pytest.fixture
-def quiet(scripted: Callable[..., Live]) -> Live:
-    """A server whose answers the test gives, piece by piece."""
-    live = scripted()
-    live.service.answer = None
-    return live
-
-
 def done(page: Any) -> None:
     """Waits until an answer has ended by itself."""
     from playwright.sync_api import expect

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from browsing import browser, opened, quiet  # noqa: F401 (fixtures of the page's tests)
+from browsing import browser, opened  # noqa: F401 (fixtures of the page's tests)
 from fake_service import FakeEngine, FakeService
 from live import Live, served
 
@@ -48,28 +48,51 @@ def demo() -> Iterator[Live]:
         yield live
 
 
+@contextlib.contextmanager
+def scripted_server(*, room: int = 64, n_ctx: int = 512, drain_seconds: int = 5, **settings: Any) -> Iterator[Live]:
+    """A server with a scripted service."""
+    made: list[FakeService] = []
+
+    def service(engine: Any, queue: int) -> Any:
+        made.append(FakeService(engine, room=room))
+        return made[0]
+
+    serving = Serving(
+        replace(Settings(port=0), **settings),
+        "demo",
+        lambda: FakeEngine(n_ctx),  # type: ignore[arg-type, return-value]
+        start=service,
+        drain_seconds=drain_seconds,
+    )
+    with served(serving) as live:
+        assert serving.loaded.wait(60)
+        live.service = made[0]
+        yield live
+
+
 @pytest.fixture
 def scripted() -> Iterator[Callable[..., Live]]:
-    """`scripted(keys=(b"k",), room=2)`: a server with a scripted service."""
+    """`scripted(keys=(b"k",), room=2)`: servers of this test alone."""
     with contextlib.ExitStack() as stack:
+        yield lambda **options: stack.enter_context(scripted_server(**options))
 
-        def start(*, room: int = 64, n_ctx: int = 512, drain_seconds: int = 5, **settings: Any) -> Live:
-            made: list[FakeService] = []
 
-            def service(engine: Any, queue: int) -> Any:
-                made.append(FakeService(engine, room=room))
-                return made[0]
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Live]:
+    """A server for the tests of a module that leave it as it is: each browser's page keeps its own conversations."""
+    with scripted_server() as live:
+        yield live
 
-            serving = Serving(
-                replace(Settings(port=0), **settings),
-                "demo",
-                lambda: FakeEngine(n_ctx),  # type: ignore[arg-type, return-value]
-                start=service,
-                drain_seconds=drain_seconds,
-            )
-            live = stack.enter_context(served(serving))
-            assert serving.loaded.wait(60)
-            live.service = made[0]
-            return live
 
-        yield start
+@pytest.fixture
+def hello(shared: Live) -> Live:
+    """A server that answers everything with "Hello world"."""
+    shared.service.forget(("Hello", " world"))
+    return shared
+
+
+@pytest.fixture
+def quiet(shared: Live) -> Live:
+    """A server whose answers the test gives, piece by piece."""
+    shared.service.forget(None)
+    return shared

@@ -108,6 +108,10 @@ class FakeService:
         self.closed = False
         self._news = threading.Condition()
 
+    def forget(self, answer: Iterable[str] | None) -> None:
+        """As new, for the next test, which gets this `answer`."""
+        self.streams, self.answer = [], answer
+
     def submit_all(self, requests: Iterable[Request], wake: Callable[[bool], None] | None = None) -> list[FakeStream]:
         with self._news:
             if sum(not stream.done for stream in self.streams) >= self.room:

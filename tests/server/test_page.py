@@ -35,6 +35,8 @@ def pixels(page: Any) -> str:
 def test_a_typed_message_is_answered_in_colours(drafting: Live, opened: Open) -> None:
     page = opened(drafting)
     expect(page.locator("#model")).to_contain_text("demo · 2,048 tokens of context")
+    page.locator("#max-tokens").fill("120")
+    page.locator("#message").focus()
     ask(page, "Repeat: one two three four, one two three four, one two three four")
     done(page)
     answer = page.locator("#chat article .text")
@@ -85,16 +87,17 @@ def test_settings_are_sent(quiet: Live, opened: Open) -> None:
     expect(page.locator("#temperature")).to_have_value("0.5")
 
 
-def test_only_chosen_datastores_are_drafted_from(quiet: Live, opened: Open) -> None:
+def test_only_chosen_datastores_are_drafted_from(scripted: Callable[..., Live], opened: Open) -> None:
+    live = scripted()
     for name in ("first", "second"):
-        added = quiet.post(f"/datastores/{name}/documents", {"name": "a.py", "text": "a = 1\n" * 20})
+        added = live.post(f"/datastores/{name}/documents", {"name": "a.py", "text": "a = 1\n" * 20})
         assert added.status_code == 200, added.text
-    page = opened(quiet)
+    page = opened(live)
     page.get_by_label("second").uncheck()
     page.locator("#message").focus()
     ask(page, "hello")
-    assert quiet.service.stream().request.datastores == ("first",)
-    quiet.service.stream().end()
+    assert live.service.stream().request.datastores == ("first",)
+    done(page)
 
 
 def test_focus_on_a_token_shows_its_source(quiet: Live, opened: Open) -> None:
@@ -181,6 +184,7 @@ def test_the_end_stays_in_view_until_the_user_scrolls_back(quiet: Live, opened: 
 
 def test_a_gap_is_filled_by_keyboard(drafting: Live, opened: Open) -> None:
     page = opened(drafting)
+    page.locator("#max-tokens").fill("40")
     page.locator("#tab-chat").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -202,6 +206,7 @@ def test_a_gap_is_filled_by_keyboard(drafting: Live, opened: Open) -> None:
 
 def test_drafting_is_compared_with_plain_decoding(drafting: Live, opened: Open) -> None:
     page = opened(drafting)
+    page.locator("#max-tokens").fill("60")
     page.locator("#tab-complete").click()
     page.locator("#complete").get_by_role("button", name="Try an example").click()
     page.keyboard.press("Control+Enter")
@@ -234,13 +239,17 @@ def test_dark_and_light(quiet: Live, opened: Open) -> None:
     assert pixels(page) != drawn
 
 
-@pytest.mark.parametrize("mode", ["chat", "complete", "infill"])
-def test_a_narrow_window_never_scrolls_sideways(quiet: Live, opened: Open, mode: str) -> None:
+def test_a_narrow_window_never_scrolls_sideways(quiet: Live, opened: Open) -> None:
     page = opened(quiet, width=360, height=740)
+    for number, mode in enumerate(("chat", "complete", "infill")):
+        never_scrolls_sideways(page, quiet.service, number, mode)
+
+
+def never_scrolls_sideways(page: Any, service: Any, number: int, mode: str) -> None:
     page.locator(f"#tab-{mode}").click()
     page.locator(f"#{mode} textarea").first.fill("y" * 300)
     page.locator(f"#{mode} .send").click()
-    stream = quiet.service.stream()
+    stream = service.stream(number)
     stream.give("x" * 600)
     stream.give("two", "datastore", origin=origin(file="a/" * 150, line=10**6))
     stream.end()
@@ -250,12 +259,14 @@ def test_a_narrow_window_never_scrolls_sideways(quiet: Live, opened: Open, mode:
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Settings")).to_be_focused()
-    page.locator("mark").first.click()
+    page.locator(f"#{mode} mark").first.click()
     expect(page.get_by_role("tooltip")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     box = page.get_by_role("tooltip").bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 360
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
 def test_every_control_is_reached_by_tab(quiet: Live, opened: Open) -> None:
@@ -272,9 +283,8 @@ def test_every_control_is_reached_by_tab(quiet: Live, opened: Open) -> None:
     assert page.evaluate(ringed) == "solid"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_has_a_name_and_enough_contrast(quiet: Live, opened: Open, scheme: str) -> None:
-    page = opened(quiet, color_scheme=scheme)
+def test_everything_has_a_name_and_enough_contrast(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
     ask(page, "hello")
     stream = quiet.service.stream()
     for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar", "logits", "edit"):
@@ -282,7 +292,9 @@ def test_everything_has_a_name_and_enough_contrast(quiet: Live, opened: Open, sc
     stream.end()
     done(page)
     page.locator("mark").first.hover()
-    assert page.evaluate(FAULTS) == []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(FAULTS) == [], scheme
 
 
 FAULTS = """() => {

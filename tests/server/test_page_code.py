@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,13 +92,15 @@ def test_code_that_is_markup_stays_text(quiet: Live, opened: Open) -> None:
     quiet.service.stream().end()
 
 
-@pytest.mark.parametrize("fence", ["```", "```no-such-language", "```__proto__", "```constructor", "~~~ {.x"])
-def test_a_language_that_is_not_known_has_no_colours(quiet: Live, opened: Open, fence: str) -> None:
+def test_a_language_that_is_not_known_has_no_colours(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
-    text = f"{fence}\n{CODE}{fence[:3]}\n"
-    told(page, text)
-    assert painted(page) == {}
-    assert page.locator("#chat article .text").text_content() == text
+    for fence in ("```", "```no-such-language", "```__proto__", "```constructor", "~~~ {.x"):
+        text = f"{fence}\n{CODE}{fence[:3]}\n"
+        told(page, text)
+        assert painted(page) == {}, fence
+        assert page.locator("#chat article .text").text_content() == text
+        page.get_by_role("button", name="New conversation").click()
+        expect(page.locator("#chat article")).to_have_count(0)
 
 
 @pytest.mark.parametrize("mode", ["complete", "infill"])
@@ -138,8 +139,8 @@ def test_only_what_is_shown_is_painted(quiet: Live, opened: Open) -> None:
     assert painted(page) == first
 
 
-def test_ones_own_message_is_shown_as_it_was_typed(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted())
+def test_ones_own_message_is_shown_as_it_was_typed(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     typed = "# not a heading\ndef f(*args, **kw):\n    return a*b*c\n- `x` **y**\n```python\ndef g(): pass\n```\n"
     page.locator("#message").fill(typed)
     page.keyboard.press("Enter")
@@ -156,14 +157,15 @@ def test_ones_own_message_is_shown_as_it_was_typed(scripted: Callable[..., Live]
     assert painted(page) == {"keyword": ["def", "pass"], "title": ["g"]}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_colour_can_be_read(quiet: Live, opened: Open, scheme: str) -> None:
-    page = opened(quiet, color_scheme=scheme)
+def test_every_colour_can_be_read(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
     told(page, FENCED)
     names = json.loads(page.evaluate("JSON.stringify([...new Set(Object.values(PAINTS))])"))
-    for name in names:
-        for selector in (".code mark", ".fence"):  # on the colour of a source, and next to it
-            assert page.evaluate(CONTRAST, [selector, name]) >= 4.5, (name, selector)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for name in names:
+            for selector in (".code mark", ".fence"):  # on the colour of a source, and next to it
+                assert page.evaluate(CONTRAST, [selector, name]) >= 4.5, (scheme, name, selector)
 
 
 CONTRAST = """([selector, name]) => {

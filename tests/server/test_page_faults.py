@@ -111,19 +111,21 @@ def test_a_server_that_withholds_statistics_still_answers(scripted: Callable[...
 
 
 def test_the_demo_model_completes_as_the_command_line_says(
-    quiet: Live, opened: Open, monkeypatch: pytest.MonkeyPatch
+    scripted: Callable[..., Live], opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rest_local.api.models.is_demo_model", is_demo_model)
-    page = opened(quiet)
+    page = opened(scripted())
     expect(page.get_by_role("tab", selected=True)).to_have_text("Complete")
     page.locator("#tab-chat").click()
     expect(page.locator("#no-template")).to_contain_text("The demo model cannot hold a conversation")
     expect(page.locator("#message")).to_be_hidden()
 
 
-def test_a_model_without_a_template_completes(quiet: Live, opened: Open) -> None:
-    quiet.service.engine.model.chat_template = None
-    page = opened(quiet)
+def test_a_model_without_a_template_completes(scripted: Callable[..., Live], opened: Open) -> None:
+    live = scripted()
+    live.service.forget(None)
+    live.service.engine.model.chat_template = None
+    page = opened(live)
     expect(page.get_by_role("tab", selected=True)).to_have_text("Complete")
     page.locator("#tab-chat").click()
     expect(page.locator("#no-template")).to_contain_text("no chat template")
@@ -131,8 +133,8 @@ def test_a_model_without_a_template_completes(quiet: Live, opened: Open) -> None
     page.get_by_role("button", name="Go to Complete").click()
     page.locator("#text").fill("a = ")
     page.keyboard.press("Control+Enter")
-    quiet.service.stream().give("1")
-    quiet.service.stream().end()
+    live.service.stream().give("1")
+    live.service.stream().end()
     expect(page.locator("#complete article .text")).to_have_text("a = 1")
 
 

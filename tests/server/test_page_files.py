@@ -44,8 +44,8 @@ def seeing(page: Any) -> None:
     expect(page.get_by_role("button", name="Attach files or images")).to_be_visible()
 
 
-def test_a_text_file_is_sent_between_fences_with_its_name(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted())
+def test_a_text_file_is_sent_between_fences_with_its_name(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     files = [file("a.py", b"x = '''```'''\n"), file("notes.txt", "Grüße".encode())]
     page.locator("#attach-file").set_input_files(files)
     expect(page.locator("#attached li")).to_have_count(2)
@@ -59,37 +59,34 @@ def test_a_text_file_is_sent_between_fences_with_its_name(scripted: Callable[...
     expect(page.locator("#chat .turn .files li")).to_have_count(2)
 
 
-def test_a_file_can_be_removed_before_it_is_sent(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted())
+def test_a_file_can_be_removed_before_it_is_sent(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     page.locator("#attach-file").set_input_files([file("a.txt", b"a"), file("b.txt", b"b")])
     page.get_by_role("button", name="Remove a.txt").click()
     expect(page.get_by_role("button", name="Remove b.txt")).to_be_focused()
     assert "a.txt" not in sent(page)["messages"][0]["content"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        (file("a.bin", b"\x00\x01"), "a.bin is not attached: it is not text"),
-        (file("latin.txt", b"\xe9\xe8"), "latin.txt is not attached: it is not text"),
-        (file("long.txt", b"a" * 2_000_001), "2.0 MB is the limit"),
-        (file("a.png", PNG, "image/png"), "does not read images"),
-    ],
-    ids=["zeros", "latin-1", "long", "image"],
-)
-def test_a_file_that_is_refused_is_named(
-    scripted: Callable[..., Live], opened: Open, wrong: dict[str, Any], why: str
-) -> None:
-    page = opened(scripted())
+WRONG = [
+    (file("a.bin", b"\x00\x01"), "a.bin is not attached: it is not text"),
+    (file("latin.txt", b"\xe9\xe8"), "latin.txt is not attached: it is not text"),
+    (file("long.txt", b"a" * 2_000_001), "2.0 MB is the limit"),
+    (file("a.png", PNG, "image/png"), "does not read images"),
+]
+
+
+def test_a_file_that_is_refused_is_named(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     expect(page.locator("#model")).to_contain_text("tokens of context")
-    page.locator("#attach-file").set_input_files([wrong, file("right.txt", b"right")])
-    expect(page.get_by_role("alert")).to_contain_text(why)
-    expect(page.locator("#attached li")).to_have_count(1)
-    expect(page.locator("#attached")).to_contain_text("right.txt")
+    for count, (wrong, why) in enumerate(WRONG, 1):
+        page.locator("#attach-file").set_input_files([wrong, file(f"right{count}.txt", b"right")])
+        expect(page.get_by_role("alert")).to_contain_text(why)
+        expect(page.locator("#attached li")).to_have_count(count)
+        expect(page.locator("#attached li").last).to_contain_text(f"right{count}.txt")
 
 
-def test_images_are_sent_to_a_model_that_reads_them(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted())
+def test_images_are_sent_to_a_model_that_reads_them(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     seeing(page)
     answered(page, [chunk({"content": "a dot"})])
     page.locator("#attach-file").set_input_files([file("dot.png", PNG, "image/png")])
@@ -104,8 +101,8 @@ def test_images_are_sent_to_a_model_that_reads_them(scripted: Callable[..., Live
     expect(page.locator("#chat .turn").get_by_role("img", name="Image dot.png")).to_be_visible()
 
 
-def test_other_images_become_jpegs_and_broken_ones_are_refused(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted())
+def test_other_images_become_jpegs_and_broken_ones_are_refused(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     seeing(page)
     answered(page, [chunk({"content": "a dot"})])
     bitmap = (
@@ -141,15 +138,15 @@ def test_a_model_is_chosen_and_remembered(scripted: Callable[..., Live], opened:
     expect(choice).to_have_value("other")
 
 
-def test_one_model_needs_no_choice(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted())
+def test_one_model_needs_no_choice(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     expect(page.locator("#model")).to_contain_text("demo · 512 tokens of context")
     expect(page.get_by_role("combobox", name="Model")).to_be_hidden()
     assert "model" not in sent(page)
 
 
-def test_sampling_is_sent_where_it_is_set(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted())
+def test_sampling_is_sent_where_it_is_set(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     expect(page.locator("#top-k")).to_have_attribute("placeholder", "40")
     body = sent(page)
     assert not body.keys() & {"top_p", "top_k", "min_p", "repeat_penalty"}

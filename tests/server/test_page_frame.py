@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,32 +25,33 @@ def read(stream: Any, processed: int, elapsed_ms: float) -> None:
     stream._wake(False)
 
 
-@pytest.mark.parametrize("mode", ["chat", "complete", "infill"])
-def test_a_long_prompt_shows_how_far_it_is_read(quiet: Live, opened: Open, mode: str) -> None:
+def test_a_long_prompt_shows_how_far_it_is_read(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
-    page.locator(f"#tab-{mode}").click()
-    page.locator(f"#{mode} textarea").first.fill("hello")
-    page.locator(f"#{mode} .send").click()
     status, bar = page.locator("#status"), page.get_by_role("progressbar")
-    expect(status).to_have_text("Waiting for the first token")
-    stream = quiet.service.stream()
-    assert stream.request.progress
-    read(stream, 1000, 0.0)
-    expect(status).to_have_text("Reading the prompt: 1,000 of 5,000 tokens")
-    read(stream, 3000, 4000.0)
-    expect(status).to_have_text("Reading the prompt: 3,000 of 5,000 tokens, about 4 s left")
-    expect(bar).to_be_visible()
-    assert bar.evaluate("each => each.position") == 0.6
-    stream.give("text")
-    expect(status).to_have_text("Answering")
-    expect(bar).to_have_count(0)
-    stream.end()
-    done(page)
+    for number, mode in enumerate(("chat", "complete", "infill")):
+        page.locator(f"#tab-{mode}").click()
+        page.locator(f"#{mode} textarea").first.fill("hello")
+        page.locator(f"#{mode} .send").click()
+        expect(status).to_have_text("Waiting for the first token")
+        stream = quiet.service.stream(number)
+        assert stream.request.progress
+        read(stream, 1000, 0.0)
+        expect(status).to_have_text("Reading the prompt: 1,000 of 5,000 tokens")
+        read(stream, 3000, 4000.0)
+        expect(status).to_have_text("Reading the prompt: 3,000 of 5,000 tokens, about 4 s left")
+        expect(bar).to_be_visible()
+        assert bar.evaluate("each => each.position") == 0.6
+        stream.give("text")
+        expect(status).to_have_text("Answering")
+        expect(bar).to_have_count(0)
+        stream.end()
+        done(page)
 
 
-@pytest.mark.parametrize(
-    ("progress", "said"),
-    [
+def test_only_what_takes_long_is_said_of_a_prompt(quiet: Live, opened: Open) -> None:
+    page = opened(quiet)
+    state = "progress => stateOf(Object.assign(new Answer({ path: CHAT, body: {} }), { progress }))"
+    for progress, said in (
         ({"total": 5000, "cache": 4701, "processed": 4800, "time_ms": 9000}, "Waiting for the first token"),
         ({"total": 299, "cache": 0, "processed": 100, "time_ms": 9}, "Waiting for the first token"),
         ({"total": 5000, "cache": 0, "processed": 0, "time_ms": 0}, "Reading the prompt: 0 of 5,000 tokens"),
@@ -61,14 +61,8 @@ def test_a_long_prompt_shows_how_far_it_is_read(quiet: Live, opened: Open, mode:
             "Reading the prompt: 2,000 of 5,000 tokens, about 60 s left",
         ),
         ({"total": 5000, "cache": 0, "processed": 5000, "time_ms": 9000}, "Reading the prompt: 5,000 of 5,000 tokens"),
-    ],
-)
-def test_only_what_takes_long_is_said_of_a_prompt(
-    quiet: Live, opened: Open, progress: dict[str, int], said: str
-) -> None:
-    page = opened(quiet)
-    state = "progress => stateOf(Object.assign(new Answer({ path: CHAT, body: {} }), { progress }))"
-    assert page.evaluate(state, progress) == said
+    ):
+        assert page.evaluate(state, progress) == said
 
 
 def test_done_is_only_read_aloud(quiet: Live, opened: Open) -> None:
@@ -191,8 +185,8 @@ def test_conversations_are_searched_for_what_was_said(quiet: Live, opened: Open)
     expect(names(page)).to_have_count(2)
 
 
-def test_a_search_finds_other_branches_and_attached_files(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted())
+def test_a_search_finds_other_branches_and_attached_files(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     page.locator("#attach-file").set_input_files([{"name": "a.py", "mimeType": "text/plain", "buffer": b"needle = 1"}])
     expect(page.locator("#attached li")).to_have_count(1)
     told(page, "one", "first version")

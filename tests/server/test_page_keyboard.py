@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,8 +34,8 @@ def tab_to(page: Any, name: str) -> None:
     raise AssertionError(f"Tab never reaches {name!r}")
 
 
-def test_a_whole_session_by_keyboard(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted())
+def test_a_whole_session_by_keyboard(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     press, write = page.keyboard.press, page.keyboard.type
     write("one")
     press("Enter")
@@ -99,8 +98,8 @@ def test_a_whole_session_by_keyboard(scripted: Callable[..., Live], opened: Open
 
 
 @pytest.mark.parametrize("width", [360, 1200])
-def test_the_focus_is_always_seen_and_in_order(scripted: Callable[..., Live], opened: Open, width: int) -> None:
-    page = opened(scripted(), width=width)
+def test_the_focus_is_always_seen_and_in_order(hello: Live, opened: Open, width: int) -> None:
+    page = opened(hello, width=width)
     answered(page, [chunk({"content": CODE}, rest_local={"tokens": [token(CODE)]})])
     ask(page, "hello")
     done(page)
@@ -161,9 +160,8 @@ def test_an_answer_is_read_aloud_in_whole_sentences(quiet: Live, opened: Open) -
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280, 1920])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_width_and_theme(scripted: Callable[..., Live], opened: Open, width: int, scheme: str) -> None:
-    page = opened(scripted(), width=width, color_scheme=scheme)
+def test_every_width_and_theme(hello: Live, opened: Open, width: int) -> None:
+    page = opened(hello, width=width)
     text = f"{CODE}\n\n| a | {'b' * 200} |\n|---|---|\n| c | d |\n\n> quoted \u202e\nhttps://example.org/{'x' * 300}\n"
     tokens = [token(text[:40]), token(text[40:], "context")]
     answered(page, [chunk({"content": text}, rest_local={"tokens": tokens})])
@@ -180,7 +178,9 @@ def test_every_width_and_theme(scripted: Callable[..., Live], opened: Open, widt
 
     def check() -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == width
-        assert page.evaluate(FAULTS) == []
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate(FAULTS) == [], scheme
 
     check()
     for name, inline in (("list", width >= 1200), ("side", width >= 960)):
