@@ -73,7 +73,8 @@ SLOW = (
     "llama/test_hostile_headers", "llama/test_load_fallback", "llama/test_model_options", "llama/test_projector",
     "llama/test_special", "planning/test_draft_model_queries", "planning/test_rests", "planning/test_trigger",
     "retrieval/test_any_edits", "retrieval/test_datastore.py", "retrieval/test_full_disk", "retrieval/test_moving",
-    "retrieval/test_power", "retrieval/test_readahead", "retrieval/test_updating_faults", "test_sandbox",
+    "retrieval/test_power", "retrieval/test_readahead", "retrieval/test_traces", "retrieval/test_updating_faults",
+    "test_sandbox",
 )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ _RECIPE: dict[str, type] = {
     "kind": str,
     "description": str,
 }
+_CLOSED = "\n}\n"  # the end of canonical JSON
 _FOREIGN = ((b"GGUF", "of a GGUF file"), (b"PK\x03\x04", "of a zip file"), (b"\x1f\x8b", "of a gzip file"))
 
 
@@ -167,7 +168,7 @@ class Manifest:
         Raises DatastoreCorrupt if it is not consistent, and DatastoreVersion if it is intact but of another format.
         """
         try:
-            return _parse(_unsealed(data, path), path)
+            return _parse(_fields_of(data, path), path)
         except (KeyError, TypeError, ValueError) as error:
             raise DatastoreCorrupt(path, f"bad manifest: {error}") from error
 
@@ -191,31 +192,37 @@ def owns(name: str) -> bool:
 
 def sealed(fields: Mapping[str, Any]) -> bytes:
     """Fields as canonical JSON, with the sha256 of the others as the last field. Any other byte sequence is damaged."""
-    digest = hashlib.sha256(_canonical(fields)).hexdigest()
-    return _canonical({**fields, "sha256": digest})
+    text = json.dumps(fields, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+    digest = hashlib.sha256(text.encode("ascii")).hexdigest()
+    return f'{text[: -len(_CLOSED)]},\n "sha256": "{digest}"{_CLOSED}'.encode("ascii")
 
 
-def _canonical(fields: Mapping[str, Any]) -> bytes:
-    return (json.dumps(fields, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode("ascii")
+def unsealed(data: bytes) -> dict[str, Any]:
+    """The fields of `sealed` bytes. Raises ValueError, which says what else the bytes are."""
+    try:
+        fields = json.loads(data.decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is not JSON") from error
+    if not isinstance(fields, dict):
+        raise ValueError("is not a JSON object")
+    digest = fields.pop("sha256", None)
+    try:
+        intact = fields and isinstance(digest, str) and sealed(fields) == data
+    except RecursionError as error:  # `json` allows fewer levels in writing than in reading
+        raise ValueError("is nested too deeply") from error
+    if not intact:
+        raise ValueError("does not match its own checksum")
+    return fields
 
 
-def _unsealed(data: bytes, path: Path) -> dict[str, Any]:
+def _fields_of(data: bytes, path: Path) -> dict[str, Any]:
     for magic, what in _FOREIGN:
         if data.startswith(magic):
             raise DatastoreVersion(path, what, str(FORMAT))
     try:
-        fields = json.loads(data.decode("ascii"))
-    except (ValueError, RecursionError) as error:
-        raise DatastoreCorrupt(path, "the manifest is not JSON") from error
-    if not isinstance(fields, dict):
-        raise DatastoreCorrupt(path, "the manifest is not a JSON object")
-    digest = fields.pop("sha256", None)
-    try:
-        intact = isinstance(digest, str) and sealed(fields) == data
-    except RecursionError as error:  # `json` allows fewer levels in writing than in reading
-        raise DatastoreCorrupt(path, "the manifest is nested too deeply") from error
-    if not intact:
-        raise DatastoreCorrupt(path, "the manifest does not match its own checksum")
+        fields = unsealed(data)
+    except ValueError as error:
+        raise DatastoreCorrupt(path, f"the manifest {error}") from error
     if fields.get("magic") != MAGIC:
         raise DatastoreVersion(path, f"of something else ({str(fields.get('magic'))[:40]!r})", str(FORMAT))
     if fields.get("format") != FORMAT or isinstance(fields["format"], bool):

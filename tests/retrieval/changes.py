@@ -23,17 +23,7 @@ from rest_local.retrieval.update.updating import add, add_sources
 
 SMALL = 30
 MUCH = "much\n" * 20
-HOW = [
-    "update",
-    "small update",
-    "update and merge",
-    "add",
-    "add sources",
-    "forget",
-    "merge",
-    "prune",
-    "rebuild",
-]
+HOW = ["update", "add", "add sources", "forget", "merge", "prune", "rebuild"]
 
 
 def prepared(directory: Path) -> Folder:
@@ -61,10 +51,6 @@ def change(folder: Folder, how: str, files: Files) -> None:
     """Make a change in the way of `how`."""
     known = Bytes()
     if how == "update":
-        folder.update(files=files)
-    elif how == "small update":
-        folder.update(files=files, only=[str(folder.source / "a.py")])
-    elif how == "update and merge":
         folder.update(files=files, merging=True)
     elif how == "add":
         identity = VocabularyId(known.hash, known.size, known.name)

@@ -1,20 +1,23 @@
-"""A disk that counts and names the steps of a change, fails or ends the process at any of them, and knows what a power
-cut would leave.
+"""A disk that counts and names the steps of a change, fails at any of them, and knows what a kill or a power cut before
+any of them would leave.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from rest_local.retrieval.files import LOCK, STAGING, Files
 from rest_local.retrieval.format import MANIFEST
 
 Tree = dict[str, bytes]
-"""The files of a datastore: content by relative path."""
+"""The files below a directory: content by relative path. The path of a directory ends in a slash."""
 
 
 class Named(Files):
@@ -24,11 +27,12 @@ class Named(Files):
     a staging directory into the index), "rename manifest" (the commit), "sync index", "delete tokens", "delete staged
     order" ...
 
-    renamed, durable: the commits so far of which the manifest has its name, and of which the name was synced.
+    renamed, durable: the commits so far of which the manifest has its name, and of which the name was synced. halves:
+    a write is two steps, so that one half of a file may be on the disk.
     """
 
-    def __init__(self, at: Callable[[int, str], None] = lambda step, name: None) -> None:
-        self.steps, self.at = 0, at
+    def __init__(self, at: Callable[[int, str], None] = lambda step, name: None, *, halves: bool = False) -> None:
+        self.steps, self.at, self.halves = 0, at, halves
         self.trace: list[str] = []
         self.renamed = self.durable = 0
 
@@ -47,8 +51,11 @@ class Named(Files):
         return super().create(path)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> None:
-        self._step(f"write {_file(path_of(descriptor))}")
-        super().write(descriptor, data)
+        view = memoryview(data).cast("B")
+        middle = len(view) // 2 if self.halves else 0
+        for part in (view[:middle], view[middle:]) if self.halves else (view,):
+            self._step(f"write {_file(path_of(descriptor))}")
+            super().write(descriptor, part)
 
     def sync(self, descriptor: int) -> None:
         self._step(f"sync {_file(path_of(descriptor))}")
@@ -104,6 +111,46 @@ def fail_at(step: int, code: int, *, for_good: bool = False) -> Callable[[int, s
             raise OSError(code, os.strerror(code))
 
     return fail
+
+
+class Killed(NamedTuple):
+    """What a kill leaves. before: the step; renamed: the commits so far; tree: without the files of locks."""
+
+    before: str
+    renamed: int
+    tree: Tree
+
+
+def kills(root: Path, work: Callable[[Files], object], *, halves: bool = False) -> list[Killed]:
+    """What is below `root` if `work` is killed before any of its steps, and at its end; equal states once.
+
+    A kill loses nothing that was written. So the work is done once, and what is on the disk is noted before each step.
+    `test_failpoints` compares this with processes that are killed.
+    """
+    found: dict[frozenset[tuple[str, bytes]], Killed] = {}
+
+    def note(step: int, name: str) -> None:
+        tree = tree_of(root)
+        found.setdefault(frozenset(tree.items()), Killed(name, files.renamed, tree))
+
+    files = Named(note, halves=halves)
+    work(files)
+    note(0, "the end")
+    return list(found.values())
+
+
+def tree_of(root: Path) -> Tree:
+    tree: Tree = {}
+    for folder, folders, names in os.walk(root):
+        where = os.path.relpath(folder, root) + "/" if folder != str(root) else ""
+        tree.update({f"{where}{name}/": b"" for name in folders})
+        tree.update({where + name: Path(folder, name).read_bytes() for name in names if name != LOCK})
+    return tree
+
+
+def shape(tree: Tree) -> Counter[str]:
+    """The names, without what is random in them."""
+    return Counter(re.sub("[0-9a-f]{16}", "*", name) for name in tree)
 
 
 Names = dict[int, dict[str, int]]
@@ -206,5 +253,6 @@ def put_tree(path: Path, tree: Tree) -> None:
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     for name, content in tree.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
+        (path / name if name.endswith("/") else (path / name).parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            (path / name).write_bytes(content)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,55 +50,6 @@ def content_of(path: Path) -> dict[str, list[int]]:
             found[name] = text[start:end].tolist()
             start = end + 1
         return found
-
-
-_KILLED = """
-import os, sys
-sys.path[:0] = sys.argv[3:]
-from pathlib import Path
-from stores import NEW, OTHER, make
-from failpoints import Named
-from test_history_faults import say
-from rest_local.retrieval.home import folder
-from rest_local.retrieval.staging import remove, remove_index
-
-os.fsync = os.fstat  # what is written outlives its process without it
-
-def die(step, name):
-    if step == killed_at:
-        os.kill(os.getpid(), 9)
-
-for killed_at in range(1, int(sys.argv[2]) + 1):
-    child = os.fork()
-    if child == 0:
-        path, files = Path(sys.argv[1]) / str(killed_at), Named(die)
-        {write}
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == 9, status
-"""
-
-
-def kill_at_every_step(directory: Path, steps: int, write: str) -> None:
-    """Run `write`, a line of Python that uses `path` and `files`, once for each of its file operations 1..steps. Each
-    run has its own process and directory (`directory`/1, /2 ...) and is killed by SIGKILL at that operation.
-    """
-    here = Path(__file__).parent
-    subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            _KILLED.format(write=write),
-            str(directory),
-            str(steps),
-            str(here),
-            str(here.parent),
-            str(here.parents[1]),
-        ],
-        check=True,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
 
 
 def read(source: Source, skipped: Skipped, unchanged: Unchanged | None = None, **options: Any) -> Iterator[Text]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failpoints import Disk, Named, put_tree
-from stores import NEW, OLD, VOCABULARY, Durable, content_of, kill_at_every_step, make
+from failpoints import Disk, Named, kills, put_tree
+from stores import NEW, OLD, VOCABULARY, Durable, content_of, make
 
 from rest_local.errors import (
     CorpusEmpty,
@@ -47,26 +47,19 @@ def steps_of_a_build(path: Path) -> int:
 
 
 @pytest.mark.parametrize("old", [OLD, None], ids=["replacing", "first"])
-def test_killed_at_every_step(tmp_path, old):
-    steps = steps_of_a_build(make(tmp_path / "counted", OLD) if old else tmp_path / "counted")
-    for step in range(1, steps + 1):
-        if old:
-            make(tmp_path / str(step), old)
-    kill_at_every_step(tmp_path, steps, "make(path, NEW, segment_tokens=12, files=files)")
-    seen = []
-    for step in range(1, steps + 1):
-        path = tmp_path / str(step)
-        if path.exists() and (path / MANIFEST).exists():
-            found = content_of(path)
-            assert found in (old, NEW)
-            seen.append(found)
-        else:
-            assert old is None
-        make(path, NEW)  # the lock of a killed process does not block
+def test_killed_before_any_step(tmp_path, old):
+    path, seen = tmp_path / "home" / "store", []
+    if old:
+        make(path, old)
+    for state in kills(path.parent, lambda files: make(path, NEW, segment_tokens=12, files=files)):
+        put_tree(path.parent, state.tree)
+        seen.append(content_of(path) if (path / MANIFEST).exists() else None)
+        assert seen[-1] in (old, NEW)
+        make(path, NEW)
         assert content_of(path) == NEW
         assert orphans(path) == set()
-    assert NEW in seen
-    assert old is None or old in seen
+    assert seen[0] == old
+    assert seen[-1] == NEW
 
 
 def test_a_power_cut_after_the_last_fsync_failed_leaves_either_commit(tmp_path):

@@ -6,24 +6,26 @@ The steps have names, see `failpoints`. Imports and repairs have tests of their 
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import functools
 import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from changes import HOW, change, copied, left_over, opened, prepared, set_small
+from changes import HOW, change, copied, left_over, prepared, set_small
 from edited import Folder, text_on_disk, texts_in
-from failpoints import Disk, Named, fail_at, put_tree
+from failpoints import Disk, Killed, Named, fail_at, kills, put_tree, shape, tree_of
 
 from rest_local.errors import DatastoreUnwritable
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.home import read_manifest
+from rest_local.retrieval.staging import clear
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -36,37 +38,56 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     set_small(monkeypatch.setattr)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return prepared(tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Only copies of it are changed."""
+    return prepared(tmp_path_factory.mktemp("folder"))
+
+
+@pytest.fixture(autouse=True)
+def no_copies(folder: Folder) -> Iterator[None]:
+    yield
+    for path in folder.path.parent.iterdir():
+        if path not in (folder.path, folder.source, folder.source.with_name("other")):
+            shutil.rmtree(path)
 
 
 def commit_of(path: Path) -> Commit:
     return texts_in(path), read_manifest(path).revision
 
 
-def commits_of(folder: Folder, how: str) -> tuple[list[Commit], Named]:
-    """The commits before, during and after a change, and its steps."""
-    changed = copied(folder, "counted")
-    commits = [commit_of(changed.path)]
+class Finished:
+    """Makes a change work again after it was broken off: once for each commit and kind of what was left over."""
 
-    def note(step: int, name: str) -> None:
-        if files.renamed == len(commits):
-            commits.append(commit_of(changed.path))
+    def __init__(self, how: str, last: Commit) -> None:
+        self.how, self.last = how, last
+        self._seen: set[tuple[int, frozenset[tuple[str, int]]]] = set()
 
-    files = Named(note)
-    change(changed, how, files)
-    return commits, files
+    def check(self, folder: Folder) -> None:
+        """The change works now, and the last commit or the next writer deletes what was left over."""
+        key = read_manifest(folder.path).revision, frozenset(shape(tree_of(folder.path)).items())
+        if key not in self._seen:
+            self._seen.add(key)
+            change(folder, self.how, Files())
+            assert texts_in(folder.path) == self.last[0]
+            if self.how == "forget":
+                assert not any("secret" in text for text in text_on_disk(folder.path))
+            clear(folder.path)
+            assert left_over(folder.path) == set()
 
 
-def finish(folder: Folder, how: str, last: Commit) -> None:
-    """The change works now, and its commit or the next one deletes what was left over."""
-    change(folder, how, Files())
-    assert texts_in(folder.path) == last[0]
-    if how == "forget":
-        assert not any("secret" in text for text in text_on_disk(folder.path))
-    change(folder, "add", Files())
-    assert left_over(folder.path) == set()
+@functools.cache
+def killed(folder: Folder, how: str) -> tuple[list[Killed], list[Commit]]:
+    """What kills leave of a change, and the commits before, during and after it."""
+    changed, seen = copied(folder, "killed"), dict[int, Commit]()
+    states = kills(changed.path, lambda files: change(changed, how, files))
+    for state in states:
+        put_tree(changed.path, state.tree)
+        commit = commit_of(changed.path)
+        assert commit == seen.setdefault(state.renamed, commit), f"{how}, killed before: {state.before}"
+    assert seen[0] == commit_of(folder.path)
+    assert len(seen) == max(seen) + 1 > 1
+    return states, [seen[number] for number in sorted(seen)]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -74,8 +95,9 @@ def test_the_commit_protocol(folder: Folder, how: str) -> None:
     """Each file is synced after it was written; names are synced before the commit, and the commit before anything is
     deleted.
     """
-    commits, files = commits_of(folder, how)
-    assert files.renamed == files.durable == len(commits) - 1 > 0
+    files = Named()
+    change(copied(folder, "changed"), how, files)
+    assert files.renamed == files.durable > 0
     unsynced, unnamed, is_durable = set[str](), False, True
     for name in files.trace:
         action, _, what = name.partition(" ")
@@ -97,38 +119,12 @@ def test_the_commit_protocol(folder: Folder, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_disk_that_fails_at_a_step_leaves_the_commits_before(
-    folder: Folder, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    commits, counted = commits_of(folder, how)
-    for step in range(1, counted.steps + 1):
-        again, files = copied(folder, "again"), Named(fail_at(step, errno.ENOSPC))
-        error = ""
-        try:
-            change(again, how, files)
-        except DatastoreUnwritable as caught:
-            error = str(caught)
-        failed = files.trace[step - 1]
-        assert commit_of(again.path) == commits[files.durable], failed
-        if files.durable and "could not be merged" in caplog.text:  # the change itself is done
-            error = caplog.text
-        assert error or failed.startswith("delete"), failed
-        assert not error or (os.strerror(errno.ENOSPC) in error and str(again.path) in error)
-        caplog.clear()
-        finish(again, how, commits[-1])
-        shutil.rmtree(again.path)
-
-
-@pytest.mark.parametrize("how", ["update and merge", "add", "forget", "rebuild"])
-def test_a_disk_that_fails_for_good_leaves_a_whole_commit(folder: Folder, how: str) -> None:
-    commits, counted = commits_of(folder, how)
-    for step in range(1, counted.steps + 1):
-        again, files = copied(folder, "again"), Named(fail_at(step, errno.EIO, for_good=True))
-        with contextlib.suppress(DatastoreUnwritable):
-            change(again, how, files)
-        assert commit_of(again.path) == commits[files.renamed], files.trace[step - 1]
-        finish(again, how, commits[-1])
-        shutil.rmtree(again.path)
+def test_killed_before_any_step(folder: Folder, how: str) -> None:
+    states, commits = killed(folder, how)
+    again, finished = copied(folder, "again"), Finished(how, commits[-1])
+    for state in states:
+        put_tree(again.path, state.tree)
+        finished.check(again)
 
 
 _KILLED = """
@@ -144,55 +140,81 @@ def die(step, name):
 
 in_child()
 for line in sys.stdin.read().splitlines():
-    how, _, steps = line.partition(":")
-    for killed_at in range(1, int(steps) + 1):
-        child = os.fork()
-        if child == 0:
-            directory = Path(sys.argv[1])
-            change(opened(directory / "source", directory / f"{how} {killed_at}"), how, Named(die))
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert os.WTERMSIG(status) == signal.SIGKILL, (how, killed_at, status)
+    how, step = line.split(":")
+    killed_at, directory = int(step), Path(sys.argv[1])
+    child = os.fork()
+    if child == 0:
+        change(opened(directory / "source", directory / line), how, Named(die))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL, (line, status)
 """
 
 
-def test_killed_at_every_step(folder: Folder) -> None:
-    """By SIGKILL, in a process for each kind of change and step."""
-    directory = folder.path.parent
-    found = {}
+def test_a_killed_process_leaves_what_is_tested(folder: Folder) -> None:
+    """By SIGKILL, at some steps of each kind of change."""
+    directory, places = folder.path.parent, dict[str, Path]()
     for how in HOW:
-        found[how] = commits_of(folder, how)
+        counted = Named()
+        change(copied(folder, "counted"), how, counted)
+        commit = counted.trace.index("rename manifest") + 1
+        for step in {2, commit - 1, commit, commit + 1, commit + 2, counted.steps}:
+            places[f"{how}:{step}"] = copied(folder, f"{how}:{step}").path
         shutil.rmtree(directory / "counted")
-        for step in range(1, found[how][1].steps + 1):
-            copied(folder, f"{how} {step}")
     here = Path(__file__).parent
     command = [sys.executable, "-c", _KILLED, str(directory), str(here), str(here.parents[1])]
-    lines = "\n".join(f"{how}:{files.steps}" for how, (_, files) in found.items())
     single = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, input=lines, text=True, check=True, env=single, timeout=300)
-    for how, (commits, files) in found.items():
-        for step, failpoint in enumerate(files.trace, 1):
-            again = opened(folder.source, directory / f"{how} {step}")
-            done = files.trace[: step - 1].count("rename manifest")
-            assert commit_of(again.path) == commits[done], f"{how}, killed before: {failpoint}"
-            finish(again, how, commits[-1])
+    subprocess.run(command, input="\n".join(places), text=True, check=True, env=single, timeout=300)
+    revision = read_manifest(folder.path).revision
+    for name, place in places.items():
+        states, _ = killed(folder, name.partition(":")[0])
+        found = read_manifest(place).revision - revision, frozenset(shape(tree_of(place)).items())
+        assert found in {(state.renamed, frozenset(shape(state.tree).items())) for state in states}, name
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_disk_that_fails_at_a_step_leaves_the_commits_before(
+    folder: Folder, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For a moment, or, at every fourth step, for good; then nothing can be cleared, as after a kill."""
+    _, commits = killed(folder, how)
+    counted, finished = Named(), Finished(how, commits[-1])
+    change(copied(folder, "counted"), how, counted)
+    for step in range(1, counted.steps + 1):
+        for for_good in (False, True) if step % 4 == 0 else (False,):
+            code = errno.EIO if for_good else errno.ENOSPC
+            again, files = copied(folder, "again"), Named(fail_at(step, code, for_good=for_good))
+            error = ""
+            try:
+                change(again, how, files)
+            except DatastoreUnwritable as caught:
+                error = str(caught)
+            failed = files.trace[step - 1]
+            assert commit_of(again.path) == commits[files.renamed if for_good else files.durable], failed
+            if files.durable and "could not be merged" in caplog.text:  # the change itself is done
+                error = caplog.text
+            assert error or failed.startswith("delete"), failed
+            assert not error or (os.strerror(code) in error and str(again.path) in error)
+            caplog.clear()
+            finished.check(again)
+            shutil.rmtree(again.path)
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_power_cut_before_any_step_leaves_a_whole_commit(folder: Folder, how: str) -> None:
-    commits, _ = commits_of(folder, how)
+    _, commits = killed(folder, how)
     changed = copied(folder, "changed")
     disk = Disk(changed.path)
     change(changed, how, disk)
     disk.look()
     disk.close()
-    again = opened(folder.source, folder.path.parent / "after")
+    again, finished = copied(folder, "after"), Finished(how, commits[-1])
     seen = []
     for tree in disk.trees:
         put_tree(again.path, tree)
         seen.append(commit_of(again.path))
         assert seen[-1] in commits
-        finish(again, how, commits[-1])
+        finished.check(again)
     assert all(commit in seen for commit in commits)
     assert seen[-1] == commits[-1]
 
@@ -200,6 +222,7 @@ def test_a_power_cut_before_any_step_leaves_a_whole_commit(folder: Folder, how: 
 @pytest.mark.parametrize("how", HOW)
 def test_a_directory_that_cannot_be_written_is_one_error(folder: Folder, how: str, unprivileged: None) -> None:
     """And so is a real limit on the size of files."""
+    folder = copied(folder, "changed")
     before, paths = commit_of(folder.path), sorted(folder.path.iterdir())
     folder.path.chmod(0o500)
     try:

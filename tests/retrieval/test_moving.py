@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failpoints import Named
-from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, kill_at_every_step, make
+from failpoints import Named, kills, put_tree
+from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, make
 from test_build import names, orphans
 from test_checking import faults, put, sign
 from test_datastore import rewrite
@@ -500,31 +500,22 @@ def steps_of_an_import(path: Path, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("old", [None, MORE], ids=["new", "replacing"])
-def test_killed_at_every_step_of_an_import(small, tmp_path, old):
-    (tmp_path / "export.tar").write_bytes(small)
-    home = tmp_path / "killed"
-    steps = steps_of_an_import(target_of(tmp_path / "counted", old), small)
-    for step in range(1, steps + 1):
-        (home / str(step)).mkdir(parents=True)
-        target_of(home / str(step) / "store", old)
-    here = tmp_path / "export.tar"
-    imports = f"__import__('test_moving').imported(open({str(here)!r}, 'rb').read(), path / 'store', files=files, "
-    kill_at_every_step(home, steps, imports + "replace=True)")
-    seen = []
-    for step in range(1, steps + 1):
-        path = home / str(step) / "store"
-        found = held(path)
+def test_killed_before_any_step_of_an_import(small, tmp_path, old):
+    (tmp_path / "home").mkdir()
+    path, seen = target_of(tmp_path / "home" / "store", old), []
+    for state in kills(path.parent, lambda files: imported(small, path, files=files, replace=True)):
+        put_tree(path.parent, state.tree)
+        seen.append(held(path))
         if old:
-            assert all(found[name] in (old, SMALL[name]) for name in SMALL)
+            assert all(seen[-1][name] in (old, SMALL[name]) for name in SMALL)
         else:
-            assert found in ({}, SMALL)
-        seen.append(found)
+            assert seen[-1] in ({}, SMALL)
         imported(small, path, replace=True)
         assert held(path) == SMALL
         assert orphans(path) == set()
-    assert SMALL in seen
-    assert ({"toy": old, "other": old} if old else {}) in seen
-    assert list(home.rglob(".*")) == [], "an import deletes what a killed one left"
+        assert names(path.parent) == {"store"}, "an import deletes what a killed one left"
+    assert seen[0] == ({"toy": old, "other": old} if old else {})
+    assert seen[-1] == SMALL
 
 
 @pytest.mark.parametrize("old", [None, MORE], ids=["new", "replacing"])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failpoints import Named
-from stores import NEW, OLD, OTHER, VOCABULARY, content_of, kill_at_every_step, make
+from failpoints import Named, kills, put_tree
+from stores import NEW, OLD, OTHER, VOCABULARY, content_of, make
 from support.files import overwrite
 from test_build import names, orphans
 from test_checking import faults, sign
@@ -250,19 +250,15 @@ def broken(path: Path) -> Path:
 REPAIRED = {FIRST: NEW[FIRST], THIRD: NEW[THIRD]}
 
 
-def test_killed_at_every_step_of_a_repair(tmp_path):
-    steps = steps_of_a_repair(tmp_path / "counted")
-    for step in range(1, steps + 1):
-        broken(tmp_path / str(step))
-    kill_at_every_step(tmp_path, steps, "__import__('test_repair').repaired(path, files)")
-    done = 0
-    for step in range(1, steps + 1):
-        path = tmp_path / str(step)
-        done += not any(fault.segment for fault in faults(path))
+def test_killed_before_any_step_of_a_repair(tmp_path):
+    path, done = broken(tmp_path / "store"), []
+    for state in kills(path, lambda files: repaired(path, files)):
+        put_tree(path, state.tree)
+        done.append(not any(fault.segment for fault in faults(path)))
         repaired(path)
         assert content_of(path) == REPAIRED
         assert orphans(path) == set()
-    assert 0 < done < steps
+    assert done[0] < done[-1]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])

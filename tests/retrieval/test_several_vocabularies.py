@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from failpoints import Named
-from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, kill_at_every_step, make
+from failpoints import Named, kills, put_tree
+from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, make
 from test_build import names, orphans
 
 from rest_local.errors import (
@@ -82,17 +82,11 @@ def test_an_index_is_not_replaced_where_that_is_not_wanted(both: Path) -> None:
     assert held(both, THIRD) == {"x": [1]}
 
 
-def test_killed_at_every_step_of_a_second_vocabulary(tmp_path: Path) -> None:
+def test_killed_before_any_step_of_a_second_vocabulary(tmp_path: Path) -> None:
     """The first one is whole at every moment, a half-made folder opens nothing, and the next build completes it."""
-    files = Named()
-    write = "make(path, NEW, segment_tokens=12, files=files, vocabulary=OTHER)"
-    make(make(tmp_path / "counted", OLD), NEW, segment_tokens=12, files=files, vocabulary=OTHER)
-    for step in range(1, files.steps + 1):
-        make(tmp_path / str(step), OLD)
-    kill_at_every_step(tmp_path, files.steps, write)
-    complete = []
-    for step in range(1, files.steps + 1):
-        path = tmp_path / str(step)
+    path, complete = make(tmp_path / "store", OLD), []
+    for state in kills(path, lambda files: make(path, NEW, segment_tokens=12, files=files, vocabulary=OTHER)):
+        put_tree(path, state.tree)
         assert held(path, VOCABULARY) == OLD
         complete.append(len(indexes(path)) == 2)
         if complete[-1]:
@@ -104,57 +98,43 @@ def test_killed_at_every_step_of_a_second_vocabulary(tmp_path: Path) -> None:
         assert held(path, OTHER) == NEW
         assert orphans(folder(path, OTHER.hash)) == set()
         assert held(path, VOCABULARY) == OLD
-    assert {False, True} == set(complete)
+    assert complete[0] < complete[-1]
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the first", "another"])
-def test_killed_at_every_step_of_removing_one(tmp_path: Path, first: bool) -> None:
-    def prepared(name: str) -> Path:
-        return make(make(tmp_path / name, OLD), NEW, vocabulary=OTHER)
-
+def test_killed_before_any_step_of_removing_one(both: Path, first: bool) -> None:
     gone, kept, left = (VOCABULARY, OTHER, NEW) if first else (OTHER, VOCABULARY, OLD)
-    write = f"remove_index(path, {'path' if first else 'folder(path, OTHER.hash)'}, files=files)"
-    path, files = prepared("counted"), Named()
-    remove_index(path, path if first else folder(path, OTHER.hash), files=files)
-    for step in range(1, files.steps + 1):
-        prepared(str(step))
-    kill_at_every_step(tmp_path, files.steps, write)
-    opened = []
-    for step in range(1, files.steps + 1):
-        path = tmp_path / str(step)
-        assert held(path, kept) == left
+    index, opened = both if first else folder(both, OTHER.hash), []
+    for state in kills(both.parent, lambda files: remove_index(both, index, files=files)):
+        put_tree(both.parent, state.tree)
+        assert held(both, kept) == left
         try:
-            opened.append(held(path, gone))
+            opened.append(held(both, gone))
         except DatastoreVocabulary:
             opened.append({})
-        make(path, {"new": [1]}, vocabulary=gone)
-        assert held(path, gone) == {"new": [1]}
-        assert held(path, kept) == left
-        remove(path)
-        assert not path.exists()
+        make(both, {"new": [1]}, vocabulary=gone)
+        assert held(both, gone) == {"new": [1]}
+        assert held(both, kept) == left
+        remove(both)
+        assert names(both.parent) == set(), "the next remove deletes what a killed one left"
     assert opened[0] == (OLD if first else NEW)
     assert opened[-1] == {}
-    assert not list(tmp_path.glob(".removed-*")), "the next remove deletes what a killed one left"
 
 
-def test_killed_at_every_step_of_removing_all(tmp_path: Path) -> None:
+def test_killed_before_any_step_of_removing_all(both: Path) -> None:
     """Both are there or none."""
-    path, files = make(make(tmp_path / "counted", OLD), NEW, vocabulary=OTHER), Named()
-    remove(path, files=files)
-    for step in range(1, files.steps + 1):
-        make(make(tmp_path / str(step), OLD), NEW, vocabulary=OTHER)
-    kill_at_every_step(tmp_path, files.steps, "remove(path, files=files)")
     there = []
-    for step in range(1, files.steps + 1):
-        path = tmp_path / str(step)
-        there.append(path.exists())
+    for state in kills(both.parent, lambda files: remove(both, files=files)):
+        put_tree(both.parent, state.tree)
+        there.append(both.exists())
         if there[-1]:
-            assert (held(path, VOCABULARY), held(path, OTHER)) == (OLD, NEW)
-            remove(path)
+            assert (held(both, VOCABULARY), held(both, OTHER)) == (OLD, NEW)
+            remove(both)
+        else:
+            remove(make(both.with_name("last"), OLD))
+        assert names(both.parent) == set()
     assert there[0]
     assert not there[-1]
-    remove(make(tmp_path / "last", OLD))
-    assert names(tmp_path) == set()
 
 
 def test_what_was_removed_stays_removed_after_a_power_cut(both: Path) -> None:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +17,7 @@ import pytest
 from changes import left_over, opened, set_small
 from click.testing import CliRunner
 from edited import Bytes, Folder
-from failpoints import Named
+from failpoints import Killed, kills, put_tree, shape
 from test_failpoints import commit_of
 from traces import SECRET, traces
 
@@ -31,7 +28,7 @@ from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, VocabularyId, file_name
-from rest_local.retrieval.history import History, forget_history, list_histories
+from rest_local.retrieval.history import History, forget_history, history_home, list_histories
 from rest_local.retrieval.home import indexes, read_manifest
 from rest_local.retrieval.maintenance.checking import look
 from rest_local.retrieval.maintenance.moving import export, import_datastore
@@ -49,15 +46,6 @@ KNOWN = Bytes()
 IDENTITY = VocabularyId(KNOWN.hash, KNOWN.size, KNOWN.name)
 SOURCE = "source"  # next to `home`, the folder of datastores
 NAME = "secret.py"
-
-
-class Halves(Named):
-    """A write is two steps: a kill between them leaves one half on the disk."""
-
-    def write(self, descriptor: int, data: bytes | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        super().write(descriptor, view[: len(view) // 2])
-        super().write(descriptor, view[len(view) // 2 :])
 
 
 def of(home: Path) -> Folder:
@@ -160,29 +148,6 @@ WAYS: dict[str, tuple[Callable[[Path], None], Work]] = {
     "watch": (with_other_text, _watch),
 }
 
-_KILLED = """
-import os, signal, sys
-sys.path[:0] = sys.argv[3:]
-from pathlib import Path
-from changes import in_child
-from test_traces import WAYS, Halves
-
-def die(step, name):
-    if step == killed_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-in_child()
-_, work = WAYS[sys.argv[2]]
-for home in sorted(Path(sys.argv[1]).glob("home-*")):
-    killed_at = int(home.name.removeprefix("home-"))
-    child = os.fork()
-    if child == 0:
-        work(home, Halves(die))
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL, (home, status)
-"""
-
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -203,21 +168,14 @@ def secret_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def killed_at_every_step(base: Path, way: str) -> list[Path]:
-    """A folder of datastores for each step, in which a process was killed before that step."""
+def killed(base: Path, way: str) -> Iterator[Killed]:
+    """What kills before each step leave; each state is then in the folder of datastores `home`."""
     prepare, work = WAYS[way]
-    prepare(base / "prepared")
-    shutil.copytree(base / "prepared", base / "counted")
-    files = Halves()
-    work(base / "counted", files)
-    homes = [base / f"home-{step}" for step in range(1, files.steps + 1)]
-    for home in homes:
-        shutil.copytree(base / "prepared", home)
-    here = Path(__file__).parent
-    single = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _KILLED, str(base), way, str(here), str(here.parent), str(here.parents[1])]
-    subprocess.run(command, check=True, env=single, timeout=600)
-    return homes
+    home = base / "home"
+    prepare(home)
+    for state in kills(home, lambda files: work(home, files), halves=True):
+        put_tree(home, state.tree)
+        yield state
 
 
 def run(home: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -226,12 +184,12 @@ def run(home: Path, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_killed_at_every_step_and_forgotten(base: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = 0
-    for home in killed_at_every_step(base, way):
+def test_killed_before_any_step_and_forgotten(base: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, home = 0, base / "home"
+    for state in killed(base, way):
         held += bool(traces(home))
         said = run(home, "forget", "store", str(base / SOURCE / NAME), NAME, "--yes", monkeypatch=monkeypatch)
-        assert traces(home) == [], (home.name, said)
+        assert traces(home) == [], (state.before, said)
         if (home / "store" / MANIFEST).exists():
             with Datastore.open(home / "store") as store:
                 if way != "repair":
@@ -242,8 +200,8 @@ def test_killed_at_every_step_and_forgotten(base: Path, way: str, monkeypatch: p
 
 def test_a_watch_that_was_killed_at_any_step_goes_on(base: Path) -> None:
     """The commit before or after it is whole, and the next watch makes what is missing and deletes what was left."""
-    found = []
-    for home in killed_at_every_step(base, "watch"):
+    found, home = [], base / "home"
+    for _ in killed(base, "watch"):
         found.append(commit_of(home / "store")[0])
         _watch(home, Files())
         assert commit_of(home / "store")[0] == of(home).texts()
@@ -258,7 +216,11 @@ def test_a_watch_that_was_killed_at_any_step_goes_on(base: Path) -> None:
 )
 def test_other_commands_clear_as_well(base: Path, way: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a dead writer left is gone after `list` or an update: what there is, a commit names."""
-    for home in killed_at_every_step(base, way):
+    home, seen = base / "home", []
+    for state in killed(base, way):
+        if (names := shape(state.tree)) in seen:  # names alone say what is deleted
+            continue
+        seen.append(names)
         if command == "list":
             run(home, "list", monkeypatch=monkeypatch)
         else:
@@ -268,11 +230,7 @@ def test_other_commands_clear_as_well(base: Path, way: str, command: str, monkey
                 continue
         assert [path.name for path in home.iterdir() if path.name != "store"] == []
         if (home / "store" / MANIFEST).exists():
-            kept = {
-                file_name(entry.name, kind) for entry in read_manifest(home / "store").segments for kind in entry.files
-            }
-            left = {path.name for path in (home / "store").iterdir()}
-            assert left == kept | {MANIFEST, "lock"}
+            assert left_over(home / "store") == set()
 
 
 def test_what_a_living_writer_uses_stays(base: Path) -> None:
@@ -377,55 +335,28 @@ def test_an_unfinished_build_is_listed_and_its_directory_stays(base: Path, monke
 
 # Histories
 
-_KILLED_HISTORY = """
-import os, signal, sys
-sys.path[:0] = sys.argv[1:]
-import numpy as np
-from changes import in_child
-from test_traces import history_work, Halves
 
-def die(step, name):
-    if step == killed_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-in_child()
-for line in sys.stdin.read().split():
-    what, killed_at = line.partition(":")[0], int(line.partition(":")[2])
-    child = os.fork()
-    if child == 0:
-        history_work(f"{what}-{killed_at}", what, Halves(die))
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
-
-
-def history_work(name: str, what: str, files: Files) -> None:
-    from rest_local.retrieval.history import history_home
-
+def history_work(path: Path, what: str, files: Files) -> None:
     if what == "removal":
-        remove(history_home() / name, files=files)
+        remove(path, files=files)
         return
-    history = History.open(history_home() / name, IDENTITY, files=files)
+    history = History.open(path, IDENTITY, files=files)
     history.add(np.frombuffer(SECRET.encode(), np.uint8).astype(np.int32))
     history.close()
 
 
-def test_histories_killed_at_every_step_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
-    lines = []
-    for what in ("first", "removal"):
-        files = Halves()
-        if what == "removal":
-            history_work("counted", "first", Files())
-        history_work("counted", what, files)
-        for step in range(1, files.steps + 1):
-            if what == "removal":
-                history_work(f"{what}-{step}", "first", Files())
-            lines.append(f"{what}:{step}")
-    here = Path(__file__).parent
-    command = [sys.executable, "-c", _KILLED_HISTORY, str(here), str(here.parent), str(here.parents[1])]
-    subprocess.run(command, check=True, input="\n".join(lines), text=True, timeout=600)
-    assert traces(tmp_path / "data")
-    for entry in list_histories():
-        forget_history(entry.name)
-    assert traces(tmp_path / "data") == []
+@pytest.mark.parametrize("what", ["first", "removal"])
+def test_histories_killed_before_any_step_and_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path))
+    home, held = history_home(), 0
+    if what == "removal":
+        history_work(home / "toy", "first", Files())
+    for state in kills(home, lambda files: history_work(home / "toy", what, files), halves=True):
+        put_tree(home, state.tree)
+        held += bool(traces(tmp_path))
+        for entry in list_histories():
+            forget_history(entry.name)
+        assert traces(tmp_path) == [], state.before
+    assert held

@@ -36,7 +36,7 @@ from rest_local.retrieval.building.build import Progress, no_progress, write_fil
 from rest_local.retrieval.building.tokenizing import DocumentTokenizer, Opener, counted, tokenize_documents
 from rest_local.retrieval.documents import Document, Text
 from rest_local.retrieval.files import LOCK, Files, digest_of, locked, unwritable
-from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, VocabularyId, parse_segment, sealed
+from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, VocabularyId, parse_segment, sealed, unsealed
 from rest_local.retrieval.rows import PADDING, width_of
 from rest_local.retrieval.sources.listing import read_regular
 from rest_local.retrieval.sources.source import Skipped, made
@@ -261,7 +261,7 @@ def record(plan: Plan, number: int, directory: Path, shard: Shard, files: Files)
 def finished(plan: Plan, number: int, directory: Path, check: bool = False) -> Shard | None:
     """What is recorded of a shard, None if it is not done. check: compare its files with their checksums."""
     try:
-        fields = _unsealed(directory / plan.record(number))
+        fields = unsealed((directory / plan.record(number)).read_bytes())
         segments = tuple(parse_segment(entry, width_of(plan.vocabulary.size)) for entry in fields["segments"])
         shard = Shard(segments, Skipped.from_dict(fields["skipped"]))
         named = [named for entry in segments for named in entry.named_files.items()] if check else []
@@ -285,7 +285,7 @@ def staged(index: Path, made: Plan, files: Files) -> Iterator[tuple[Path, Plan]]
     with locked(directory, make=files), unwritable(index):
         try:
             with suppress(FileNotFoundError, KeyError, TypeError, ValueError, OptionError):
-                made = refreshed(Plan.from_dict(_unsealed(directory / PLAN)), made)
+                made = refreshed(Plan.from_dict(unsealed((directory / PLAN).read_bytes())), made)
             useful = {LOCK}
             for number in range(len(made.shards)):
                 if done := finished(made, number, directory):
@@ -306,19 +306,6 @@ def _put(files: Files, path: Path, fields: Mapping[str, Any]) -> None:
     write_file(files, new, sealed(fields))
     files.rename(new, path)
     files.sync_directory(path.parent)
-
-
-def _unsealed(path: Path) -> dict[str, Any]:
-    """The fields of a file with `sealed` content. Raises FileNotFoundError, and ValueError for a damaged one."""
-    data = path.read_bytes()
-    try:
-        fields: dict[str, Any] = json.loads(data)
-        del fields["sha256"]
-        if sealed(fields) == data:
-            return fields
-    except (KeyError, TypeError, RecursionError):
-        pass
-    raise ValueError(f"{path} is damaged")
 
 
 class _Worker:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -19,7 +18,7 @@ from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreExists
 from rest_local.paths import replacing
 from rest_local.retrieval.building.build import commit, write_parts
 from rest_local.retrieval.files import FOLDER, Files, locked, unwritable
-from rest_local.retrieval.format import MANIFEST, FileEntry, Manifest, file_name, sealed
+from rest_local.retrieval.format import MANIFEST, FileEntry, Manifest, file_name, sealed, unsealed
 from rest_local.retrieval.home import MAX_MANIFEST, datastore_path, folder, indexes, manifests, read_manifest
 from rest_local.retrieval.maintenance.checking import segment_faults
 from rest_local.retrieval.staging import IMPORTING, Staged, clear_folder, writing
@@ -398,10 +397,9 @@ def packed_head(name: str, folders: Sequence[str], content: Sequence[bytes]) -> 
 
 
 def _parse_head(data: bytes) -> tuple[str, list[tuple[str, int]]]:
-    fields = json.loads(data.decode("ascii"))
-    fields.pop("sha256", None)
-    if sealed(fields) != data or fields["magic"] != MAGIC or fields["format"] != 1:
-        raise ValueError("it does not match its own checksum")
+    fields = unsealed(data)
+    if fields["magic"] != MAGIC or fields["format"] != 1:
+        raise ValueError("is of another format")
     parts = [(part["folder"], part["manifest"]) for part in fields["indexes"]]
     right = all(type(size) is int and 0 < size <= MAX_MANIFEST for _, size in parts)
     folders = [where for where, _ in parts]
