@@ -9,8 +9,8 @@ from rest_local.retrieval.building.indexing import (
     build_from_texts,
     rebuild_datastore,
 )
-from rest_local.retrieval.building.tokenizing import tokenize_documents
 from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.documents import tokenize_documents
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.history import History, forget_history, history_home, list_histories

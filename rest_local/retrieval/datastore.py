@@ -17,7 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt
-from rest_local.retrieval.documents import Document, DocumentTable, FileState, StateTable, alive, intervals, other_names
+from rest_local.retrieval.documents import (
+    Document,
+    DocumentTable,
+    StateTable,
+    alive,
+    intervals,
+    other_names,
+    states_by_document,
+)
 from rest_local.retrieval.files import digest_of
 from rest_local.retrieval.format import KINDS, Manifest, SegmentEntry, file_name
 from rest_local.retrieval.home import newest_commit, read_manifest
@@ -220,20 +228,15 @@ class Datastore:
     def info(self) -> dict[str, Any]:
         """Its contents and their origin, as JSON-ready values. bytes: on disk, without the manifest."""
         manifest = self.manifest
-        entries = [file.size for segment in manifest.segments for file in segment.files.values()]
         return {
             "path": str(self.path),
             "created": manifest.created,
-            "vocabulary": {
-                "name": manifest.vocabulary.name,
-                "size": manifest.vocabulary.size,
-                "hash": manifest.vocabulary.hash,
-            },
+            "vocabulary": manifest.vocabulary.to_dict(),
             "tokens": len(self),
             "documents": sum(segment.live for segment in manifest.segments),
             "revision": manifest.revision,
             "segments": len(manifest.segments),
-            "bytes": sum(entries),
+            "bytes": manifest.size,
             "recipe": dict(manifest.recipe),
         }
 
@@ -247,7 +250,7 @@ class Datastore:
         """
         self._check_sizes()
         table, entry = self._documents[index], entry or self.manifest.segments[index]
-        states = self._states_by_document(index, entry)
+        states = states_by_document(self.states(index), entry.gone)
         for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist():
             held = tuple(states.get(number, ()))
             name = table.name(number)
@@ -274,14 +277,6 @@ class Datastore:
         tokens = segment.slice(start, end)
         self._check_ids(tokens, index, number)
         return tokens
-
-    def _states_by_document(self, index: int, entry: SegmentEntry) -> dict[int, list[FileState]]:
-        table = self.states(index)
-        by_document: dict[int, list[FileState]] = {}
-        if table is not None:
-            for number in np.flatnonzero(alive(entry.gone, len(table))).tolist():
-                by_document.setdefault(int(table.documents[number]), []).append(table[number])
-        return by_document
 
     def check(self, segments: Sequence[SegmentEntry] | None = None) -> int:
         """Read every file of these segments (default: all), compare checksums, and return the number of bytes read.

@@ -1,18 +1,27 @@
-"""What passes through a build: texts with the state of their file, and documents, which are tokenized texts."""
+"""What passes through a build: texts with the state of their file, and documents, which are tokenized texts.
+
+Knows no model. A tokenizer may offer `bulk`, which is several times as fast and holds the GIL: then texts are tokenized
+here, about a megabyte at a time, and a build uses a process for each core (`retrieval.building.shards`). Without it
+each text is tokenized in a thread.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_local.errors import DatastoreCorrupt
-from rest_local.retrieval.format import DOCUMENTS_HEAD, STATES_HEAD
+from rest_local.retrieval.format import DOCUMENTS_HEAD, STATES_HEAD, SegmentEntry, file_name
 from rest_local.retrieval.rows import Int32Array, Int64Array
 
 
@@ -51,6 +60,144 @@ class Document(NamedTuple):
     name: str
     tokens: Int32Array
     states: tuple[FileState, ...] = ()
+
+
+BATCH_CHARACTERS = 1 << 20
+
+Bulk = Callable[[Sequence[str]], list[Int32Array]]
+
+
+@runtime_checkable
+class DocumentTokenizer(Protocol):
+    """A vocabulary. `tokenize` is called from several threads at once.
+
+    It may have two more methods. `bulk() -> Bulk | None`: a tokenizer for many texts, for one thread, with the ids of
+    `tokenize`. `reopen() -> Opener | None`: how another process opens the same vocabulary.
+    """
+
+    @property
+    def hash(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    def tokenize(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
+
+
+Opener = Callable[[], AbstractContextManager[DocumentTokenizer]]
+"""Opens a vocabulary. It can be pickled."""
+
+Texts = Iterable[Text | tuple[str, str]]
+
+
+def bulk_of(tokenizer: DocumentTokenizer) -> Bulk | None:
+    """The tokenizer's own way for many texts, if it has one."""
+    make: Callable[[], Bulk | None] | None = getattr(tokenizer, "bulk", None)
+    return make() if make else None
+
+
+def opener_of(tokenizer: DocumentTokenizer) -> Opener | None:
+    """How another process opens this tokenizer, if it can."""
+    reopen: Callable[[], Opener | None] | None = getattr(tokenizer, "reopen", None)
+    return reopen() if reopen else None
+
+
+def tokenize_documents(
+    texts: Texts, tokenizer: DocumentTokenizer | TokenizeParts, workers: int | None = None
+) -> Iterator[Document]:
+    """The document of each text that was read, in order.
+
+    tokenizer: a vocabulary, or its `tokenize`, which has no `bulk`; workers: threads without `bulk`, by default one for
+    each core. Some megabytes of text or four documents for each thread are in memory, whatever the size of the corpus.
+    """
+    given = (text if isinstance(text, Text) else Text(*text) for text in texts)
+    read = (text for text in given if text.text is not None)
+    workers = workers or os.cpu_count() or 1
+    if not isinstance(tokenizer, DocumentTokenizer):
+        return _in_threads(read, tokenizer, workers)
+    bulk = bulk_of(tokenizer)
+    return _in_batches(read, tokenizer, bulk) if bulk else _in_threads(read, tokenizer.tokenize, workers)
+
+
+def counted(documents: Iterable[Document], progress: Callable[[str, int], None]) -> Iterator[Document]:
+    """The documents, of which each is reported when it was tokenized."""
+    for document in documents:
+        progress("tokenized", len(document.tokens))
+        yield document
+
+
+def _in_batches(texts: Iterable[Text], tokenizer: DocumentTokenizer, bulk: Bulk) -> Iterator[Document]:
+    for batch in grouped(texts, lambda text: len(text.text or ""), BATCH_CHARACTERS):
+        plain = iter(bulk([encodable(text.text or "") for text in batch if not text.parts]))
+        for text in batch:
+            yield _document(text, tokens_of(text, tokenizer.tokenize) if text.parts else next(plain))
+
+
+Item = TypeVar("Item")
+
+
+def grouped(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """The items in order, in groups of a size up to `most`, unless one item has more."""
+    group: list[Item] = []
+    total = 0
+    for item in items:
+        size = size_of(item)
+        if group and total + size > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size
+    if group:
+        yield group
+
+
+def _in_threads(texts: Iterable[Text], tokenize: TokenizeParts, workers: int) -> Iterator[Document]:
+    """Works in threads, because a tokenizer that is called through ctypes does not hold the GIL."""
+    waiting: deque[tuple[Text, Future[Int32Array]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
+    try:
+        for text in texts:
+            waiting.append((text, pool.submit(tokens_of, text, tokenize)))
+            if len(waiting) >= 4 * workers:
+                done, future = waiting.popleft()
+                yield _document(done, future.result())
+        while waiting:
+            done, future = waiting.popleft()
+            yield _document(done, future.result())
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _document(text: Text, tokens: Int32Array) -> Document:
+    return Document(text.name, tokens, (text.state,) if text.state else ())
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class TokenizeParts(Protocol):
+    """A tokenizer. special: spellings of special tokens become special tokens; asked for only for texts with parts."""
+
+    def __call__(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
+
+
+def tokens_of(text: Text, tokenize: TokenizeParts) -> Int32Array:
+    """The token ids of a text that was read: int32 [n]. Lone surrogates, which JSON or file names may contain, become
+    U+FFFD, because UTF-8 cannot encode them.
+    """
+    if not text.parts:
+        return tokenize(encodable(text.text or ""))
+    parts = [(encodable(part), special) for part, special in text.parts]
+    return np.concatenate([tokenize(part, special=True) if special else tokenize(part) for part, special in parts])
+
+
+def encodable(text: str) -> str:
+    """The text with U+FFFD for lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATES.sub("\ufffd", text)
+    return text
 
 
 DOCUMENTS_MAGIC = b"RLDOCS\x00\x01"
@@ -192,6 +339,27 @@ class StateTable:
         """The numbers of the states of files below a folder, ascending. O(bytes of all names), some milliseconds."""
         start = encoded(os.path.join(folder, ""))
         return sorted(number for number, _ in _entries_at(start, self._data, self._names_at, self._ends))
+
+
+def documents_of(directory: Path, entry: SegmentEntry) -> DocumentTable:
+    """The document table of a segment, read from its file. Raises DatastoreCorrupt and OSError."""
+    path = directory / file_name(entry.name, "documents")
+    return DocumentTable(path.read_bytes(), path, entry.documents, entry.tokens)
+
+
+def states_of(directory: Path, entry: SegmentEntry) -> StateTable | None:
+    """The file states of a segment, None if it has none. As `documents_of`."""
+    path = directory / file_name(entry.name, "states")
+    return StateTable(path.read_bytes(), path, entry.states, entry.documents) if entry.states else None
+
+
+def states_by_document(table: StateTable | None, gone: bytes) -> dict[int, list[FileState]]:
+    """The states that are not deleted, by the number of their document."""
+    found: dict[int, list[FileState]] = {}
+    if table is not None:
+        for number in np.flatnonzero(alive(gone, len(table))).tolist():
+            found.setdefault(int(table.documents[number]), []).append(table[number])
+    return found
 
 
 def _numbers_of(names: Collection[str], data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> list[int]:

@@ -397,13 +397,12 @@ def _entry(name: str) -> HistoryEntry | None:
         if not holds_files(path):
             return None  # it was deleted meanwhile, or has no commit yet
         return HistoryEntry(name, error=_fault(name, error))
-    answers = sum(segment.documents for segment in manifest.segments)
     return HistoryEntry(
         name,
         manifest.recipe.get("model", ""),
-        answers,
-        sum(segment.tokens for segment in manifest.segments) - answers,
-        sum(file.size for segment in manifest.segments for file in segment.files.values()),
+        manifest.documents,
+        manifest.tokens - manifest.documents,
+        manifest.size,
         last_use.isoformat(timespec="seconds"),
         "set aside" if DAMAGED in name else "",
     )

@@ -14,8 +14,7 @@ from stores import read
 
 from rest_local.errors import InputInvalid, OptionError, TemplateFailed
 from rest_local.retrieval import Skipped, build_from_texts
-from rest_local.retrieval.building.tokenizing import tokens_of
-from rest_local.retrieval.documents import Text
+from rest_local.retrieval.documents import Text, tokens_of
 from rest_local.retrieval.sources import Chat
 
 KEY = "AKIA" + "Z" * 16  # joined here, so that no secret scanner reports this file

@@ -22,7 +22,7 @@ from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.staging import MERGE, staging
 from rest_local.retrieval.update import merging, updating
 from rest_local.retrieval.update.forgetting import forget
-from rest_local.retrieval.update.merging import DEAD, FANOUT, Size, chosen_of, is_due, merge, tier_of, without
+from rest_local.retrieval.update.merging import DEAD, FANOUT, Size, chosen_of, merge, tier_of, without
 from rest_local.retrieval.update.updating import add
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -58,13 +58,9 @@ def test_all_segments_become_one_without_deleted_text(folder: Folder) -> None:
 
 
 def test_what_is_due_is_merged_by_itself(folder: Folder) -> None:
-    with Datastore.open(folder.path) as store:
-        assert is_due(store)
-    merge(folder.path)
+    assert merge(folder.path) is not None
     assert len(live_tokens(folder.path)) < FANOUT
     assert texts_in(folder.path) == folder.texts()
-    with Datastore.open(folder.path) as store:
-        assert not is_due(store)
     assert merge(folder.path) is None
 
 

@@ -33,7 +33,7 @@ def test_the_pages_of_all_rows_are_asked_for(tmp_path, monkeypatch):
     def advise(data, intervals):
         asked.setdefault(id(data), set()).update(at for begin, end in intervals for at in range(begin, end))
 
-    monkeypatch.setattr("rest_local.retrieval.sorted_text.advise", advise)
+    monkeypatch.setattr("rest_local.retrieval.segment.advise", advise)
     monkeypatch.setattr(building, "SAMPLED", 1)
     path = make(tmp_path / "store", TEXTS)
     with Datastore.open(path, mmap=True) as store:

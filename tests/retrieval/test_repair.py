@@ -24,8 +24,7 @@ from rest_local.retrieval.documents import Document, FileState, bitmap_of
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, file_name
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.maintenance.checking import look
-from rest_local.retrieval.maintenance.repair import Plan, plan, repair
+from rest_local.retrieval.maintenance.checking import Plan, look, plan, repair
 
 FIRST, SECOND, THIRD = NEW
 STATES = {name: FileState(name, len(tokens), 7, bytes([len(tokens)]) * 32) for name, tokens in NEW.items()}

@@ -30,9 +30,8 @@ from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, VocabularyId, file_name
 from rest_local.retrieval.history import History, forget_history, history_home, list_histories
 from rest_local.retrieval.home import indexes, read_manifest
-from rest_local.retrieval.maintenance.checking import look
+from rest_local.retrieval.maintenance.checking import look, plan, repair
 from rest_local.retrieval.maintenance.moving import export, import_datastore
-from rest_local.retrieval.maintenance.repair import plan, repair
 from rest_local.retrieval.staging import clear, remove, staging
 from rest_local.retrieval.update import pruning
 from rest_local.retrieval.update.forgetting import forget, names_in

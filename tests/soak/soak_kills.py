@@ -42,9 +42,8 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId, file_name
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.maintenance.checking import look
+from rest_local.retrieval.maintenance.checking import look, plan, repair
 from rest_local.retrieval.maintenance.moving import export, import_datastore
-from rest_local.retrieval.maintenance.repair import plan, repair
 from rest_local.retrieval.sources import Walk, from_recipe
 from rest_local.retrieval.update import watching
 from rest_local.retrieval.update.forgetting import forget

@@ -18,9 +18,8 @@ from rest_local.cli.terminal import json_option, print_json
 from rest_local.errors import DatastoreNotFound, InputInvalid, OptionError, printable
 
 if TYPE_CHECKING:
-    from rest_local.retrieval.maintenance.checking import Fault, Looked
+    from rest_local.retrieval.maintenance.checking import Fault, Looked, Plan
     from rest_local.retrieval.maintenance.moving import Moved
-    from rest_local.retrieval.maintenance.repair import Plan
 
 _NAMED = 10  # lost documents that are listed
 
@@ -88,7 +87,7 @@ def _tell(name: str, looked: Sequence[Looked], faults: Sequence[Fault], repair: 
 
 def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[Plan]:
     """Repair, after a question if documents are lost. Raises OptionError without a terminal."""
-    from rest_local.retrieval.maintenance.repair import plan, repair
+    from rest_local.retrieval.maintenance.checking import plan, repair
 
     plans = [plan(one) for one in looked if one.faults]
     lossy = [planned for planned in plans if planned.lost or planned.copy]

@@ -124,7 +124,7 @@ def search(name: str, text: str, model: str | None, as_json: bool) -> None:
     click.echo(f"longest match: {found['match']} of {found['tokens']} tokens, {found['matched']!r}")
     if found["left_off"]:
         click.echo(f"left off at the end: {found['left_off']!r}; there it goes on in other tokens")
-    click.echo(f"in {found['places']:,} places" + (":" if found["files"] else ""))
+    click.echo(f"in {counted(found['places'], 'place')}" + (":" if found["files"] else ""))
     for file in found["files"]:
         click.echo(f"  {file['name']}:{file['line']}")
     for row in found["continuations"]:

@@ -40,9 +40,8 @@ from rest_local import __version__
 from rest_local.cluster import check_address, first_line
 from rest_local.errors import ClusterFailed, DatastoreError, OptionError, RestLocalError, printable
 from rest_local.retrieval.building.build import GrowingSegment, Progress, grown
-from rest_local.retrieval.building.shards import Plan, PlannedFile, Shard, record, shard_documents
-from rest_local.retrieval.building.tokenizing import DocumentTokenizer, Opener, opener_of
-from rest_local.retrieval.documents import Text
+from rest_local.retrieval.building.shards import Plan, Shard, record, shard_documents
+from rest_local.retrieval.documents import DocumentTokenizer, Opener, Text, grouped, opener_of
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import FileEntry, SegmentEntry, file_name, parse_segment
 from rest_local.retrieval.rows import Int32Array, width_of
@@ -406,7 +405,10 @@ def shipped_texts(part: Plan, node: str, skipped: Skipped, report: Progress) -> 
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     _be_quiet_and_ordered()
-    items = [{"paths": pickle.dumps([file.path for file in group])} for group in _groups(part.shards[0])]
+    items = [
+        {"paths": pickle.dumps([file.path for file in group])}
+        for group in grouped(part.shards[0], lambda file: file.size, GROUP)
+    ]
     if not items:
         return
     read: Any = _read
@@ -437,19 +439,6 @@ def _read(batch: pa.Table, filters: Filters) -> pa.Table:
         texts = list(read_files(pickle.loads(paths), filters, skipped, sizes.append))
         found.append(pickle.dumps((texts, skipped, sum(sizes))))
     return pa.table({"texts": pa.array(found, pa.large_binary())})
-
-
-def _groups(files: Sequence[PlannedFile]) -> Iterator[list[PlannedFile]]:
-    group: list[PlannedFile] = []
-    size = 0
-    for file in files:
-        if group and size + file.size > GROUP:
-            yield group
-            group, size = [], 0
-        group.append(file)
-        size += file.size
-    if group:
-        yield group
 
 
 def _be_quiet_and_ordered() -> None:

@@ -34,8 +34,7 @@ from rest_local.retrieval.building.shards import (
     segment_tokens,
     staged,
 )
-from rest_local.retrieval.building.tokenizing import DocumentTokenizer, counted, opener_of, tokenize_documents
-from rest_local.retrieval.documents import Text
+from rest_local.retrieval.documents import DocumentTokenizer, Text, counted, opener_of, tokenize_documents
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import MANIFEST, Manifest, VocabularyId
 from rest_local.retrieval.home import datastore_path, newest_manifest
@@ -148,28 +147,16 @@ def build_from_sources(
     `render`: for transcripts of chats (`sources.source.Render`). jobs counts for a single walk only; memory
     bounds the segments of other sources, too. Raises OptionError for a cluster and anything but a single walk.
     """
-    if len(sources) == 1 and isinstance(walk := sources[0].prepared(), Walk):
-        path, recorded = datastore_path(name), {**recipe_of([walk]), **(recipe or {})}
-        manifest, left_out = build_walk(
-            path,
-            walk,
-            vocabulary,
-            recorded,
-            progress=progress or no_progress,
-            replace=replace,
-            memory=memory,
-            jobs=jobs,
-            cluster=cluster,
-            files=files,
-        )
-        return Built(path, manifest, left_out)
+    report, memory, sources = progress or no_progress, memory or default_memory(), [one.prepared() for one in sources]
+    recorded = {**recipe_of(sources), **(recipe or {})}
+    if len(sources) == 1 and isinstance(walk := sources[0], Walk):
+        path = datastore_path(name)
+        return _build_walk(path, walk, vocabulary, recorded, report, replace, memory, jobs, cluster, files or Files())
     if cluster:
         raise OptionError("a cluster builds an index of files below paths alone; build the other sources without it")
-    report, skipped = progress or no_progress, Skipped()
-    sources = [source.prepared() for source in sources]
+    skipped = Skipped()
     reading = Reading(skipped, looked_at=lambda size: report("read", size), render=render)
     texts = chain.from_iterable([source.texts(reading) for source in sources])
-    recorded = {**recipe_of(sources), **(recipe or {})}
     try:
         return build_from_texts(
             name,
@@ -291,24 +278,20 @@ def _noting_sizes(texts: Iterable[Text], sizes: deque[int]) -> Iterator[Text]:
 SMALL_TEXT = 16 << 20  # bytes of text that one process has done before others have started
 
 
-def build_walk(
+def _build_walk(
     path: Path,
     walk: Walk,
     vocabulary: DocumentTokenizer,
     recipe: Mapping[str, Any],
-    *,
-    progress: Progress = no_progress,
-    replace: bool = True,
-    memory: int | None = None,
-    jobs: int = 1,
-    cluster: Cluster | None = None,
-    files: Files | None = None,
-) -> tuple[Manifest, Skipped]:
-    """Build the index of the datastore at `path` from a prepared walk, shard by shard: the commit, and the files that
-    were skipped. Arguments and errors as for `build_datastore`; `recipe` is recorded as it is.
-    """
-    files, identity = files or Files(), VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
-    share = (memory or default_memory()) // jobs
+    progress: Progress,
+    replace: bool,
+    memory: int,
+    jobs: int,
+    cluster: Cluster | None,
+    files: Files,
+) -> Built:
+    """Build the index of the datastore at `path` from a prepared walk, shard by shard."""
+    identity, share = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name), memory // jobs
     with connected(cluster.address) if cluster else nullcontext(), ExitStack() as stack:
         made = plan(walk, share, identity, cluster.slots(share) if cluster else jobs)
         directory = stack.enter_context(writing(path, vocabulary.hash, files))
@@ -327,7 +310,7 @@ def build_walk(
             ready = Staged(place, segments)
             manifest = commit(directory, vocabulary=identity, recipe=recipe, staged=ready, files=files)
             delete(place, files)
-    return manifest, skipped
+    return Built(path, manifest, skipped)
 
 
 def _build_shards(

@@ -33,8 +33,7 @@ from typing import Any, NamedTuple
 
 from rest_local.errors import DatastoreError, DatastoreUnwritable, OptionError, RestLocalError, printable
 from rest_local.retrieval.building.build import Progress, no_progress, write_file, write_segments
-from rest_local.retrieval.building.tokenizing import DocumentTokenizer, Opener, counted, tokenize_documents
-from rest_local.retrieval.documents import Document, Text
+from rest_local.retrieval.documents import Document, DocumentTokenizer, Opener, Text, counted, tokenize_documents
 from rest_local.retrieval.files import LOCK, Files, digest_of, locked, unwritable
 from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, VocabularyId, parse_segment, sealed, unsealed
 from rest_local.retrieval.rows import PADDING, width_of

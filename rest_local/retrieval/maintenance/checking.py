@@ -1,7 +1,16 @@
-"""Looks at every file of a datastore and lists each fault, without changing anything. `repair` acts on the list.
+"""Looks at every file of a datastore, lists each fault, and repairs what can be repaired.
 
 Checksums find damage on the disk. The content is looked at as well, because a wrong file may have a right checksum: one
-that a broken machine wrote, or that came from elsewhere.
+that a broken machine wrote, or that came from elsewhere. A look changes nothing.
+
+A repair keeps every intact segment, and never deletes the only copy of an intact file:
+
+- A segment whose tokens or documents are damaged is dropped. An update or a rebuild reads its files again.
+- A segment whose tokens and documents are intact is written again: order, file states and whatever else is derived.
+- A damaged manifest is replaced by the copy of a killed commit, if all files of that are intact.
+- What killed processes left is deleted.
+
+All changes of an index are one commit (docs/FORMAT.md), so the files of before stay until the new ones are durable.
 """
 
 from __future__ import annotations
@@ -9,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +26,21 @@ from typing import Any
 
 import numpy as np
 
-from rest_local.errors import DatastoreCorrupt, DatastoreError
-from rest_local.retrieval.documents import DocumentTable, StateTable
-from rest_local.retrieval.files import is_held
+from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreLocked
+from rest_local.retrieval.building.build import commit, write_file
+from rest_local.retrieval.documents import Document, alive, documents_of, states_by_document, states_of
+from rest_local.retrieval.files import Files, digest_of, is_held, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId, file_name, owns
 from rest_local.retrieval.home import folders, read_manifest, stagings
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, from_big_endian, order_of, width_of
-from rest_local.retrieval.staging import IMPORTING, leftovers
+from rest_local.retrieval.staging import IMPORTING, delete, delete_unnamed, leftovers
 
 LEFT = ("orphan", "staging", "removed", "importing")
 """Kinds of faults that are only left over from killed processes. They take room and do no harm."""
 
-_CHUNK = 6 << 20  # bytes read at a time, of whole tokens of 2 or 3 bytes
 _SAMPLE = 1000
 _ATTEMPTS = 5
+_NEEDED = ("tokens", "documents")  # of a segment; everything else follows from them, or is optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +164,7 @@ class _Segment:
         """Compare the size and the checksum of a file, and look at the ids of tokens on the way."""
         wanted = self.entry.files[part]
         try:
-            digest, size = scan(self.path(part), self._look_at_ids if part == "tokens" else None)
+            digest, size = digest_of(self.path(part), self._look_at_ids if part == "tokens" else None)
         except FileNotFoundError:
             return self.fault(part, "missing", "is missing")
         except OSError as error:
@@ -179,12 +190,8 @@ class _Segment:
     def path(self, part: str) -> Path:
         return self.directory / file_name(self.entry.name, part)
 
-    def table(self) -> DocumentTable:
-        path = self.path("documents")
-        return DocumentTable(path.read_bytes(), path, self.entry.documents, self.entry.tokens)
-
     def check_documents(self) -> None:
-        table = self.table()
+        table = documents_of(self.directory, self.entry)
         starts = table.starts
         if not (starts[1:] > starts[:-1] + np.uint64(1)).all():
             self.fault("documents", "table", "the documents are not in order")
@@ -192,14 +199,13 @@ class _Segment:
             table.name(number)
 
     def check_states(self) -> None:
-        path = self.path("states")
-        StateTable(path.read_bytes(), path, self.entry.states, self.entry.documents)
+        states_of(self.directory, self.entry)
 
     def check_separators(self) -> None:
         """Each document ends in a separator, and there is none elsewhere."""
         length, backwards = self.entry.tokens, np.concatenate(self.ends)
         before, after = np.arange(MAX_DEPTH), np.arange(MAX_DEPTH + length, PADDING + length)
-        inside = MAX_DEPTH + length - self.table().starts[:0:-1].astype(np.int64)
+        inside = MAX_DEPTH + length - documents_of(self.directory, self.entry).starts[:0:-1].astype(np.int64)
         if not np.array_equal(backwards, np.concatenate([before, inside, after])):
             self.fault("tokens", "ids", "the separators are not at the ends of the documents")
 
@@ -243,18 +249,6 @@ class _Segment:
         return None
 
 
-def scan(path: Path, look_at: Callable[[bytes, int], None] | None = None) -> tuple[str, int]:
-    """(sha256, size) of a file. look_at: called with each part of _CHUNK bytes and its offset."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            if look_at:
-                look_at(chunk, size)
-            size += len(chunk)
-    return digest.hexdigest(), size
-
-
 def _left(directory: Path, manifest: Manifest | None) -> Iterator[Fault]:
     """What a killed writer left in the directory of an index. Nothing while a writer works there."""
     used = {file_name(entry.name, kind) for entry in (manifest.segments if manifest else ()) for kind in entry.files}
@@ -283,3 +277,163 @@ def size_of(directory: Path) -> int:
     """Bytes of the files below a directory."""
     found = (os.path.join(where, name) for where, _, names in os.walk(directory) for name in names)
     return sum(os.lstat(path).st_size for path in found if os.path.lexists(path))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a repair will do to one index. lost: segments that are dropped; again: that are written again, from intact
+    text; copy: of a manifest that replaces a damaged one; hopeless: why the index cannot be repaired, empty if it can;
+    lost_names: of the documents whose text is lost, as far as an intact table tells; None if none does.
+    """
+
+    looked: Looked
+    lost: tuple[SegmentEntry, ...] = ()
+    again: tuple[SegmentEntry, ...] = ()
+    copy: Path | None = None
+    hopeless: str = ""
+    lost_names: tuple[str, ...] | None = ()
+
+    @property
+    def left(self) -> tuple[Fault, ...]:
+        """What killed processes left, which is deleted."""
+        return tuple(fault for fault in self.looked.faults if fault.kind in LEFT)
+
+    @property
+    def needs_lock(self) -> bool:
+        """Whether files of the index change, not only directories that nothing uses."""
+        return bool(self.lost or self.again or self.copy) or any(fault.kind == "orphan" for fault in self.left)
+
+    @property
+    def lost_tokens(self) -> int:
+        return sum(entry.tokens for entry in self.lost)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "directory": str(self.looked.directory),
+            "dropped": [entry.name for entry in self.lost],
+            "dropped_tokens": self.lost_tokens,
+            "dropped_documents": None if self.lost_names is None else list(self.lost_names),
+            "written_again": [entry.name for entry in self.again],
+            "manifest_from": self.copy.name if self.copy else None,
+            "deleted": [fault.name for fault in self.left],
+            "freed": sum(fault.bytes for fault in self.left),
+            "hopeless": self.hopeless,
+        }
+
+
+def plan(looked: Looked) -> Plan:
+    """What a repair would do. Reads the copies of a damaged manifest with all of their segments."""
+    manifest, faults = looked.manifest, looked.faults
+    if manifest is None:
+        unreadable = next((fault for fault in faults if fault.kind in ("manifest", "version")), None)
+        copy = _complete_copy(looked.directory) if unreadable and unreadable.kind == "manifest" else None
+        if unreadable and copy is None:
+            return Plan(looked, hopeless=f"the manifest cannot be read and there is no copy of it: {unreadable.what}")
+        return Plan(looked, copy=copy)
+    bad = [entry for entry in manifest.segments if looked.faults_of(entry)]
+    lost = tuple(entry for entry in bad if not looked.faults_of(entry).isdisjoint(_NEEDED))
+    again = tuple(entry for entry in bad if entry not in lost)
+    if lost and len(lost) == len(manifest.segments):
+        return Plan(looked, hopeless="no segment is intact")
+    return Plan(looked, lost, again, lost_names=_lost_names(looked, lost))
+
+
+def repair(planned: Plan, *, wait_s: float = 0.0, files: Files | None = None) -> None:
+    """Do what a plan says, under the writers' lock, in one commit.
+
+    A hopeless index stays as it is. Needs the memory of a build for a segment that is written again. Raises
+    DatastoreError if there was a commit since the look, DatastoreLocked, and DatastoreUnwritable: then the index is as
+    it was before.
+    """
+    files, directory = files or Files(), planned.looked.directory
+    if planned.hopeless:
+        return
+    if planned.needs_lock:
+        with locked(directory, wait_s):
+            if seal_of(directory) != planned.looked.seal:
+                raise DatastoreError(f"datastore {directory}: it was changed since it was checked; check it again")
+            if planned.copy:
+                _restore(directory, planned.copy, files)
+            elif planned.lost or planned.again:
+                _commit(planned, files)
+            if any(fault.kind == "orphan" for fault in planned.left):
+                with unwritable(directory):
+                    delete_unnamed(directory, files, everything=True)
+    for fault in planned.left:
+        path = directory / fault.name
+        with unwritable(path):
+            if fault.kind == "removed" and path.exists():
+                delete(path, files)
+            elif fault.kind in ("staging", "importing") and path.exists():
+                with contextlib.suppress(DatastoreLocked), locked(path):  # which a process may have taken up
+                    files.unlink_tree(path)
+
+
+def _commit(planned: Plan, files: Files) -> None:
+    manifest, directory = planned.looked.manifest, planned.looked.directory
+    assert manifest is not None
+    changed = {entry.name for entry in (*planned.lost, *planned.again)}
+    documents = (
+        document
+        for entry in planned.again
+        for document in read_documents(directory, entry, manifest.vocabulary.size, planned.looked.faults_of(entry))
+    )
+    keep = tuple(entry for entry in manifest.segments if entry.name not in changed)
+    commit(directory, documents, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=keep, files=files)
+
+
+def read_documents(directory: Path, entry: SegmentEntry, size: int, bad: set[str]) -> Iterator[Document]:
+    """The documents of a segment that are not deleted, from its intact tokens and tables. size: of the vocabulary; bad:
+    the kinds of files that are not read. Without its states the files of a document are read again by an update.
+    """
+    table, width = documents_of(directory, entry), width_of(size)
+    packed = np.fromfile(directory / file_name(entry.name, "tokens"), np.uint8)
+    backwards = packed[MAX_DEPTH * width : (MAX_DEPTH + entry.tokens) * width]
+    states = {} if "states" in bad else states_by_document(states_of(directory, entry), entry.gone)
+    for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist():
+        first, last = entry.tokens - table.start(number + 1) + 1, entry.tokens - table.start(number)
+        tokens = from_big_endian(backwards[first * width : last * width], width)[::-1]
+        yield Document(table.name(number), tokens, tuple(states.get(number, ())))
+
+
+def _lost_names(looked: Looked, lost: tuple[SegmentEntry, ...]) -> tuple[str, ...] | None:
+    known = [names for names in (_names(looked, entry) for entry in lost) if names is not None]
+    return tuple(name for names in known for name in names) if known or not lost else None
+
+
+def _names(looked: Looked, entry: SegmentEntry) -> list[str] | None:
+    """The names of a segment's documents that are not deleted, from its documents or else its states."""
+    bad = looked.faults_of(entry)
+    with contextlib.suppress(DatastoreError, OSError):
+        if "documents" not in bad:
+            table = documents_of(looked.directory, entry)
+            return [table.name(number) for number in np.flatnonzero(alive(entry.dead, entry.documents)).tolist()]
+        if "states" in {*entry.files} - bad:
+            held = states_by_document(states_of(looked.directory, entry), entry.gone)
+            return [state.name for states in held.values() for state in states]
+    return None
+
+
+def _complete_copy(directory: Path) -> Path | None:
+    """The newest copy of a manifest whose segments are all intact."""
+    complete: list[tuple[int, Path]] = []
+    for path in sorted(directory.glob(f"{MANIFEST}.new-*")):
+        with contextlib.suppress(DatastoreError, OSError):
+            manifest = Manifest.parse(path.read_bytes(), path)
+            if not any(segment_faults(directory, entry, manifest.vocabulary) for entry in manifest.segments):
+                complete.append((manifest.revision, path))
+    return max(complete)[1] if complete else None
+
+
+def _restore(directory: Path, copy: Path, files: Files) -> None:
+    """Step 3 of a commit, for a manifest that is there already. The copy stays until the next writer deletes it: on a
+    file system whose renames are not atomic (exFAT), a power cut may take it away before it has its new name.
+    """
+    with unwritable(directory):
+        new = directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"
+        write_file(files, new, copy.read_bytes())
+        files.sync_directory(directory)
+        files.rename(new, directory / MANIFEST)
+        files.sync_directory(directory)
+    read_manifest(directory)

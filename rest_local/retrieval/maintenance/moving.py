@@ -1,4 +1,4 @@
-"""Moves a datastore between machines as one checksummed file. The format is that of `archive`."""
+"""Moves a datastore between machines as one checksummed file. docs/FORMAT.md has the format."""
 
 from __future__ import annotations
 

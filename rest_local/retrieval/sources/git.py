@@ -14,7 +14,7 @@ from typing import IO, ClassVar, NamedTuple
 
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.sources.listing import git_command, git_environment, output_of, started
+from rest_local.retrieval.sources.listing import git_command, git_environment, records, run_git, started
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
 from rest_local.retrieval.sources.walk import MAX_FILE_SIZE, Filters, absolute, decoded, reason_to_skip, wanted_name
 
@@ -27,7 +27,7 @@ class Git(Source):
     """A revision of a repository, which may be bare.
 
     revision: as given, such as a branch; commit: what it meant when the source was prepared. history: also the text
-    that the newest `commits` commits wrote. The other fields are those of `corpus.Filters`.
+    that the newest `commits` commits wrote. The other fields are those of `walk.Filters`.
 
     The files are named `REPOSITORY@REVISION:PATH`, so that an update after the branch moved knows them again; those of
     the history `REPOSITORY@COMMIT:PATH` with 12 digits, and files too if the revision is a commit's id.
@@ -55,11 +55,10 @@ class Git(Source):
         return Filters(self.include, self.exclude, self.allow_secrets, self.max_file_size)
 
     def texts(self, reading: Reading) -> Iterator[Text]:
-        repository, commit = Path(self.repository), self._commit()
-        return self._texts(repository, commit, reading)
+        return self._texts(self._commit(), reading)
 
-    def _texts(self, repository: Path, commit: str, reading: Reading) -> Iterator[Text]:
-        fixed = commit.startswith(self.revision) and len(self.revision) >= _SHORT
+    def _texts(self, commit: str, reading: Reading) -> Iterator[Text]:
+        repository, fixed = Path(self.repository), commit.startswith(self.revision) and len(self.revision) >= _SHORT
         name = f"{repository}@{commit[:_SHORT] if fixed else self.revision}"
         yield from files_of_commit(repository, commit, name, self.filters(), reading)
         if self.history:
@@ -67,7 +66,9 @@ class Git(Source):
 
     def measure(self) -> tuple[int, int]:
         """Without the history, whose size is not known before it was read."""
-        return measure_tree(Path(self.repository), self._commit(), self.filters())
+        found = entries(Path(self.repository), self._commit(), self.filters(), Skipped())
+        sizes = [entry.size for entry in found]
+        return len(sizes), sum(sizes)
 
     def about(self) -> str:
         return f"{self.repository}@{self.revision}{' with its history' if self.history else ''}"
@@ -81,11 +82,11 @@ class Git(Source):
         if not os.path.isdir(self.repository):
             raise InputInvalid("repository", printable(self.repository), "no such directory; clone it first")
         wanted = self.commit or self.revision
-        question = ("rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
-        answer, _ = output_of(Path(self.repository), *question)
-        if answer:
-            return answer
-        _, problem = output_of(Path(self.repository), "rev-parse", "--git-dir")
+        repository = Path(self.repository)
+        answer = run_git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
+        if answer.returncode == 0 and (commit := os.fsdecode(answer.stdout).strip()):
+            return commit
+        problem = os.fsdecode(run_git(repository, "rev-parse", "--git-dir").stderr).strip()
         cause = problem.removeprefix("fatal: ") or f"no revision {wanted!r}"
         raise InputInvalid("repository", printable(self.repository), cause)
 
@@ -121,12 +122,6 @@ def files_of_commit(repository: Path, commit: str, name: str, filters: Filters, 
                 yield Text(title, decoded(data), FileState(title, len(data), mark, hashlib.sha256(data).digest()))
 
 
-def measure_tree(repository: Path, commit: str, filters: Filters) -> tuple[int, int]:
-    """(files, bytes) that `files_of_commit` would read."""
-    sizes = [entry.size for entry in entries(repository, commit, filters, Skipped())]
-    return len(sizes), sum(sizes)
-
-
 def entries(repository: Path, commit: str, filters: Filters, skipped: Skipped) -> Iterator[Entry]:
     """The regular files of a commit whose names are wanted. Hidden ones, links and submodules are left out."""
     command = git_command(repository, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
@@ -150,14 +145,6 @@ def entries(repository: Path, commit: str, filters: Filters, skipped: Skipped) -
                 yield Entry(path, blob, int(size))
     if git.returncode:
         raise InputInvalid("repository", printable(str(repository)), f"git cannot list commit {commit[:12]}")
-
-
-def records(file: IO[bytes]) -> Iterator[bytes]:
-    """What a NUL byte ends, in turn."""
-    rest = b""
-    while chunk := file.read(1 << 16):
-        *found, rest = (rest + chunk).split(b"\0")
-        yield from found
 
 
 @dataclass(slots=True)

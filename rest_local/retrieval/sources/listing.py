@@ -16,6 +16,7 @@ from typing import IO, NamedTuple
 from pathspec import GitIgnoreSpec
 
 from rest_local.errors import RestLocalError
+from rest_local.retrieval.documents import grouped
 from rest_local.retrieval.files import AS_IT_IS
 from rest_local.retrieval.sources.source import Skipped
 
@@ -84,47 +85,22 @@ def git_files(root: Path, only: Sequence[str] | None = None) -> Iterator[str] | 
     The names go through temporary files, so that memory does not depend on their number. only: sorted names, to ask
     about these alone; git reads its index, but of the folders only those of the names.
     """
-    environment = git_environment()
-
-    def git(*arguments: str, output: IO[bytes] | int = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            git_command(root, *arguments),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-
     undo, listed = contextlib.ExitStack(), []
-    with undo, contextlib.suppress(OSError):
-        inside = git("rev-parse", "--is-inside-work-tree")
-        if inside.returncode != 0 or inside.stdout.strip() != b"true" or git("check-ignore", "-q", ".").returncode == 0:
+    with undo, contextlib.suppress(OSError, RestLocalError):
+        inside = run_git(root, "rev-parse", "--is-inside-work-tree")
+        ignored = inside.stdout.strip() != b"true" or run_git(root, "check-ignore", "-q", ".").returncode == 0
+        if inside.returncode != 0 or ignored:
             return None
         for arguments in (("--cached",), ("--others", "--exclude-standard")):
             listed.append(undo.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
-            for names in [[]] if only is None else _command_lines(only):
+            for names in [[]] if only is None else grouped(only, len, _MOST_ARGUMENTS):
                 command = ("--literal-pathspecs", "ls-files", "-z", *arguments, "--", *names)
-                if git(*command, output=listed[-1]).returncode != 0:
+                if run_git(root, *command, output=listed[-1]).returncode != 0:
                     return None
         undo.pop_all()  # from here on `_split` closes the files
         merged = _merged([_split(file) for file in listed])
         return merged if only is None else filter(set(only).__contains__, merged)
     return None
-
-
-def _command_lines(names: Sequence[str]) -> Iterator[list[str]]:
-    """Names in groups that are short enough for a command line."""
-    group: list[str] = []
-    size = 0
-    for name in names:
-        if group and size + len(name) > _MOST_ARGUMENTS:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += len(name)
-    if group:
-        yield group
 
 
 def _merged(parts: list[Iterator[str]]) -> Iterator[str]:
@@ -140,10 +116,15 @@ def _split(file: IO[bytes]) -> Iterator[str]:
     """The names in a file, in which a NUL byte ends each name."""
     with file:
         file.seek(0)
-        rest = b""
-        while chunk := file.read(1 << 16):
-            *names, rest = (rest + chunk).split(b"\0")
-            yield from map(os.fsdecode, names)
+        yield from map(os.fsdecode, records(file))
+
+
+def records(file: IO[bytes]) -> Iterator[bytes]:
+    """What a NUL byte ends, in turn."""
+    rest = b""
+    while chunk := file.read(1 << 16):
+        *found, rest = (rest + chunk).split(b"\0")
+        yield from found
 
 
 @contextlib.contextmanager
@@ -172,17 +153,17 @@ def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         git.wait()
 
 
-def output_of(repository: Path, *arguments: str) -> tuple[str, str]:
-    """What git prints and what it complains about, both stripped. Raises RestLocalError without git."""
-    command = git_command(repository, *arguments)
+def run_git(
+    repository: Path, *arguments: str, output: IO[bytes] | int = subprocess.PIPE
+) -> subprocess.CompletedProcess[bytes]:
+    """A command of git that has ended, with what it complains about. Raises RestLocalError without git."""
+    command, none = git_command(repository, *arguments), subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=git_environment(), check=False
+        return subprocess.run(
+            command, env=git_environment(), stdin=none, stdout=output, stderr=subprocess.PIPE, check=False
         )
     except FileNotFoundError as error:
         raise RestLocalError("this needs the program git; install it") from error
-    output, problem = (os.fsdecode(text).strip() for text in (done.stdout, done.stderr))
-    return (output if done.returncode == 0 else "", problem)
 
 
 _SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})

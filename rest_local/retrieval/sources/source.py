@@ -65,25 +65,11 @@ class Skipped:
         return Skipped(Counter(fields["counts"]), Counter(fields["kinds"]), list(fields["secrets"]))
 
 
-SECRET_NAMES = (
-    ".env*",
-    "*.pem",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "*.kdbx",
-    "*.keystore",
-    "id_rsa*",
-    "id_dsa*",
-    "id_ecdsa*",
-    "id_ed25519*",
-    ".npmrc",
-    ".netrc",
-    "_netrc",
-    ".pypirc",
-    ".git-credentials",
-    ".htpasswd",
-    "credentials*",
+SECRET_NAMES = frozenset(
+    """
+    .env* *.pem *.key *.p12 *.pfx *.kdbx *.keystore id_rsa* id_dsa* id_ecdsa* id_ed25519* .npmrc .netrc _netrc .pypirc
+    .git-credentials .htpasswd credentials*
+    """.split()  # noqa: SIM905  a list literal would be one name a line
 )
 """Names of files that are never read. Upper and lower case do not matter."""
 

@@ -197,7 +197,7 @@ def wanted_name(filters: Filters) -> Callable[[str], str]:
         base = os.path.basename(relative)
         if filters.exclude and exclude.match_file(relative):
             return "excluded"
-        if not (include.match_file(relative) if filters.include else _by_extension(base)):
+        if not (include.match_file(relative) if filters.include else by_extension(base)):
             return UNWANTED
         return "secret" if not filters.allow_secrets and secret_name(base) else ""
 
@@ -229,7 +229,7 @@ def _spec(globs: Sequence[str]) -> GitIgnoreSpec:
         raise OptionError(f"glob {' '.join(globs)!r}: {error}") from error
 
 
-def _by_extension(name: str) -> bool:
+def by_extension(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in EXTENSIONS or name in NAMES
 
 

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.building.build import commit
 from rest_local.retrieval.building.indexing import recipe_of
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document
 from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
 from rest_local.retrieval.format import SegmentEntry
 from rest_local.retrieval.home import find, holds_files
@@ -44,29 +44,11 @@ class Forgotten:
     removed: bool = False
 
 
-def forget(
-    path: Path,
-    names: Collection[str],
-    *,
-    wait_s: float = WAIT_S,
-    files: Files | None = None,
-    whole: bool = False,
-    mmap: bool | None = None,
-    vocabulary_hash: str | None = None,
-) -> int:
-    """Remove the files, and documents of no file, with these names from the index for a vocabulary, None: the first
-    one. Returns the number of those that were there. As `forget_where`.
+def forget(path: Path, names: Collection[str], **options: Any) -> int:
+    """Remove the files, and documents of no file, with these names. Returns the number of those that were there.
+    options: as for `forget_where`, and errors, too.
     """
-    forgotten = forget_where(
-        path,
-        set(names).__contains__,
-        wait_s=wait_s,
-        files=files,
-        whole=whole,
-        mmap=mmap,
-        vocabulary_hash=vocabulary_hash,
-    )
-    return len(forgotten.names)
+    return len(forget_where(path, set(names).__contains__, **options).names)
 
 
 def forget_where(
@@ -82,7 +64,7 @@ def forget_where(
 ) -> Forgotten:
     """Remove the files, and documents of no file, whose name is meant, from the index for a vocabulary. When it
     returns, no file of the index holds their text or an earlier version of it, unless another file has that content,
-    nor does anything that killed processes left of the datastore or next to it (`home.clear`).
+    nor does anything that killed processes left of the datastore or next to it (`staging.clear`).
 
     recipe: the new recipe, from the present one and the names. An index is never empty: if no document would be left,
     it is deleted with `whole`, and otherwise OptionError is raised. mmap: as for `Datastore.open`. Holds the writers'
@@ -134,25 +116,18 @@ def _rewrite(
         for index, entry in enumerate(entries)
         if entry is None or entry.dead or entry.gone or not names.isdisjoint(_names(store, index))
     ]
-    old = store.manifest.segments
-    store.check([old[index] for index in again if entries[index]])  # damage must not get a new, valid checksum
-    documents = (document for index in again for document in _left(store, index, entries[index]))
-    keep = tuple(entry for index, entry in enumerate(entries) if entry and index not in again)
+    store.check([store.manifest.segments[index] for index in again if entries[index]])  # damage gets no valid checksum
     commit(
         store.directory,
-        documents,
+        chain.from_iterable(store.each_document(index, entries[index]) for index in again if entries[index]),
         vocabulary=store.manifest.vocabulary,
         recipe=dict(recipe),
-        keep=keep,
+        keep=tuple(entry for index, entry in enumerate(entries) if entry and index not in again),
         files=files,
     )
     with unwritable(store.directory):
         delete_unnamed(store.directory, files)
         remove_all(store.directory, files)
-
-
-def _left(store: Datastore, index: int, entry: SegmentEntry | None) -> Iterator[Document]:
-    return store.each_document(index, entry) if entry else iter(())
 
 
 _SPECIAL = re.compile(r"([\\*?\[\]!# ])")

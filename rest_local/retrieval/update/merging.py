@@ -31,9 +31,18 @@ from rest_local.retrieval.building.build import (
     write_segments,
 )
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import DocumentTable, FileState, StateTable, alive, bitmap_of, numbers_in
+from rest_local.retrieval.documents import (
+    DocumentTable,
+    FileState,
+    StateTable,
+    alive,
+    bitmap_of,
+    documents_of,
+    numbers_in,
+    states_of,
+)
 from rest_local.retrieval.files import Files, locked, unwritable
-from rest_local.retrieval.format import Manifest, SegmentEntry, file_name
+from rest_local.retrieval.format import Manifest, SegmentEntry
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.staging import MERGE, Staged, clear, staging
 
@@ -87,11 +96,6 @@ def merge(
             except (DatastoreCorrupt, FileNotFoundError):  # a newer commit may have deleted an input
                 if read_manifest(store.directory) == store.manifest:
                     raise
-
-
-def is_due(store: Datastore) -> bool:
-    """Whether `merge` has something to do. O(segments)."""
-    return bool(chosen_of(sizes_of(store)))
 
 
 def sizes_of(store: Datastore) -> list[Size]:
@@ -174,12 +178,7 @@ def _deleted_since(store: Datastore, index: int, now: SegmentEntry) -> set[str]:
 
 def _without(place: Path, entry: SegmentEntry, names: Collection[str]) -> SegmentEntry | None:
     """A merged segment without these files and documents; None if nothing is left."""
-    data = (place / file_name(entry.name, "documents")).read_bytes()
-    table, states = DocumentTable(data, place, entry.documents, entry.tokens), None
-    if entry.states:
-        data = (place / file_name(entry.name, "states")).read_bytes()
-        states = StateTable(data, place, entry.states, entry.documents)
-    return without_names(entry, states, table, names)
+    return without_names(entry, states_of(place, entry), documents_of(place, entry), names)
 
 
 Entries = list[SegmentEntry | None]

@@ -27,7 +27,7 @@ from rest_local.retrieval.building.build import commit
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, encoded
 from rest_local.retrieval.files import WAIT_S, Files, locked
-from rest_local.retrieval.format import DOCUMENTS_HEAD, STATES_HEAD, SegmentEntry
+from rest_local.retrieval.format import DOCUMENTS_HEAD, STATE_BYTES, STATES_HEAD, SegmentEntry
 from rest_local.retrieval.home import find, holds_files
 from rest_local.retrieval.rows import PADDING, Int32Array, Int64Array, width_of
 from rest_local.retrieval.staging import clear
@@ -42,7 +42,6 @@ _ROOTS = np.sqrt(np.arange(_MOST + 1, dtype=np.float32))
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _TARGET = re.compile(r"seen:(?P<seen>[0-9]{1,5})|(?P<size>[0-9]{1,12}(\.[0-9]{1,6})?) ?(?P<unit>[kMG])B")
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
-_STATE_BYTES = 8 + 8 + 8 + 4 + 32  # of a file state, without its name
 
 Tokens = Callable[[int], Int32Array]
 """The tokens of a document by its number. Called several times for each."""
@@ -179,7 +178,7 @@ class _Stored:
 
 def size_of(document: Document, width: int) -> int:
     """The bytes that a document takes in the files of a segment."""
-    states = sum(_STATE_BYTES + len(encoded(state.name)) for state in document.states)
+    states = sum(STATE_BYTES + len(encoded(state.name)) for state in document.states)
     return (len(document.tokens) + 1) * (width + 4) + 16 + len(encoded(document.name)) + states
 
 

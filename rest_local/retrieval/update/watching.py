@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pathspec import GitIgnoreSpec
 
@@ -40,11 +40,11 @@ from rest_local.errors import (
     RestLocalError,
     printable,
 )
-from rest_local.retrieval.building.tokenizing import DocumentTokenizer
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.format import Manifest
+from rest_local.retrieval.documents import DocumentTokenizer
 from rest_local.retrieval.home import find, read_manifest
-from rest_local.retrieval.sources.walk import EXTENSIONS, NAMES
+from rest_local.retrieval.sources.walk import by_extension
+from rest_local.retrieval.update.updating import Updated
 
 log = logging.getLogger("rest_local.watching")
 
@@ -62,25 +62,8 @@ Batch = Collection[tuple[int, str]]
 """Changes, each its kind and an absolute path."""
 
 
-class Counts(Protocol):
-    """What an update did (`retrieval.update.updating.Updated`)."""
-
-    @property
-    def added(self) -> int: ...
-    @property
-    def changed(self) -> int: ...
-    @property
-    def deleted(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def manifest(self) -> Manifest: ...
-
-
-class Update(Protocol):
-    """`retrieval.update.updating.update`."""
-
-    def __call__(self, path: Path, *, vocabulary: DocumentTokenizer, only: Collection[str] | None = None) -> Counts: ...
+Update = Callable[..., Updated]
+"""`retrieval.update.updating.update`, called with the path, `vocabulary` and `only`."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +80,7 @@ class Commit:
     """An update that changed an index."""
 
     target: Target
-    counts: Counts
+    counts: Updated
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,8 +93,8 @@ class Commit:
             "changed": counts.changed,
             "deleted": counts.deleted,
             "tokens": counts.tokens,
-            "total": sum(segment.tokens for segment in counts.manifest.segments),
-            "documents": sum(segment.documents for segment in counts.manifest.segments),
+            "total": counts.manifest.tokens,
+            "documents": counts.manifest.documents,
             "seconds": round(self.seconds, 3),
         }
 
@@ -136,8 +119,7 @@ class Root:
         """Whether a walk would look at a file of this name."""
         if self.include:
             return GitIgnoreSpec.from_lines(self.include).match_file(relative)
-        name = os.path.basename(relative)
-        return os.path.splitext(name)[1].lower() in EXTENSIONS or name in NAMES
+        return by_extension(os.path.basename(relative))
 
     def look(self, may_be_empty: Callable[[Path], bool]) -> bool:
         """Whether it is another one than before. may_be_empty: whether an empty directory is as it should be."""
