@@ -14,13 +14,12 @@ from rest_local.errors import (
     DatastoreCorrupt,
     DatastoreLocked,
     DatastoreNotFound,
-    DatastoreUnwritable,
     DatastoreVocabulary,
     OptionError,
 )
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.files import Files, locked
+from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.updating import add
@@ -63,15 +62,6 @@ def test_edits_on_a_file_system_without_hard_links(tmp_path: Path, no_hard_links
     put(path, b="second")
     assert forget(path, {"a"}) == 1
     assert contents(path) == {"b": "second"}
-
-
-def test_what_is_forgotten_is_in_no_file(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    put(path, a="secret words", b="others")
-    assert forget(path, {"a", "unknown"}) == 1
-    assert forget(path, {"a"}) == 0
-    assert contents(path) == {"b": "others"}
-    assert not any(b"a" in file.read_bytes() for file in path.glob("*documents*"))
 
 
 def test_the_last_document_stays(tmp_path: Path) -> None:
@@ -146,15 +136,6 @@ def test_damage_is_not_written_again_under_a_new_checksum(tmp_path: Path, edit: 
     assert contents(path) == {"a": "first text", "b": "second"}
 
 
-def test_a_reader_keeps_its_snapshot(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    put(path, a="hello world", b="more")
-    with Datastore.open(path, mmap=True) as reader:
-        forget(path, {"a"})
-        match, places, _ = reader.find(tokens("hello "))
-        assert (match, places) == (6, 1)
-
-
 def test_refusals_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store"
     put(path, a="text")
@@ -166,31 +147,3 @@ def test_refusals_change_nothing(tmp_path: Path) -> None:
     with pytest.raises(CorpusEmpty):
         add(tmp_path / "empty", [("b", tokens(""))], vocabulary=VOCABULARY)
     assert contents(path) == {"a": "text"}
-
-
-class Failing(Files):
-    """The n-th sync fails."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def sync(self, descriptor: int) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise OSError(5, "Input/output error")
-        super().sync(descriptor)
-
-
-def test_a_disk_that_fails_at_any_sync_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    put(path, a="text", b="other")
-    for at in range(1, 20):
-        failing = Failing(at)
-        try:
-            forget(path, {"a"}, files=failing)
-        except DatastoreUnwritable:
-            assert contents(path) == {"a": "text", "b": "other"}
-        if failing.left > 0:
-            break
-    assert contents(path) == {"b": "other"}
-    assert at > 3

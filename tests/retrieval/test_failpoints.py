@@ -33,15 +33,12 @@ Commit = tuple[dict[str, str], int]
 """The texts and the revision."""
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_small(monkeypatch.setattr)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """Only copies of it are changed."""
-    return prepared(tmp_path_factory.mktemp("folder"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    """Only copies of it are changed. Segments of a few tokens are large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        set_small(patch.setattr)
+        yield prepared(tmp_path_factory.mktemp("folder"))
 
 
 @pytest.fixture(autouse=True)

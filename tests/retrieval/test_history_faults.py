@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failpoints import Named, kills, put_tree
+from failpoints import Named, fail_at, kills, put_tree
 from stores import NEW, VOCABULARY, Durable, make
 from test_history import answers_in
 
@@ -73,30 +73,20 @@ def test_killed_before_any_step_of_a_commit(path: Path) -> None:
     assert seen[-1] == BOTH
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_fails_at_every_step(
-    path: Path, tmp_path: Path, code: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_fails_at_every_step(path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     counting = Named()
     say(written(tmp_path / "counted"), files=counting)
     for failing in range(1, counting.steps + 1):
-        failed_in = []
-
-        def fail(step: int, name: str, failing: int = failing, failed_in: list[str] = failed_in) -> None:
-            if step == failing:
-                failed_in.append(name)
-                raise OSError(code, os.strerror(code))
-
         caplog.clear()
-        say(path, files=Named(fail))
-        if failed_in[0].startswith("delete"):  # the commit is done, so there is no warning
+        say(path, files=(files := Named(fail_at(failing, errno.EIO))))
+        if files.trace[failing - 1].startswith("delete"):  # the commit is done, so there is no warning
             assert caplog.records == []
             assert answers_in(path) == BOTH
             shutil.rmtree(path)
             written(path)
         else:
             (record,) = caplog.records
-            assert os.strerror(code) in record.message
+            assert os.strerror(errno.EIO) in record.message
             assert answers_in(path) == BEFORE
     assert set_aside(path) == []
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failpoints import Named, kills, put_tree
+from failpoints import Named, fail_at, kills, put_tree
 from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, make
 from test_build import names, orphans
 from test_checking import faults, put, sign
@@ -493,12 +493,6 @@ def target_of(path: Path, content: dict[str, list[int]] | None) -> Path:
     return path
 
 
-def steps_of_an_import(path: Path, data: bytes) -> int:
-    files = Named()
-    imported(data, path, files=files, replace=True)
-    return files.steps
-
-
 @pytest.mark.parametrize("old", [None, MORE], ids=["new", "replacing"])
 def test_killed_before_any_step_of_an_import(small, tmp_path, old):
     (tmp_path / "home").mkdir()
@@ -520,17 +514,13 @@ def test_killed_before_any_step_of_an_import(small, tmp_path, old):
 
 @pytest.mark.parametrize("old", [None, MORE], ids=["new", "replacing"])
 def test_a_disk_that_fails_at_every_step_of_an_import(small, tmp_path, old):
-    steps = steps_of_an_import(target_of(tmp_path / "counted", old), small)
+    counted = Named()
+    imported(small, target_of(tmp_path / "counted", old), files=counted, replace=True)
     home, failed = tmp_path / "failing", 0
-    for failing in range(1, steps + 1):
+    for failing in range(1, counted.steps + 1):
         path = target_of(home / str(failing), old)
-
-        def fail(step: int, name: str, failing: int = failing) -> None:
-            if step == failing:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-
         try:
-            imported(small, path, files=Named(fail), replace=True)
+            imported(small, path, files=Named(fail_at(failing, errno.EIO)), replace=True)
         except DatastoreUnwritable:
             failed += 1
             found = held(path)
@@ -541,7 +531,7 @@ def test_a_disk_that_fails_at_every_step_of_an_import(small, tmp_path, old):
         assert orphans(path) == set()
         assert names(home) == {path.name}
         shutil.rmtree(path)
-    assert failed > steps // 2
+    assert failed > counted.steps // 2
 
 
 def test_a_new_datastore_survives_a_power_cut(store, tmp_path):
@@ -552,26 +542,6 @@ def test_a_new_datastore_survives_a_power_cut(store, tmp_path):
     made = {directory.name: found for directory, found in files.names.items()}
     (place,) = (found for name, found in made.items() if name.startswith(".importing-"))
     assert names(path) - {"lock"} <= place
-
-
-def test_no_room_and_no_permission(store, tmp_path, unprivileged):
-    data = exported(make(tmp_path / "large", {"a": [1] * 2000}))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
-        with pytest.raises(DatastoreUnwritable, match="EFBIG"):
-            imported(data)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert names(tmp_path / "home") == set()
-    (tmp_path / "home").chmod(0o500)
-    try:
-        with pytest.raises(DatastoreUnwritable, match="EACCES"):
-            imported(data)
-    finally:
-        (tmp_path / "home").chmod(0o700)
 
 
 def test_an_interrupt_leaves_nothing(store, tmp_path):

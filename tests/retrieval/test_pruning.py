@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import VOCABULARY, content_of, make
 
-from rest_local.errors import DatastoreNotFound, DatastoreUnwritable, OptionError
+from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, FileState, bitmap_of
-from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.update.pruning import CONTEXT, Target, _Stored, choose, prune, size_of
@@ -197,48 +195,6 @@ def test_another_vocabulary_stays(tmp_path: Path) -> None:
     assert content_of(path) == CONTENT
     with Datastore.open(path, vocabulary_hash=other.hash) as store:
         assert sorted(store.document_names()) == ["more.py", "wide.py"]
-
-
-class FailsAt(Files):
-    """The `step`-th of its operations fails."""
-
-    def __init__(self, step: int) -> None:
-        self.left = step
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise OSError(errno.ENOSPC, "no space left")
-
-    def create(self, path: Path) -> int:
-        self._count()
-        return super().create(path)
-
-    def write(self, descriptor: int, data: bytes | memoryview) -> None:
-        self._count()
-        super().write(descriptor, data)
-
-    def sync(self, descriptor: int) -> None:
-        self._count()
-        super().sync(descriptor)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._count()
-        super().rename(source, target)
-
-
-def test_a_failure_at_any_step_leaves_the_index_as_it_was(tmp_path: Path) -> None:
-    steps = FailsAt(1 << 20)
-    prune(make(tmp_path / "other", CONTENT), Target(seen=2), files=steps)
-    taken = (1 << 20) - steps.left
-    assert taken > 10
-    path = make(tmp_path / "store", CONTENT)
-    for step in range(1, taken + 1):
-        with pytest.raises(DatastoreUnwritable, match="no space left"):
-            prune(path, Target(seen=2), files=FailsAt(step))
-        assert content_of(path) == CONTENT
-    prune(path, Target(seen=2))
-    assert set(content_of(path)) == {"more.py"}
 
 
 def test_deleted_documents_do_not_count(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from failpoints import Named
+from failpoints import kills, put_tree
 
 from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreUnwritable, OptionError
 from rest_local.retrieval import Datastore, build_datastore
@@ -47,6 +46,13 @@ class Bytes:
 @contextlib.contextmanager
 def opened() -> Iterator[Bytes]:
     yield Bytes()
+
+
+class Here(Bytes):
+    """Only this process opens it, so that the shards are built here."""
+
+    def reopen(self) -> None:
+        return None
 
 
 class Deadly(Bytes):
@@ -234,15 +240,12 @@ def test_memory_decides_the_size_of_a_segment() -> None:
 
 
 def test_a_shard_is_built_again_only_if_a_file_changed(source: Path, tmp_path: Path) -> None:
-    class Noting(Bytes):
+    class Noting(Here):
         texts = 0
 
         def tokenize(self, text: str) -> np.ndarray:
             self.texts += 1
             return super().tokenize(text)
-
-        def reopen(self) -> None:
-            return None
 
     noting = Noting()
     with killed_before_the_commit(tmp_path):
@@ -297,14 +300,14 @@ def test_what_a_failed_build_has_staged_is_deleted(source: Path, tmp_path: Path)
 
 def test_a_damaged_shard_is_built_again(source: Path, tmp_path: Path) -> None:
     with killed_before_the_commit(tmp_path):
-        build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=4, files=Refusing())
+        build_datastore(tmp_path / "store", [source], vocabulary=Here(), jobs=4, files=Refusing())
     (name,) = stagings(tmp_path / "store")
     damaged = next((tmp_path / "store" / name).glob("*.order.bin"))
     data = bytearray(damaged.read_bytes())
     data[100] ^= 1
     damaged.write_bytes(data)
     next((tmp_path / "store" / name).glob("shard-*.json")).write_text("{}")
-    built = build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=4)
+    built = build_datastore(tmp_path / "store", [source], vocabulary=Here(), jobs=4)
     with Datastore.open(built.path) as store:
         store.check()
     assert built.documents == 60
@@ -312,8 +315,8 @@ def test_a_damaged_shard_is_built_again(source: Path, tmp_path: Path) -> None:
 
 def test_another_plan_deletes_what_a_killed_build_left(source: Path, tmp_path: Path) -> None:
     with killed_before_the_commit(tmp_path):
-        build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=4, files=Refusing())
-    built = build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=4, include=["f0*"])
+        build_datastore(tmp_path / "store", [source], vocabulary=Here(), jobs=4, files=Refusing())
+    built = build_datastore(tmp_path / "store", [source], vocabulary=Here(), jobs=4, include=["f0*"])
     assert stagings(built.path) == []
     assert built.documents == 10
 
@@ -391,24 +394,19 @@ def run(store: Path, source: Path, step: int, jobs: int = 1) -> subprocess.Popen
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def test_killed_at_steps_and_built_again_is_as_never_killed(source: Path, tmp_path: Path) -> None:
-    """Each kill is followed by another build of the same directory, which is killed later, until one comes through."""
-    counting = Named()
+def test_killed_before_any_step_and_built_again_is_as_never_killed(source: Path, tmp_path: Path) -> None:
     for path in sorted(source.iterdir())[12:]:
         path.unlink()
-    build_datastore(tmp_path / "right", [source], vocabulary=Bytes(), jobs=1, files=counting)
-    numbers = random.Random(11)
-    steps = sorted(numbers.sample(range(1, counting.steps + 1), min(12, counting.steps)))
-    for step in steps:
-        store = tmp_path / "killed" / str(step)
-        build_datastore(store, [source], vocabulary=Bytes(), include=["f00.py"])  # an older commit
-        assert run(store, source, step).wait(120) == -9
+    store, right = tmp_path / "killed", tmp_path / "right"
+    build_datastore(right, [source], vocabulary=Here(), jobs=1)
+    build_datastore(store, [source], vocabulary=Here(), include=["f00.py"])  # an older commit
+    for state in kills(store, lambda files: build_datastore(store, [source], vocabulary=Here(), files=files)):
+        put_tree(store, state.tree)
         with Datastore.open(store) as opened_store:
             opened_store.check()
-        built = build_datastore(store, [source], vocabulary=Bytes(), jobs=1)
-        assert content(store) == content(tmp_path / "right")
-        assert stagings(built.path) == []
-        shutil.rmtree(store)
+        build_datastore(store, [source], vocabulary=Here(), jobs=1)
+        assert content(store) == content(right), state.before
+        assert stagings(store) == []
 
 
 def test_processes_of_a_killed_build_end_too(source: Path, tmp_path: Path) -> None:
