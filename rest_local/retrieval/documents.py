@@ -90,12 +90,6 @@ Opener = Callable[[], AbstractContextManager[DocumentTokenizer]]
 Texts = Iterable[Text | tuple[str, str]]
 
 
-def bulk_of(tokenizer: DocumentTokenizer) -> Bulk | None:
-    """The tokenizer's own way for many texts, if it has one."""
-    make: Callable[[], Bulk | None] | None = getattr(tokenizer, "bulk", None)
-    return make() if make else None
-
-
 def opener_of(tokenizer: DocumentTokenizer) -> Opener | None:
     """How another process opens this tokenizer, if it can."""
     reopen: Callable[[], Opener | None] | None = getattr(tokenizer, "reopen", None)
@@ -115,7 +109,8 @@ def tokenize_documents(
     workers = workers or os.cpu_count() or 1
     if not isinstance(tokenizer, DocumentTokenizer):
         return _in_threads(read, tokenizer, workers)
-    bulk = bulk_of(tokenizer)
+    make: Callable[[], Bulk | None] | None = getattr(tokenizer, "bulk", None)
+    bulk = make() if make else None
     return _in_batches(read, tokenizer, bulk) if bulk else _in_threads(read, tokenizer.tokenize, workers)
 
 
@@ -365,15 +360,11 @@ def states_by_document(table: StateTable | None, gone: bytes) -> dict[int, list[
 def _numbers_of(names: Collection[str], data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> list[int]:
     wanted = {encoded(name) for name in names}
     if len(wanted) <= _FEW and all(len(name) >= _LONG for name in wanted):
-        return sorted(number for name in wanted for number in _places_of(name, data, names_at, ends))
+        found = ((name, *entry) for name in wanted for entry in _entries_at(name, data, names_at, ends))
+        return sorted(number for name, number, size in found if size == len(name))
     stored = bytes(data[names_at:])
     spans = enumerate(pairwise(ends.tolist()))
     return [number for number, (first, last) in spans if stored[first:last] in wanted]
-
-
-def _places_of(name: bytes, data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> Iterable[int]:
-    """The numbers of the entries with this name."""
-    return (number for number, size in _entries_at(name, data, names_at, ends) if size == len(name))
 
 
 def _entries_at(start: bytes, data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> Iterable[tuple[int, int]]:

@@ -34,7 +34,14 @@ from rest_local.retrieval.building.build import (
 )
 from rest_local.retrieval.building.indexing import recipe_of
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document, DocumentTokenizer, FileState, Text, tokenize_documents
+from rest_local.retrieval.documents import (
+    Document,
+    DocumentTokenizer,
+    FileState,
+    Text,
+    counted,
+    tokenize_documents,
+)
 from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.home import find, read_manifest
@@ -169,7 +176,7 @@ def add(
             return commit(directory, new, vocabulary=vocabulary, recipe=recipe, files=files)
         with store:
             entries = without(store, {document.name for document in new})
-            manifest = put(store, entries, _New(new), store.manifest.recipe, files)
+            manifest = put(store, entries, new, store.manifest.recipe, files)
     return _merge(path, vocabulary.hash, files, mmap, AT_ONCE) or manifest
 
 
@@ -189,19 +196,6 @@ class _Given:
         known = self.vocabulary
         is_mapped = self.mmap is not False  # only parts of it are read
         return Datastore.open(self.path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=is_mapped)
-
-
-@dataclass
-class _New:
-    """Documents to be stored: a few in memory, many as segments in a staging directory."""
-
-    documents: list[Document] = field(default_factory=list)
-    staged: Staged | None = None
-
-
-def _result(walk: Rereading, manifest: Manifest) -> Updated:
-    deleted = len(walk.gone)
-    return Updated(walk.added, walk.changed, deleted, walk.unchanged, walk.tokens, manifest, walk.skipped)
 
 
 def _again(given: _Given, attempt: Callable[[Datastore], Updated]) -> Updated:
@@ -224,7 +218,10 @@ def _update(given: _Given, base: Datastore, only: Collection[str] | None, missin
         raise DatastoreError(f"datastore {given.path}: it was not built from files, so nothing says what to look at")
     if only is not None:
         return _update_only(given, base, [source for source in sources if is_walk(source)], only, missing)
-    walk = Rereading(live_states(base), _unstated(base, roots_of(sources)))
+    roots = [os.path.realpath(path) for path in roots_of(sources)]
+    below = tuple(os.path.join(root, "") for root in roots)
+    loose = {name for name in unstated(base) if name.startswith(below) or name in roots}  # of an earlier version
+    walk = Rereading(live_states(base), loose)
     texts = walk.texts(present(sources, walk.known, missing), given.progress, given.render)
     if "sources" in recipe:  # a revision of git may mean another commit by now
         now = [source.prepared() if isinstance(source, Git) else source for source in recorded]
@@ -244,13 +241,6 @@ def _update_only(
     return _stored(given, base, walk, texts, base.manifest.recipe, True)
 
 
-def _unstated(base: Datastore, roots: Sequence[str]) -> set[str]:
-    """The documents without a state that a walk may have given: those of an earlier version."""
-    starts = tuple(os.path.join(os.path.realpath(path), "") for path in roots)
-    ends = {os.path.realpath(path) for path in roots}
-    return {name for name in unstated(base) if name.startswith(starts) or name in ends}
-
-
 def _add_sources(given: _Given, base: Datastore, sources: Sequence[Source]) -> Updated:
     recipe = dict(base.manifest.recipe)
     if "kind" in recipe:
@@ -266,78 +256,72 @@ def _stored(
 ) -> Updated:
     """Read `texts` and commit what is new. is_complete: known files that are not among them are gone."""
     with contextlib.ExitStack() as stack:
-        new = _collected(given, base, walk, texts, stack)
+        documents, staged = _collected(given, base, walk, texts, stack)
         if is_complete:
             walk.note_gone([*walk.known, *walk.unstated])
-        if not (walk.read or walk.gone or recipe != base.manifest.recipe):
-            return _result(walk, base.manifest)
-        stack.enter_context(locked(base.directory, given.wait_s))
-        store = base
-        if read_manifest(base.directory) != base.manifest:
-            store = stack.enter_context(given.open())
-            _check_moved(base, store, walk)
-        if new.staged and not new.staged.is_there():
-            raise _Moved
-        entries = without(store, walk.read | walk.gone)
-        return _result(walk, put(store, entries, new, recipe, given.files, given.progress))
-
-
-def _check_moved(base: Datastore, store: Datastore, walk: Rereading) -> None:
-    """Raise _Moved if another writer changed the recipe or one of the files that were read or are gone."""
-    names = walk.read | walk.gone
-    if store.manifest.recipe != base.manifest.recipe or live_states(base, names) != live_states(store, names):
-        raise _Moved
+        names, manifest = walk.read | walk.gone, base.manifest
+        if names or recipe != manifest.recipe:
+            stack.enter_context(locked(base.directory, given.wait_s))
+            store = base
+            if read_manifest(base.directory) != manifest:  # by another writer, maybe of the same files or the recipe
+                store = stack.enter_context(given.open())
+                same = store.manifest.recipe == manifest.recipe
+                if not same or live_states(base, names) != live_states(store, names):
+                    raise _Moved
+            if staged and not staged.is_there():
+                raise _Moved
+            entries = without(store, names)
+            manifest = put(store, entries, documents, recipe, given.files, given.progress, staged)
+        deleted = len(walk.gone)
+        return Updated(walk.added, walk.changed, deleted, walk.unchanged, walk.tokens, manifest, walk.skipped)
 
 
 def _collected(
     given: _Given, base: Datastore, walk: Rereading, texts: Iterator[Text], stack: contextlib.ExitStack
-) -> _New:
+) -> tuple[list[Document], Staged | None]:
     """Tokenize texts. More than SMALL_SEGMENT tokens go to a staging directory, which `stack` deletes."""
-    documents = _tokenized(walk, texts, given)
-    few: list[Document] = []
-    size = 0
+
+    def tokenized() -> Iterator[Document]:
+        for document in counted(tokenize_documents(walk.new_texts(texts), given.vocabulary), given.progress):
+            walk.tokens += len(document.tokens)
+            yield document
+
+    documents, few, size = tokenized(), list[Document](), 0
     for document in documents:
         few.append(document)
         size += len(document.tokens) + 1
         if size > SMALL_SEGMENT:
-            place = stack.enter_context(staging(base.directory, given.files))
-            every = chain(few, documents)
+            place, every = stack.enter_context(staging(base.directory, given.files)), chain(few, documents)
             identity = base.manifest.vocabulary
             with unwritable(place):
                 entries = write_segments(place, every, vocabulary=identity, progress=given.progress, files=given.files)
-            return _New([], Staged(place, entries))
-    return _New(few)
-
-
-def _tokenized(walk: Rereading, texts: Iterator[Text], given: _Given) -> Iterator[Document]:
-    for document in tokenize_documents(walk.new_texts(texts), given.vocabulary):
-        given.progress("tokenized", len(document.tokens))
-        walk.tokens += len(document.tokens)
-        yield document
+            return [], Staged(place, entries)
+    return few, None
 
 
 def put(
     store: Datastore,
     entries: Entries,
-    new: _New,
+    new: Sequence[Document],
     recipe: Mapping[str, Any],
     files: Files,
     progress: Progress = no_progress,
+    staged: Staged | None = None,
 ) -> Manifest:
-    """Commit, under the lock: what is left of the segments of `store`, and new documents. If some are in memory, the
-    new segment takes up all small ones.
+    """Commit, under the lock: what is left of the segments of `store`, what is staged, and new documents. If there are
+    some of these, their segment takes up all small ones.
     """
     keep: list[SegmentEntry] = []
     documents: list[Document] = []
-    small = [i for i, entry in enumerate(entries) if new.documents and entry and entry.tokens <= SMALL_SEGMENT]
+    small = [i for i, entry in enumerate(entries) if new and entry and entry.tokens <= SMALL_SEGMENT]
     store.check([store.manifest.segments[index] for index in small])  # damage must not get a new, valid checksum
     for index, entry in enumerate(entries):
         if index in small:
             documents += store.each_document(index, entry)
         elif entry:
             keep.append(entry)
-    documents += new.documents
-    if not (keep or documents or new.staged):
+    documents += new
+    if not (keep or documents or staged):
         raise CorpusEmpty(", ".join(source.about() for source in from_recipe(recipe)), "no file is left")
     return commit(
         store.directory,
@@ -345,7 +329,7 @@ def put(
         vocabulary=store.manifest.vocabulary,
         recipe=dict(recipe),
         keep=tuple(keep),
-        staged=new.staged,
+        staged=staged,
         progress=progress,
         files=files,
     )
