@@ -128,13 +128,6 @@ def test_new_directories_survive_a_power_cut(tmp_path):
         path = path.parent
 
 
-def test_what_was_removed_stays_removed_after_a_power_cut(tmp_path):
-    files, path = Durable(), make(tmp_path / "store", OLD)
-    remove(path, files=files)
-    assert "store" not in files.names[tmp_path]
-    assert names(tmp_path) == set()
-
-
 def _read_until(path: Path, barrier: Any, stop: Any, problems: Any) -> None:
     barrier.wait(120)
     reads = 0

@@ -56,14 +56,6 @@ def test_a_new_datastore_an_addition_and_a_replacement(tmp_path: Path) -> None:
     assert b"first text"[::-1] not in written.read_bytes()[1::2]
 
 
-def test_edits_on_a_file_system_without_hard_links(tmp_path: Path, no_hard_links: None) -> None:
-    path = tmp_path / "store"
-    put(path, a="first text")
-    put(path, b="second")
-    assert forget(path, {"a"}) == 1
-    assert contents(path) == {"b": "second"}
-
-
 def test_the_last_document_stays(tmp_path: Path) -> None:
     path = tmp_path / "store"
     put(path, a="only")

@@ -9,9 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ import pytest
 from changes import HOW, change, copied, left_over, prepared, set_small
 from edited import Folder, text_on_disk, texts_in
 from failpoints import Disk, Killed, Named, fail_at, kills, put_tree, shape, tree_of
+from support.files import files_up_to
 
 from rest_local.errors import DatastoreUnwritable
 from rest_local.retrieval.files import Files
@@ -227,15 +226,8 @@ def test_a_directory_that_cannot_be_written_is_one_error(folder: Folder, how: st
             change(folder, how, Files())
     finally:
         folder.path.chmod(0o700)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (150, limits[1]))
-        with pytest.raises(DatastoreUnwritable, match="EFBIG"):
-            change(folder, how, Files())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with files_up_to(150), pytest.raises(DatastoreUnwritable, match="EFBIG"):
+        change(folder, how, Files())
     assert commit_of(folder.path) == before
     change(folder, "add", Files())
     assert left_over(folder.path) <= {place.parent.name for place in folder.path.glob("staging-*/plan.json")}

@@ -164,15 +164,6 @@ def test_ids_outside_the_vocabulary_are_refused_and_no_context_fails() -> None:
         opened(cap=2)
 
 
-def test_files_are_private() -> None:
-    kept = opened()
-    kept.add([1, 2, 3])
-    kept.close()
-    assert kept.path.stat().st_mode & 0o777 == 0o700
-    assert kept.path.parent.stat().st_mode & 0o777 == 0o700
-    assert {file.stat().st_mode & 0o777 for file in kept.path.iterdir()} == {0o600}
-
-
 def test_histories_are_listed_and_forgotten(home: Path) -> None:
     assert list_histories() == []
     for name in ("a-1", "b-2"):

@@ -6,9 +6,7 @@ import errno
 import json
 import logging
 import os
-import resource
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 from failpoints import Named, fail_at, kills, put_tree
 from stores import NEW, VOCABULARY, Durable, make
+from support.files import files_up_to
 from test_history import answers_in
 
 from rest_local.retrieval import Datastore, History, Segment, VocabularyId, history
@@ -91,26 +90,14 @@ def test_a_disk_that_fails_at_every_step(path: Path, tmp_path: Path, caplog: pyt
     assert set_aside(path) == []
 
 
-def test_a_file_system_without_hard_links(path: Path, no_hard_links: None, caplog: pytest.LogCaptureFixture) -> None:
-    say(path)
-    assert caplog.records == []
-    assert answers_in(path) == BOTH
-
-
 def test_a_full_disk_gives_one_warning_and_answers_are_committed_later(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = History.open(path, VOCABULARY)
     kept.add(SAID)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    with files_up_to(100):
         for _ in range(3):
             kept.commit()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
     (record,) = caplog.records
     assert "EFBIG" in record.message
     assert answers_in(path) == BEFORE

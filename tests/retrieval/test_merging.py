@@ -154,14 +154,6 @@ def test_a_second_merge_does_nothing(folder: Folder) -> None:
     assert merge(folder.path, everything=True) is not None
 
 
-def test_a_reader_keeps_its_snapshot(folder: Folder) -> None:
-    with Datastore.open(folder.path, mmap=True) as reader:
-        names = reader.document_names()
-        merge(folder.path, everything=True)
-        assert [reader.locate(int(offset))[0] for offset, _ in reader.placed]
-        assert reader.document_names() == names
-
-
 def test_damage_is_not_written_again_under_a_new_checksum(folder: Folder) -> None:
     file = sorted(folder.path.glob("*.tokens.bin"))[0]
     data = bytearray(file.read_bytes())

@@ -7,9 +7,7 @@ import io
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from failpoints import Named, fail_at, kills, put_tree
-from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, make
+from stores import NEW, OLD, OTHER, VOCABULARY, content_of, make
+from support.files import files_up_to
 from test_build import names, orphans
 from test_checking import faults, put, sign
 from test_datastore import rewrite
@@ -441,15 +440,8 @@ def test_a_file_is_written_as_a_whole_and_not_over_another(store, tmp_path):
     assert file.stat().st_mode & 0o777 == 0o600
     with pytest.raises(DatastoreError, match="`replace`"):
         export_file(store, indexes(store), file)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
-        with pytest.raises(DatastoreError, match=r"out\.tar: cannot be written: File too large"):
-            export_file(store, indexes(store), file, overwrite=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with files_up_to(700), pytest.raises(DatastoreError, match=r"out\.tar: cannot be written: File too large"):
+        export_file(store, indexes(store), file, overwrite=True)
     assert file.read_bytes() == exported(store)
     assert names(tmp_path) == {"out.tar", "store"}
     export_file(store, indexes(store), file, overwrite=True)
@@ -532,16 +524,6 @@ def test_a_disk_that_fails_at_every_step_of_an_import(small, tmp_path, old):
         assert names(home) == {path.name}
         shutil.rmtree(path)
     assert failed > counted.steps // 2
-
-
-def test_a_new_datastore_survives_a_power_cut(store, tmp_path):
-    files, path = Durable(), tmp_path / "home" / "deep" / "copy"
-    imported(exported(store), path, files=files)
-    assert "copy" in files.names[path.parent]
-    assert "deep" in files.names[path.parent.parent]
-    made = {directory.name: found for directory, found in files.names.items()}
-    (place,) = (found for name, found in made.items() if name.startswith(".importing-"))
-    assert names(path) - {"lock"} <= place
 
 
 def test_an_interrupt_leaves_nothing(store, tmp_path):

@@ -208,12 +208,6 @@ def test_files_of_other_origin_and_links_are_left_alone(both: Path, tmp_path: Pa
     with pytest.raises(DatastoreUnwritable, match="vocabulary-eeee"):
         remove(both)
     assert content_of(outside) == OLD
-    stranger = tmp_path / "documents"
-    stranger.mkdir()
-    (stranger / "thesis.txt").write_text("x")
-    with pytest.raises(DatastoreUnwritable, match="not a datastore"):
-        make(stranger, NEW, vocabulary=OTHER)
-    assert names(stranger) == {"thesis.txt"}
 
 
 @pytest.mark.usefixtures("unprivileged")

@@ -9,7 +9,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 from failpoints import kills, put_tree
 
-from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, DatastoreUnwritable, OptionError
+from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreUnwritable, OptionError
 from rest_local.retrieval import Datastore, build_datastore
 from rest_local.retrieval.building import indexing, shards
 from rest_local.retrieval.building.shards import FIXED_MEMORY, Plan, build_shard, finished, plan, segment_tokens
@@ -330,26 +329,6 @@ def test_a_staging_directory_in_use_is_left_alone(source: Path, tmp_path: Path) 
         assert stagings(built.path) == [other.name]
     build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=1)
     assert stagings(built.path) == []
-
-
-def test_a_second_build_is_told_at_once(source: Path, tmp_path: Path) -> None:
-    inside, go = threading.Event(), threading.Event()
-
-    class Waiting(Bytes):
-        def tokenize(self, text: str) -> np.ndarray:
-            inside.set()
-            assert go.wait(60)
-            return super().tokenize(text)
-
-    first = threading.Thread(target=lambda: build_datastore(tmp_path / "store", [source], vocabulary=Waiting(), jobs=1))
-    first.start()
-    assert inside.wait(60)
-    try:
-        with pytest.raises(DatastoreLocked):
-            build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=1)
-    finally:
-        go.set()
-        first.join()
 
 
 def test_a_process_that_dies_is_reported_and_no_other_is_left(source: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from edited import Bytes, Folder, live_tokens, texts_in
 
-from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreLocked, InputInvalid
+from rest_local.errors import CorpusEmpty, DatastoreError, InputInvalid
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
@@ -267,14 +267,6 @@ def test_the_same_file_by_two_writers_is_read_again(folder: Folder, monkeypatch:
     monkeypatch.setattr(updating, "SMALL_SEGMENT", 20)
     folder.write("much.py", "old\n" * 50)
     folder.update(files=Between(lambda: (folder.write("much.py", "new\n" * 60), folder.update())))
-    assert texts_in(folder.path) == folder.texts()
-
-
-def test_a_lock_that_is_never_free_is_named(folder: Folder) -> None:
-    folder.write("a.py", "changed")
-    with locked(folder.path), pytest.raises(DatastoreLocked):
-        folder.update(wait_s=0)
-    folder.update()
     assert texts_in(folder.path) == folder.texts()
 
 

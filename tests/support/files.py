@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,21 @@ def write_with(monkeypatch: pytest.MonkeyPatch, hook: Callable[[Callable[[Any], 
         return io.BufferedWriter(Raw(path, mode, opener=opener))
 
     monkeypatch.setattr(paths, "open", opened, raising=False)
+
+
+@contextlib.contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file of this process may become larger: a write beyond it fails with EFBIG."""
+    import resource  # not on Windows
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @contextlib.contextmanager
