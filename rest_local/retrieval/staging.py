@@ -53,7 +53,7 @@ class Staged(NamedTuple):
 
 
 @contextlib.contextmanager
-def writing(path: Path, vocabulary_hash: str, files: Files, wait_s: float = 0.0) -> Iterator[Path]:
+def writing(path: Path, vocabulary_hash: str, files: Files) -> Iterator[Path]:
     """The directory for commits of a vocabulary, created and locked: the one that has its index, else the datastore's
     own directory if that is free, else a folder. What killed processes left there is deleted first (`clear`). Raises
     DatastoreLocked, DatastoreUnwritable.
@@ -61,7 +61,7 @@ def writing(path: Path, vocabulary_hash: str, files: Files, wait_s: float = 0.0)
     clear(path, files)
     while True:
         directory = _place(path, vocabulary_hash)
-        with locked(directory, wait_s, make=files):
+        with locked(directory, make=files):
             # Another writer may have taken the datastore's own directory for another vocabulary before our lock.
             if _place(path, vocabulary_hash) == directory:
                 yield directory
@@ -118,13 +118,13 @@ def remove(path: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
         _remove_locked(path, path.parent, files or Files())
 
 
-def remove_index(path: Path, directory: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
+def remove_index(path: Path, directory: Path, files: Files | None = None) -> None:
     """Remove one of the `indexes` of a datastore, with the last one the datastore. As `remove`."""
     if indexes(path) == [directory]:
-        return remove(path, wait_s, files)
-    with locked(directory, wait_s):
-        remove_index_locked(path, directory, files)
-    return None
+        remove(path, files=files)
+    else:
+        with locked(directory):
+            remove_index_locked(path, directory, files)
 
 
 def remove_index_locked(path: Path, directory: Path, files: Files | None = None) -> None:

@@ -21,6 +21,7 @@ from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import VocabularyId
+from rest_local.retrieval.update import updating
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.updating import add
 
@@ -128,14 +129,15 @@ def test_damage_is_not_written_again_under_a_new_checksum(tmp_path: Path, edit: 
     assert contents(path) == {"a": "first text", "b": "second"}
 
 
-def test_refusals_change_nothing(tmp_path: Path) -> None:
+def test_refusals_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updating, "WAIT_S", 0)
     path = tmp_path / "store"
     put(path, a="text")
     other = VocabularyId("cd" * 32, 300, "other")
     with pytest.raises(DatastoreVocabulary):
         add(path, [("b", tokens("x"))], vocabulary=other)
     with locked(path), pytest.raises(DatastoreLocked):
-        add(path, [("b", tokens("x"))], vocabulary=VOCABULARY, wait_s=0)
+        add(path, [("b", tokens("x"))], vocabulary=VOCABULARY)
     with pytest.raises(CorpusEmpty):
         add(tmp_path / "empty", [("b", tokens(""))], vocabulary=VOCABULARY)
     assert contents(path) == {"a": "text"}

@@ -339,7 +339,7 @@ def plan(looked: Looked) -> Plan:
     return Plan(looked, lost, again, lost_names=_lost_names(looked, lost))
 
 
-def repair(planned: Plan, *, wait_s: float = 0.0, files: Files | None = None) -> None:
+def repair(planned: Plan, *, files: Files | None = None) -> None:
     """Do what a plan says, under the writers' lock, in one commit.
 
     A hopeless index stays as it is. Needs the memory of a build for a segment that is written again. Raises
@@ -350,7 +350,7 @@ def repair(planned: Plan, *, wait_s: float = 0.0, files: Files | None = None) ->
     if planned.hopeless:
         return
     if planned.needs_lock:
-        with locked(directory, wait_s):
+        with locked(directory):
             if seal_of(directory) != planned.looked.seal:
                 raise DatastoreError(f"datastore {directory}: it was changed since it was checked; check it again")
             if planned.copy:

@@ -56,7 +56,6 @@ def forget_where(
     is_meant: Callable[[str], bool],
     *,
     recipe: Callable[[Recipe, Collection[str]], Recipe] = lambda recipe, names: recipe,
-    wait_s: float = WAIT_S,
     files: Files | None = None,
     whole: bool = False,
     mmap: bool | None = None,
@@ -75,7 +74,7 @@ def forget_where(
     if not holds_files(directory):
         raise DatastoreNotFound(path)  # there is no directory to lock
     clear(path, files, everything=True)
-    with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
+    with locked(directory, WAIT_S), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
         held = {name for name in names_in(store) if is_meant(name)}
         if not held:
             return Forgotten(())

@@ -67,14 +67,13 @@ def merge(
     most: int = SEGMENT_TOKENS,
     progress: Progress | None = None,
     files: Files | None = None,
-    wait_s: float = WAIT_S,
     mmap: bool | None = None,
 ) -> Manifest | None:
     """Merge what is due in the index for a vocabulary, None: in the first one. Returns the newest commit, None if there
     was nothing to do, or another process merges already.
 
     everything: as few segments as possible, without deleted text; most: tokens of a segment, which bounds memory;
-    wait_s: for the lock; mmap: as for `Datastore.open`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion,
+    mmap: as for `Datastore.open`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion,
     DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable. After an error the old commit is intact.
     """
     files, progress, done = files or Files(), progress or no_progress, None
@@ -92,7 +91,7 @@ def merge(
                 return done
             try:
                 staged = _write(store, chosen, place, most, progress, files)
-                done = _publish(store, chosen, staged, files, wait_s) or done
+                done = _publish(store, chosen, staged, files) or done
             except (DatastoreCorrupt, FileNotFoundError):  # a newer commit may have deleted an input
                 if read_manifest(store.directory) == store.manifest:
                     raise
@@ -146,9 +145,9 @@ def _write(store: Datastore, chosen: Sequence[int], place: Path, most: int, prog
     return Staged(place, written)
 
 
-def _publish(store: Datastore, chosen: Sequence[int], staged: Staged, files: Files, wait_s: float) -> Manifest | None:
+def _publish(store: Datastore, chosen: Sequence[int], staged: Staged, files: Files) -> Manifest | None:
     """Commit the merged segments instead of the chosen ones; None if one of these is gone."""
-    with locked(store.directory, wait_s):
+    with locked(store.directory, WAIT_S):
         now = read_manifest(store.directory)
         present = {entry.name: entry for entry in now.segments}
         inputs = {store.manifest.segments[index].name: index for index in chosen}

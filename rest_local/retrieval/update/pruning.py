@@ -94,9 +94,7 @@ def prune(
     target: Target,
     *,
     vocabulary_hash: str | None = None,
-    wait_s: float = WAIT_S,
     files: Files | None = None,
-    mmap: bool | None = None,
     dry: bool = False,
 ) -> Pruned:
     """Delete documents from the index for a vocabulary, None: the first one, until it is as `target` says. One atomic
@@ -110,7 +108,7 @@ def prune(
     if not holds_files(directory):
         raise DatastoreNotFound(path)  # there is no directory to lock
     clear(path, files)
-    with locked(directory, wait_s), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
+    with locked(directory, WAIT_S), Datastore.open(directory, vocabulary_hash=vocabulary_hash) as store:
         stored = _Stored(store)
         before = len(stored.sizes), len(store), store.info()["bytes"]
         kept = stored.choose(target)

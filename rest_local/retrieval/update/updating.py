@@ -90,8 +90,6 @@ def update(
     render: Render | None = None,
     progress: Progress | None = None,
     files: Files | None = None,
-    wait_s: float = WAIT_S,
-    mmap: bool | None = None,
 ) -> Updated:
     """Read the recorded sources of the index for a vocabulary again, as far as they may have changed, and commit what
     changed, if anything did.
@@ -99,14 +97,13 @@ def update(
     only: absolute paths of files, or of deleted folders, to look at alone; sources that do not walk are left out then.
     render: for transcripts of chats (`sources.source.Render`). missing: a recorded path that is gone or
     empty means that its files are deleted; otherwise that is refused, because a drive may not be mounted. merging: then
-    merge the segments that are due, which may take seconds. wait_s: for the lock; mmap: False reads every file instead
-    of mapping it.
+    merge the segments that are due, which may take seconds.
 
     Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked,
     DatastoreUnwritable, DatastoreError for text of another origin, InputInvalid for a missing path, CorpusEmpty if no
     file would be left. After an error the old commit is intact. O(states) and what the walk and the new text cost.
     """
-    given = _Given(path, vocabulary, progress or no_progress, files or Files(), wait_s, mmap, render)
+    given = _Given(path, vocabulary, progress or no_progress, files or Files(), render)
     updated = _again(given, lambda base: _update(given, base, only, missing))
     return _merged(given, updated) if merging else updated
 
@@ -120,20 +117,18 @@ def add_sources(
     render: Render | None = None,
     progress: Progress | None = None,
     files: Files | None = None,
-    wait_s: float = WAIT_S,
-    mmap: bool | None = None,
 ) -> Updated:
     """Add sources to the index for a vocabulary; only these are read. The same commit records them. Arguments and
     errors as for `update`.
     """
-    given = _Given(path, vocabulary, progress or no_progress, files or Files(), wait_s, mmap, render)
+    given = _Given(path, vocabulary, progress or no_progress, files or Files(), render)
     prepared = [source.prepared() for source in sources]
     updated = _again(given, lambda base: _add_sources(given, base, prepared))
     return _merged(given, updated) if merging else updated
 
 
 def _merged(given: _Given, updated: Updated) -> Updated:
-    merged = _merge(given.path, given.vocabulary.hash, given.files, given.mmap)
+    merged = _merge(given.path, given.vocabulary.hash, given.files, None)
     return replace(updated, manifest=merged) if merged else updated
 
 
@@ -154,7 +149,6 @@ def add(
     *,
     vocabulary: VocabularyId,
     recipe: Mapping[str, Any] | None = None,
-    wait_s: float = WAIT_S,
     files: Files | None = None,
     mmap: bool | None = None,
 ) -> Manifest:
@@ -162,14 +156,14 @@ def add(
     Creates a datastore that does not exist, but not an index that an existing one lacks, which would hold these
     documents alone.
 
-    `recipe`: of a new datastore; `wait_s`: for the lock; `mmap`: as for `Datastore.open`, False reads all of it. Raises
+    `recipe`: of a new datastore; `mmap`: as for `Datastore.open`, False reads all of it. Raises
     DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable, and CorpusEmpty
     without any token. After an error the existing datastore is intact.
     """
     files, directory = files or Files(), find(path, vocabulary.hash)
     new = [Document(name, tokens) for name, tokens in documents]
     clear(path, files)
-    with locked(directory, wait_s, make=files):
+    with locked(directory, WAIT_S, make=files):
         try:
             store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name, mmap=mmap)
         except DatastoreNotFound:
@@ -188,14 +182,12 @@ class _Given:
     vocabulary: DocumentTokenizer
     progress: Progress
     files: Files
-    wait_s: float
-    mmap: bool | None
     render: Render | None
 
     def open(self) -> Datastore:
+        """Mapped, because only parts of it are read."""
         known = self.vocabulary
-        is_mapped = self.mmap is not False  # only parts of it are read
-        return Datastore.open(self.path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=is_mapped)
+        return Datastore.open(self.path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=True)
 
 
 def _again(given: _Given, attempt: Callable[[Datastore], Updated]) -> Updated:
@@ -261,7 +253,7 @@ def _stored(
             walk.note_gone([*walk.known, *walk.unstated])
         names, manifest = walk.read | walk.gone, base.manifest
         if names or recipe != manifest.recipe:
-            stack.enter_context(locked(base.directory, given.wait_s))
+            stack.enter_context(locked(base.directory, WAIT_S))
             store = base
             if read_manifest(base.directory) != manifest:  # by another writer, maybe of the same files or the recipe
                 store = stack.enter_context(given.open())
