@@ -7,7 +7,6 @@ import io
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.retrieval import Skipped
 from rest_local.retrieval.sources import Git
 from rest_local.retrieval.sources import git as git_history
-from rest_local.retrieval.sources import git as git_tree
+from rest_local.retrieval.sources.listing import git_command, git_environment, records
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the program git is not installed")
 KEY = "AKIA" + "Z" * 16  # joined here, so that no secret scanner reports this file
@@ -195,6 +194,33 @@ def test_no_program_of_the_repository_runs(repository: Repository, tmp_path: Pat
     assert mark.exists()  # plain git runs one
 
 
+@pytest.mark.parametrize("how", ["signature", "missing blob"])
+def test_plain_git_would_run_a_program_and_ours_does_not(repository: Repository, tmp_path: Path, how: str) -> None:
+    path, mark, trap = repository.path, tmp_path / "sprung", tmp_path / "trap"
+    trap.write_text(f"#!/bin/sh\ntouch '{mark}'\nexit 1\n")
+    trap.chmod(0o755)
+    if how == "signature":
+        header, _, message = out(path, "cat-file", "commit", "HEAD").partition("\n\n")
+        signature = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n x\n -----END PGP SIGNATURE-----"
+        (tmp_path / "signed").write_text(f"{header}\n{signature}\n\n{message}\n")
+        signed = out(path, "hash-object", "-t", "commit", "-w", str(tmp_path / "signed"))
+        repository.git("reset", "--quiet", signed)
+        settings = {"log.showSignature": "true", "gpg.program": str(trap)}
+    else:
+        blob = out(path, "rev-parse", "HEAD:a.py")
+        (path / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+        origin = {"url": str(path), "promisor": "true", "uploadpack": str(trap)}
+        settings = {"core.repositoryFormatVersion": "1", "extensions.partialClone": "origin"}
+        settings |= {f"remote.origin.{name}": value for name, value in origin.items()}
+    for name, value in settings.items():
+        repository.git("config", name, value)
+    for question in (("log", "--patch", "--format=%H"), ("cat-file", "-p", "HEAD:a.py")):
+        subprocess.run(git_command(path, *question), capture_output=True, env=git_environment(), check=False)
+    assert not mark.exists()
+    subprocess.run(["git", "-C", str(path), "log", "--patch", "--format=%H"], capture_output=True, check=False)
+    assert mark.exists()
+
+
 def test_missing_and_damaged_blobs_are_counted(repository: Repository) -> None:
     path = repository.path
     for name, damaged in (("a.py", None), ("sub/b.py", b"damage")):
@@ -298,15 +324,12 @@ def test_long_lines_of_a_log_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_entries_of_any_listing_are_records() -> None:
-    assert list(git_tree.records(io.BytesIO(b"a\0b\nc\0"))) == [b"a", b"b\nc"]
-    assert list(git_tree.records(io.BytesIO(b"".join(b"%d\0" % n for n in range(50_000))))) == [
-        b"%d" % n for n in range(50_000)
-    ]
+    assert list(records(io.BytesIO(b"a\0b\nc\0"))) == [b"a", b"b\nc"]
+    assert list(records(io.BytesIO(b"".join(b"%d\0" % n for n in range(50_000))))) == [b"%d" % n for n in range(50_000)]
 
 
 def test_a_prepared_source_is_absolute(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(repository.path)
     source = Git(".").prepared()
     assert (source.repository, len(source.commit)) == (str(repository.path), 40)
-    use: Callable[[], Any] = source.measure
-    assert use() == (2, 10)
+    assert source.measure() == (2, 10)
