@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,10 @@ def test_reload_opens_the_newest_commit() -> None:
             size = len(engine.datastores[0])
             write("b", "second text")
             assert len(engine.datastores[0]) == size
-            serving.reload()
+            serving.reload()  # in a thread of its own
+            deadline = time.monotonic() + 60
+            while len(engine.datastores[0]) == size and time.monotonic() < deadline:
+                time.sleep(0.01)
             assert len(engine.datastores[0]) > size
 
 
