@@ -56,22 +56,20 @@ def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("temperature", [None, 0.8])
-def test_a_hundred_prompts_say_the_same_with_drafts(shape: str, temperature: float | None) -> None:
-    """RELIABILITY 25: greedy and seeded, in five shapes of trees, four at a time."""
+def test_a_hundred_prompts_say_the_same_with_drafts(shape: str) -> None:
+    """RELIABILITY 25: greedy and seeded in turn, in five shapes of trees, four at a time."""
     backend = FakeBackend(n_ctx=1024, n_slots=4)
     asked = prompts_of(100)
 
     def chooser(seed: int) -> Draws | None:
-        return None if temperature is None else Draws(seed, temperature)
+        return Draws(seed, 0.8) if seed % 2 else None
 
     sequences = [
         sequence_of(backend, prompt, 16, chooser(seed), fortune(shape), Keen(FLAT)) for seed, prompt in enumerate(asked)
     ]
     run(scheduler_of(backend), sequences)
-    assert [sequence.result.tokens for sequence in sequences] == [
-        said(p, 16, chooser(seed)) for seed, p in enumerate(asked)
-    ]
+    for seed, (prompt, sequence) in enumerate(zip(asked, sequences, strict=True)):
+        assert sequence.result.tokens == said(prompt, 16, chooser(seed))
     statistics = [sequence.statistics for sequence in sequences]
     assert sum(each.drafted for each in statistics) > 1000
     assert (sum(each.accepted for each in statistics) > 100) == (shape != "wrong")
