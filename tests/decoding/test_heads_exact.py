@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.heads import DRAFTERS, HEADS, draft_whatever_it_costs, model_and_drafter
+from support.heads import DRAFTERS, draft_whatever_it_costs, forget_learned, model_and_drafter
 
 from rest_local import Engine, Sampling
 from rest_local.decoding.request import Request
@@ -39,18 +39,41 @@ def _keen(monkeypatch: pytest.MonkeyPatch) -> None:
     draft_whatever_it_costs(monkeypatch)
 
 
+Files = tuple[Path, Path | None]
+
+
 @pytest.fixture(scope="module", params=DRAFTERS)
-def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path | None]:
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
     return model_and_drafter(request.param, tmp_path_factory.mktemp("models"), "Q8_0")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("heads")
+def engines(files: Files) -> Iterator[dict[str, Engine]]:
+    with opened(files, exact=True) as exact, opened(files, slots=4) as fast:
+        yield {"exact": exact, "fast": fast}
+
+
+@pytest.fixture
+def exact(engines: dict[str, Engine]) -> Engine:
+    forget_learned(engines["exact"])
+    return engines["exact"]
+
+
+@pytest.fixture
+def fast(engines: dict[str, Engine]) -> Engine:
+    forget_learned(engines["fast"])
+    return engines["fast"]
+
+
+@pytest.fixture(scope="module")
+def wanted(files: Files) -> dict[str, list[int]]:
+    """What the model says alone, by sampling."""
+    with opened(files, draft_model="none", exact=True) as alone:
+        return {name: answer(alone, policy="off", sampling=each).tokens for name, each in SAMPLINGS.items()}
 
 
 @contextlib.contextmanager
-def opened(files: tuple[Path, Path | None], **options: Any) -> Iterator[Engine]:
+def opened(files: Files, **options: Any) -> Iterator[Engine]:
     model, drafter = files
     given = {} if drafter is None else {"draft_model": drafter}
     with Engine.load(model, threads=1, **{"n_ctx": 512, **given, **options}) as engine:
@@ -67,10 +90,16 @@ def asked(engine: Engine, prompt: str, n: int = 40, **options: Any) -> Request:
     return Request(engine.tokenize(prompt), max_tokens=n, **options)
 
 
-def drafted(engine: Engine) -> tuple[int, int]:
-    """Tokens of the drafting model that were drafted, and accepted."""
-    counts = engine.totals.by_source.get("model", {"drafted": 0, "accepted": 0})
-    return counts["drafted"], counts["accepted"]
+@contextlib.contextmanager
+def drafting(engine: Engine, drafted: int = 0, accepted: int = 0) -> Iterator[None]:
+    """More tokens of the drafting model than these are drafted, and accepted. (How many are accepted depends on the
+    rounding of the processor: 10 and 19 on two machines.)
+    """
+    counts = engine.totals.by_source.setdefault("model", {"drafted": 0, "accepted": 0})
+    before = dict(counts)
+    yield
+    assert counts["drafted"] - before["drafted"] > drafted
+    assert counts["accepted"] - before["accepted"] >= accepted
 
 
 def agree(one: Result, tokens: list[int]) -> None:
@@ -85,146 +114,122 @@ def agree(one: Result, tokens: list[int]) -> None:
 
 @pytest.mark.parametrize("retrieval", [True, False])
 def test_exact_answers_are_those_of_the_model_alone(
-    files: tuple[Path, Path | None], retrieval: bool, monkeypatch: pytest.MonkeyPatch
+    exact: Engine, wanted: dict[str, list[int]], retrieval: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not retrieval:
         monkeypatch.setattr(Sources, "rows", lambda *_, **__: [])
-    with opened(files, draft_model="none", exact=True) as alone:
-        wanted = {name: answer(alone, policy="off", sampling=each).tokens for name, each in SAMPLINGS.items()}
-    with opened(files, exact=True) as engine:
-        assert engine.capability.kind == "chain"
+    assert exact.capability.kind == "chain"
+    with drafting(exact, 50, 6):
         for name, sampling in SAMPLINGS.items():
-            before = drafted(engine)
-            result = answer(engine, sampling=sampling)
+            with drafting(exact):
+                result = answer(exact, sampling=sampling)
             assert result.tokens == wanted[name], name
-            assert drafted(engine)[0] > before[0], name
             # recycled logits draft where the measured cost of a batch is low, which a busy machine may measure
             assert retrieval or result.draft.by_source.keys() <= {"model", "grammar", "logits"}
-        assert drafted(engine)[1] > 5
-        for name, sampling in SAMPLINGS.items():
-            assert answer(engine, policy="off", sampling=sampling).tokens == wanted[name], name
+    for name, sampling in SAMPLINGS.items():
+        assert answer(exact, policy="off", sampling=sampling).tokens == wanted[name], name
 
 
-def test_fast_answers_differ_at_near_ties_only(files: tuple[Path, Path | None]) -> None:
-    with opened(files) as engine:
+def test_fast_answers_differ_at_near_ties_only(fast: Engine) -> None:
+    with drafting(fast, 20, 6):
         for prompt in PROMPTS:
-            plain = answer(engine, prompt, policy="off", logprobs=8)
-            agree(plain, answer(engine, prompt).tokens)
-        assert drafted(engine)[1] > 5
+            plain = answer(fast, prompt, policy="off", logprobs=8)
+            agree(plain, answer(fast, prompt).tokens)
 
 
-def test_several_requests_share_passes(files: tuple[Path, Path | None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_requests_share_passes(fast: Engine, exact: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of trees; answers leave what is said alone at near-ties only. An exact request among them has a head of its own
     on a context of its own.
     """
-    with opened(files, draft_model="none", exact=True) as alone:
-        exact = answer(alone, PROMPTS[0], 40, policy="off").tokens
-    with opened(files, slots=4) as engine, Service(engine) as service:
-        alone_said = [service.submit(asked(engine, prompt, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
-        own = service.submit(asked(engine, PROMPTS[0], exact=True, policy="off")).wait(60)
-        assert own.tokens == exact
-        lanes = engine.contexts
-        assert len(lanes) == 2
-        drafter = lanes[0].drafter
+    wanted = answer(exact, PROMPTS[0], 40, policy="off").tokens
+    with Service(fast) as service:
+        alone_said = [service.submit(asked(fast, prompt, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
+        own = service.submit(asked(fast, PROMPTS[0], exact=True, policy="off")).wait(60)
+        assert own.tokens == wanted
+        shared, alone = fast.contexts
+        drafter = shared.drafter
         assert drafter is not None
         together: list[int] = []
         real = drafter.answer
         monkeypatch.setattr(
             drafter, "answer", lambda queries: (together.append(len({id(q.text) for q in queries})), real(queries))[1]
         )
-        streams = [service.submit(asked(engine, prompt)) for prompt in PROMPTS]
-        own_stream = service.submit(asked(engine, PROMPTS[0], exact=True))
-        for one, stream in zip(alone_said, streams, strict=True):
-            agree(one, stream.wait(60).tokens)
-        assert own_stream.wait(60).tokens == exact
+        with drafting(fast, 20, 6):
+            streams = [service.submit(asked(fast, prompt)) for prompt in PROMPTS]
+            own_stream = service.submit(asked(fast, PROMPTS[0], exact=True))
+            for one, stream in zip(alone_said, streams, strict=True):
+                agree(one, stream.wait(60).tokens)
+            assert own_stream.wait(60).tokens == wanted
         if isinstance(drafter, Head):
-            assert lanes[1].drafter is not drafter
+            assert alone.drafter is not drafter
             assert own_stream.result.draft.by_source["model"].drafted > 0
         assert max(together) > 1
-        assert drafted(engine)[1] > 5
 
 
-def test_a_prefix_is_used_again_and_shared(files: tuple[Path, Path | None]) -> None:
-    """The next turn in the same slot, and the same beginning in another slot while the first is in use."""
+def test_a_prefix_is_used_again_and_shared(fast: Engine) -> None:
+    """The next turn in the same slot, and the same beginning in another slot while the first is in use. A head drafts
+    there from the first token on, as well as in the slot that the prefix comes from.
+    """
     turn = "the same beginning of every request, and quite long\n" * 3
-    with opened(files, draft_model="none") as alone:
-        said = [answer(alone, turn + end, 40, policy="off", logprobs=8, keep_prefix=False) for end in ("a", "b", "c")]
-    with opened(files, slots=3) as engine, Service(engine) as service:
+    said = [answer(fast, turn + end, 40, policy="off", logprobs=8, keep_prefix=False) for end in ("a", "b", "c")]
+    fast.forget()
+    with Service(fast) as service, drafting(fast, 20, 11):
         for _ in range(2):
-            result = service.submit(asked(engine, turn + "a")).wait(60)
+            result = service.submit(asked(fast, turn + "a")).wait(60)
             agree(said[0], result.tokens)
-        assert result.timings.cached_tokens > len(engine.tokenize(turn)) - 2
-        long = service.submit(asked(engine, turn + "a", 300))
+        assert result.timings.cached_tokens > len(fast.tokenize(turn)) - 2
+        long = service.submit(asked(fast, turn + "a", 300))
         next(iter(long))
-        others = [service.submit(asked(engine, turn + end)) for end in ("b", "c")]
+        others = [service.submit(asked(fast, turn + end)) for end in ("b", "c")]
         for one, stream in zip(said[1:], others, strict=True):
             agree(one, stream.wait(60).tokens)
-            if engine.capability.shares:
+            if fast.capability.shares:
                 assert stream.result.timings.cached_tokens > 100
-        long.cancel()
-        assert drafted(engine)[1] > 10
-
-
-@pytest.mark.parametrize("kind", HEADS)
-def test_a_head_follows_a_shared_prefix(kind: str, folder: Path) -> None:
-    """It drafts from the first token on, as well as in the slot that the prefix comes from."""
-    turn = "the same beginning of every request, and quite long\n" * 3
-    with opened(model_and_drafter(kind, folder, "Q8_0"), slots=2) as engine, Service(engine) as service:
-        if not engine.capability.shares:
-            pytest.skip("hybrid memory shares no cells")
-        long = service.submit(asked(engine, turn + "a", 200))
-        next(iter(long))
-        head = engine.context.drafter
-        assert isinstance(head, Head)
-        stream = service.submit(asked(engine, turn + "b"))
-        next(iter(stream))
-        assert stream.wait(60).draft.by_source["model"].drafted > 0
+                assert stream.result.draft.by_source["model"].drafted > 0
         long.cancel()
 
 
-def test_a_context_that_is_shifted(files: tuple[Path, Path | None]) -> None:
-    with opened(files, n_ctx=128, draft_model="none", exact=True) as alone:
-        wanted = answer(alone, PROMPT, 300, policy="off", context_shift=True)
-        assert wanted.truncated
+def test_a_context_that_is_shifted(files: Files) -> None:
     with opened(files, n_ctx=128, exact=True) as engine:
-        result = answer(engine, PROMPT, 300, context_shift=True)
-        assert result.tokens == wanted.tokens
-        assert drafted(engine)[1] > 5
-        assert answer(engine, PROMPT, 300, context_shift=True).tokens == wanted.tokens
-        assert answer(engine, PROMPT, 300).finish_reason == "length"
+        wanted = answer(engine, PROMPT, 200, policy="off", context_shift=True)
+        assert wanted.truncated
+        engine.forget()
+        with drafting(engine, 20, 6):
+            for _ in range(2):
+                assert answer(engine, PROMPT, 200, context_shift=True).tokens == wanted.tokens
+        assert answer(engine, PROMPT, 200).finish_reason == "length"
 
 
-def test_loaded_cells(files: tuple[Path, Path | None], tmp_path: Path) -> None:
+def test_loaded_cells(files: Files, exact: Engine, tmp_path: Path) -> None:
     """What drafts has not seen that text; it goes on from there."""
-    with opened(files, exact=True) as engine:
-        turn = [*engine.tokenize(PROMPT), *answer(engine, PROMPT, 8).tokens, *engine.tokenize("\nx = 1\n")]
-        assert engine.save_cells(tmp_path / "cells")
-        wanted = answer(engine, turn, policy="off").tokens
+    exact.forget()
+    turn = [*exact.tokenize(PROMPT), *answer(exact, PROMPT, 8).tokens, *exact.tokenize("\nx = 1\n")]
+    assert exact.save_cells(tmp_path / "cells")
+    wanted = answer(exact, turn, policy="off").tokens
     with opened(files, exact=True) as engine:
         assert engine.load_cells(tmp_path / "cells")
-        result = answer(engine, turn)
+        with drafting(engine, 10):
+            result = answer(engine, turn)
         assert result.tokens == wanted
         assert result.timings.cached_tokens > 0
-        assert drafted(engine)[0] > 10
 
 
-def test_requests_cancelled_at_any_time(files: tuple[Path, Path | None]) -> None:
+def test_requests_cancelled_at_any_time(exact: Engine) -> None:
     """In the middle of a prompt or a step, with passes of head and model broken off; later answers are right."""
     prompt = PROMPT * 4
-    with opened(files, exact=True) as engine, Service(engine) as service:
-        wanted = service.submit(asked(engine, prompt, policy="off")).wait(60).tokens
+    with Service(exact) as service, drafting(exact, 20, 6):
+        wanted = service.submit(asked(exact, prompt, policy="off")).wait(60).tokens
         for moment in range(8):
-            stream = service.submit(asked(engine, prompt if moment % 2 else prompt + "x", 300))
+            stream = service.submit(asked(exact, prompt if moment % 2 else prompt + "x", 300))
             pieces = iter(stream)
             for _ in range(moment):
                 next(pieces, None)
             stream.cancel()
             stream.wait(60)
-            assert service.submit(asked(engine, prompt)).wait(60).tokens == wanted
-        assert drafted(engine)[1] > 5
+            assert service.submit(asked(exact, prompt)).wait(60).tokens == wanted
 
 
-def test_passes_that_are_broken_off(files: tuple[Path, Path | None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_that_are_broken_off(exact: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fifth decode is aborted, of the model and of what drafts; nothing of the answer changes."""
     decode, calls, aborted = contexts.Context.decode, itertools.count(), []
 
@@ -240,55 +245,52 @@ def test_passes_that_are_broken_off(files: tuple[Path, Path | None], monkeypatch
         finally:
             self.number_decodes(number)
 
-    with opened(files, exact=True) as engine, Service(engine) as service:
-        wanted = service.submit(asked(engine, PROMPT, 100, policy="off")).wait(60).tokens
+    exact.forget()
+    with Service(exact) as service, drafting(exact, 20):
+        wanted = service.submit(asked(exact, PROMPT, 100, policy="off")).wait(60).tokens
         with monkeypatch.context() as patch:
             patch.setattr(contexts.Context, "decode", broken_off)
             for _ in range(3):
-                assert service.submit(asked(engine, PROMPT, 100)).wait(60).tokens == wanted
-        assert service.submit(asked(engine, PROMPT, 100)).wait(60).tokens == wanted
-        assert drafted(engine)[0] > 20
-        drafter = engine.context.drafter
+                assert service.submit(asked(exact, PROMPT, 100)).wait(60).tokens == wanted
+        assert service.submit(asked(exact, PROMPT, 100)).wait(60).tokens == wanted
+        drafter = exact.context.drafter
         assert drafter is not None
         assert not drafter.failed
         assert len({*aborted}) == 2
         assert len(aborted) > 10
 
 
-def test_an_interrupt_at_every_decode(files: tuple[Path, Path | None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_at_every_decode(exact: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the model and of what drafts: the next answer is right."""
-    with opened(files, exact=True) as engine:
-        wanted = answer(engine, PROMPT, policy="off").tokens
-        engine.forget()
-        decode, left = contexts.Context.decode, [0]
+    wanted = answer(exact, PROMPT, policy="off").tokens
+    forget_learned(exact)
+    decode, left = contexts.Context.decode, [0]
 
-        def interrupted(self: contexts.Context) -> int:
-            code = decode(self)
-            left[0] -= 1
-            if not left[0]:
-                raise KeyboardInterrupt
-            return code
+    def interrupted(self: contexts.Context) -> int:
+        code = decode(self)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return code
 
-        monkeypatch.setattr(contexts.Context, "decode", interrupted)
-        interrupts = 0
+    monkeypatch.setattr(contexts.Context, "decode", interrupted)
+    interrupts = 0
+    with drafting(exact, 20, 11):
         for number in range(1, 24):
             left[0] = number
             try:
-                assert answer(engine, PROMPT).tokens == wanted
+                assert answer(exact, PROMPT).tokens == wanted
             except KeyboardInterrupt:
                 interrupts += 1
             left[0] = 0
-            assert answer(engine, PROMPT).tokens == wanted
-        assert interrupts > 10
-        drafter = engine.context.drafter
-        assert drafter is not None
-        assert not drafter.failed
-        assert drafted(engine)[1] > 10
+            assert answer(exact, PROMPT).tokens == wanted
+    assert interrupts > 10
+    drafter = exact.context.drafter
+    assert drafter is not None
+    assert not drafter.failed
 
 
-def test_relaxed_verification_accepts_drafts_of_heads(files: tuple[Path, Path | None]) -> None:
+def test_relaxed_verification_accepts_drafts_of_heads(fast: Engine) -> None:
     """Features belong to the rows that were accepted, also those that only passed because of that."""
-    with opened(files, verify=Relaxed(2, 0.1)) as engine:
-        result = answer(engine, PROMPT, 60)
-        assert len(result.tokens) == 60
-        assert drafted(engine)[1] > 5
+    with drafting(fast, 20, 6):
+        assert len(answer(fast, PROMPT, 60, verify=Relaxed(2, 0.1)).tokens) == 60

@@ -27,8 +27,8 @@ TinyModel = Callable[..., Path]
 PROMPT = "for number in range(10): print(number)\n" * 3
 
 
-def answer(engine: Engine, n: int = 12) -> list[int]:
-    stream = engine.generate(PROMPT, max_tokens=n)
+def answer(engine: Engine, n: int = 12, policy: str = "auto") -> list[int]:
+    stream = engine.generate(PROMPT, max_tokens=n, policy=policy)
     list(stream)
     return stream.result.tokens
 
@@ -99,11 +99,20 @@ def refusal(engine: Engine, path: Path, caplog: pytest.LogCaptureFixture, warned
     return line
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A model, and what it answers without a head."""
+    target = tiny_predictable(tmp_path_factory.mktemp("alone") / "target.gguf")
+    with Engine.load(target, n_ctx=256, threads=1) as engine:
+        return target, answer(engine)
+
+
 @pytest.mark.parametrize("kind", CAUSES)
-def test_it_is_one_line_with_its_cause(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    target, path = tiny_predictable(tmp_path / "target.gguf"), head(kind, tmp_path / "head.gguf")
-    with Engine.load(target, n_ctx=256, threads=1) as alone:
-        expected = answer(alone)
+def test_it_is_one_line_with_its_cause(
+    kind: str, alone: tuple[Path, list[int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, expected = alone
+    path = head(kind, tmp_path / "head.gguf")
     with (
         caplog.at_level(logging.WARNING, "rest_local"),
         Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine,
@@ -198,8 +207,6 @@ def test_a_head_that_fails_later(
 ) -> None:
     draft_whatever_it_costs(monkeypatch)
     target, path = model_and_drafter(kind, tmp_path)
-    with Engine.load(target, n_ctx=256, threads=1, draft_model="none") as alone:
-        expected = answer(alone, 40)
     options: dict[str, Any] = {} if path is None else {"draft_model": path}
     with (
         caplog.at_level(logging.WARNING, "rest_local.drafting"),
@@ -207,6 +214,7 @@ def test_a_head_that_fails_later(
     ):
         drafter = engine.context.drafter
         assert isinstance(drafter, Head)
+        expected = answer(engine, 40, "off")
         assert answer(engine, 40) == expected
         if fault == "nan":
             n_vocab = drafter.model.n_vocab
@@ -232,8 +240,6 @@ def test_a_full_context_of_a_head(
     """It is told once, and drafting goes on with the newest tokens."""
     draft_whatever_it_costs(monkeypatch)
     target, path = model_and_drafter(kind, tmp_path)
-    with Engine.load(target, n_ctx=400, threads=1, draft_model="none") as alone:
-        expected = answer(alone, 200)
     real = Head.settings
 
     def short(target: Any, n: int) -> ContextSettings:
@@ -248,6 +254,7 @@ def test_a_full_context_of_a_head(
         drafter = engine.context.drafter
         assert isinstance(drafter, Head)
         drafter.context.n_ctx = 400
+        expected = answer(engine, 200, "off")
         for _ in range(2):
             assert answer(engine, 200) == expected
         assert not drafter.failed

@@ -11,6 +11,7 @@ from support.fake_sources import always_draft
 
 from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
 from rest_local import Engine, Sampling
+from rest_local.decoding import decode_context
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.drafting.models.draft_model import DraftModel
@@ -44,6 +45,18 @@ def draft_whatever_it_costs(patch: pytest.MonkeyPatch, most: int = 6) -> None:
     """Makes `auto` draft in every step, and ask what drafts, also when it was wrong before."""
     always_draft(patch, most)
     patch.setattr(Budget, "settle", lambda self, saved: None)
+
+
+def forget_learned(engine: Engine) -> None:
+    """Have cells, planner and recycled logits begin anew, as in an engine that was just opened. Else what was learned
+    in other tests decides whether what drafts is asked.
+    """
+    engine.forget()
+    for context in engine.contexts:
+        auto = decode_context.Auto(context.tuning.curve)
+        auto.drafter = context.auto.drafter
+        auto.successors = decode_context.SuccessorTable(engine.model.n_vocab)
+        context.auto = context._policies[auto.name] = auto
 
 
 def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]:
