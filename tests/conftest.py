@@ -154,6 +154,17 @@ def _fixed_prices() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Two processes of tests share two cores: two threads of each would wait for each other at every node of a graph.
+    Tests of threads say how many."""
+    from rest_local.llama import cores
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cores, "cores", lambda *_: 1)
+        yield
+
+
 @pytest.fixture
 def measured_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines measure what their steps cost, as for a user."""
