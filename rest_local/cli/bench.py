@@ -67,11 +67,7 @@ def _tokens(row: Mapping[str, Any]) -> str:
 def _print_curve(name: str, row: Mapping[str, Any]) -> None:
     _say(
         f"  {name}: {row['speedup']:.3f} times plain decoding; {row['speedup_with_lookups']:.3f} with the time of "
-        f"{row['lookups']:,} lookups"
-    )
-    _say(
-        f"    {row['share_of_oracle']:.0%} of the oracle's {row['oracle']['speedup']:.3f}, {row['share_of_fair']:.0%} "
-        f"of the fair bound's {row['fair']['speedup']:.3f}; worst answer {row['worst_answer']:.2f}"
+        f"{row['lookups']:,} lookups; worst answer {row['worst_answer']:.2f}"
     )
     _say(f"    tokens changed: {row['tokens_changed']}")
     _say(

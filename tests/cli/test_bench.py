@@ -107,17 +107,13 @@ def replayed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return report
 
 
-def test_the_bounds_are_reported_with_the_policy(
+def test_a_curve_is_told_in_lines(
     recorded: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(recorded), "--vocab", str(tiny_model("llama")), "--curve", "assumed-flat-to-8"]
-    report = replayed(capsys, *arguments)
-    row = report["curves"]["assumed-flat-to-8"]
-    assert row["oracle"]["speedup"] >= row["speedup"]
-    assert row["share_of_oracle"] == pytest.approx(row["speedup"] / row["oracle"]["speedup"], abs=1e-3)
     assert run(["bench", "replay", *arguments]) == 0
     out = capsys.readouterr().out
-    assert "of the oracle's" in out
+    assert "; worst answer " in out
     assert " tokens a pass with " in out
     assert "accepted by depth" in out
 
