@@ -46,7 +46,7 @@ from rest_local.decoding.results import Timings
 from rest_local.llama import library
 from rest_local.llama.context import MOST_IDS, ContextSettings
 from rest_local.llama.embedding import Embedder
-from rest_local.llama.gguf import read_gguf, trained_context
+from rest_local.llama.gguf import check_headers, read_gguf, trained_context
 from rest_local.llama.options import MAX_SEED
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = N
     header = header_of(read_gguf(path), path)
     n_ctx = config.context_length(trained_context(path, config.options))
     needs = sorted((cells_of(job, n_ctx, max_tokens) for job in generating), reverse=True)
-    size = sum(file.stat().st_size for file in _files(path))
+    size = sum(status.st_size for _, status in check_headers(path))
     memory = int(_SHARE * (free_memory(config) - size))
     on_cpu = not uses_gpu(config)
     slots, cells = room_for(needs[: MOST_ON_CPU if on_cpu else MOST_SLOTS], n_ctx, header.kv_bytes, memory)
@@ -132,12 +132,6 @@ def _cgroup_room() -> int:
         limit = int((_CGROUP / "memory.max").read_text("ascii"))
         return max(limit - int((_CGROUP / "memory.current").read_text("ascii")), 0)
     return 1 << 62
-
-
-def _files(path: Path) -> list[Path]:
-    from rest_local.llama.gguf import check_headers
-
-    return [file for file, _ in check_headers(path)]
 
 
 _PREFIXES = {CHAT: "chatcmpl", COMPLETION: "cmpl"}

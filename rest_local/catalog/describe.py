@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -200,10 +200,13 @@ def header_of(metadata: Gguf, path: Path) -> Header:
     architecture = metadata.text("general.architecture")
     counted = metadata.counts.get("tokenizer.ggml.tokens", 0)
     tokenizer, pre = metadata.text("tokenizer.ggml.model") or "unknown", metadata.text("tokenizer.ggml.pre")
+    kind = "mmproj" if architecture == "clip" else metadata.text("general.type") or "model"
+    if kind == "model" and not metadata.n_tensors and "split.count" not in metadata.values:
+        kind = "vocabulary"
     label = label_of(path.name)
     named = label if label != stem_of(path.name) else ""
     return Header(
-        kind=_kind(metadata, architecture),
+        kind=kind,
         architecture=architecture,
         parameters=metadata.text("general.size_label"),
         quantization=named or FILE_TYPES.get(metadata.number("general.file_type", -1), ""),
@@ -213,15 +216,6 @@ def header_of(metadata: Gguf, path: Path) -> Header:
         drafting=_drafting(metadata, architecture),
         vocabulary=f"{tokenizer}{f'/{pre}' if pre else ''} of {counted} tokens",
     )
-
-
-def _kind(metadata: Gguf, architecture: str) -> str:
-    kind = metadata.text("general.type") or "model"
-    if architecture == "clip":
-        return "mmproj"
-    if kind == "model" and not metadata.n_tensors and "split.count" not in metadata.values:
-        return "vocabulary"
-    return kind
 
 
 def _drafting(metadata: Gguf, architecture: str) -> str:
@@ -242,14 +236,7 @@ def _kv_bytes(metadata: Gguf, architecture: str) -> int:
     heads = number("attention.head_count")
     width = number("embedding_length") // heads if heads else 0
     size = number("attention.key_length", width) + number("attention.value_length", width)
-    return sum(_kv_heads(metadata, architecture, heads)) * size * _F16
-
-
-def _kv_heads(metadata: Gguf, architecture: str, heads: int) -> Iterable[int]:
-    """The number of KV heads of each layer."""
-    found = metadata.values.get(f"{architecture}.attention.head_count_kv", heads)
-    if isinstance(found, list):
-        return [int(count) for count in found]
-    return [metadata.number(f"{architecture}.attention.head_count_kv", heads)] * metadata.number(
-        f"{architecture}.block_count"
-    )
+    kv_heads = metadata.values.get(f"{architecture}.attention.head_count_kv", heads)
+    if isinstance(kv_heads, list):  # of each layer
+        return sum(int(count) for count in kv_heads) * size * _F16
+    return number("attention.head_count_kv", heads) * number("block_count") * size * _F16
