@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from index_calls import ByteVocabulary, answer, call
 
 from rest_local.cli import index as command
 from rest_local.cli import terminal
@@ -19,18 +20,6 @@ from rest_local.cli.index import group
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreExists, DatastoreNotFound, OptionError
 from rest_local.retrieval import build_from_texts, datastore_path
 from rest_local.retrieval.format import sealed
-
-
-class ByteVocabulary:
-    """Every byte is a token."""
-
-    name, size, hash = "bytes", 256, "b0" * 32
-
-    def tokenize(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-    def piece(self, token: int) -> bytes:
-        return bytes([token])
 
 
 @pytest.fixture
@@ -48,16 +37,6 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (source / "b.py").write_text("def beta():\n    return os.getpid()\n")
     (source / "c.py").write_bytes(b"\0\1")
     return source
-
-
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(command.index, [str(argument) for argument in arguments], catch_exceptions=False)
-
-
-def answer(*arguments: str | Path) -> dict:
-    lines = call(*arguments, "--json").stdout.splitlines()
-    assert len(lines) == 1
-    return json.loads(lines[0])
 
 
 def test_build_info_list_check_remove(corpus):

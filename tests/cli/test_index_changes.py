@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from index_calls import ByteVocabulary, answer, call
 
-from rest_local.cli import index as command
 from rest_local.cli import terminal
 from rest_local.cli.index import group
 from rest_local.errors import InputInvalid, OptionError
@@ -19,16 +16,9 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path, indexes
 
 
-class ByteVocabulary:
-    """Every byte is a token."""
-
-    size = 256
-
+class NamedVocabulary(ByteVocabulary):
     def __init__(self, name: str) -> None:
         self.name, self.hash = name, name.encode().hex().ljust(64, "0")
-
-    def tokenize(self, text: str, *, special: bool = False) -> np.ndarray:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
 @pytest.fixture
@@ -36,8 +26,8 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three files. `one.gguf` and `two.gguf` stand for models; their vocabulary has the name that they hold."""
 
     @contextmanager
-    def vocabulary(path: Path) -> Iterator[ByteVocabulary]:
-        yield ByteVocabulary(path.read_text())
+    def vocabulary(path: Path) -> Iterator[NamedVocabulary]:
+        yield NamedVocabulary(path.read_text())
 
     monkeypatch.setattr(group, "open_vocabulary", vocabulary)
     monkeypatch.setattr(group, "model_path", lambda value: Path(value))
@@ -53,14 +43,6 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     call("build", source, "-o", "mine", "-m", "one.gguf")
     call("rebuild", "mine", "-m", "two.gguf")
     return source
-
-
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(command.index, [str(argument) for argument in arguments], catch_exceptions=False)
-
-
-def answer(*arguments: str | Path) -> dict:
-    return json.loads(call(*arguments, "--json").stdout.splitlines()[-1])
 
 
 def names_in(name: str) -> list[list[str]]:

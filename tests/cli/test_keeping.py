@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from index_calls import answer, call
 
-from rest_local.cli import index as command
 from rest_local.cli import terminal
 from rest_local.errors import DatastoreError, DatastoreExists, DatastoreNotFound, InputInvalid, OptionError
 from rest_local.retrieval import VocabularyId, build, datastore_path
@@ -44,16 +42,6 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _state(file: Path, mtime_ns: int) -> FileState:
     return FileState(str(file), file.stat().st_size, mtime_ns, b"s" * 32)
-
-
-def call(*arguments: str | Path, stdin: bytes | str = b"") -> Result:
-    return CliRunner().invoke(command.index, [str(one) for one in arguments], input=stdin, catch_exceptions=False)
-
-
-def answer(*arguments: str | Path) -> dict:
-    lines = call(*arguments, "--json").stdout.splitlines()
-    assert len(lines) == 1
-    return json.loads(lines[0])
 
 
 def damage(number: int, kind: str) -> Path:
