@@ -11,10 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from index_calls import ByteVocabulary, answer, call
 
-from rest_local.cli import index as command
 from rest_local.cli import terminal
 from rest_local.cli.index import group
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreExists, DatastoreNotFound, OptionError
@@ -210,7 +208,7 @@ def test_at_a_terminal_a_question_is_asked_first(corpus, monkeypatch):
     monkeypatch.setattr(terminal, "can_ask", lambda: True)
 
     def said(word, *arguments):
-        done = CliRunner().invoke(command.index, [*map(str, arguments)], input=word, catch_exceptions=False)
+        done = call(*arguments, stdin=word)
         return done.exit_code, done.stderr
 
     code, asked = said("n\n", "build", corpus, "-o", "mine")
