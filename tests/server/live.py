@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,13 @@ class Live:
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         with self.client() as client:
             return client.post(path, json=body, **options)
+
+    def later(self, path: str, body: Any, **options: Any) -> Future[httpx.Response]:
+        """The answer, awaited in a thread, because the test gives its text."""
+        pool = ThreadPoolExecutor(1)
+        answer = pool.submit(self.post, path, body, **options)
+        pool.shutdown(wait=False)
+        return answer
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         with self.client() as client:

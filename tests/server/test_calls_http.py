@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -129,14 +128,11 @@ def test_a_forced_call_is_constrained(scripted: Scripted) -> None:
 def test_half_a_call_at_a_limit_is_not_text(scripted: Scripted, reason: str) -> None:
     live = scripted()
     live.service.answer = None
-    done: list[Any] = []
-    thread = threading.Thread(target=lambda: done.append(live.post(PATH, BODY).json()["choices"][0]))
-    thread.start()
+    asked = live.later(PATH, BODY)
     stream = live.service.stream()
     stream.give(CALL + '\n<tool_call>\n{"name": "ad')
     stream.end(reason)
-    thread.join(30)
-    (choice,) = done
+    (choice,) = asked.result(30).json()["choices"]
     assert len(choice["message"]["tool_calls"]) == 1
     assert choice["message"]["content"] == (None if reason == "length" else '\n<tool_call>\n{"name": "ad')
     assert choice["finish_reason"] == ("length" if reason == "length" else "tool_calls")

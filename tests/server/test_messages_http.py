@@ -149,12 +149,11 @@ def test_stop_reasons(scripted: Scripted, stream: bool, ends: Any, reason: str, 
 def test_a_full_context_is_told_from_a_limit(scripted: Scripted) -> None:
     live = scripted(n_ctx=64)
     live.service.answer = None
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(whole, live)
-        submitted = live.service.stream()
-        submitted.give(" a" * submitted.request.max_tokens)
-        submitted.end("length")
-        assert asking.result(60)["stop_reason"] == "model_context_window_exceeded"
+    asking = live.later("/v1/messages", BODY)
+    submitted = live.service.stream()
+    submitted.give(" a" * submitted.request.max_tokens)
+    submitted.end("length")
+    assert asking.result(60).json()["stop_reason"] == "model_context_window_exceeded"
 
 
 def test_one_call_at_a_time(scripted: Scripted) -> None:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 from live import Live, Scripted, served
 
@@ -190,17 +189,12 @@ def test_other_machines_do_not_learn_what_was_in_memory(scripted: Scripted) -> N
     def last(**settings: Any) -> dict[str, Any]:
         live = scripted(keys=(b"k",), **settings)
         live.service.answer = None
-        found: list[httpx.Response] = []
-        body = {"messages": HELLO, "stream": False}
-        reader = threading.Thread(target=lambda: found.append(live.post("/api/chat", body, headers=KEY)))
-        reader.start()
+        waiting = live.later("/api/chat", {"messages": HELLO, "stream": False}, headers=KEY)
         asked = live.service.stream()
         asked.timings = {"cached_tokens": 400, "prompt_tokens": 3, "prompt_ms": 1234.5, "predicted_ms": 163.0}
         asked.give("Hello")
         asked.end()
-        reader.join(60)
-        answer: dict[str, Any] = found[0].json()
-        return answer
+        return dict(waiting.result(60).json())
 
     near, far = last(), last(allowed_hosts=("proxy.example",))
     assert near["prompt_eval_count"] == far["prompt_eval_count"] == 403

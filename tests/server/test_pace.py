@@ -350,13 +350,9 @@ def test_a_limit_on_lines_ends_an_answer_that_is_not_streamed(scripted: Callable
     """Only with such a limit is the text of such an answer read before its end."""
     live = scripted()
     live.service.answer = None
-    answers: list[Any] = []
-    body = {"input_prefix": "", "input_suffix": "", "n_indent": 4}
-    thread = threading.Thread(target=lambda: answers.append(live.post("/infill", body).json()))
-    thread.start()
+    asked = live.later("/infill", {"input_prefix": "", "input_suffix": "", "n_indent": 4})
     stream = live.service.stream()
     stream.give("x = 1\n")
     stream.give("y")
     assert stream.cancelled.wait(30)
-    thread.join(30)
-    assert answers[0]["content"] == "x = 1\n"
+    assert asked.result(30).json()["content"] == "x = 1\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -389,13 +388,12 @@ def test_errors_for_other_machines_contain_no_paths(scripted: Scripted, others: 
     live = scripted(allowed_hosts=("llm.example.org",), keys=(b"k",)) if others else scripted()
     live.service.answer = None
     body, headers = {"prompt": "x", "stream": stream}, {"authorization": "Bearer k"}
-    with ThreadPoolExecutor(1) as pool:
-        for number, error in enumerate(PATHS):
-            asking = pool.submit(live.post, "/completion", body, headers=headers)
-            live.service.stream(number).end("error", error=error)
-            answer = asking.result(60)
-            assert '"error"' in answer.text
-            assert (SECRET in answer.text) != others, error
+    for number, error in enumerate(PATHS):
+        asking = live.later("/completion", body, headers=headers)
+        live.service.stream(number).end("error", error=error)
+        answer = asking.result(60)
+        assert '"error"' in answer.text
+        assert (SECRET in answer.text) != others, error
 
 
 def test_errors_for_other_machines_say_what_is_wrong_with_the_request() -> None:

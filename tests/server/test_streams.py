@@ -7,7 +7,6 @@ import socket
 import threading
 from typing import Any
 
-import httpx
 import pytest
 from fake_service import FakeEngine, FakeService, origin
 from live import Live, Scripted, sent, served
@@ -93,13 +92,11 @@ def test_choices_are_queued_together_or_refused_together(scripted: Scripted) -> 
 def test_an_error_before_the_first_byte_has_its_status(scripted: Scripted) -> None:
     live = scripted()
     live.service.answer = None
-    done: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: done.append(live.post("/completion", {"prompt": "x"})))
-    thread.start()
+    asked = live.later("/completion", {"prompt": "x"})
     live.service.stream().end("error", error=DecodeFailed(-3, 4))
-    thread.join(30)
-    assert done[0].status_code == 500
-    assert "llama_decode returned -3" in done[0].json()["error"]["message"]
+    answer = asked.result(30)
+    assert answer.status_code == 500
+    assert "llama_decode returned -3" in answer.json()["error"]["message"]
 
 
 LONG = "word " * 3000
@@ -140,36 +137,28 @@ def test_a_complete_answer_stops_the_engine(scripted: Scripted, limit: dict[str,
     """The model would continue after the block, or the line, that was requested."""
     live = scripted()
     live.service.answer = None
-    done: list[httpx.Response] = []
-    body = {"prompt": "if x:\n", "stream": stream, **limit}
-    thread = threading.Thread(target=lambda: done.append(live.post("/completion", body)))
-    thread.start()
+    asked = live.later("/completion", {"prompt": "if x:\n", "stream": stream, **limit})
     submitted = live.service.stream()
     for part in ("    y = 1\n", "    z = 2\n", "w = 3\n", "v = 4\n"):
         submitted.give(part)
         while submitted._pieces and not submitted.cancelled.is_set():  # what comes together is one piece
-            assert thread.is_alive() or submitted.cancelled.is_set()
+            assert not asked.done() or submitted.cancelled.is_set()
     assert submitted.cancelled.wait(30)
-    thread.join(30)
-    assert done[0].status_code == 200
-    assert "v = 4" not in done[0].text
+    assert asked.result(30).status_code == 200
+    assert "v = 4" not in asked.result().text
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_choice_that_fails_ends_the_others(scripted: Scripted, stream: bool) -> None:
     live = scripted()
     live.service.answer = None
-    done: list[httpx.Response] = []
-    body = CHAT | {"n": 3, "stream": stream}
-    thread = threading.Thread(target=lambda: done.append(live.post(CHAT_PATH, body)))
-    thread.start()
+    asked = live.later(CHAT_PATH, CHAT | {"n": 3, "stream": stream})
     first, second, third = (live.service.stream(number) for number in range(3))
     second.end("error", error=DecodeFailed(-3, 4))
     assert first.cancelled.wait(30)
     assert third.cancelled.wait(30)
-    thread.join(30)
-    assert "llama_decode returned -3" in done[0].text
-    assert done[0].status_code == (200 if stream else 500)
+    assert "llama_decode returned -3" in asked.result(30).text
+    assert asked.result().status_code == (200 if stream else 500)
 
 
 def test_a_stop_lets_a_running_answer_end(scripted: Scripted) -> None:
