@@ -39,7 +39,7 @@ class FakeEngine:
         self.datastores: list[Any] = []
         self.projector = None
         self.swap = DatastoreSwap()
-        self.context = SimpleNamespace(sessions=None)
+        self.context = SimpleNamespace(named_slots=lambda run, user: None)
 
     def catch_up(self) -> None:
         self.datastores = self.swap.take(self.datastores)
