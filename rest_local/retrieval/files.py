@@ -165,7 +165,14 @@ def _take_lock(directory: Path) -> int:
         if not taken:
             owner = os.read(descriptor, _OWNER_LIMIT).decode("utf-8", "replace").strip()
             raise DatastoreLocked(directory, owner or "another process")
-        _check_lock(directory, path, descriptor)
+        # A remove may have unlinked the lock file between our open and our lock: then this lock protects nothing. On
+        # Windows an open file cannot be unlinked, but the directory may be gone.
+        try:
+            current = os.stat(directory if WINDOWS else path)
+        except FileNotFoundError as error:
+            raise DatastoreLocked(directory, "a process that removes it") from error
+        if not WINDOWS and not os.path.samestat(current, os.fstat(descriptor)):
+            raise DatastoreLocked(directory, "a process that replaced it")
         # Only for messages. On a full disk the lock still holds; only the owner's name is missing.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, _OWNER_AT)
@@ -186,18 +193,6 @@ def is_held(directory: Path) -> bool:
         return not lock_descriptor(descriptor, blocking=False)
     finally:
         os.close(descriptor)
-
-
-def _check_lock(directory: Path, path: Path, descriptor: int) -> None:
-    """A remove may have unlinked the lock file between our open and our lock: then this lock protects nothing. On
-    Windows an open file cannot be unlinked, but the directory may be gone.
-    """
-    try:
-        current = os.stat(directory if WINDOWS else path)
-    except FileNotFoundError as error:
-        raise DatastoreLocked(directory, "a process that removes it") from error
-    if not WINDOWS and not os.path.samestat(current, os.fstat(descriptor)):
-        raise DatastoreLocked(directory, "a process that replaced it")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from changes import left_over
 from failpoints import Named, fail_at, kills, put_tree
 from stores import NEW, VOCABULARY, Durable, make
 from support.files import files_up_to
@@ -19,7 +20,7 @@ from test_history import answers_in
 
 from rest_local.retrieval import Datastore, History, Segment, VocabularyId, history
 from rest_local.retrieval.files import locked
-from rest_local.retrieval.format import MANIFEST, file_name, owns, sealed
+from rest_local.retrieval.format import MANIFEST, file_name, sealed
 from rest_local.retrieval.home import read_manifest
 
 BEFORE, SAID = [[1, 2, 3, 4], [9, 9, 2, 5]], [1, 2, 3, 7]
@@ -54,11 +55,6 @@ def set_aside(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir() if ".damaged-" in entry.name)
 
 
-def orphans(path: Path) -> set[str]:
-    named = {file_name(segment.name, "tokens")[:16] for segment in read_manifest(path).segments}
-    return {file.name for file in path.iterdir() if owns(file.name) and file.name[:16] not in named}
-
-
 def test_killed_before_any_step_of_a_commit(path: Path) -> None:
     seen = []
     for state in kills(path, lambda files: say(path, files=files)):
@@ -67,7 +63,7 @@ def test_killed_before_any_step_of_a_commit(path: Path) -> None:
         assert seen[-1] in (BEFORE, BOTH)
         say(path, [5, 5])
         assert answers_in(path) == [*seen[-1], [5, 5]]
-        assert orphans(path) == set()
+        assert left_over(path) == set()
     assert seen[0] == BEFORE
     assert seen[-1] == BOTH
 
@@ -104,7 +100,7 @@ def test_a_full_disk_gives_one_warning_and_answers_are_committed_later(
     assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[4], [7]]
     kept.close()
     assert answers_in(path) == BOTH
-    assert orphans(path) == set()
+    assert left_over(path) == set()
 
 
 def test_answers_that_cannot_be_written_do_not_fill_the_memory(

@@ -208,9 +208,14 @@ def read(data: bytes) -> None:
     reader.end()
 
 
+def places(data: bytes) -> list[int]:
+    """Every byte, of runs of zeros every 16th."""
+    return [at for at, byte in enumerate(data) if byte or at % 16 == 0]
+
+
 def test_cut_at_every_byte(store, tmp_path):
     data = exported(make(tmp_path / "small", {"a": [1, 2]}))
-    for size in range(len(data)):
+    for size in places(data):
         with pytest.raises(DatastoreError):
             read(data[:size])
     for size in range(0, len(data), 400):
@@ -221,7 +226,7 @@ def test_cut_at_every_byte(store, tmp_path):
 
 def test_every_flipped_bit(store, tmp_path):
     data = exported(make(tmp_path / "small", {"a": [1, 2]}))
-    for at in range(len(data)):
+    for at in places(data):
         changed = bytearray(data)
         changed[at] ^= 1 << at % 8
         with pytest.raises(DatastoreError):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edited import Bytes
 from failpoints import Named, kills, put_tree
 from stores import NEW, OLD, OTHER, VOCABULARY, Durable, content_of, make
 from test_build import names, orphans
@@ -259,16 +260,10 @@ def test_a_name_with_any_index_is_listed(tmp_path: Path, monkeypatch: pytest.Mon
     assert names(tmp_path) == {"store"}
 
 
-class Tokenizer:
-    """Every byte is a token."""
-
-    size = 256
-
+class Tokenizer(Bytes):
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name, self.hash = name, name * 64
-
-    def tokenize(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
 def test_an_index_is_built_from_the_newest_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
