@@ -4,7 +4,8 @@ Lines and modules by room, numeric constants, modules with one importer, circles
 
 - It reads the files only. Lines are those of the files as they are formatted; `__init__.py` counts where it has a line.
 - An import counts wherever it stands, in functions and for types alone too.
-- A constant is a name of capitals in a module or a class, or a default of a dataclass, whose value has a number.
+- A constant is a name in a module or a class, or a default of a dataclass, whose value has a number. Names that one
+  statement sets together count each. A default of 0, where a count or a time begins, is none.
 - An import runs up where its room is not among those that the room may import (`tests/test_package.py`).
 """
 
@@ -80,12 +81,16 @@ def constants_of(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text("utf-8"))
     for body in (tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
         for node in body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
                 continue
-            numbers = [each for each in ast.walk(node.value) if isinstance(each, ast.Constant)]
-            if any(isinstance(each.value, int | float) and not isinstance(each.value, bool) for each in numbers):
-                yield from (each.id for each in targets if isinstance(each, ast.Name))
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            numbers = [each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)]
+            numbers = [each for each in numbers if isinstance(each, int | float) and not isinstance(each, bool)]
+            is_start = (
+                isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant) and node.value.value == 0
+            )
+            if numbers and not is_start:
+                yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
 
 
 def main() -> None:

@@ -250,9 +250,9 @@ class CostCurve:
         """The rows of `from_points` for n = 1..64, before they are made physical; float64 [contexts, 64]."""
         table = []
         for row in ms:
-            line = np.interp(_COUNTS, sizes, row)
+            line = np.interp(COUNTS, sizes, row)
             if sizes[-1] < LARGEST and len(sizes) > 1:
-                line = np.where(sizes[-1] < _COUNTS, row[-1] * _COUNTS / sizes[-1], line)
+                line = np.where(sizes[-1] < COUNTS, row[-1] * COUNTS / sizes[-1], line)
             table.append(line)
         return np.array(table, np.float64)
 
@@ -517,7 +517,7 @@ def physical(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     first = rows[..., :1]
     rows = np.minimum.accumulate(np.maximum(rows, first)[..., ::-1], axis=-1)[..., ::-1]
-    return np.asarray(np.minimum(rows, first * _COUNTS[: rows.shape[-1]]))
+    return np.asarray(np.minimum(rows, first * COUNTS[: rows.shape[-1]]))
 
 
 def isotonic(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
@@ -557,5 +557,5 @@ def _beyond(contexts: Sequence[int], rows: NDArray[np.float64]) -> NDArray[np.fl
     return physical(np.maximum(rows[-1] - rows[-2], 0.0) / (contexts[-1] - contexts[-2]))
 
 
-_COUNTS = np.arange(1, LARGEST + 1)
+COUNTS = np.arange(1, LARGEST + 1)
 _NO_ATTENTION = np.zeros(LARGEST)

@@ -17,15 +17,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.cost import ESTIMATED, LARGEST, SIZES, CostCurve, check_table, physical
+from rest_local.calibration.cost import COUNTS, ESTIMATED, LARGEST, SIZES, CostCurve, check_table, physical
 from rest_local.calibration.measuring import Timing
 from rest_local.errors import InputInvalid
 
-FALLING = 0.2  # share of a time by which noise may make a larger batch cheaper in a file
-UNKNOWN_MS = 10.0  # a plain step if no clock could measure one; the first real steps correct it
 ATTENTION_BASE = 0.65  # share of attention that a batch pays once: 0.5B on a Xeon, 1 to 16 tokens, 3 000 of context
-ESTIMATED_CONTEXT = 4096
-_COUNTS = np.arange(1, LARGEST + 1)
 _FOLDER = Path(__file__).resolve().parent / "curves"
 
 
@@ -48,9 +44,9 @@ def load_curve(name: str) -> CostCurve:
         if any(high <= low for low, high in itertools.pairwise(sizes)) or sizes[-1] > LARGEST:
             raise ValueError(f"sizes must rise, to {LARGEST} at most")
         check_table(contexts, CostCurve.table_of(sizes, ms.tolist()))
-        if (ms < (1 - FALLING) * np.maximum.accumulate(ms, axis=1)).any():
+        if (1.2 * ms < np.maximum.accumulate(ms, axis=1)).any():  # by more than noise
             raise ValueError("the time of a batch falls with its size")
-        if (ms > (1 + FALLING) * ms[:, :1] * np.array(sizes)).any():
+        if (ms > 1.2 * ms[:, :1] * np.array(sizes)).any():
             raise ValueError("a batch takes longer than its tokens one by one")
         return CostCurve.from_points(contexts, sizes, ms.tolist())
     except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
@@ -71,14 +67,14 @@ def estimated(timed: Sequence[tuple[int, Timing]], backend: str, attention: floa
     `timed`: (tokens in a batch, time). `attention`: share of a plain step that one more token of context adds. All
     sizes are uncertain; the given times are the curve's first observations.
     """
-    plain = [timing.ms for n, timing in timed if n == 1]
-    plain_ms = min(plain) if plain else UNKNOWN_MS
+    # if no clock could measure a plain step: the first real steps correct it
+    plain_ms = min((timing.ms for n, timing in timed if n == 1), default=10.0)
     name, shape = min(
         _shapes(backend), key=lambda each: sum((math.log(t.ms / plain_ms / each[1][n - 1])) ** 2 for n, t in timed)
     )
     base = plain_ms * shape
-    slope = plain_ms * attention * np.minimum(ATTENTION_BASE + (1 - ATTENTION_BASE) * _COUNTS, shape * 2)
-    curve = CostCurve([0, ESTIMATED_CONTEXT], np.stack([base, base + ESTIMATED_CONTEXT * slope]), ESTIMATED)
+    slope = plain_ms * attention * np.minimum(ATTENTION_BASE + (1 - ATTENTION_BASE) * COUNTS, shape * 2)
+    curve = CostCurve([0, 4096], np.stack([base, base + 4096 * slope]), ESTIMATED)
     for n, timing in timed:
         curve.observe(n, 0, timing.ms, timing.busy)
     return curve, name

@@ -35,8 +35,6 @@ from rest_local.llama.context import ABORTED
 Logits = NDArray[np.float32]
 Drafts = Literal["chains", "trees"]
 BATCH_SIZES = (2, 3, 4, 8, 16, 32, 64)
-NEIGHBOUR_PROMPT = 24  # less than a block of the attention, and not a power of two
-NEIGHBOUR_LONGEST = 40  # tokens after which it starts again; the next sequence reuses the cells that it frees
 
 
 @dataclass
@@ -184,12 +182,14 @@ class _Neighbour:
         self._backend, self._text, self._rng = backend, text, rng
 
     def step(self) -> None:
-        """Evaluate NEIGHBOUR_PROMPT tokens at first, then one to three; start again after NEIGHBOUR_LONGEST tokens."""
+        """Evaluate 24 tokens at first (less than a block of the attention, and no power of two), then one to three.
+        Start again after 40, so that the next sequence reuses the cells that are freed.
+        """
         slot = self._slot
-        if slot.n_past > NEIGHBOUR_LONGEST:
+        if slot.n_past > 40:
             slot.clear()
             slot.tokens = []
-        n = int(self._rng.integers(1, 4)) if slot.n_past else NEIGHBOUR_PROMPT
+        n = int(self._rng.integers(1, 4)) if slot.n_past else 24
         tokens = [int(self._text[i]) for i in self._rng.integers(0, len(self._text), n)]
         batch = BatchBuilder()
         slot.add_prompt(batch, tokens)
@@ -245,12 +245,11 @@ miss a difference of 1% in three of four runs, 256 rows in one of 13."""
 
 SEGMENT = 32  # rows compared at a time; their logits take 19 MB for a vocabulary of 152k
 FIRST = 4  # rows of the first segment, which reveals unsuitable settings after about 8 plain steps
-DEPTH, DEEP_ROWS = 700, 128  # attention works in blocks, so the end of a longer context is compared too
-TEXT_TOKENS = 1024
-N_CTX, N_BATCH = 1024, 64  # of the background test's backend: as much as the plan needs
+DEPTH = 700  # attention works in blocks, so the rows from here on are compared too
+DEEP_ROWS = 128
+N_CTX = 1024  # of the background test's backend: as much as the plan needs, which is also the length of the text
+N_BATCH = 64
 SHARE = 0.25  # of the time of forward passes, in the background
-STEPS_PER_ROW = 2.0  # cost of a row in plain steps: one alone, its part of a chain, and of the text before DEPTH
-ALL_THREADS = 0.5  # share of the decodes that use all threads
 
 
 @dataclass(frozen=True)
@@ -350,7 +349,8 @@ class SelfTest:
         """
         while not self.complete and self.comparison.rows < FIRST:
             self.run(0.0)
-        if 1e-3 * self.plain_ms * STEPS_PER_ROW * self.rows_needed < seconds:
+        row_ms = 2.0 * self.plain_ms  # a row alone, its part of a chain, and of the text before DEPTH
+        if 1e-3 * row_ms * self.rows_needed < seconds:
             self.run(seconds)
         return self.complete
 
@@ -433,10 +433,10 @@ class SelfTest:
             yield
 
     def _use_some_threads(self, rng: np.random.Generator) -> None:
-        """Use a random number of threads in the next decode, as long as that makes no difference."""
+        """Use a random number of threads in the next decode, half of the time all, while that makes no difference."""
         if self.any_threads:
             most = self.backend.threads
-            self.backend.use_threads(most if rng.random() < ALL_THREADS else int(rng.choice(halvings(most))))
+            self.backend.use_threads(most if rng.random() < 0.5 else int(rng.choice(halvings(most))))
 
     def _tokens(self, segment: Segment, begin: int, end: int) -> NDArray[np.int32]:
         """A copy of the text at positions [begin, end), int32."""

@@ -35,13 +35,10 @@ except ImportError:  # Windows
 ROUNDS = 5
 MOST_ROUNDS = 15  # if the rounds disagree
 QUIET = 0.1  # spread of the rounds up to which a measurement is final
-QUARTILE = 0.25
 STEP_DEVIATION = 0.08  # error of a loop of batches: a real step follows other work and finds colder caches
-DRAFTS = (1, 3, 7, 15, 31, 63)  # drafted tokens that `advantages` compares; the batch has one token more
 
 BUSY_SHARE = 0.75  # share of the CPU time that all threads can have; 0.2 to 0.35 with one busy process per core
 PREEMPTIONS_PER_SECOND = 20.0  # of the threads; 110 to 250 were counted on a busy machine
-NOT_ONE_STEP = 1.5  # times the steps, and a millisecond each: a longer interval includes a pause of unknown load
 
 
 class Timing(NamedTuple):
@@ -80,7 +77,7 @@ class LoadMeter:
         if self._known_busy is not None and self._known_busy():
             return True
         threads = self._threads()
-        if not threads or not 0 < wall < 1e-3 * (NOT_ONE_STEP * ms + steps):
+        if not threads or not 0 < wall < 1e-3 * (1.5 * ms + steps):  # else it includes a pause of unknown load
             return False
         return cpu < BUSY_SHARE * threads * wall and preempted > PREEMPTIONS_PER_SECOND * wall
 
@@ -230,7 +227,7 @@ def measure(
                     progress(done, total)
         if not all(samples):
             raise ValueError("a batch could not be timed; does the clock of this machine stand still?")
-        rows.append(np.array([float(np.quantile(times, QUARTILE)) for times in samples]))
+        rows.append(np.array([float(np.quantile(times, 0.25)) for times in samples]))
         spreads += [_spread(times) for times in samples]
     noise, busy = float(np.median(spreads)), disturbed / max(done, 1)
     curve = fitted(contexts, sizes, rows, max(noise, busy))
@@ -268,17 +265,17 @@ def _spread(times: Sequence[float]) -> float:
     """The relative spread of the rounds below their median. Disturbed batches lie above it and do no harm there."""
     if not times:
         return 1.0
-    low, middle = np.quantile(times, [QUARTILE / 2, 0.5])
+    low, middle = np.quantile(times, [0.125, 0.5])
     return float(middle / low - 1.0)
 
 
 def advantages(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
-    """For each draft of DRAFTS: {"draft", "steps": its cost in plain steps, "least_accepted": the accepted tokens from
-    which on it pays, or None if it never pays}.
+    """For drafts of 1 to 63 tokens: {"draft", "steps": its cost in plain steps, "least_accepted": the accepted tokens
+    from which on it pays, or None if it never pays}.
     """
     line = curve.expected(n_ctx)
     rows = []
-    for draft in DRAFTS:
+    for draft in (1, 3, 7, 15, 31, 63):  # the batch has one token more
         steps = float(line[draft] / line[0])
         least = math.floor(steps - 1.0) + 1  # `accepted` + 1 tokens must exceed the cost in plain steps
         rows.append({

@@ -28,16 +28,9 @@ from rest_local.llama.model import Model
 from rest_local.llama.options import CACHE_TYPES, ModelOptions
 
 SECONDS = 120.0  # for the whole survey
-SHARE = 0.6  # share of a setting's time for the comparisons; the rest is for opening the context and timing steps
-LONGEST_TEXT, SHORTEST_TEXT = 256, 24
-TELLING_TEXT = 96  # some settings differ only from the 64th cell on, so fewer settings are better than shorter texts
-LARGEST_PART = 0.25  # share of the whole time for one setting, so that a large model gets several
-PLAIN_STEPS = 8.0  # cost of a token of text: one plain step, and a part of a step in each of four comparisons
-DRIVER_MS = 3.0  # its cost outside llama.cpp
+LONGEST_TEXT = 256  # tokens that are compared in one setting
+TELLING_TEXT = 96  # at least: some settings differ only from the 64th cell on
 N_CTX = 1024
-PRICE_CONTEXT = 256  # tokens in the KV cache when steps are timed
-STEP = 16
-REPEATS = 3
 
 Progress = Callable[[str, int, int], None]  # (present setting, its number from 1, number of settings)
 
@@ -133,7 +126,7 @@ def survey(
         if progress:
             progress(setting.name, number, len(planned))
         part = left / (len(planned) - number + 1)
-        capability = _measure(model, settings, setting, text, part, max(part, LARGEST_PART * seconds))
+        capability = _measure(model, settings, setting, text, part)
         if capability:
             result.drafting, result.reason = capability.kind, capability.reason
         result.settings.append(setting)
@@ -150,9 +143,9 @@ def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -
 
 
 def _measure(
-    model: Model, settings: ContextSettings, setting: Setting, text: Sequence[int], seconds: float, most: float
+    model: Model, settings: ContextSettings, setting: Setting, text: Sequence[int], seconds: float
 ) -> Capability | None:
-    """Fill in one setting in `seconds`, or in `most` for TELLING_TEXT tokens. Returns None if llama.cpp refuses."""
+    """Fill in one setting in `seconds`, or with TELLING_TEXT tokens. Returns None if llama.cpp refuses."""
     try:
         context = Context(model, replace(settings, n_slots=2))
     except ModelError as error:
@@ -161,10 +154,9 @@ def _measure(
     with context:
         capability = capability_of(model, context, exact=False)
         setting.plain_ms, setting.step_ms = _price(context, text)
-        token_ms = PLAIN_STEPS * setting.plain_ms + DRIVER_MS
-        affordable, telling = int(1e3 * SHARE * seconds / token_ms), int(1e3 * SHARE * most / token_ms)
-        part = text[: max(SHORTEST_TEXT, affordable, min(TELLING_TEXT, telling))]
+        token_ms = 12.0 * setting.plain_ms + 5.0  # four comparisons, opening the context, and the driver
         if capability.kind != "none":
+            part = text[: max(TELLING_TEXT, int(1e3 * seconds / token_ms))]
             setting.cases = list(_cases(context, part, capability))
     return capability
 
@@ -179,13 +171,12 @@ def _cases(context: Context, text: Sequence[int], capability: Capability) -> Ite
 
 
 def _price(context: Context, text: Sequence[int]) -> tuple[float, float]:
-    """Milliseconds of a plain step and of a step of STEP tokens: the least of REPEATS."""
+    """Milliseconds of a plain step and of a step of 16 tokens: the least of three."""
     probe = DecodeProbe(context, text)
-    length = min(PRICE_CONTEXT, context.n_ctx // 2)
-    size = min(STEP, context.max_outputs)
+    length, size = min(256, context.n_ctx // 2), min(16, context.max_outputs)
     probe(size, length)  # the first decode of a size also builds its graph
     try:
-        return min(probe(1, length).ms for _ in range(REPEATS)), min(probe(size, length).ms for _ in range(REPEATS))
+        return min(probe(1, length).ms for _ in range(3)), min(probe(size, length).ms for _ in range(3))
     finally:
         context.clear()
 

@@ -28,7 +28,6 @@ from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import (
     LEAST_ROWS,
     N_CTX,
-    TEXT_TOKENS,
     Comparison,
     Drafts,
     SelfTest,
@@ -69,8 +68,6 @@ progress = log.getChild("progress")  # messages about work that takes a while
 FORMAT = 7
 CONTEXTS = (64, 512, 2048)  # context lengths that `tune_thoroughly` measures, as far as they fit
 ATTENTION = 2.0  # cost of attention on a CPU relative to the products with the weights: 2.2 measured (0.5B, Xeon)
-CHARS_PER_TOKEN = 16  # characters of real text that make at least one token
-SELF_TEST_TOKENS = 256
 SELF_TEST_S = 2.0
 
 
@@ -354,7 +351,7 @@ def exact_self_test(
     model: Model, context: ThreadedBackend, capability: Capability, known: Mapping[str, Any] | None = None
 ) -> SelfTest:
     """The self-test of `--exact` in this context, which it clears. `known`: an earlier result to continue from."""
-    return SelfTest(context, real_text(model, TEXT_TOKENS), capability.longest, known)
+    return SelfTest(context, real_text(model, N_CTX), capability.longest, known)
 
 
 def fast_self_test(model: Model, context: Context, capability: Capability) -> Comparison:
@@ -373,13 +370,13 @@ def fast_self_test(model: Model, context: Context, capability: Capability) -> Co
 
 
 def self_test_text(model: Model, n_ctx: int) -> list[int]:
-    """Real text for measurements, at most half the context, as token ids."""
-    return real_text(model, min(SELF_TEST_TOKENS, n_ctx // 2))
+    """Real text for measurements, at most 256 tokens and half the context, as token ids."""
+    return real_text(model, min(256, n_ctx // 2))
 
 
 def real_text(model: Model, most: int) -> list[int]:
     """The first `most` tokens of this source file."""
-    source = Path(__file__).read_text("utf-8")[: CHARS_PER_TOKEN * most]
+    source = Path(__file__).read_text("utf-8")[: 16 * most]  # no token of such text has more characters
     tokens = model.vocabulary.tokenize(source, special=False, add_special=True)
     return [int(t) for t in tokens[:most]]
 

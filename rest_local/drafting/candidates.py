@@ -33,11 +33,14 @@ CELLS_PER_SOURCE = N_LENGTHS * N_ROWS * N_SHARES
 N_CELLS = len(SOURCES) * CELLS_PER_SOURCE
 _CONFIDENCES = N_ROWS * N_SHARES  # buckets of a draft model's own probability
 MAX_CANDIDATES = 24  # per source and node. HumanEval: 1.79, 1.81 and 1.82 at 6.5 nodes with 8, 16 and 24 of them
-FEW_CANDIDATES = 8  # the maximum without a calibrator, where more candidates made no difference
 # Of forced text, by whether the text before it is split otherwise than the vocabulary does, and by kind, until it was
 # counted. In JSON answers the demo model had 0.80, 0.95, 0.91, 0.74, 0.11 and 0.54, 0.42, 0.00, 0.83, 0.52; text
 # of Qwen's vocabulary, split as it splits it, 1.00, 1.00, 0.73, 0.70, 0.00.
 FORCED_RATES = {False: (0.95, 0.95, 0.75, 0.75, 0.03), True: (0.5, 0.4, 0.1, 0.6, 0.5)}
+
+Members = list[tuple["SourceRows", Sequence[int]]]  # the rows that agree with the path so far, by source
+Merged = dict[int, tuple[float, int, Members]]  # by token: probability, source, and the rows that continue with it
+NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
 
 PrecedingBigram = tuple[int, int]  # the two tokens before a candidate, the newest last
 NO_BIGRAM: PrecedingBigram = (-1, -1)
@@ -143,8 +146,8 @@ class SourceRows:
             columns.append(self._rows.column(len(columns)))
         return columns[depth]
 
-    def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
-        """At most `most` distinct tokens at `depth` of the rows `members` (ascending numbers), longest match first.
+    def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
+        """At most MAX_CANDIDATES distinct tokens at `depth` of the rows `members` (ascending), longest match first.
 
         O(len(members)); 10 us for 64 rows, 1 us for one.
         """
@@ -171,7 +174,7 @@ class SourceRows:
                 reaching = bisect_left(members, shorter) - bisect_left(ended, shorter)
             agreeing = bisect_left(rows, shorter) if len(rows) > 1 else 1
             found.append((token, cells[length + depth] + _cell_of_rows(reaching, agreeing), rows))
-            if len(found) == most:
+            if len(found) == MAX_CANDIDATES:
                 break
         return found
 
@@ -214,7 +217,7 @@ class EditRows(SourceRows):
         ]
         self._breaks = breaks
 
-    def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
+    def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
         """The distinct tokens at `depth`, the likeliest first. 1 us for each row."""
         if depth >= self.depth:
             return []
@@ -256,7 +259,7 @@ class ForcedRows(SourceRows):
     def __len__(self) -> int:
         return 1
 
-    def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
+    def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
         """The tokens at the place `members[0]`, two at most. 2 us, and 12 us for text that was split in a new way."""
         return [
             (token, grammar_cell(kind, apart, depth), (end,)) for token, kind, apart, end in self._text.at(members[0])
@@ -278,7 +281,7 @@ class ModelRows(SourceRows):
         """The number of the path that continues path number `path` with a token."""
         return self._numbers.setdefault((path, token), len(self._numbers) + 1)
 
-    def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
+    def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
         """The tokens after path number `members[0]`; none where the model was not asked."""
         path = members[0]
         return [

@@ -20,14 +20,15 @@ from heapq import heappop, heappush, nsmallest
 from typing import Any, NamedTuple
 
 from rest_local.drafting.candidates import (
-    FEW_CANDIDATES,
     GRAMMAR,
     LOGITS,
-    MAX_CANDIDATES,
     MODEL,
     NO_BIGRAM,
+    NO_CANDIDATE,
     SOURCES,
     Candidate,
+    Members,
+    Merged,
     ModelRows,
     PrecedingBigram,
     SourceRows,
@@ -44,11 +45,7 @@ FORCED_FROM = 0.4  # joint probability of a node of another source from which th
 # 0.05 and 0.03 ms a step
 SIBLINGS = 4  # likeliest candidates that are not in the tree yet, for which a pass is asked as well
 
-Members = list[tuple[SourceRows, Sequence[int]]]  # the rows that agree with the path so far, by source
-Merged = dict[int, tuple[float, int, Members]]  # by token: probability, source, and the rows that continue with it
 Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the features that corrected it
-
-_NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
 
 
 class OpenNode(NamedTuple):
@@ -164,14 +161,12 @@ Force = Callable[[Sequence[int]], Sequence[SourceRows]]  # what a grammar allows
 Promise = Callable[[int], float]  # depth -> how often the drafting model's first candidate is right
 
 
-def propose(members: Members, depth: int, estimate: Estimate, most: int = MAX_CANDIDATES) -> Proposal:
-    """Candidates below one node, at most `most` from each source. If several sources propose a token, the highest
-    estimate counts.
-    """
+def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
+    """Candidates below one node. If several sources propose a token, the highest estimate counts."""
     by_source = []
     merged: Merged = {}
     for rows, numbers in members:
-        candidates = rows.candidates(numbers, depth, most)
+        candidates = rows.candidates(numbers, depth)
         if not candidates:
             continue
         by_source.append((rows, candidates))
@@ -180,7 +175,7 @@ def propose(members: Members, depth: int, estimate: Estimate, most: int = MAX_CA
                 merged[token] = (estimate(cell), rows.source, [(rows, through)])
             continue
         for token, cell, through in candidates:
-            probability, (best, source, below) = estimate(cell), merged.get(token, _NO_CANDIDATE)
+            probability, (best, source, below) = estimate(cell), merged.get(token, NO_CANDIDATE)
             if probability > best:
                 best, source = probability, rows.source
             merged[token] = (best, source, [*below, (rows, through)])
@@ -210,7 +205,6 @@ class Growth:
         self.draft = Draft(DraftTree(leaves))
         self.most = most
         self._estimate, self._calibrate, self._force, self._promise = estimate, calibrate, force, promise
-        self._candidates = FEW_CANDIDATES if calibrate is None else MAX_CANDIDATES
         self._newest = sources[0].newest if sources else newest
         self._heap: list[
             tuple[float, int, int, int, int, Members, Proposal]
@@ -306,7 +300,7 @@ class Growth:
     def _propose(self, node: int, joint: float, depth: int, members: Members) -> None:
         if self._promise is not None and self._number[node] in self._model.answers:
             members = [*members, (self._model, (self._number[node],))]
-        proposal = self.draft.proposals[node] = propose(members, depth, self._estimate, self._candidates)
+        proposal = self.draft.proposals[node] = propose(members, depth, self._estimate)
         merged = proposal.merged
         if self._recycled is not None:  # after the others, and below the nodes of all
             self._recycled.join(proposal.by_source, merged, self._preceding_bigram(node), self._estimate)

@@ -30,10 +30,11 @@ from numpy.typing import NDArray
 from rest_local.drafting.candidates import (
     CELLS_PER_SOURCE,
     LOGITS,
-    MAX_CANDIDATES,
     N_ROWS,
     N_SHARES,
+    NO_CANDIDATE,
     Candidate,
+    Merged,
     PrecedingBigram,
     SourceRows,
 )
@@ -42,15 +43,10 @@ KEPT = 8  # successors of a token
 SLOTS = 1 << 16  # pairs of tokens; a pair that falls on another's slot replaces it
 LEAST_SHARE = 0.03  # of the top k, that a successor needs to be proposed; smaller ones were right in 2% of the cases
 RIVAL = 0.3  # estimate from which a candidate of another source is likely
-ROW_MS = 0.05  # milliseconds of a row before any is measured
-SMOOTHING = 0.05
 
-_LARGE, _SMALL = 1024, 128  # logits in a block: 0.034 ms for 152k logits; 2 048 take as long, 256 twice that
-_LARGE_FROM = 16_384  # logits; 4k take 10 us in small blocks
 _SPREAD = 0x9E3779B1  # odd, so that neighbouring ids lie far apart
 
 _LEVELS = np.array((0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93, 0.99))  # upper ends of the buckets of the share
-_MEANS = (0.02, 0.045, 0.09, 0.18, 0.32, 0.5, 0.7, 0.87, 0.96, 0.995)  # of the buckets
 _RANKS = N_SHARES // 2  # buckets: first, second, further
 SINGLE, PAIR = range(2)  # found by one token, or by two
 _RIVALS = N_ROWS // 2  # buckets: other sources propose nothing, nothing likely, something likely
@@ -61,7 +57,6 @@ _NEW = {SINGLE: (0.25, 0.15, 0.07), PAIR: (0.5, 0.25, 0.12)}
 
 LogitsRow = tuple[PrecedingBigram, NDArray[np.float32]]  # a row [n_vocab], and the two tokens that it follows
 Successor = tuple[int, int, int, int]  # token, rank, bucket of its share, and SINGLE or PAIR
-Merged = dict[int, tuple[float, int, list[tuple[SourceRows, Sequence[int]]]]]  # as `rest_local.drafting.growth.Merged`
 
 _NONE = np.zeros(0, np.int64)
 
@@ -73,7 +68,8 @@ def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     The k blocks with the greatest maxima hold them all. 0.034 ms for 152k logits that are in the cache and 0.07 ms for
     others, on one core; `np.argpartition` of the row takes 1.2 ms.
     """
-    n, width = len(row), _LARGE if len(row) >= _LARGE_FROM else _SMALL
+    n = len(row)
+    width = 1024 if n >= 16_384 else 128  # 152k logits take twice as long in blocks of 256
     n_blocks = n // width
     if n_blocks <= k:
         found = np.arange(n)
@@ -108,8 +104,9 @@ def logits_cell(rank: int, level: int, table: int, rivals: int, agreed: bool) ->
 def logits_rates() -> list[float]:
     """By cell of the source, before anything was counted."""
     rates = [0.0] * CELLS_PER_SOURCE
+    means = (np.append(_LEVELS, 1.0) + np.insert(_LEVELS, 0, 0.0)) / 2  # of the buckets
     for (level, share), rank, table, rivals in product(
-        enumerate(_MEANS), range(_RANKS), (SINGLE, PAIR), range(_RIVALS)
+        enumerate(means.tolist()), range(_RANKS), (SINGLE, PAIR), range(_RIVALS)
     ):
         for agreed, worth in ((True, _AGREED[table]), (False, _NEW[table][rivals])):
             rates[logits_cell(rank, level, table, rivals, agreed) - LOGITS * CELLS_PER_SOURCE] = worth * share
@@ -125,7 +122,7 @@ class SuccessorTable:
 
     def __init__(self, n_vocab: int, kept: int = KEPT) -> None:
         self.n_vocab, self.kept = n_vocab, min(kept, n_vocab)
-        self.row_ms = ROW_MS  # of reading a row, smoothed
+        self.row_ms = 0.05  # milliseconds of reading a row, smoothed
         self.rows_read = 0
         self._token: NDArray[np.int32] | None = None
 
@@ -154,7 +151,7 @@ class SuccessorTable:
                 break
             self.read(pair, row)
             now = self._now()
-            self.row_ms += SMOOTHING * (min(1e3 * (now - last), 4 * self.row_ms) - self.row_ms)
+            self.row_ms += 0.05 * (min(1e3 * (now - last), 4 * self.row_ms) - self.row_ms)
             last = now
         return 1e3 * (last - begun)
 
@@ -221,7 +218,7 @@ class RecycledRows(SourceRows):
     def __len__(self) -> int:
         return 1
 
-    def candidates(self, members: Sequence[int], depth: int, most: int = MAX_CANDIDATES) -> list[Candidate]:
+    def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
         """None: `join` adds them."""
         return []
 
@@ -244,11 +241,8 @@ class RecycledRows(SourceRows):
         for token, rank, level, table in successors:
             cell = logits_cell(rank, level, table, rivals, token in others)
             found.append((token, cell, ()))
-            probability, (best, source, below) = estimate(cell), merged.get(token, _NO_CANDIDATE)
+            probability, (best, source, below) = estimate(cell), merged.get(token, NO_CANDIDATE)
             if probability > best:
                 best, source = probability, LOGITS
             merged[token] = (best, source, [*below, (self, ())])
         by_source.append((self, found))
-
-
-_NO_CANDIDATE: tuple[float, int, list[tuple[SourceRows, Sequence[int]]]] = (0.0, -1, [])

@@ -30,17 +30,14 @@ from rest_local.errors import DatastoreError
 from rest_local.llama.placeholders import common_prefix
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
-from rest_local.retrieval.rows import Int32Array, Rows
+from rest_local.retrieval.rows import MAX_MATCH, Int32Array, Rows
 
 log = logging.getLogger("rest_local.drafting")
 
-CONTEXT_TOKENS = 32  # a lookup compares so many of the newest tokens
 DEPTH = 16  # tokens of continuation in a row
 DATASTORE_ROWS = 64
 HISTORY_ROWS = 48
 CONTEXT_ROWS = 24
-MISALIGNED = 8  # a search for a repeat stops after so many matches that do not begin at a token
-LONG_REPEAT = 8  # tokens; 73% of the drafts after such a match were accepted, 95% after 25 tokens (planning.acceptance)
 
 
 class Lookup(Protocol):
@@ -54,7 +51,7 @@ class Lookup(Protocol):
     def rows(
         self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES
     ) -> list[SourceRows]: ...
-    def repeats(self, n: int = LONG_REPEAT) -> bool: ...
+    def repeats(self, n: int) -> bool: ...
 
 
 class Searchable(Protocol):
@@ -131,7 +128,7 @@ class Sources:
         """The tokens of the sequence from index `begin` on."""
         return array("i", self._bytes[4 * begin :]).tolist()
 
-    def repeats(self, n: int = LONG_REPEAT) -> bool:
+    def repeats(self, n: int) -> bool:
         """Whether the newest `n` tokens occur earlier in the sequence, or the answer follows the prediction.
 
         Searches bytes, in about 5 us. In rare cases it is True although only matches were found that do not begin at a
@@ -143,7 +140,7 @@ class Sources:
         if end < 8 * n:
             return False
         newest, found = self._bytes[-4 * n :], end - 4 * n
-        for _ in range(MISALIGNED):
+        for _ in range(8):  # matches that do not begin at a token
             found = self._bytes.rfind(newest, 0, found + 4 * n - 1)
             if found < 0 or found % 4 == 0:
                 return found >= 0
@@ -155,7 +152,7 @@ class Sources:
         `limit`: the maximum of rows from a store; None takes the default of its source. `depth`: tokens in a row, at
         most 64. `only`: the sources to search.
         """
-        context = self._from(max(0, len(self._bytes) // 4 - CONTEXT_TOKENS))
+        context = self._from(max(0, len(self._bytes) // 4 - MAX_MATCH))
         found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):

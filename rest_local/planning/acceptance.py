@@ -41,11 +41,12 @@ from rest_local.drafting.candidates import (
     ROWS,
     SHARES,
     SOURCES,
+    Merged,
     PrecedingBigram,
     grammar_rates,
     model_rates,
 )
-from rest_local.drafting.growth import Calibrated, Merged
+from rest_local.drafting.growth import Calibrated
 from rest_local.drafting.recycled import logits_rates
 from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 from rest_local.paths import write_atomically

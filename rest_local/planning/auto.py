@@ -24,7 +24,7 @@ from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.draft_scheduler import LEAST_GAIN, DraftModelScheduler, ModelStats
 from rest_local.planning.plan import (
-    EXPLORATION_VALUE,
+    TRIAL_SHARE,
     Answers,
     Budget,
     Driver,
@@ -35,16 +35,14 @@ from rest_local.planning.plan import (
     Trigger,
     grow,
     is_flat,
+    longest_wait,
     refuse,
 )
 from rest_local.planning.policy import NOTHING, StepContext, StepCost
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
-ENTROPY_PRICE = 0.005  # plain steps that an entropy may cost: as much as a lookup is worth for what is learned from it.
-# Of the lookups 36% are skipped with entropies and 38% without (docs/LOG.md)
 LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
-PASS_ALLOWANCE = 0.005  # share of plain time that passes of a drafting model may lose
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
 
@@ -84,7 +82,6 @@ class Auto:
         self._n_other = 0  # roots of other requests in the current step
         self._depth = DEPTH
         self._saving = 0.0  # milliseconds that the current draft is expected to save
-        self._found = False  # whether the current lookup had candidates
         self._to_skip = 0  # further steps in which nothing has to be decided
         self._skipped = 0  # steps of the rest so far
         self._unknown = False  # whether a drafting model is asked first, in the current step
@@ -139,7 +136,7 @@ class Auto:
         self._saving = 0.0
         plain = self.plain_ms(at.n_ctx)
         self.budget.earn(plain)
-        self.pass_budget.earn(plain, PASS_ALLOWANCE)
+        self.pass_budget.earn(plain, TRIAL_SHARE)
         recycles = self.successors is not None and is_flat(self._prices.at(at.n_ctx)[0][at.n_other :])
         if recycles:
             self.row_budget.earn(plain)
@@ -153,7 +150,6 @@ class Auto:
         begun = time.perf_counter()
         found = sources.rows(depth=self._depth) if wanted else []
         lookup_us = 1e6 * (time.perf_counter() - begun)
-        self._found = bool(found)
         found = [*found, *forced]
         if recycles and self.successors is not None:
             found.append(RecycledRows(self.successors, at.newest))
@@ -195,7 +191,7 @@ class Auto:
         """Whether this step makes a lookup. `repeats`: see `Sources.repeats`."""
         plain = self.plain_ms(at.n_ctx)
         price = self.driver.lookup / plain
-        self.watches_entropy = price > EXPLORATION_VALUE and at.entropy_ms <= ENTROPY_PRICE * plain
+        self.watches_entropy = longest_wait(price) > 1 and at.entropy_ms <= TRIAL_SHARE * plain
         if self.trigger.fires(at.entropies if self.watches_entropy else (), repeats, price):
             return True
         if not (self.watches_entropy or at.n_other or at.forced or self.drafter):
@@ -299,7 +295,7 @@ class Auto:
         self.budget.settle(saved)
         if done.lookup_ms is not None:
             expected = max(saved, 0.0) if done.n_other else self._saving
-            self.trigger.learn(expected / plain, self.driver.lookup / plain, self._found)
+            self.trigger.learn(expected / plain)
 
     def _saved(self, done: StepCost) -> float:
         """Milliseconds that this request's draft saved for all requests of the pass; negative if it failed."""

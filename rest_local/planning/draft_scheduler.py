@@ -26,12 +26,10 @@ from numpy.typing import NDArray
 
 from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import Drafter, Query
-from rest_local.planning.plan import MARGIN, Plan
+from rest_local.planning.plan import FLOOR, MARGIN, TRIAL_SHARE, Plan
 
-INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model
 INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a drafting model that has lost so far
-WAITED_SHARE = 0.001  # of the time of plain steps, that passes may take which are only made because of the wait
 # Of the first candidate, until FEWEST are known: those of a good model, so that it is tried. With a mean of 0.75, not
 # 0.89, a model of acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of 1.20
 # (`benchmarks.simulated_drafters`)
@@ -39,8 +37,7 @@ INITIAL_CONFIDENCES = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99)
 DEPTHS = 4  # depths whose confidences are kept apart; the last one holds all deeper ones
 KEPT = 128  # confidences, for each depth
 FEWEST = 24  # confidences; a depth with fewer borrows from the one above it, so that a good model is asked deeper
-_SMOOTHING = 0.05
-_SPEED_SMOOTHING = 0.02
+SMOOTHING = 0.03  # weight of a step
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +55,7 @@ class ModelStats:
     _steps: float = 1.0
     _learned: int = 0  # confidences at the root
     _promises: list[float] = field(default_factory=list)
-    _values: dict[tuple[int, int, int], PassValues] = field(default_factory=dict)
+    _values: dict[tuple[int, int], tuple[tuple[int, ...], PassValues]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.learn(())
@@ -66,9 +63,9 @@ class ModelStats:
     @property
     def initial_credit(self) -> float:
         """Plain steps that a new request may lose to the model. The user who loads one wants it tried at once, not
-        after the steps that would earn the first draft. INITIAL_CREDIT at most, and less the less it saves.
+        after the steps that would earn the first draft. FLOOR at most, and less the less it saves.
         """
-        return INITIAL_CREDIT * max(0.0, min(self.gain / INITIAL_GAIN, 1.0))
+        return FLOOR * max(0.0, min(self.gain / INITIAL_GAIN, 1.0))
 
     @property
     def speedup(self) -> float:
@@ -96,37 +93,35 @@ class ModelStats:
     def learn_step(self, tokens: int, plain_steps: float) -> None:
         """Count a step that gave so many tokens in the time of so many plain steps."""
         self.waited += 1
-        self._tokens += _SPEED_SMOOTHING * (tokens - self._tokens)
-        self._steps += _SPEED_SMOOTHING * (plain_steps - self._steps)
+        self._tokens += SMOOTHING * (tokens - self._tokens)
+        self._steps += SMOOTHING * (plain_steps - self._steps)
 
     def learn_gain(self, steps: float) -> None:
         """A step in which it was asked saved so many plain steps; negative if it lost."""
-        self.gain += _SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
+        self.gain += SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
 
     def values(self, plan: Plan, pass_ms: float, n_requests: int) -> PassValues:
-        """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed again
-        after REFRESH answers at the root, or if a price has changed.
+        """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed again after
+        REFRESH answers at the root, or if a price has changed.
         """
         cost = plan.cost
-        level = round(math.log(max(plan.price_of_time * cost[0], LEAST_RATE)) / STEP_OF_RATES)
-        rate = math.exp(STEP_OF_RATES * level) / cost[0]
+        prices = (cost[0], plan.price_of_time, max(pass_ms, 1e-3))
         if plan.budget is not None:
             affordable = bisect_right(cost, cost[0] + plan.budget.credit)
             cost = cost[: _SIZES[bisect_right(_SIZES, max(affordable, 1)) - 1]]
-        key = (len(cost), n_requests, level)
-        values = self._values.get(key)
-        if values is None or not values.is_current(self._learned, (cost[0], rate, pass_ms)):
+        key = (self._learned // REFRESH, *(round(math.log(price) / STEP) for price in prices))
+        known = self._values.get((len(cost), n_requests))
+        if known is None or known[0] != key:
             confidences = [self.of_depth(depth) for depth in range(DEPTHS)]
-            values = self._values[key] = PassValues(cost, rate, pass_ms, confidences, self._learned)
-        return values
+            known = key, PassValues(cost, plan.price_of_time, pass_ms, confidences)
+            self._values[len(cost), n_requests] = known
+        return known[1]
 
 
 QUANTILES = 8  # of the confidences at a depth
 LONGEST = 40  # nodes of a tree after which no pass is expected
 REFRESH = 8  # confidences
-CHANGED = 0.03  # relative change of a price
-STEP_OF_RATES = 0.1  # natural logarithm between two rates that are told apart
-LEAST_RATE = 1e-3  # tokens in the time of a plain step
+STEP = 0.05  # natural logarithm between two prices that are told apart
 _SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, LONGEST + 1)  # numbers of prices that are told apart
 _JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint probabilities, 0.02 to 1
 
@@ -140,14 +135,10 @@ class PassValues:
         rate: float,
         pass_ms: float,
         confidences: Sequence[Sequence[float]],
-        learned: int = 0,
     ) -> None:
         """`cost`: milliseconds of a step by its number of nodes; `rate`: tokens that a millisecond is worth;
-        `pass_ms`: of each pass; `confidences`: of the model's first candidates, by depth; `learned`: how many
-        were counted so far.
+        `pass_ms`: of each pass; `confidences`: of the model's first candidates, by depth.
         """
-        self._prices = (cost[0], rate, pass_ms)
-        self._learned = learned
         places = (np.arange(QUANTILES) + 0.5) / QUANTILES
         self._confidences = np.array([np.quantile(each, places) for each in confidences])
         self._node = [rate * (after - before) for before, after in itertools.pairwise(cost[: LONGEST + 1])]
@@ -172,14 +163,6 @@ class PassValues:
         answered = self._added(joint[:, None] * np.maximum(confidences, known[:, None]), n).mean(axis=1)
         worth: list[float] = (answered - self._added(joint * known, n)).tolist()
         return worth
-
-    def is_current(self, learned: int, prices: tuple[float, float, float]) -> bool:
-        """Whether less than REFRESH confidences were counted since, and the prices (of a plain step, the rate, and of a
-        pass) are about the same.
-        """
-        return learned < self._learned + REFRESH and all(
-            abs(new - old) <= CHANGED * old for new, old in zip(prices, self._prices, strict=True)
-        )
 
 
 class DraftModelScheduler:
@@ -236,7 +219,7 @@ class DraftModelScheduler:
             return []
         price = passes * drafter.pass_ms(len(chosen))
         plain_ms = plan.cost[0] / plan.guaranteed
-        waited = not chosen[0][1].path and self._stats.waited * WAITED_SHARE * plain_ms > price
+        waited = not chosen[0][1].path and self._stats.waited * TRIAL_SHARE * plain_ms > price
         if total <= rate * price and not waited:  # else it is asked only to notice that it has become better
             return []
         requests = {number for number, _ in chosen}

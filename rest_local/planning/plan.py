@@ -3,18 +3,16 @@
 - `Prices` gives the milliseconds of a step by its number of tokens: the cost curve plus the driver's own time.
 - `Budget` bounds what a request may lose to drafts that fail, in milliseconds. Every step earns a small share of a
   plain step, a draft pays what it costs beyond a plain step, and accepted tokens pay back what they save. A draft may
-  cost at most the credit plus a fixed share of its expected saving, and may never take the credit below a floor: a
-  small one, or a larger one for a draft that is likely to pay for itself (`SURE`). So at any point of a request,
-  whatever the text and however wrong the estimates are, drafts have lost at most `ALLOWANCE` of its plain time and
-  `SURE_FLOOR` plain steps, and drafts of which that was not likely at most `FLOOR`.
+  cost at most the credit plus a fixed share of its expected saving, and may never take the credit below a floor. So at
+  any point of a request, whatever the text and however wrong the estimates are, drafts have lost at most `ALLOWANCE` of
+  its plain time and `FLOOR` plain steps.
 - `Plan` maximises (guaranteed + expected accepted tokens) / t(n) over the number of nodes; 0 nodes is plain decoding.
 - `Trigger` decides about lookups: a step makes one if it is expected to save more time than it takes. The saving is
   learned for each combination of what is known without a lookup: the entropy of the distribution that gave the newest
-  token, as far as it is known; how many of the newest tokens occur earlier in the request's own text, or whether the
-  answer follows the prediction; whether the last lookup paid. So the threshold is not a number of nats: it is where the
-  expected saving falls below the measured price. Below it, one lookup in `LONGEST_WAIT` steps is made nevertheless, and
-  the first one that pays counts as a success again. That is how text that becomes predictable is noticed within that
-  many steps.
+  token, as far as it is known; and how many of the newest tokens occur earlier in the request's own text, or whether
+  the answer follows the prediction. So the threshold is not a number of nats: it is where the expected saving falls
+  below the measured price. Other lookups take LOOKUP_SHARE of the time: one that costs less is made at every step. From
+  them acceptance is learned, and text that becomes predictable is noticed.
 - `grow` grows the trees of one request or of several by such a rule.
 - `RowBudget` bounds the time that the source `logits` takes.
 """
@@ -25,6 +23,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
+from math import ceil
 from typing import Protocol
 
 import numpy as np
@@ -34,37 +33,23 @@ from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.growth import Calibrate, Draft, Estimate, Force, Growth
 
 ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0)  # nats: upper ends of the buckets; the last bucket is open
-LOOKUP_MS = 0.15  # milliseconds of a lookup before any is measured
-LONGEST_WAIT = 16  # steps
-WAITED_SHARE = 0.01  # of the time of plain steps, that lookups may take which are only made because of the wait
-SMOOTHING = 1 / 32  # weight of a lookup against the earlier ones, after the first 32
-EXPLORATIONS = 20_000  # lookups that are made to learn. Without them, HumanEval with a datastore and chat with history
-# on a GPU lose 4 to 5%, because nothing is learned from skipped lookups
-EXPLORATION_PRICE = 0.05  # plain steps: a lookup that costs more is made only where it pays. It costs a quarter of a
-# plain step of 0.6 ms, and text without matches lost 2% more
-COARSE_STRENGTH = 16  # lookups that the coarse cell counts for
-START = 0.3  # plain steps that a lookup is expected to save before any is made
-EXPLORATION_VALUE = 0.005  # plain steps that a lookup is worth for what is learned from it
 REPEATS = (1, 2, 3, 8)  # lengths of the newest tokens that are searched in the request's own text
-RECENT = 1  # fruitless lookups that are distinguished; three gain nothing
+LOOKUP_MS = 0.15  # milliseconds of a lookup before any is measured
+LOOKUP_SHARE = 0.02  # of the time of plain steps, that lookups may take which are not expected to pay
+SMOOTHING = 1 / 32  # weight of a lookup against the earlier ones, after the first 32
+START = 0.3  # plain steps that a lookup is expected to save before any is made; with 0.1 a fast model loses up to 17%
 
-_N_COARSE = (len(REPEATS) + 1) * (RECENT + 1)  # cells of an unknown entropy; these are the first cells
-_N_CELLS = (len(ENTROPIES) + 2) * _N_COARSE
+_N_LENGTHS = len(REPEATS) + 1
 
 
 class Gains:
     """Plain steps that a lookup saves, by cell. All requests of an engine share them."""
 
     def __init__(self) -> None:
-        self.saving = [START] * _N_CELLS
-        self.seen = [0] * _N_CELLS
-        self.explored = 0
+        n = (len(ENTROPIES) + 2) * _N_LENGTHS  # the first cells are those of an unknown entropy
+        self.saving = [START] * n
+        self.seen = [0] * n
         self.learned = 0  # calls of `learn`
-
-    def estimate(self, cell: int, coarse: int) -> float:
-        """The expected saving of a lookup in a cell, blended with that of the coarse cell while counts are few."""
-        seen = self.seen[cell]
-        return (seen * self.saving[cell] + COARSE_STRENGTH * self.saving[coarse]) / (seen + COARSE_STRENGTH)
 
     def learn(self, cell: int, saving: float) -> None:
         """Count a lookup."""
@@ -78,13 +63,12 @@ class Trigger:
 
     def __init__(self, gains: Gains | None = None) -> None:
         self.gains = gains or Gains()
-        self._decided: tuple[int, float, int, int] | None = None  # what `_pays` was decided from
+        self._decided: tuple[int, float, int] | None = None  # what `_pays` was decided from
         self.begin()
 
     def begin(self) -> None:
         """Start a new request."""
-        self._cell = self._coarse = 0
-        self._fruitless = 0  # lookups since the last one that paid
+        self._cell = 0
         self._since = 0  # steps since the last lookup
 
     def fires(self, entropies: Sequence[float], repeats: Callable[[int], bool], price: float) -> bool:
@@ -93,8 +77,7 @@ class Trigger:
         none where no number of repeated tokens makes a lookup pay. 1 us and that call.
         """
         bucket = 1 + bisect_left(ENTROPIES, entropies[-1]) if entropies else 0
-        recent = min(self._fruitless, RECENT)
-        known = (self.gains.learned, price, bucket, recent)
+        known = (self.gains.learned, price, bucket)
         if known != self._decided:
             self._decide(known)
         self._since += 1
@@ -103,11 +86,9 @@ class Trigger:
         if not waited and least and (least > len(REPEATS) or not repeats(REPEATS[least - 1])):
             return False
         length = 0
-        if price > EXPLORATION_VALUE:
-            while length < len(REPEATS) and repeats(REPEATS[length]):
-                length += 1
-        self._coarse = length * (RECENT + 1) + recent
-        self._cell = self._coarse + bucket * _N_COARSE
+        while length < len(REPEATS) and repeats(REPEATS[length]):
+            length += 1
+        self._cell = bucket * _N_LENGTHS + length
         return waited or self._pays[length]
 
     def skip_steps(self, repeats: Callable[[int], bool]) -> int:
@@ -126,43 +107,34 @@ class Trigger:
         """Count steps for which `fires` was not called."""
         self._since += steps
 
-    def _decide(self, known: tuple[int, float, int, int]) -> None:
+    def _decide(self, known: tuple[int, float, int]) -> None:
         """By the number of lengths in REPEATS that repeat: whether a lookup pays; and the least such number."""
         self._decided = known
-        _, price, bucket, recent = known
+        _, price, bucket = known
         self._longest_wait = longest_wait(price)
-        coarse = range(recent, _N_COARSE, RECENT + 1)
-        estimate, first = self.gains.estimate, bucket * _N_COARSE
-        self._pays = [estimate(first + cell, cell) + EXPLORATION_VALUE >= price for cell in coarse]
+        first = bucket * _N_LENGTHS
+        self._pays = [saving >= price for saving in self.gains.saving[first : first + _N_LENGTHS]]
         self._least_paying = next((length for length, pays in enumerate(self._pays) if pays), len(self._pays))
 
-    def learn(self, saving: float, price: float, found: bool = False) -> None:
-        """Count the lookup of this step. `saving`: plain steps that its draft is expected to save, 0 without a draft.
-        `found`: whether there were candidates. The first EXPLORATIONS lookups with candidates that do not pay count as
-        worth their price, if that is at most EXPLORATION_PRICE, because the acceptance rates are learned from them.
-        """
-        if found and saving < price and price <= EXPLORATION_PRICE and self.gains.explored < EXPLORATIONS:
-            self.gains.explored += 1
-            saving = price
-        for cell in {self._cell, self._coarse}:
-            self.gains.learn(cell, saving)
+    def learn(self, saving: float) -> None:
+        """Count the lookup of this step. `saving`: plain steps that its draft is expected to save, 0 without one."""
+        self.gains.learn(self._cell, saving)
         self._since = 0
-        self._fruitless = 0 if saving > price else self._fruitless + 1
 
 
 def longest_wait(price: float) -> int:
     """Steps after which a lookup is made in any case. `price`: of a lookup, in plain steps."""
-    return max(LONGEST_WAIT, int(price / WAITED_SHARE))
+    return max(1, ceil(price / LOOKUP_SHARE))
 
 
 def in_words(plain_ms: float) -> str:
     """A phrase for the user: when lookups are made if a plain step takes `plain_ms`."""
     share = LOOKUP_MS / plain_ms
-    if share <= EXPLORATION_VALUE:
+    wait = longest_wait(share)
+    if wait == 1:
         return f"at every step: one takes {share:.1%} of a plain step"
     return (
-        f"if the expected saving exceeds the time of one ({share:.1%} of a plain step), and at least every "
-        f"{longest_wait(share)} steps"
+        f"if the expected saving exceeds the time of one ({share:.1%} of a plain step), and at least every {wait} steps"
     )
 
 
@@ -173,10 +145,9 @@ MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
 ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
 SAVING_SHARE = 0.5  # share of the expected saving that a draft may cost beyond the credit
-FLOOR = 2.0  # plain steps by which that may overdraw the credit
-SURE = 0.9  # probability that a draft saves at least what it costs, from which it may overdraw the credit by SURE_FLOOR
-SURE_FLOOR = 7.0  # plain steps. Of a machine where 16 tokens take 5 to 7 of them, it is the first long draft of a copy
-MAX_CREDIT = 8.0  # plain steps of credit that are kept, so that old gains do not pay for long losses
+FLOOR = 4.0  # plain steps by which that may overdraw the credit
+TRIAL_SHARE = 0.005  # of plain time, that may be lost to each of what is tried in addition: passes of a drafting model,
+# rows of logits, an entropy
 
 
 class Budget:
@@ -196,7 +167,7 @@ class Budget:
     def earn(self, plain: float, allowance: float = ALLOWANCE) -> None:
         """Start a step; a plain one would take `plain` ms."""
         self._plain = plain
-        self.credit = min(self.credit + allowance * plain, MAX_CREDIT * plain)
+        self.credit += allowance * plain
 
     def earn_again(self, steps: int) -> None:
         """As `earn`, for steps at the price of the last one."""
@@ -206,14 +177,11 @@ class Budget:
     @property
     def most(self) -> float:
         """The most that the next draft may cost, whatever its expected saving."""
-        return self.credit + SURE_FLOOR * self._plain
+        return self.credit + FLOOR * self._plain
 
-    def allows(self, extra: float, saving: float, chance: float) -> bool:
-        """Whether a draft may cost `extra` more than a plain step. `saving`: what it is expected to save; `chance`: the
-        probability that it saves at least what it costs.
-        """
-        floor = SURE_FLOOR if chance >= SURE else FLOOR
-        return extra <= self.credit + min(SAVING_SHARE * saving, floor * self._plain)
+    def allows(self, extra: float, saving: float) -> bool:
+        """Whether a draft may cost `extra` more than a plain step. `saving`: what it is expected to save."""
+        return extra <= self.credit + min(SAVING_SHARE * saving, FLOOR * self._plain)
 
     def settle(self, saved: float) -> None:
         """Account for a draft: what it saved against plain steps, negative if it failed."""
@@ -303,7 +271,6 @@ class Plan:
     grown: int = 0  # nodes that were counted
     best_rate: float = field(init=False)
     _plain: float = field(init=False)
-    _counted: list[float] = field(default_factory=list)  # joint probabilities of the counted nodes
     _beyond: float = 0.0  # tokens that the `best` nodes are expected to give beyond `rate`
 
     def __post_init__(self) -> None:
@@ -322,15 +289,12 @@ class Plan:
             return False
         self.grown = n
         self.expected += probability
-        self._counted.append(probability)
         extra = self.cost[n] - self.cost[0]
         beyond = self.expected - self.rate * extra if self.rate else 0.0
         rate = (self.guaranteed + self.expected) / self.cost[n]
         if beyond > self._beyond if self.rate else rate >= self.best_rate:
             saving = self.expected * self._plain - extra
-            paying = int(extra / self._plain)  # the node whose acceptance pays for the draft
-            chance = self._counted[paying] if paying < n else 0.0
-            if self.budget is None or self.budget.allows(extra, saving, chance):
+            if self.budget is None or self.budget.allows(extra, saving):
                 self.best, self.saving, self._beyond = n, saving, beyond
                 if not self.rate:
                     self.best_rate = rate
@@ -423,40 +387,36 @@ def draft(
 
 
 FLAT = 1.3  # plain steps
-FLAT_AT = 8  # tokens
 MOST_ROW_MS = 0.15  # in one step
-ROW_ALLOWANCE = 0.002  # of a plain step
-ROW_SHARE = 0.5  # of the smoothed saving
 ROW_SMOOTHING = 1 / 256  # weight of a step
-ROW_START = 0.01  # plain steps that a step is expected to save before any is counted
 
 
 def is_flat(cost: Sequence[float]) -> bool:
-    """Whether FLAT_AT tokens cost at most FLAT plain steps: elsewhere the source `logits` does not pay. With the demo
+    """Whether 8 tokens cost at most FLAT plain steps: elsewhere the source `logits` does not pay. With the demo
     model's answers (docs/LOG.md) it gains 2 to 10% on curves on which 8 tokens take 1.03 and 1.15 plain
     steps, and on those on which they take 1.6 to 2.6 it gains nothing and loses up to 2%. `cost`: by the number of
     tokens less one.
     """
-    return cost[min(FLAT_AT, len(cost)) - 1] <= FLAT * cost[0]
+    return cost[min(8, len(cost)) - 1] <= FLAT * cost[0]
 
 
 class RowBudget:
     """How long a step may read rows of logits for the source `logits`, in milliseconds. Shared by the requests of a
     context.
 
-    Every step earns a small share of a plain step, and half of what the source's own drafts save, smoothed over some
-    hundred steps. So a machine on which they do not pay spends ROW_ALLOWANCE of its time on the table and no more,
+    Every step earns a small share of a plain step, and SAVING_SHARE of what the source's own drafts save, smoothed over
+    some hundred steps. So a machine on which they do not pay spends TRIAL_SHARE of its time on the table and no more,
     which is how text on which they do pay is noticed.
     """
 
     def __init__(self) -> None:
-        self.saving = ROW_START  # plain steps in a step
+        self.saving = 0.0  # plain steps in a step
         self._left = 0.0
 
     def earn(self, plain: float) -> None:
         """Start a step of one request; a plain one would take `plain` ms."""
         self.saving -= ROW_SMOOTHING * self.saving
-        self._left = min(self._left + plain * (ROW_ALLOWANCE + ROW_SHARE * max(0.0, self.saving)), MOST_ROW_MS)
+        self._left = min(self._left + plain * (TRIAL_SHARE + SAVING_SHARE * max(0.0, self.saving)), MOST_ROW_MS)
 
     def settle(self, saved: float) -> None:
         """Count what the drafts of the source saved in a step, in plain steps; negative if they failed."""

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.drafting.models.draft_model import INLINE_CATCHUP, DraftModel, DraftModelText
-from rest_local.drafting.models.drafter import BRANCHES, TOP_K, Likely, Query
+from rest_local.drafting.models.draft_model import DraftModel, DraftModelText
+from rest_local.drafting.models.drafter import BRANCHES, INLINE, TOP_K, Likely, Query
 from rest_local.errors import ModelNotFound, OptionError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -150,7 +150,7 @@ def test_a_shared_prefix_is_not_evaluated_again(drafter: DraftModel, monkeypatch
     text = [*system, 2, 3]
     second = follow(drafter, text)
     check(drafter, second, text, [4])
-    assert sum(evaluated) <= INLINE_CATCHUP
+    assert sum(evaluated) <= INLINE
     for sequence in (first, second):
         sequence.leave()
 

@@ -9,17 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.candidates import FEW_CANDIDATES, MAX_CANDIDATES, SourceRows
+from rest_local.drafting.candidates import Merged, PrecedingBigram, SourceRows
 from rest_local.drafting.growth import (
     Calibrate,
     Calibrated,
     Draft,
     Growth,
-    Merged,
-    PrecedingBigram,
 )
 from rest_local.drafting.sources import Sources
-from rest_local.drafting.tree import ROOT
 from rest_local.planning.plan import draft, grow
 from rest_local.retrieval.rows import Rows
 
@@ -131,18 +128,6 @@ def test_sources_give_the_two_tokens_before_their_rows(text: list[int], newest: 
     sources = Sources([], 10)
     sources.restart(text)
     assert [rows.newest for rows in sources.rows()] == [newest]
-
-
-def test_without_a_calibrator_few_candidates_are_considered() -> None:
-    """More candidates only pay if a calibrator tells them apart."""
-    rows = SourceRows(1, Rows(np.arange(30, dtype=np.int32)[:, None], np.full(30, 5, np.int32), np.arange(30)))
-
-    def nothing(before: PrecedingBigram, merged: Merged) -> list[Calibrated]:
-        return []
-
-    for calibrate, expected in ((None, FEW_CANDIDATES), (nothing, MAX_CANDIDATES)):
-        growth = Growth([rows], lambda cell: 0.1, 8, 8, calibrate=calibrate)
-        assert len(growth.draft.proposals[ROOT].merged) == expected
 
 
 Probabilities = st.lists(st.floats(0.01, 1.0), max_size=8).map(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.candidates import MODEL, SourceRows, model_cell, model_rates
-from rest_local.drafting.growth import MIN_PROBABILITY, SIBLINGS, Calibrated, Growth, Merged, OpenNode, PrecedingBigram
+from rest_local.drafting.candidates import MODEL, Merged, PrecedingBigram, SourceRows, model_cell, model_rates
+from rest_local.drafting.growth import MIN_PROBABILITY, SIBLINGS, Calibrated, Growth, OpenNode
 from rest_local.drafting.tree import ROOT
 from rest_local.retrieval.rows import Rows
 

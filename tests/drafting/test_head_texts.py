@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from support.heads import model_and_drafter
 
 from rest_local.drafting.models import heads
-from rest_local.drafting.models.drafter import TOP_K, Evaluated, Likely, Query
+from rest_local.drafting.models.drafter import INLINE, TOP_K, Evaluated, Likely, Query
 from rest_local.drafting.models.head_kinds import open_head
-from rest_local.drafting.models.heads import INLINE, KEPT, Floats, Head, HeadText
+from rest_local.drafting.models.heads import KEPT, Floats, Head, HeadText
 from rest_local.llama.context import MAX_OUTPUTS, Context, ContextSettings
 from rest_local.llama.model import Model
 

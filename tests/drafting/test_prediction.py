@@ -182,7 +182,7 @@ def test_the_sources_use_a_prediction_until_it_is_replaced() -> None:
     sources = Sources([], 1000)
     sources.restart([1, 2, 3])
     sources.predict([50, 51, 52])
-    assert sources.repeats()
+    assert sources.repeats(8)
     assert [row.continuations[0][:3] for row in sources.rows()] == [[50, 51, 52]]
     sources.extend([50])
     assert [row.continuations[0][:2] for row in sources.rows()] == [[51, 52]]
@@ -191,5 +191,5 @@ def test_the_sources_use_a_prediction_until_it_is_replaced() -> None:
     sources.extend([51])
     assert [row.continuations[0][0] for row in sources.rows()] == [52]
     sources.predict([])
-    assert not sources.repeats()
+    assert not sources.repeats(8)
     assert sources.rows() == []

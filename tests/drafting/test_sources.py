@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import SOURCE_NUMBER
-from rest_local.drafting.sources import LONG_REPEAT, Sources
+from rest_local.drafting.sources import Sources
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.rows import Rows
 
@@ -28,10 +28,10 @@ def test_a_long_repeat_is_recognised() -> None:
     sources = Sources([], 1000)
     sources.restart(TEXT)
     for n, token in enumerate(TEXT[5:30], 1):
-        assert sources.repeats() == (n > LONG_REPEAT)
+        assert sources.repeats(8) == (n > 8)
         sources.extend([token])
     sources.restart([1] * 3)
-    assert not sources.repeats()
+    assert not sources.repeats(8)
 
 
 @given(st.lists(st.sampled_from([0, 1, 256, 65536]), min_size=1, max_size=24), st.integers(1, 4))
@@ -55,7 +55,7 @@ def test_a_restart_equals_a_new_object(sequences: list[list[int]]) -> None:
         fresh = Sources([], 1000)
         fresh.restart(tokens)
         assert [(r.match, r.continuations) for r in kept.rows()] == [(r.match, r.continuations) for r in fresh.rows()]
-        assert kept.repeats() == fresh.repeats()
+        assert kept.repeats(8) == fresh.repeats(8)
 
 
 def test_an_interrupt_during_an_update_leads_to_a_rebuild(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
-from rest_local.planning.plan import ALLOWANCE, LONGEST_WAIT, SURE_FLOOR, Plan
+from rest_local.planning.plan import ALLOWANCE, FLOOR, Plan, longest_wait
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval.growing import GrowingText
 
@@ -172,7 +172,7 @@ def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(curve: CostCu
     for step in range(1, 300):
         sources = _at_the_end_of(stored, 40)
         machine.step(sources, lambda tree: [7], StepContext(512, 63, 8))
-        assert machine.spent <= (step * (1 + ALLOWANCE) + SURE_FLOOR) * plain + 1e-6
+        assert machine.spent <= (step * (1 + ALLOWANCE) + FLOOR) * plain + 1e-6
     assert sum(machine.sizes) > 0 or not certain
 
 
@@ -254,7 +254,7 @@ def test_a_fast_model_makes_few_lookups_in_noise_and_notices_stored_text() -> No
     assert machine.lookups < 2000 / 10
     assert machine.spent < 2000 * 0.6 * 1.03
     at, steps = 0, 0
-    while not machine.sizes[-1] and steps < 3 * LONGEST_WAIT:
+    while not machine.sizes[-1] and steps < 3 * longest_wait(0.15 / 0.6):
         token = stored[at]
         machine.step(sources, lambda tree, token=token: generated([token]), StepContext(64, 63, 8))
         at, steps = at + 1, steps + 1

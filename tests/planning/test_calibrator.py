@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.growth import Merged
+from rest_local.drafting.candidates import Merged
 from rest_local.planning.acceptance import DAMPING, LEAST, RATE, SLOTS, TokenCalibrator
 
 PRECEDING = (7, 8)

@@ -13,18 +13,16 @@ from hypothesis import strategies as st
 from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import GivesUp, Likely, PassTimes, Query
 from rest_local.planning.draft_scheduler import (
-    CHANGED,
     DEPTHS,
     FEWEST,
     INITIAL_CONFIDENCES,
-    INITIAL_CREDIT,
     REFRESH,
-    WAITED_SHARE,
+    STEP,
     DraftModelScheduler,
     ModelStats,
     PassValues,
 )
-from rest_local.planning.plan import MARGIN, Budget, Plan
+from rest_local.planning.plan import FLOOR, MARGIN, TRIAL_SHARE, Budget, Plan
 
 PLAIN = 10.0
 FLAT = [PLAIN + 0.2 * n for n in range(40)]
@@ -141,7 +139,7 @@ def test_the_speed_is_that_of_many_steps_and_never_below_plain() -> None:
 
 def test_a_model_that_saves_nothing_gets_no_initial_credit() -> None:
     made = ModelStats()
-    assert made.initial_credit == INITIAL_CREDIT
+    assert made.initial_credit == FLOOR
     for _ in range(200):
         made.learn_gain(-50.0)
     assert made.initial_credit == 0.0
@@ -207,9 +205,9 @@ def test_values_are_computed_again_for_other_prices_and_after_some_answers() -> 
     made = stats()
     plan = Plan(FLAT, [0.2] * len(FLAT), rate=0.12)
     values = made.values(plan, 1.0, 1)
-    made.learn([(0, 0.8)] * (REFRESH - 1))
-    assert made.values(plan, 1.0 + 0.9 * CHANGED, 1) is values
-    assert made.values(plan, 1.0 + 1.1 * CHANGED, 1) is not values
+    made.learn([(0, 0.8)] * (REFRESH - 1 - 100 % REFRESH))
+    assert made.values(plan, 1.0 + 0.4 * STEP, 1) is values
+    assert made.values(plan, 1.0 + 1.6 * STEP, 1) is not values
     values = made.values(plan, 1.0, 1)
     made.learn([(0, 0.8)] * REFRESH)
     assert made.values(plan, 1.0, 1) is not values
@@ -273,7 +271,7 @@ def test_a_request_whose_share_exceeds_what_it_may_lose_is_not_asked() -> None:
 def test_a_model_that_does_not_pay_is_asked_once_in_a_while() -> None:
     made, drafter, root = stats(0.01), Counted(1.0), Open(question(1.0))
     assert not asking(drafter, root, known=made)()
-    made.waited = int(1.0 / WAITED_SHARE / PLAIN) + 1
+    made.waited = int(1.0 / TRIAL_SHARE / PLAIN) + 1
     assert not asking(drafter, Open(question(0.5, path=(1,))), known=made)()
     assert asking(drafter, root, known=made)()
     assert made.waited == 0

@@ -12,7 +12,7 @@ from support.prices import FLAT, FixedCurve
 from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.recycled import SuccessorTable
 from rest_local.planning.auto import Auto
-from rest_local.planning.plan import MOST_ROW_MS, ROW_ALLOWANCE, ROW_SHARE, ROW_START, RowBudget, is_flat
+from rest_local.planning.plan import MOST_ROW_MS, SAVING_SHARE, TRIAL_SHARE, RowBudget, is_flat
 from rest_local.planning.policy import StepContext
 
 
@@ -33,8 +33,7 @@ def test_without_gains_the_allowance_is_all_that_is_spent(plain: float) -> None:
         budget.earn(plain)
         spent += budget.ms
         budget.spend(budget.ms)
-    first = ROW_START * ROW_SHARE * 256 * plain  # until it is noticed that nothing is saved
-    assert spent <= ROW_ALLOWANCE * plain * 20_000 + first
+    assert spent <= TRIAL_SHARE * plain * 20_000 * (1 + 1e-9)
 
 
 def test_half_of_what_is_saved_is_spent() -> None:
@@ -47,7 +46,7 @@ def test_half_of_what_is_saved_is_spent() -> None:
         spent += budget.ms
         budget.spend(budget.ms)
         budget.settle(0.1)
-    assert spent / 1000 == pytest.approx(ROW_SHARE * 0.1 + ROW_ALLOWANCE, rel=0.02)
+    assert spent / 1000 == pytest.approx(SAVING_SHARE * 0.1 + TRIAL_SHARE, rel=0.02)
 
 
 def test_losses_end_the_spending_until_gains_outweigh_them() -> None:
@@ -56,7 +55,7 @@ def test_losses_end_the_spending_until_gains_outweigh_them() -> None:
         budget.settle(-1.0)
     budget.spend(MOST_ROW_MS)
     budget.earn(1.0)
-    assert budget.ms == pytest.approx(ROW_ALLOWANCE)
+    assert budget.ms == pytest.approx(TRIAL_SHARE)
 
 
 def test_requests_share_the_budget_and_a_step_without_time_for_a_row_reads_none() -> None:

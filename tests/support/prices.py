@@ -22,7 +22,7 @@ from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.drafter import Drafter, PassTimes
 from rest_local.drafting.models.heads import Head
-from rest_local.drafting.recycled import ROW_MS, SuccessorTable
+from rest_local.drafting.recycled import SuccessorTable
 from rest_local.grammar import forced
 from rest_local.llama.context import Context
 from rest_local.planning.auto import Auto
@@ -66,14 +66,14 @@ class FixedAuto(Auto):
 
 
 class FixedTable(SuccessorTable):
-    """Reading a row takes ROW_MS."""
+    """Reading a row takes as long as one is taken to take before any was measured."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
         self._looks = count()
 
     def _now(self) -> float:
-        return 1e-3 * ROW_MS * next(self._looks)
+        return 5e-5 * next(self._looks)
 
 
 class Free(PassTimes):

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.drafting.models.drafter import (
+    BATCH,
     BRANCHES,
+    INLINE,
     DraftText,
     Evaluated,
     GivesUp,
@@ -35,11 +37,7 @@ from rest_local.llama.vocabulary import Vocabulary
 
 log = logging.getLogger("rest_local.drafting")
 
-BATCH = 512
-CHUNK_TOKENS = 256  # at most so many tokens of a text are evaluated between two steps, because other requests wait
-STALL_MS = 100.0  # and at most so long
-INLINE_CATCHUP = 16  # missing tokens up to this number are evaluated together with a query, in one batch
-MIN_SHARED = 32  # a shared prefix of fewer tokens is evaluated again instead of copied
+STALL_MS = 100.0  # a text is evaluated at most so long between two steps, because other requests wait
 
 Row = tuple[int, int, int, bool]  # token, position, sequence id, whether its logits are wanted
 
@@ -221,7 +219,7 @@ class DraftModel(GivesUp):
         self._texts.append(text)
         for seq in range(text.seq, text.seq + BRANCHES):
             self.context.remove(seq, 0)
-        if like is None or like.seq is None or shared < MIN_SHARED:
+        if like is None or like.seq is None or shared <= INLINE:
             shared = 0
         else:
             self.context.copy(like.seq, text.seq, 0, shared)
@@ -367,7 +365,7 @@ class DraftModelText(DraftText):
         long answer costs at most twice the optimum, which needs to know its length.
         """
         missing, drafter = self.n_missing, self._drafter
-        if missing <= INLINE_CATCHUP:
+        if missing <= INLINE:
             return True
         self._waited_ms += saves_ms
         if self._waited_ms < missing * drafter.token_ms:
@@ -375,14 +373,14 @@ class DraftModelText(DraftText):
         begun = time.perf_counter()
         first = self._enter()
         start = self._agreed
-        most = min(CHUNK_TOKENS, max(INLINE_CATCHUP, int(STALL_MS / max(drafter.token_ms, 1e-3))))
+        most = min(BATCH, max(INLINE, int(STALL_MS / max(drafter.token_ms, 1e-3))))
         chunk = self._text[start : min(start + most, len(self._text) - 1)]
         if chunk and not drafter.failed:
             self._cut(start)
             rows = [(int(token), start + i, first, i == len(chunk) - 1) for i, token in enumerate(chunk)]
             if drafter.evaluate(rows) is not None:
                 self._cached += chunk
-        if self.n_missing <= INLINE_CATCHUP:
+        if self.n_missing <= INLINE:
             self._waited_ms = 0.0
         self.step_ms += 1e3 * (time.perf_counter() - begun)
         return False
@@ -392,7 +390,7 @@ class DraftModelText(DraftText):
         that one; None if the text and the path are too long, or cannot be placed.
         """
         whole, n_text = len(self._text) + len(path), len(self._text)
-        if whole > self._drafter.context.n_ctx or self.n_missing > INLINE_CATCHUP:
+        if whole > self._drafter.context.n_ctx or self.n_missing > INLINE:
             return None
         first = self._enter()
         start, cached = min(self._agreed, whole - 1), self._cached

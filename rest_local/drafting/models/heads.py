@@ -25,7 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.drafting.models.drafter import (
+    BATCH,
     BRANCHES,
+    INLINE,
     Drafter,
     DraftText,
     Evaluated,
@@ -43,10 +45,8 @@ from rest_local.llama.model import Model
 log = logging.getLogger("rest_local.drafting")
 
 Floats = NDArray[np.float32]
-BATCH = 512
-KEPT = 64  # newest features of a text that are kept, to go on from where a text is cut back
-INLINE = 16  # pending pairs up to this number are evaluated together with a query
-COPIED = 64  # pending pairs that do not wait once the text was caught up with: of a step that copied a long passage
+KEPT = 64  # newest features of a text that are kept, to go on from where a text is cut back; and pending pairs that do
+# not wait once the text was caught up with: of a step that copied a long passage
 KEPT_BYTES = 64 << 20  # of waiting features, for each text: 4 096 tokens of a model of width 4 096, 1 365 for EAGLE-3
 
 
@@ -491,7 +491,7 @@ class HeadText(DraftText):
         if len(self._pending) <= INLINE:
             return True
         self._waited_ms += saves_ms
-        copied = self._follows and len(self._pending) <= COPIED
+        copied = self._follows and len(self._pending) <= KEPT
         if not copied and self._waited_ms < len(self._pending) * self._head.times.further * self._head.n_layers:
             return False
         begun = time.perf_counter()

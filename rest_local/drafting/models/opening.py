@@ -21,8 +21,6 @@ from rest_local.llama.gguf import Files, check_headers, read_gguf
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 
-_MB = 1e6
-
 
 class Opener:
     """Opens what drafts for a context of the target: a head reads that context, a draft model serves all of them."""
@@ -100,8 +98,8 @@ def open_drafter(
     size, most = _bytes(files), _bytes(check_headers(model.path))
     if size > most:  # a forward pass reads all weights, so its drafts would cost more than they save
         raise OptionError(
-            f"model {file}: is larger ({size / _MB:.1f} MB) than the model that it would draft for "
-            f"({most / _MB:.1f} MB); choose a smaller model of the same family"
+            f"model {file}: is larger ({size / 1e6:.1f} MB) than the model that it would draft for "
+            f"({most / 1e6:.1f} MB); choose a smaller model of the same family"
         )
     return DraftModel.open(file, model.vocabulary, n_ctx, n_slots, threads=threads, n_gpu_layers=n_gpu_layers)
 

@@ -24,8 +24,6 @@ from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.sandbox import report
 
-N_CTX = 64
-
 
 def ensure_usable(head: Path, target: Path, options: ModelOptions, n_gpu_layers: int, kind: str) -> None:
     """Check that a child process can draft with the head, now or in an earlier run.
@@ -55,7 +53,7 @@ def main(text: str) -> None:
         options = ModelOptions.from_dict(task["options"])
         inside = task["head"] == task["target"]
         target = Model.open(task["target"], n_gpu_layers=task["n_gpu_layers"], options=options, mtp=inside)
-        context = Context(target, ContextSettings(n_ctx=N_CTX, n_batch=N_CTX, n_branches=1, n_rs_seq=0))
+        context = Context(target, ContextSettings(n_ctx=64, n_batch=64, n_branches=1, n_rs_seq=0))
         report(at="loading the head")
         head = open_head(task["kind"], None if inside else Path(task["head"]), context, target, 1, task["n_gpu_layers"])
         report(at="evaluating the model")
