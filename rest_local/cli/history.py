@@ -55,12 +55,11 @@ def list_(as_json: bool) -> None:
 @option("--yes", "Do not ask.", configurable=False)
 @json_option
 def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json: bool) -> None:
-    """Delete a history, with what was learned about the model's drafts; with --prompts, what was asked.
+    """Delete a history; with --prompts, what was asked.
 
     A server that runs writes again what it has in memory: end it first.
     """
     from rest_local.cli.chat.conversation import session_names
-    from rest_local.decoding.opening import acceptance_path
     from rest_local.retrieval.history import forget_history, list_histories
 
     if (name is not None) + everything > 1 or not (name is not None or everything or prompts):
@@ -80,7 +79,6 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
         for each in names:
             forget_history(each)
             forgotten.append(each)
-            acceptance_path(each).unlink(missing_ok=True)
             if not as_json:
                 click.echo(f"forgotten: {each}")
     finally:  # what is gone is said also where the next one cannot be deleted

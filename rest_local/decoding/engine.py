@@ -41,12 +41,12 @@ from rest_local.decoding.decode_context import DecodeContext
 from rest_local.decoding.following import DatastoreSwap, Follower
 from rest_local.decoding.images import ImagePrompt, image_prompt
 from rest_local.decoding.opening import (
-    PersistedLearning,
     Unusable,
     build_missing,
     open_context,
     open_datastores,
     open_encoder,
+    open_history,
     open_model,
     open_projector,
 )
@@ -78,6 +78,7 @@ from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.policies import POLICIES
 from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.history import History
 from rest_local.retrieval.home import datastore_path
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Engine:
         self.contexts: list[DecodeContext] = []
         self.swap, self.totals = DatastoreSwap(), Totals()
         self.follower: Follower | None = None
-        self._persisted: PersistedLearning | None = None
+        self._history: History | None = None
         self._warnings: list[str] = []  # of loading
         self._running: Stream | None = None
         self._at_close = ExitStack()
@@ -138,7 +139,7 @@ class Engine:
                 context.keep_sessions(config.sessions)
             self._warnings += filter(None, (warning, no_images))
             if config.history:
-                self._persisted = PersistedLearning.open(self.model, context.auto.acceptance)
+                self._history = open_history(self.model)
             self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
             if config.follow:
                 self.follower = Follower(self, map(datastore_path, config.datastores))
@@ -493,7 +494,7 @@ class Engine:
     def _connect(self, context: DecodeContext, names: Sequence[str] | None, slot: Slot) -> Sources:
         """The sources of a request that is admitted to a slot."""
         sources = context.sources(slot)
-        sources.use(self._stores(names, still=True), self._persisted.history if self._persisted else None)
+        sources.use(self._stores(names, still=True), self._history)
         return sources
 
     def _count(self, context: DecodeContext, state: RequestState) -> None:
@@ -503,8 +504,8 @@ class Engine:
         if plain_ms:
             result.draft = replace(result.draft, plain_step_ms=plain_ms + context.auto.driver.step)
         self.totals.add(statistics, len(result.tokens))
-        if self._persisted:
-            self._persisted.add(result.tokens)
+        if self._history is not None:
+            self._history.add(result.tokens)
 
     def submit(self, state: RequestState) -> None:
         """Queue a prepared request; `step` until it is done."""
@@ -579,7 +580,7 @@ class Engine:
             ]
             for state in (*context.scheduler.admitted, *context.scheduler.waiting):
                 if state.has_begun and isinstance(state.sources, Sources):
-                    history = self._persisted.history if self._persisted else None
+                    history = self._history
                     state.sources.use(self._stores(state.request.datastores, still=True), history)
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -619,8 +620,8 @@ class Engine:
             for store in self.datastores:
                 stack.callback(store.close)
             stack.callback(self._free)
-            if self._persisted:
-                stack.callback(self._persisted.close)
+            if self._history is not None:
+                stack.callback(self._history.close)
             for context in self.contexts:
                 stack.callback(context.scheduler.cancel_all)
             stack.callback(self.swap.close)

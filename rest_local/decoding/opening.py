@@ -1,16 +1,12 @@
 """Opens what an engine needs, in order: settings that work here, the model, its projector, its datastores, the draft
-model, the context; and what earlier runs have learned.
+model, the context; and the history of earlier answers.
 
 Everything that was opened is registered with the caller's exit stack, so an error at any place closes it all.
 
-`PersistedLearning` is what an engine keeps for later runs: the answers of a model to draft from, and how often drafts
-were accepted.
-
-- `open` when an engine opens, `add` after each answer, `close` when it closes.
-- The vocabulary and the model's own description decide where the files are, not the model's path. So a model file that
-  was moved keeps them, and quantizations with the same name share them.
-- Errors are never fatal and never change an answer. The history and the memory of the planner warn where something is
-  wrong with their files, and the engine goes on without them.
+An engine keeps a model's answers for later runs, to draft from (`open_history`). The vocabulary and the model's own
+description decide where they are, not the model's path: a model file that was moved keeps them, and quantizations with
+the same name share them. Errors are never fatal and never change an answer: the history warns where something is wrong
+with its files, and the engine goes on without it.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -53,8 +49,6 @@ from rest_local.llama.gguf import read_gguf, trained_context
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.projector import Projector
-from rest_local.paths import cache_dir
-from rest_local.planning.acceptance import Acceptance, recall, remember
 from rest_local.retrieval.building.indexing import build_from_sources, recorded_sources
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
@@ -216,37 +210,15 @@ def _opener(config: EngineConfig, model: Model, size: int) -> tuple[Opener, str]
         return NO_DRAFTER, f"{WITHOUT_DRAFTER}: {error}"
 
 
-class PersistedLearning:
-    """That of one engine. `history`: earlier answers, to search."""
-
-    def __init__(self, history: History, acceptance: Acceptance, memory: Path) -> None:
-        self.history = history
-        self._acceptance, self._memory = acceptance, memory
-
-    @classmethod
-    def open(cls, model: Model, acceptance: Acceptance) -> PersistedLearning | None:
-        """Open what there is for a model, and add the stored counts to `acceptance`. None where no directory can be
-        made. Reads up to 32 MB.
-        """
-        key = key_of(model)
-        try:
-            path, memory = history_home() / key, acceptance_path(key)
-        except OSError as error:
-            log.warning("no history is kept: %s: %s", error.filename, error.strerror)
-            return None
-        recall(memory, acceptance)
-        about = {"model": model.name[:MODEL_LENGTH], "description": model.description}
-        identity = VocabularyId(*model.vocabulary.identity)
-        return cls(History.open(path, identity, about, mmap=model.options.mmap), acceptance, memory)
-
-    def add(self, answer: Sequence[int]) -> None:
-        """Add the tokens of one answer, complete or not. Writes now and then, which takes some 50 ms."""
-        self.history.add(answer)
-
-    def close(self) -> None:
-        """Write what is new; a second call does nothing. Waits a few seconds at most for other processes."""
-        self.history.close()
-        remember(self._memory, self._acceptance)
+def open_history(model: Model) -> History | None:
+    """The earlier answers of a model, to draft from. None where no directory can be made. Reads up to 32 MB."""
+    try:
+        path = history_home() / key_of(model)
+    except OSError as error:
+        log.warning("no history is kept: %s: %s", error.filename, error.strerror)
+        return None
+    about = {"model": model.name[:MODEL_LENGTH], "description": model.description}
+    return History.open(path, VocabularyId(*model.vocabulary.identity), about, mmap=model.options.mmap)
 
 
 def key_of(model: Model) -> str:
@@ -256,8 +228,3 @@ def key_of(model: Model) -> str:
         shape.append(model.adapters.identity)
     legible = re.sub(r"[^a-z0-9]+", "-", model.name.lower())[:NAME_LENGTH].strip("-") or "model"
     return f"{legible}-{hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:12]}"
-
-
-def acceptance_path(key: str) -> Path:
-    """Where the planner's memory of a model is. Raises OSError where the cache directory cannot be made."""
-    return cache_dir() / "acceptance" / f"{key}.json"

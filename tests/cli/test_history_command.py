@@ -12,7 +12,6 @@ from fake_cli_engine import Call, Install
 
 from rest_local.cli import terminal
 from rest_local.cli.chat.conversation import NamedSession
-from rest_local.decoding.opening import acceptance_path
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval import History, VocabularyId, history_home, list_histories
 
@@ -27,8 +26,6 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for answer in answers:
             kept.add(answer)
         kept.close()
-    acceptance_path("toy-1").parent.mkdir()
-    acceptance_path("toy-1").write_text("{}")
     return history_home()
 
 
@@ -69,7 +66,6 @@ def test_forget_one(call: Call, two: Path) -> None:
     done = call("history", "forget", "toy-1", "--yes")
     assert (done.code, done.out) == (0, "forgotten: toy-1\n")
     assert names() == ["big-2"]
-    assert not acceptance_path("toy-1").exists()
     assert call("history", "forget", "big-2", "--yes", "--json").out == '{"forgotten": ["big-2"]}\n'
     assert call("history", "list").out == f"no answers are kept in {two}\n"
     assert json.loads(call("history", "list", "--json").out)["histories"] == []
@@ -93,7 +89,6 @@ def test_forget_all_says_what_is_gone_where_the_next_cannot_be(
     assert json.loads(done.out) == {"forgotten": ["big-2"]}
     assert "toy-1" in done.err
     assert names() == ["toy-1"]
-    assert acceptance_path("toy-1").exists()
 
 
 @pytest.mark.parametrize("arguments", [(), ("toy-1", "--all"), ("toy-1",), ("--all",)])

@@ -426,11 +426,11 @@ def test_no_mmap_reaches_datastores_and_history(
         for store in engine.datastores:
             assert bool(store._maps) == mmap
         finish(engine, PROMPT, 5)
-        earlier = engine._persisted
+        earlier = engine._history
         assert earlier is not None
-        earlier.history.commit()
-        assert earlier.history._store is not None
-        assert bool(earlier.history._store._maps) == mmap
+        earlier.commit()
+        assert earlier._store is not None
+        assert bool(earlier._store._maps) == mmap
         for file in path.glob("*.bin"):
             os.truncate(file, 0)
         assert finish(engine, PROMPT, 5, policy="rest").tokens

@@ -210,9 +210,9 @@ def test_the_history_gets_text_alone(opened: Open, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
     engine = opened(history=True)
     written: list[int] = []
-    persisted = engine._persisted
-    assert persisted is not None
-    monkeypatch.setattr(persisted.history, "add", lambda tokens: written.extend(tokens))
+    history = engine._history
+    assert history is not None
+    monkeypatch.setattr(history, "add", lambda tokens: written.extend(tokens))
     result = answer(engine, prompt(engine, "abc {} what? ", 1), ignore_end=True)
     assert written == result
     assert min(written) >= 0

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
-from rest_local.decoding.opening import acceptance_path, key_of
+from rest_local.decoding.opening import key_of
 from rest_local.decoding.stream import Result
-from rest_local.drafting.candidates import N_CELLS
 from rest_local.llama.model import Model
-from rest_local.planning.auto import Auto
 from rest_local.retrieval import Datastore, history_home, list_histories
 from rest_local.retrieval import history as history_module
 
@@ -30,11 +28,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def model(tiny_model: TinyModel) -> Iterator[Path]:
-    """A model without stored acceptance counts; its tuning stays cached."""
-    yield tiny_model("llama", quant="Q8_0")
-    for file in acceptance_path("x").parent.glob("*.json"):
-        file.unlink()
+def model(tiny_model: TinyModel) -> Path:
+    return tiny_model("llama", quant="Q8_0")
 
 
 @pytest.fixture
@@ -82,7 +77,6 @@ def test_nothing_is_kept_unless_asked_for(model: Path, home: Path) -> None:
     with load(model) as engine:
         finish(engine, 10)
     assert not home.exists()
-    assert not acceptance_path(key_of(engine.model)).exists()
     with load(model, history=True) as engine:
         assert finish(engine, 0).tokens == []
     assert not home.exists()
@@ -96,24 +90,6 @@ def test_a_cancelled_answer_is_kept_and_a_commit_needs_no_close(model: Path, mon
         stream.cancel()
         whole = finish(engine, 20)
         assert kept() == [stream.result.tokens, whole.tokens]
-
-
-@pytest.mark.usefixtures("keen")
-def test_what_was_accepted_is_known_to_the_next_engine(model: Path) -> None:
-    def seen(engine: Engine) -> float:
-        auto = engine.context.auto
-        assert isinstance(auto, Auto)
-        return sum(auto.acceptance.seen(cell) for cell in range(N_CELLS))
-
-    with load(model, history=True) as engine:
-        assert seen(engine) == 0
-        finish(engine)
-        learned = seen(engine)
-        assert learned > 20
-    with load(model, history=True) as engine:
-        assert learned / 4 < seen(engine) <= learned
-    with load(model) as engine:
-        assert seen(engine) == 0
 
 
 def test_a_model_that_was_moved_keeps_its_history_and_another_has_its_own(
@@ -161,10 +137,7 @@ def test_a_damaged_history_costs_one_warning_and_no_token(
         first = finish(engine)
     (folder,) = home.iterdir()
     (folder / "manifest.json").write_bytes(b"{}")
-    acceptance = acceptance_path(folder.name)
-    acceptance.write_bytes(b"{}")
     with caplog.at_level(logging.WARNING), load(model, history=True) as engine:
         assert finish(engine).tokens == first.tokens
-    assert [record.name for record in caplog.records] == ["rest_local.planning", "rest_local.history"]
+    assert [record.name for record in caplog.records] == ["rest_local.history"]
     assert all("set aside" in record.message for record in caplog.records)
-    acceptance.with_name(f"{acceptance.name}.damaged-1").unlink()
