@@ -90,7 +90,8 @@ def constants_of(path: Path) -> Iterator[str]:
                 isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant) and node.value.value == 0
             )
             if numbers and not is_start:
-                yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+                for target in targets:
+                    yield from (each.id for each in getattr(target, "elts", [target]) if isinstance(each, ast.Name))
 
 
 def main() -> None:

@@ -87,13 +87,12 @@ class Corrections:
 
     def factors(self) -> tuple[Array, Array]:
         """The factors of the cost without attention and of attention, [64] each, indexed by the size less one."""
-        return np.exp(_FEATURES @ self.mean), np.exp(self.mean[0] + _ATTENTION_FEATURES @ self.mean)
+        return np.exp(_FEATURES @ self.mean), np.exp(_ATTENTION_FEATURES @ self.mean)
 
     def factor(self, n: int) -> tuple[float, float]:
         """The two factors of a batch of n tokens."""
-        speed = float(self.mean[0])
-        own = float(_FEATURES[n - 1] @ self.mean)
-        return math.exp(own), math.exp(speed + float(_ATTENTION_FEATURES[n - 1] @ self.mean))
+        own, attention = float(_FEATURES[n - 1] @ self.mean), float(_ATTENTION_FEATURES[n - 1] @ self.mean)
+        return math.exp(own), math.exp(attention)
 
     @property
     def has_uncertain_sizes(self) -> bool:
@@ -108,7 +107,7 @@ class Corrections:
 
     def plain_sd(self, share: float) -> float:
         """Standard deviation of log t(1), where attention takes `share` of it."""
-        row = _FEATURES[0] * (1.0 - share) + (_SPEED + _ATTENTION_FEATURES[0]) * share
+        row = _FEATURES[0] * (1.0 - share) + _ATTENTION_FEATURES[0] * share
         return math.sqrt(max(float(row @ self._covariance @ row), 0.0))
 
     def learn(self, n: int, share: float, difference: float, count: int, busy: bool) -> None:
@@ -116,7 +115,7 @@ class Corrections:
         expected time. `share`: expected share of attention. A time from a busy machine moves the means with a small
         weight and reduces no deviation.
         """
-        row = _FEATURES[n - 1] * (1.0 - share) + (_SPEED + _ATTENTION_FEATURES[n - 1]) * share
+        row = _FEATURES[n - 1] * (1.0 - share) + _ATTENTION_FEATURES[n - 1] * share
         covariance, cautious = self._covariance, busy and n > 1
         # Keep it symmetric: observations shrink only the symmetric part, so rounding errors would grow with every
         # widening until a variance is negative.
@@ -182,15 +181,14 @@ def _covariance(deviations: Deviations) -> Array:
 
 def _rows(share: Array) -> Array:
     """The derivative of log t by the states, [64, N_STATES], where attention takes `share` [64]."""
-    rows = _FEATURES * (1.0 - share)[:, None] + (_SPEED + _ATTENTION_FEATURES) * share[:, None]
+    rows = _FEATURES * (1.0 - share)[:, None] + _ATTENTION_FEATURES * share[:, None]
     return np.asarray(rows)
 
 
-_SPEED = np.eye(N_STATES)[0]
-_FEATURES = np.zeros((LARGEST, N_STATES))  # of the cost without attention
-_FEATURES[:, 0] = 1.0
+# the weight of each state in the logarithm of the cost without attention, and of attention; the speed counts in both
+_FEATURES, _ATTENTION_FEATURES = np.zeros((LARGEST, N_STATES)), np.zeros((LARGEST, N_STATES))
+_FEATURES[:, 0] = _ATTENTION_FEATURES[:, 0] = 1.0
 _FEATURES[1:, _SIZES] = _hats(KNOTS)[1:]
-_ATTENTION_FEATURES = np.zeros((LARGEST, N_STATES))
 _ATTENTION_FEATURES[:, _ATTENTION] = _hats(ATTENTION_KNOTS)
 _CORRELATION = np.eye(N_STATES)
 # Among common shares of 0.4 to 0.7 and reaches of 1 and 2 doublings, these correct a wrong table best in 300 tokens.
@@ -198,13 +196,11 @@ _CORRELATION[_SIZES, _SIZES] = _correlation(KNOTS, 0.6, 2.0)
 _CORRELATION[_ATTENTION, _ATTENTION] = _correlation(ATTENTION_KNOTS, 0.5, 3.0)
 _GIVEN = _covariance(GIVEN)
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SIZES = (1, *KNOTS)
 CERTAIN = 0.15  # standard deviation of log t(n)/t(1) up to which a size needs no further measurement
-LEAST_SD = 0.01  # t(1) has a deviation of 0, and must not outweigh all others
 MAX_QUEUED = 32  # observations between updates; the filter is linear, so a large error takes several updates
 FEWEST = 3  # batches that can show another speed of the machine; fewer may be spikes
 WINDOW_MS = 5.0  # of steps between two questions about other processes, which take 4 us each with cold caches
-_BUCKET = 8  # bits: steps within 256 tokens of context are learned from together
 
 # milliseconds of the steps since the last call, and how many they were -> whether other processes took CPU time
 BusyNow = Callable[[float, int], bool]
@@ -407,9 +403,9 @@ class CostCurve:
         if not self._queue or not self._learn_speed():
             return
         queue, self._queue = self._queue, []
-        groups: dict[tuple[int, int, bool], list[tuple[int, float]]] = {}
+        groups: dict[tuple[int, int, bool], list[tuple[int, float]]] = {}  # within 256 tokens of context
         for n, n_ctx, ms, busy in queue:
-            groups.setdefault((n, n_ctx >> _BUCKET, busy), []).append((n_ctx, math.log(ms)))
+            groups.setdefault((n, n_ctx >> 8, busy), []).append((n_ctx, math.log(ms)))
         for (n, _, busy), seen in sorted(groups.items()):  # plain steps first: they set the speed
             n_ctx = seen[len(seen) // 2][0]
             self.plain_steps += len(seen) if n == 1 else 0
@@ -431,15 +427,15 @@ class CostCurve:
         if self._outdated:
             self._refresh()
         noise = OUTLIER * math.hypot(self.noise, STEP_ERROR)
-        lengths = {n_ctx >> _BUCKET: n_ctx for _, n_ctx, *_ in self._queue}
+        lengths = {n_ctx >> 8: n_ctx for _, n_ctx, *_ in self._queue}
         logs = {at: np.log(self._line(self._rows, self._slope, n_ctx)).tolist() for at, n_ctx in lengths.items()}
-        off = [math.log(ms) - logs[n_ctx >> _BUCKET][n - 1] for n, n_ctx, ms, _ in self._queue]
+        off = [math.log(ms) - logs[n_ctx >> 8][n - 1] for n, n_ctx, ms, _ in self._queue]
         if abs(sorted(off)[len(off) // 2]) <= noise:  # the usual case
             return True
         least = {at: self._least(logs[at], n_ctx) for at, n_ctx in lengths.items()}
         found: list[tuple[float, float, int]] = []  # what a size does not explain, the whole difference, the length
         for difference, (n, n_ctx, ms, _) in zip(off, self._queue, strict=True):
-            seen, at = math.log(ms), n_ctx >> _BUCKET
+            seen, at = math.log(ms), n_ctx >> 8
             explained = min(max(seen, least[at][n - 1]), logs[at][0] + math.log(n))
             found.append((seen - explained, difference, n_ctx))
         excess, difference, n_ctx = sorted(found)[len(found) // 2]
@@ -478,7 +474,7 @@ class CostCurve:
         uncertain = self._corrections.has_uncertain_sizes
         sd = self._corrections.ratio_sd(_NO_ATTENTION) if uncertain or any(falls) else _NO_ATTENTION
         if any(falls):  # uncertain sizes yield to certain ones
-            weights = 1.0 / np.maximum(sd, LEAST_SD) ** 2
+            weights = 1.0 / np.maximum(sd, 0.01) ** 2  # t(1) has a deviation of 0, and must not outweigh all others
             pooled = [isotonic(row, weights) if fall else row for row, fall in zip(rows, falls, strict=True)]
             rows = np.maximum.accumulate(pooled, axis=0)
         self._rows = self._optimistic = physical(rows)

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import sqrt
 from typing import Protocol
 
-from rest_local.retrieval.rows import Int64Array, Rows
+from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Int64Array, Rows
 
 SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar", "logits", "edit")
 SOURCE_NUMBER = {name: number for number, name in enumerate(SOURCES)}
@@ -47,22 +47,19 @@ NO_BIGRAM: PrecedingBigram = (-1, -1)
 
 LEAST_RIVAL = 3  # tokens of a match in the request's own text from which its proposal counts as likely
 
-_MANY = 256  # numbers of rows and lengths from here on are in the last bucket
-
-_length_cell = [
-    next((i for i, top in enumerate(LENGTHS) if n <= top), N_LENGTHS - 1) * N_ROWS * N_SHARES for n in range(_MANY)
-]
-_rows_cell = [next((i for i, top in enumerate(ROWS) if n <= top), N_ROWS - 1) * N_SHARES for n in range(_MANY)]
+# by length, and by number of rows; longer and more are in the last bucket
+_length_cell = [bisect_left(LENGTHS, n) * N_ROWS * N_SHARES for n in range(MAX_MATCH + MAX_DEPTH + 1)]
+_rows_cell = [bisect_left(ROWS, n) * N_SHARES for n in range(ROWS[-1] + 2)]
 
 
 def cell_of(source: int, length: int, rows: int, agreeing: int) -> int:
     """The number of an evidence cell: source x match length x number of rows x share of the rows that agree."""
-    return source * CELLS_PER_SOURCE + _length_cell[min(length, _MANY - 1)] + _cell_of_rows(rows, agreeing)
+    return source * CELLS_PER_SOURCE + _length_cell[min(length, len(_length_cell) - 1)] + _cell_of_rows(rows, agreeing)
 
 
 def _cell_of_rows(rows: int, agreeing: int) -> int:
     share = N_SHARES - 1 if agreeing == rows else bisect_left(SHARES, agreeing / rows)
-    return share + (_rows_cell[rows] if rows < _MANY else _rows_cell[-1])
+    return share + _rows_cell[rows if rows <= ROWS[-1] else -1]
 
 
 def model_cell(depth: int, probability: float) -> int:

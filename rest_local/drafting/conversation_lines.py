@@ -16,12 +16,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-KEYS = (8, 24)  # bytes without indentation by which the places of a line are found
-MOST_PLACES = 32  # of a key that are looked at, the newest
+KEY = 8  # bytes without indentation by which the places of a line are found
+MOST_PLACES = 8  # of a line that are looked at, the newest
 NEST = 2  # strings inside of strings that are decoded
-MOST_RUNS = 32  # places that are compared line by line
-REPEATED_LINES = 512  # of a string that the next one may repeat
-LEAST_STRING = 40  # bytes of a string that is decoded
 
 _NUMBERED = re.compile(rb"[ \t]*(\d{1,7})(\xe2\x86\x92|\t| \| ?|\| ?|: ?)")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -44,7 +41,7 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.changed = bytearray()  # for each line: 1 if its number was taken away
-        self._places: tuple[dict[bytes, list[int]], ...] = tuple({} for _ in KEYS)
+        self._places: dict[bytes, list[int]] = {}
         self.forget_numbers()
 
     def __len__(self) -> int:
@@ -82,9 +79,7 @@ class Lines:
     def _append(self, line: bytes, changed: int = 0) -> None:
         key = line.lstrip()
         if key:
-            place = len(self.lines)
-            for size, places in zip(KEYS, self._places, strict=True):
-                places.setdefault(key[:size], []).append(place)
+            self._places.setdefault(key[:KEY], []).append(len(self.lines))
         self.lines.append(line)
         self.changed.append(changed)
 
@@ -92,11 +87,10 @@ class Lines:
         key = self.lines.pop().lstrip()
         del self.changed[-1]
         if key:
-            for size, places in zip(KEYS, self._places, strict=True):
-                found = places[key[:size]]
-                found.pop()
-                if not found:
-                    del places[key[:size]]
+            found = self._places[key[:KEY]]
+            found.pop()
+            if not found:
+                del self._places[key[:KEY]]
 
     def truncate(self, length: int) -> None:
         """Drop all lines but the first `length`."""
@@ -105,13 +99,12 @@ class Lines:
         self.forget_numbers()
 
     def beginning_with(self, text: bytes) -> list[int]:
-        """The newest places of lines that begin so, without indentation, in order. `text`: KEYS[0] bytes or more, or a
-        whole line. 1 us, and 0.1 us for each place.
+        """The newest places of lines that begin so, without indentation, in order. `text`: KEY bytes or more, or a
+        whole line. 1 us, and 0.1 us for each line with the same KEY bytes.
         """
-        level = sum(len(text) >= size for size in KEYS[1:])
-        places = self._places[level].get(text[: KEYS[level]], ())
         lines = self.lines
-        return [place for place in places[-MOST_PLACES:] if lines[place].lstrip().startswith(text)]
+        places = self._places.get(text[:KEY], ())[-8 * MOST_PLACES :]
+        return [place for place in places if lines[place].lstrip().startswith(text)][-MOST_PLACES:]
 
 
 class ConversationLines:
@@ -152,11 +145,11 @@ class ConversationLines:
 
 def strings_of(line: bytes) -> Iterator[bytes]:
     """The JSON strings of several lines in a line, decoded."""
-    if len(line) < LEAST_STRING or b"\\n" not in line:
+    if len(line) < KEY or b"\\n" not in line:
         return
     for match in _STRING.finditer(line):
         string = match[0]
-        if len(string) >= LEAST_STRING and b"\\n" in string:
+        if len(string) >= KEY and b"\\n" in string:
             try:
                 yield json.loads(string, strict=False).encode("utf-8", "replace")
             except ValueError:  # no JSON, or no UTF-8
@@ -176,7 +169,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.line = bytearray()  # that is being written
-        self.whole: list[bytes] = []  # the lines before it, to REPEATED_LINES
+        self.whole: list[bytes] = []  # the lines before it
         self.shown = 0  # lines that were shown
         self.repeats = False  # it repeats an earlier string
         self._is_new = False  # whether no shown line begins as this one
@@ -187,21 +180,20 @@ class Reading:
         line = bytes(self.line)
         self.line.clear()
         self._is_new = False
-        if len(self.whole) < REPEATED_LINES:
-            self.whole.append(line)
+        self.whole.append(line)
         found: dict[tuple[int, int], int] = {}
         for text in _unmarked(line.lstrip()):
             for (store, place), run in self._runs.items():
                 if _at(shown.both[store], place, text, True):
                     found[store, place + 1] = run + 1
-            if len(text) < KEYS[0]:
+            if len(text) < KEY:
                 continue
             for store, lines in enumerate(shown.both):
                 for place in lines.beginning_with(text):
                     if _at(lines, place, text, True):
                         found.setdefault((store, place + 1), 1)
-        if len(found) > MOST_RUNS:
-            best = sorted(found, key=lambda place: (found[place], place[1]))[-MOST_RUNS:]
+        if len(found) > MOST_PLACES:
+            best = sorted(found, key=lambda place: (found[place], place[1]))[-MOST_PLACES:]
             found = {place: found[place] for place in best}
         self._runs = found
         self.shown += bool(found)
@@ -219,11 +211,11 @@ class Reading:
                 for (store, place), run in self._runs.items()
                 if _at(shown.both[store], place, text, False)
             ]
-            if not found and len(text) >= KEYS[0]:
+            if not found and len(text) >= KEY:
                 found = [Place(lines, place, 0) for lines in shown.both for place in lines.beginning_with(text)]
             if found:
                 return found, text
-        self._is_new = len(variants[-1]) >= KEYS[0]
+        self._is_new = len(variants[-1]) >= KEY
         return [], b""
 
 

@@ -13,7 +13,7 @@ No client, tool or key is named here. A wrong guess is a rejected draft, like on
 
 Cost: 10 us a token of the answer where nothing is recognised, with a call for each; a lookup in the request's own text
 takes 15. Tokenizing is paid from an allowance of `EARNED` bytes for each token of the answer: at most 0.04 ms a token,
-and 5 ms more. The conversation is read `LUMP` tokens at a time, when rows are asked for: 0.5 us a token, 50 ms for
+and 5 ms more. The conversation is read 8 192 tokens at a time, when rows are asked for: 0.5 us a token, 50 ms for
 100 000 tokens of code, of which 1.7 MB are kept.
 """
 
@@ -25,19 +25,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rest_local.drafting.conversation_lines import KEYS, ConversationLines, Lines, Mark, Place, Reading
+from rest_local.drafting.conversation_lines import KEY, ConversationLines, Lines, Mark, Place, Reading
 from rest_local.drafting.line_cursor import LineCursor, Spelling
-from rest_local.drafting.prediction import START
+from rest_local.drafting.prediction import MAX_PLACES, START
 from rest_local.retrieval.rows import Rows
 
-LUMP = 8192  # tokens of the conversation that are read at once
-MARKED = 1024  # tokens between two places to which the conversation can be cut back
-ALLOWED, EARNED, CALL = 16_384, 96, 128  # bytes that may be tokenized at first, for each token; and what a call costs
+PART = 1024  # tokens of the conversation between two places to which it can be cut back; eight parts are read at once
+ALLOWED, EARNED = 16_384, 96  # bytes that may be tokenized at first, and for each token of the answer
 MOST_BETWEEN = 64  # bytes between two values, and of the name of a value
-OTHER, SHORT = 3, 200  # level of evidence of another mark, and the bytes that are tokenized for it
-MOST_ROWS = 6
-LOST = 32  # tokens after a divergence: then only a line that was shown brings the answer back to a file
-UNSURE = 4  # level of evidence of one of several places
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NEXT_VALUE = re.compile(rb'"\s*,\s*(?:"[^"\\]{1,40}"\s*:|\w{1,40}=)\s*"')
@@ -132,15 +127,15 @@ class EditSource:
         parts = [(rows, breaks), *(other.rows(context, depth) for other in self._others)]
         ends = [each for _, several in parts for each in several]
         match = np.concatenate([part.match for part, _ in parts])
-        best = np.argsort(-match, kind="stable")[:MOST_ROWS]
-        return Rows.merge([part for part, _ in parts], MOST_ROWS, depth), [ends[number] for number in best.tolist()]
+        best = np.argsort(-match, kind="stable")[:MAX_PLACES]
+        return Rows.merge([part for part, _ in parts], MAX_PLACES, depth), [ends[number] for number in best.tolist()]
 
     # What the conversation shows
 
     def _read_conversation(self) -> None:
         piece = self._spelling.piece
-        for _ in range(0, min(LUMP, len(self._waiting)), MARKED):
-            part, self._waiting = self._waiting[:MARKED], self._waiting[MARKED:]
+        for _ in range(0, min(8 * PART, len(self._waiting)), PART):
+            part, self._waiting = self._waiting[:PART], self._waiting[PART:]
             self._shown.add(b"".join([piece(token) if token >= 0 else b"\n" for token in part]))  # an image ends a line
             self._read += len(part)
             self._marks.append((self._read, self._shown.mark))
@@ -227,7 +222,7 @@ class EditSource:
         self._drop()
         if not self._is_value:
             return
-        shown = string.shown > 0 or (len(string.line) >= KEYS[0] and bool(string.places(self._shown)[0]))
+        shown = string.shown > 0 or (len(string.line) >= KEY and bool(string.places(self._shown)[0]))
         self._old = [*string.whole, bytes(string.line)] if shown and not string.repeats else None
 
     def _drop(self) -> None:
@@ -247,9 +242,7 @@ class EditSource:
             if other.prediction.catch_up() and other.prediction.level > other.level:
                 self._followed, self._others, self._mark = other, [], other.mark
                 return
-        if followed is not None and followed.prediction.n_lost > LOST:
-            self._followed, self._others = None, []
-        if self._allowance <= CALL:
+        if self._allowance <= 0:
             return
         if (self._in_string or self._closed) and self._is_shown_line():  # a line of code with quotes is no call
             self._look(self._raw)
@@ -261,7 +254,7 @@ class EditSource:
     def _is_shown_line(self) -> bool:
         """Whether the answer repeats a line of the conversation from its beginning on."""
         key = bytes(self._raw.line.lstrip())
-        return len(key) >= KEYS[0] and any(lines.beginning_with(key) for lines in self._shown.both)
+        return len(key) >= KEY and any(lines.beginning_with(key) for lines in self._shown.both)
 
     def _repeated(self) -> list[bytes] | None:
         """The text that the string which begins here, or is about to begin, is likely to repeat."""
@@ -283,13 +276,13 @@ class EditSource:
             string.repeats = True
             end = b'"' + self._after(self._head, b'"', _REST)
             followed = LineCursor(self._spelling, old, True, end=end, repeated=True)
-            self._allowance -= CALL + followed.begin(0, len(string.line.lstrip()), START + 2)
+            self._allowance -= followed.begin(0, len(string.line.lstrip()), START + 2)
         else:
             between = self._after(self._head, bytes(self._raw.line[self._closed - 1 :]), _NEXT_VALUE)
             if not between:
                 return
             followed = LineCursor(self._spelling, old, True, end=b'"', repeated=True)
-            self._allowance -= CALL + followed.begin(0, 0, START + 2, between)
+            self._allowance -= followed.begin(0, 0, START + 2, between)
         self._followed = followed
 
     def _after(self, head: bytes, begun: bytes, pattern: re.Pattern[bytes]) -> bytes:
@@ -311,8 +304,8 @@ class EditSource:
 
     def _earlier(self, line: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Earlier lines that begin as the one that is written, newest first, each with the text after it."""
-        key = line.lstrip()[: KEYS[-1]]
-        if len(key) < KEYS[0]:
+        key = line.lstrip()[: 3 * KEY]
+        if len(key) < KEY:
             return
         for index in (self._own, self._shown.lines):
             for place in reversed(index.beginning_with(key)[-4:]):
@@ -334,8 +327,7 @@ class EditSource:
         if not (string or mark or best.lines.changed[best.line] or best.lines is self._shown.strings):
             return
         followed = LineCursor(self._spelling, best.lines.lines, string, mark)
-        level = START if len(equal) == 1 else UNSURE
-        self._allowance -= CALL + followed.begin(best.line, len(text), level)
+        self._allowance -= followed.begin(best.line, len(text), START)
         self._followed, self._mark, self._others = followed, mark, []
 
     def _branch(self, reading: Reading, newest: bytes) -> None:
@@ -350,7 +342,7 @@ class EditSource:
                 self._add_other(LineCursor(self._spelling, place.lines.lines, string, mark), place.line)
 
     def _add_other(self, other: LineCursor, line: int) -> None:
-        self._allowance -= CALL + other.begin(line, 0, OTHER, size=SHORT)
+        self._allowance -= other.begin(line, 0, START)
         self._others.append(other)
 
 

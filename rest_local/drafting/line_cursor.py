@@ -16,11 +16,9 @@ from rest_local.drafting.conversation_lines import Lines
 from rest_local.drafting.prediction import Prediction
 from rest_local.retrieval.rows import Int32Array, Rows
 
-FIRST, FURTHER = 768, 2048  # bytes that are tokenized when a place is found, and when they are nearly used up
+CHUNK = 1024  # bytes that are tokenized when a place is found, and when they are nearly used up
 AHEAD = 192  # tokens that are left when more are tokenized
-BACK = 6  # lines before the place, to which a change may go back
 OVERLAP = 48  # bytes that are tokenized again, so that the tokens are those of the whole text
-MOST = 1 << 16  # tokens of one file
 
 
 class Spelling(Protocol):
@@ -51,21 +49,17 @@ class LineCursor:
         self._text = b""  # the newest bytes that were tokenized
         self._breaks = bytearray()  # by token: 1 if a line ends at it or at the one before
 
-    def begin(self, line: int, written: int, level: int, prefix: bytes = b"", size: int = FIRST) -> int:
+    def begin(self, line: int, written: int, level: int, prefix: bytes = b"") -> int:
         """Expect what follows the first `written` bytes of a line without indentation; `prefix` comes before. At least
-        `size` bytes are tokenized; returns how many were.
+        CHUNK bytes are tokenized; returns how many were.
         """
-        first = line
-        while first and line - first < BACK and self._lines[first - 1] != Lines.ENDS:
-            first -= 1
-        before = b"".join(self._escaped(self.mark + each + b"\n") for each in self._lines[first:line])
         whole = self._lines[line]
         at = min(len(whole) - len(whole.lstrip()) + written, len(whole)) if written else 0
         begun = self._escaped(self.mark + whole[:at]) if written else b""
         rest = prefix + self._escaped(whole[at:] if written else self.mark + whole)
         self._next = line + 1
-        rest += self._further(size)
-        text = before + begun + rest
+        rest += self._further(CHUNK)
+        text = begun + rest
         tokens = self._spelling.tokenize(text)
         place, remaining = self._from_end(tokens, len(rest))
         if remaining != len(rest):  # a token reaches over the place
@@ -78,9 +72,9 @@ class LineCursor:
     def extend(self) -> int:
         """Tokenize more lines if few tokens are left. Returns the bytes."""
         prediction = self.prediction
-        if self._is_whole or prediction.left > AHEAD or prediction.place > MOST:
+        if self._is_whole or prediction.left > AHEAD:
             return 0
-        more = self._further(FURTHER)
+        more = self._further(CHUNK)
         text, known = self._text + more, prediction.tokens
         kept = {}  # number of known tokens, by the bytes of `text` after them
         remaining = len(more)

@@ -41,15 +41,12 @@ from rest_local.drafting.candidates import (
 
 KEPT = 8  # successors of a token
 SLOTS = 1 << 16  # pairs of tokens; a pair that falls on another's slot replaces it
-LEAST_SHARE = 0.03  # of the top k, that a successor needs to be proposed; smaller ones were right in 2% of the cases
 RIVAL = 0.3  # estimate from which a candidate of another source is likely
 
 _SPREAD = 0x9E3779B1  # odd, so that neighbouring ids lie far apart
 
 _LEVELS = np.array((0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93, 0.99))  # upper ends of the buckets of the share
-_RANKS = N_SHARES // 2  # buckets: first, second, further
 SINGLE, PAIR = range(2)  # found by one token, or by two
-_RIVALS = N_ROWS // 2  # buckets: other sources propose nothing, nothing likely, something likely
 # Rates until anything is counted, as parts of the share: of a token that another source proposes, and by rivals of one
 # that none does. As counted with the demo model.
 _AGREED = {SINGLE: 0.5, PAIR: 0.8}
@@ -57,8 +54,6 @@ _NEW = {SINGLE: (0.25, 0.15, 0.07), PAIR: (0.5, 0.25, 0.12)}
 
 LogitsRow = tuple[PrecedingBigram, NDArray[np.float32]]  # a row [n_vocab], and the two tokens that it follows
 Successor = tuple[int, int, int, int]  # token, rank, bucket of its share, and SINGLE or PAIR
-
-_NONE = np.zeros(0, np.int64)
 
 
 def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
@@ -84,10 +79,10 @@ def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
         if whole < n:
             found = np.concatenate((found, whole + (row[whole:] >= least).nonzero()[0]))
         if not greatest[chosen[-1]] < np.inf:
-            return _NONE
+            return np.zeros(0, np.int64)
     values = row[found]
     if not len(values) or not -np.inf < values.max() < np.inf:
-        return _NONE
+        return np.zeros(0, np.int64)
     order = (-values).argsort()[:k]
     found, values = found[order], values[order]
     return found[values > -np.inf]
@@ -95,9 +90,10 @@ def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
 
 def logits_cell(rank: int, level: int, table: int, rivals: int, agreed: bool) -> int:
     """The evidence cell of a successor: bucket of its share (`level`) x what other sources propose at the node
-    (`rivals`), and whether this token is among it x rank and `table`, SINGLE or PAIR.
+    (`rivals`: nothing, nothing likely, something likely), and whether this token is among it x rank and `table`,
+    SINGLE or PAIR.
     """
-    row, share = 2 * rivals + agreed, min(rank, _RANKS - 1) + _RANKS * table
+    row, share = 2 * rivals + agreed, min(rank, 2) + 3 * table
     return LOGITS * CELLS_PER_SOURCE + (level * N_ROWS + row) * N_SHARES + share
 
 
@@ -105,9 +101,7 @@ def logits_rates() -> list[float]:
     """By cell of the source, before anything was counted."""
     rates = [0.0] * CELLS_PER_SOURCE
     means = (np.append(_LEVELS, 1.0) + np.insert(_LEVELS, 0, 0.0)) / 2  # of the buckets
-    for (level, share), rank, table, rivals in product(
-        enumerate(means.tolist()), range(_RANKS), (SINGLE, PAIR), range(_RIVALS)
-    ):
+    for (level, share), rank, table, rivals in product(enumerate(means.tolist()), range(3), (SINGLE, PAIR), range(3)):
         for agreed, worth in ((True, _AGREED[table]), (False, _NEW[table][rivals])):
             rates[logits_cell(rank, level, table, rivals, agreed) - LOGITS * CELLS_PER_SOURCE] = worth * share
     return rates
@@ -172,7 +166,7 @@ class SuccessorTable:
         logits = row[found].astype(np.float64)
         weight = np.exp(logits - logits[0])
         share = weight / weight.sum()
-        n = np.count_nonzero(share >= LEAST_SHARE)
+        n = np.count_nonzero(share >= _LEVELS[0])  # smaller ones were right in 2% of the cases
         found, levels = found[:n], _LEVELS.searchsorted(share[:n])
         for place in (token,) if before < 0 else (token, self._place(before, token)):
             tokens[place, :n], self._level[place, :n], self._count[place] = found, levels, n

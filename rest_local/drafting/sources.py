@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 
 from rest_local.drafting.candidates import (
-    LEAST_RIVAL,
     NO_BIGRAM,
     SOURCE_NUMBER,
     SOURCES,
@@ -185,7 +184,7 @@ class Sources:
             log.warning("what an answer edits cannot be recognised; going on without", exc_info=True)
             self._edits = None
             return None
-        if not len(rows) or _known(rows, own):
+        if not len(rows):
             return None
         return EditRows(rows, breaks, edits.evidence_kind, own, newest)
 
@@ -217,12 +216,3 @@ class Sources:
             self._datastores = [other for other in self._datastores if other is not store]
         name = f"datastore {store.path}" if isinstance(store, Datastore) else "history"
         log.warning("%s %s; going on without it", name, why)
-
-
-def _known(edited: Rows, own: Rows | None) -> bool:
-    """Whether the rows of an edit say no more than the likeliest row of the request's own text, whose evidence is
-    better known.
-    """
-    if own is None or not len(own) or len(edited) > 1 or own.matches()[0] < LEAST_RIVAL:
-        return False
-    return own.row(0)[:DEPTH] == edited.row(0)[:DEPTH]

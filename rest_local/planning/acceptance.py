@@ -40,9 +40,7 @@ from rest_local.drafting.candidates import (
 from rest_local.drafting.growth import Calibrated
 from rest_local.drafting.recycled import logits_rates
 
-CELL_STRENGTH = 8.0  # observations that the estimate of the marginal counts for
-MARGINAL_STRENGTH = 12.0  # observations that the prior counts for
-MAX_PRIOR = 0.99  # the largest estimate of a cell without counts
+STRENGTH = 8.0  # observations that the estimate of the marginal counts for in a cell, and the prior in a marginal
 HALVE_AT = 400.0  # observations at which a cell halves its counts
 PRIORS = Path(__file__).with_name("priors.json")
 
@@ -73,11 +71,11 @@ class Acceptance:
         if known is not None:
             return known
         marginal = self._marginal[cell]
-        coarse = (self._marginal_hits[marginal] + MARGINAL_STRENGTH * self._prior[marginal]) / (
-            self._marginal_seen[marginal] + MARGINAL_STRENGTH
+        coarse = (self._marginal_hits[marginal] + STRENGTH * self._prior[marginal]) / (
+            self._marginal_seen[marginal] + STRENGTH
         )
-        coarse = min(coarse * self._lift[cell], MAX_PRIOR)
-        known = (self._hits[cell] + CELL_STRENGTH * coarse) / (self._seen[cell] + CELL_STRENGTH)
+        coarse = min(coarse * self._lift[cell], 0.99)
+        known = (self._hits[cell] + STRENGTH * coarse) / (self._seen[cell] + STRENGTH)
         self._known[cell] = known
         return known
 

@@ -105,11 +105,11 @@ class ModelStats:
         REFRESH answers at the root, or if a price has changed.
         """
         cost = plan.cost
-        prices = (cost[0], plan.price_of_time, max(pass_ms, 1e-3))
+        prices = (cost[0], plan.price_of_time, pass_ms)
         if plan.budget is not None:
             affordable = bisect_right(cost, cost[0] + plan.budget.credit)
             cost = cost[: _SIZES[bisect_right(_SIZES, max(affordable, 1)) - 1]]
-        key = (self._learned // REFRESH, *(round(math.log(price) / STEP) for price in prices))
+        key = (self._learned // REFRESH, *(round(math.log(max(price, 1e-6)) / STEP) for price in prices))
         known = self._values.get((len(cost), n_requests))
         if known is None or known[0] != key:
             confidences = [self.of_depth(depth) for depth in range(DEPTHS)]

@@ -37,6 +37,7 @@ The policies of papers draft whatever it costs. Where the papers differ from wha
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
@@ -46,7 +47,7 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import MODEL, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import BRANCHES, DraftText, Query
-from rest_local.drafting.sources import Lookup
+from rest_local.drafting.sources import DATASTORE_ROWS, Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import NEWEST, NOTHING, Off, Policy, Stateless, StepContext, StepCost
@@ -54,20 +55,17 @@ from rest_local.retrieval.rows import MAX_MATCH
 
 STORED = ("datastore", "history")
 REST_NODES, REST_LONGEST, REST_SHORTEST, REST_PLACES, REST_TOKENS = 64, 16, 2, 5000, 10
-FIRST_ROWS = 64  # rows of a first, cheap lookup; more are fetched only if all of these share the longest match
 
 SAM_NODES, SAM_FACTOR, SAM_STATIC_PENALTY, SAM_PER_DEPTH = 60, 4, 5, 8
 SAM_THRESHOLD, SAM_CHAIN = 5, 40  # with a drafting model: least match, and tokens of a draft from text
 SAM_SEARCHED = (*STORED, "context")  # SAM-Decoding has no prediction
 
 EAGLE2_EXPANDED, EAGLE2_DEPTH, EAGLE2_NODES = 10, 6, 60
-AT_ANY_PRICE = 1e9  # milliseconds that a step without the model is said to lose, so that its text is caught up with
 
 RESPEC_CERTAIN, RESPEC_LAMBDA, RESPEC_ALPHA = 1.5, 0.5, 0.3  # nats; of the trigger; of the scores
-RESPEC_START = RESPEC_THRESHOLD = 0.5
+RESPEC_START = 0.5  # the score of a new place, and the least score of one that is drafted from
 RESPEC_LONGEST, RESPEC_PLACES = 8, 4  # tokens of a draft at score 1; branches
 RESPEC_SEARCHED = SOURCES[: SOURCES.index("edit")]  # the paper searches text as it stands
-MAX_SCORES = 100_000  # places with a score; beyond, all scores are dropped
 _CONTEXT = SOURCE_NUMBER["context"]
 _OF_REQUEST = (_CONTEXT, SOURCE_NUMBER["prediction"])  # their text belongs to the request
 
@@ -99,9 +97,11 @@ class Rest(_Timed):
     name = "rest"
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
-        found = sources.rows(FIRST_ROWS, REST_TOKENS, STORED)
+        found = sources.rows(
+            DATASTORE_ROWS, REST_TOKENS, STORED
+        )  # more only if all share the longest match
         longest, members = longest_of(found, REST_LONGEST)
-        if any(len(numbers) >= FIRST_ROWS for _, numbers in members):
+        if any(len(numbers) >= DATASTORE_ROWS for _, numbers in members):
             longest, members = longest_of(sources.rows(REST_PLACES, REST_TOKENS, STORED), REST_LONGEST)
         if longest < REST_SHORTEST:
             return DraftTree()
@@ -114,7 +114,7 @@ class Sam(_Timed):
     name = "sam"
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
-        found = sources.rows(FIRST_ROWS, SAM_NODES, SAM_SEARCHED)  # the paper's automaton counts all places
+        found = sources.rows(DATASTORE_ROWS, SAM_NODES, SAM_SEARCHED)  # the paper's automaton counts all places
         stored, members = longest_of([rows for rows in found if rows.source != _CONTEXT], MAX_MATCH)
         own = next((rows for rows in found if rows.source == _CONTEXT), None)
         dynamic = own.match[0] if own else 0
@@ -222,7 +222,7 @@ def eagle2_tree(sources: Lookup, at: StepContext) -> DraftTree:
     if text is None or not text.can_ask:
         return tree
     try:
-        found = _expand(text, at) if text.caught_up(AT_ANY_PRICE) else {}
+        found = _expand(text, at) if text.caught_up(math.inf) else {}
     except Exception as error:  # costs drafts, never an answer
         text.drafter.give_up("failed", error)
         found = {}
@@ -285,7 +285,7 @@ class ReSpec(_Timed):
     def begin(self, n_ctx: int) -> None:
         """Start a new request, and drop the scores of the previous request's text."""
         self._own.clear()
-        if len(self._scores) > MAX_SCORES:
+        if len(self._scores) > 100_000:  # places
             self._scores.clear()
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
@@ -300,7 +300,7 @@ class ReSpec(_Timed):
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
         tree = DraftTree(at.leaves)
         for candidate in self._choose(sources.rows(only=RESPEC_SEARCHED)):
-            submitted = _add(tree, candidate, at.limit) if candidate.score >= RESPEC_THRESHOLD else 0
+            submitted = _add(tree, candidate, at.limit) if candidate.score >= RESPEC_START else 0
             self._proposed.append((candidate, submitted))
         return tree if len(tree) else eagle2_tree(sources, at)
 

@@ -13,7 +13,6 @@ from rest_local.drafting.candidates import CELLS_PER_SOURCE, LOGITS, N_CELLS, NO
 from rest_local.drafting.growth import Draft, origins_of
 from rest_local.drafting.recycled import (
     KEPT,
-    LEAST_SHARE,
     PAIR,
     SINGLE,
     SLOTS,
@@ -104,7 +103,7 @@ def test_the_newest_row_of_a_token_and_of_a_pair_is_kept() -> None:
 
 def test_unlikely_successors_are_left_out() -> None:
     table = SuccessorTable(100)
-    table.read((1, 2), row_of(100, t5=9.0, t6=9.0 + np.log(LEAST_SHARE / 2), t7=8.0))
+    table.read((1, 2), row_of(100, t5=9.0, t6=9.0 + np.log(0.03 / 2), t7=8.0))
     assert [token for token, *_ in table.successors((1, 2))] == [5, 7]
 
 
@@ -152,7 +151,7 @@ def test_the_table_is_a_dictionary_of_newest_rows(reads: list[tuple[int, int, in
         table.read((before, token), row)
         best = np.sort(row)[-4:].astype(np.float64)
         share = np.exp(best - best.max())
-        count = int((share >= LEAST_SHARE * share.sum()).sum())
+        count = int((share >= 0.03 * share.sum()).sum())
         single[token] = np.argsort(-row)[:count].tolist()
         if before >= 0:
             pairs[before, token] = single[token]
