@@ -81,15 +81,6 @@ def test_a_silent_draft_model_changes_nothing(
         assert [(list(j), t) for j, t in quick.calibrations(path)] == [(list(j), t) for j, t in slow.calibrations(path)]
 
 
-def test_a_calibrator_that_corrects_nothing_changes_nothing() -> None:
-    rows = _rows(1, [[1, 2, 3, 4, 5]], [9] * 7)
-    drafts = [
-        draft([rows], _estimate, lambda p: p > 0.03, 9, 8, calibrate=calibrate) for calibrate in (None, lambda b, m: [])
-    ]
-    assert drafts[0].tree.token == drafts[1].tree.token != []
-    assert drafts[0].tree.probability == drafts[1].tree.probability
-
-
 def source(texts: list[list[int]], newest: PrecedingBigram) -> SourceRows:
     tokens = np.array(texts, np.int32)
     return SourceRows(1, Rows(tokens, np.full(len(texts), 5, np.int32), np.arange(len(texts))), newest=newest)

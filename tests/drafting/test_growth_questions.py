@@ -82,30 +82,6 @@ def test_no_more_siblings_than_the_limit() -> None:
     assert len(grown.open_nodes()) == 1 + SIBLINGS
 
 
-def test_an_answer_replaces_the_candidates_of_its_node() -> None:
-    grown = growth(rows([1, 2, 3]))
-    grown.answered(0, [(4, 0.9)])
-    found = set()
-    while grown.best:
-        grown.grow()
-    tree = grown.draft.tree
-    for node in range(len(tree)):
-        place = (tree.parent[node], tree.token[node])
-        assert place not in found
-        found.add(place)
-    assert tree.token[0] == 4
-
-
-def test_a_late_answer_gives_no_second_node_for_a_token_in_the_tree() -> None:
-    grown = growth(rows([1, 2, 3]))
-    grown.grow()
-    grown.answered(0, [(1, 0.9), (5, 0.05)])
-    while grown.best:
-        grown.grow()
-    tree = grown.draft.tree
-    assert [tree.token[node] for node in tree.root_children] == [1, 5]
-
-
 def test_a_token_that_both_propose_is_one_node_that_both_continue() -> None:
     grown = growth(rows([1, 2, 3]))
     grown.answered(0, [(1, 0.8)])
@@ -127,19 +103,6 @@ def test_decline_ends_the_questions_but_not_those_of_later_nodes() -> None:
     assert all(question.path for question in grown.open_nodes())  # siblings only
     grown.grow()
     assert grown.promised == pytest.approx(RETRIEVED * 0.6)
-
-
-def test_a_full_tree_asks_nothing() -> None:
-    grown = growth([], most=1)
-    grown.answered(0, [(7, 0.9)])
-    grown.grow()
-    assert (grown.best, grown.promised) == (0.0, 0.0)
-
-
-def test_an_empty_answer_leaves_what_is_known() -> None:
-    grown = growth(rows([1, 2, 3]))
-    grown.answered(0, ())
-    assert (grown.best, grown.promised) == (RETRIEVED, 0.0)
 
 
 def test_outcomes_calibrations_and_confidences_include_the_answers() -> None:

@@ -256,20 +256,6 @@ def test_a_text_that_is_cut_back_far_goes_on_with_what_it_has(place: Place, text
     one.check([2])
 
 
-def test_a_shared_prefix_is_known_before_and_after_it_was_evaluated(place: Place, texts: list[HeadText]) -> None:
-    for asked in (False, True):
-        one, two = followed(place, texts, 60, 4)
-        if asked:
-            one.check([])
-        two.share(one, 50)
-        assert two.pairs[0] is one.pairs[0]
-        two.check([1])
-        one.check([2])
-        del one
-        two.extend([6])
-        two.check([3])
-
-
 def test_texts_share_a_pass(place: Place, texts: list[HeadText], monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rows their pairs and paths take; a pass that is full leaves the rest to another."""
     all_texts = followed(place, texts, 10, 14, 12)

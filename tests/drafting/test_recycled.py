@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.candidates import CELLS_PER_SOURCE, LOGITS, N_CELLS, NO_BIGRAM, SOURCE_NUMBER, SourceRows
+from rest_local.drafting.candidates import CELLS_PER_SOURCE, LOGITS, N_CELLS, SOURCE_NUMBER, SourceRows
 from rest_local.drafting.growth import Draft, origins_of
 from rest_local.drafting.recycled import (
     KEPT,
@@ -85,26 +85,6 @@ def test_a_row_without_a_finite_logit_changes_nothing(value: float) -> None:
 
 
 # The table
-
-
-def test_the_newest_row_of_a_token_and_of_a_pair_is_kept() -> None:
-    table = SuccessorTable(100)
-    table.read((1, 2), row_of(100, t5=9.0, t6=8.0))
-    table.read((3, 2), row_of(100, t7=9.0, t5=8.5))
-    assert [(token, rank, kind) for token, rank, _, kind in table.successors((1, 2))] == [
-        (5, 0, PAIR), (6, 1, PAIR), (7, 0, SINGLE),
-    ]  # fmt: skip
-    assert [(token, kind) for token, _, _, kind in table.successors((9, 2))] == [(7, SINGLE), (5, SINGLE)]
-    assert [token for token, *_ in table.successors((-1, 2))] == [7, 5]
-    assert table.successors((2, 9)) == [] == table.successors(NO_BIGRAM)
-    table.read((3, 2), row_of(100, t8=20.0))
-    assert [token for token, *_ in table.successors((3, 2))] == [8]
-
-
-def test_unlikely_successors_are_left_out() -> None:
-    table = SuccessorTable(100)
-    table.read((1, 2), row_of(100, t5=9.0, t6=9.0 + np.log(0.03 / 2), t7=8.0))
-    assert [token for token, *_ in table.successors((1, 2))] == [5, 7]
 
 
 def test_pairs_that_share_a_slot_are_not_mixed_up() -> None:
@@ -219,12 +199,6 @@ def filled() -> SuccessorTable:
 
 def paths(drafted: Draft) -> list[list[int]]:
     return sorted(drafted.tree.path(node) for node in range(len(drafted.tree)))
-
-
-def test_a_chain_grows_from_the_table_alone() -> None:
-    drafted = grow(RecycledRows(filled(), (1, 2)))
-    assert paths(drafted) == [[5], [5, 6], [5, 6, 7]]
-    assert {*drafted.tree.source} == {LOGITS}
 
 
 def test_nodes_of_other_sources_are_continued() -> None:

@@ -184,16 +184,6 @@ def test_values_are_those_of_a_slow_enumeration(
     assert got == pytest.approx(slow_value(cost, rate, pass_ms, [low, high], joint, known, n), abs=0.06 * len(steps))
 
 
-def test_an_answer_is_worth_less_the_more_is_known_and_the_less_likely_the_path() -> None:
-    values = PassValues(FLAT, 0.12, 1.0, [[0.5, 0.7, 0.9]] * DEPTHS)
-    by_known = values.of([question(1.0, known) for known in (0.0, 0.4, 0.7, 0.95)], 0)
-    by_joint = values.of([question(joint) for joint in (1.0, 0.6, 0.3, 0.05)], 0)
-    for worth in (by_known, by_joint):
-        assert worth == sorted(worth, reverse=True)
-        assert worth[0] > 1.0
-        assert worth[-1] < 0.1
-
-
 def test_a_long_chain_can_pay_where_its_first_node_does_not() -> None:
     steep = [PLAIN, 20.0, 21.0, 21.0, 21.0, 21.0, 21.0, 21.0]  # one node costs as much as a plain step
     worth = [PassValues(steep[:n], 0.102, 0.1, [[0.95]] * DEPTHS).of([question(1.0)], 0)[0] for n in (2, 8)]

@@ -61,17 +61,6 @@ def test_a_level_is_asked_in_one_pass_by_joint_confidence() -> None:
     assert set(tree.source) == {MODEL}
 
 
-def test_the_likeliest_nodes_of_all_levels_are_kept() -> None:
-    table = {(): [(1, 0.6), (2, 0.3)], (1,): [(3, 0.9)], (1, 3): [(4, 0.9)], (2,): [(5, 0.5)]}
-    assert paths(drafted(table, StepContext(100, 3, 8))[0]) == [(1,), (1, 3), (1, 3, 4)]
-    assert paths(drafted(table, StepContext(100, 4, 8))[0]) == [(1,), (1, 3), (1, 3, 4), (2,)]
-
-
-def test_of_equal_nodes_the_shallow_one_is_kept() -> None:
-    table = {(): [(1, 1.0), (2, 0.5)], (1,): [(3, 0.5)]}
-    assert paths(drafted(table)[0]) == [(1,), (2,), (1, 3)]
-
-
 def test_six_levels_and_sixty_nodes() -> None:
     tree, drafter = drafted(full())
     assert (EAGLE2_DEPTH, EAGLE2_NODES) == (6, 60)

@@ -10,7 +10,7 @@ from test_papers import Fixed, Found, branches, drafted
 
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import DraftTree
-from rest_local.planning.policies import ReSpec, Rest, Sam
+from rest_local.planning.policies import ReSpec, Sam
 from rest_local.planning.policy import Policy, StepContext, StepCost
 
 ROOMY = StepContext(100, 63, 64)
@@ -123,12 +123,6 @@ def test_the_passes_are_not_counted_as_a_lookup(policy: type[Policy]) -> None:
     assert len(draft.tree) == 3
     assert draft.lookup_us == 0.0
     assert drafter.query_ms == 1e6 * len(drafter.passes_asked) == 3e6
-
-
-def test_rest_has_no_model() -> None:
-    drafter = ByTable(TABLE)
-    assert Rest().draft(Hybrid({}, drafter), ROOMY).tree == DraftTree()
-    assert not drafter.passes_asked
 
 
 def test_without_a_step_nothing_is_asked() -> None:

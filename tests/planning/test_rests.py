@@ -11,7 +11,6 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.verify import verify
 from rest_local.drafting.sources import Sources
 from rest_local.planning.auto import SKIPPED, SKIPPED_STEP, Auto
-from rest_local.planning.plan import REPEATS, Trigger, longest_wait
 from rest_local.planning.policy import StepContext, StepCost
 
 SIZES = [1, 2, 4, 8, 16, 64]
@@ -155,30 +154,3 @@ def test_a_rest_ends_where_there_is_something_to_decide(reason: str) -> None:
     assert policy.draft(sources, StepContext(50, 12, 8)) is SKIPPED_STEP
     assert policy.draft(sources, at) is not SKIPPED_STEP
     assert policy._skipped == 0
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_no_step_of_a_rest_would_have_fired(seed: int) -> None:
-    """Searches of the text itself: the number of repeated tokens grows by one a step at most."""
-    rng = np.random.default_rng(seed)
-    trigger = Trigger()
-    for length in range(len(REPEATS) + 1):
-        trigger.gains.saving[length] = 1.0 if length >= int(rng.integers(0, 6)) else 0.0
-        trigger.gains.seen[length] = 1000
-    text, sources = text_of(seed, 500), Sources([], 40_000)
-    sources.restart(text[:50])
-    resting = looked = 0
-    for token in text[50:]:
-        waited = trigger._since + 1 >= longest_wait(0.3)
-        fired = trigger.fires((), sources.repeats, 0.3)
-        if resting:
-            assert not fired
-            resting -= 1
-        elif not fired:
-            resting = trigger.skip_steps(sources.repeats)
-        if fired:
-            looked += 1
-            assert not waited or trigger._since >= longest_wait(0.3)
-            trigger._since = 0
-        sources.extend([token])
-    assert looked >= 450 // longest_wait(0.3)
