@@ -4,7 +4,7 @@ Contract: token ids go in; rows that continue the newest token come out, the lik
 follows the prediction there is one row. After a divergence, `Alignment` keeps a probability for every place near it:
 the forward pass of a hidden Markov model in which each token of the answer is either copied or new. `_anywhere`
 searches the rest of the prediction for blocks that moved. `Rows.match` is not a count of tokens here but a level of
-evidence, START times the probability of a place; the acceptance cells learn the acceptance rate of each level.
+evidence (see `_level`); the acceptance cells learn the acceptance rate of each level.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ BEFORE, AFTER = 48, 400  # places in this window of tokens around the divergence
 CERTAIN = 0.95  # from this probability on, a place is followed as the only one
 MOVED = 4  # from so many agreeing tokens on, a place outside the window is proposed
 MAX_PLACES = 4  # places proposed at once
+MIN_PROBABILITY = 0.08  # of a place that is proposed; 2% of the proposals below it were right
 
 # From 996 changes in 100 edits of four Python repositories, aligned by a diff, in tokens of Qwen 2.
 KEEP = 0.95  # probability that a copied token follows a copied one; no figure moved between 0.90 and 0.98
-RESUME = 0.25  # probability that a change ends, at each of its tokens
+RESUME, RESUME_LATER, SOON = 0.25, 0.1, 4  # probability that a change ends: after its first SOON tokens, later
+SAME_LENGTH = 2.0  # a change that replaces as many tokens as it adds is likelier by this factor
 # Share of the changes that replace 0 to 5 old tokens. Longer changes and steps backwards have decreasing tails.
 _SKIPPED = (0.266, 0.356, 0.114, 0.068, 0.061, 0.024)
 _FURTHER, _BACKWARDS = 0.1, 0.01
@@ -63,6 +65,8 @@ class Alignment:
         self._skip = _SKIP[begin : begin + len(self._window) + 1]
         self._copied: Float32 = np.zeros(len(self._window) + 1, np.float32)  # probability by place of the next token
         self._new = 1.0  # probability that the change continues
+        self._at = at - self.first
+        self.n_since = 0  # tokens of the answer since the divergence
 
     def extend(self, token: int) -> None:
         """Add one token of the answer."""
@@ -71,9 +75,10 @@ class Alignment:
         chance = max(count / len(self._tokens), 1e-4)
         following = self._next()
         lost = float(self._copied.sum()) * (1.0 - KEEP)
-        self._new = (self._new * (1.0 - RESUME) + lost) * chance
+        self._new = (self._new * (1.0 - self._resume) + lost) * chance
         self._copied[0] = 0.0
         np.multiply(following[:-1], agree, out=self._copied[1:])
+        self.n_since += 1
         total = self._new + float(self._copied.sum())
         self._copied /= total
         self._new /= total
@@ -82,12 +87,19 @@ class Alignment:
         """(place in `tokens`, probability that the next token is copied from it), the likeliest first."""
         following = self._next()
         best = np.argpartition(-following, min(MAX_PLACES, len(following) - 1))[:MAX_PLACES]
-        found = [(self.first + int(i), float(following[i])) for i in best if following[i] > 0]
+        found = [(self.first + int(i), float(following[i])) for i in best if following[i] >= MIN_PROBABILITY]
         return sorted(found, key=lambda place: -place[1])
+
+    @property
+    def _resume(self) -> float:
+        return RESUME if self.n_since <= SOON else RESUME_LATER
 
     def _next(self) -> Float32:
         """For each place the probability that the next token is copied from it."""
-        following = np.float32(RESUME * self._new) * self._skip
+        following = np.float32(self._resume * self._new) * self._skip
+        same_length = self._at + self.n_since
+        if same_length < len(following):
+            following[same_length] *= SAME_LENGTH
         following += np.float32(KEEP) * self._copied
         found: Float32 = following
         return found
@@ -148,7 +160,7 @@ class Prediction:
             moved = self._anywhere(context)
             known = {place for place, _ in places}
             places += [place for place in moved if place[0] not in known]
-        proposed = sorted(((place, max(2, round(START * p))) for place, p in places), key=lambda place: -place[1])
+        proposed = sorted(((place, _level(p)) for place, p in places), key=lambda place: -place[1])
         return self._rows_at(proposed[:MAX_PLACES], depth)
 
     def _compare(self) -> None:
@@ -185,3 +197,11 @@ class Prediction:
             continuations[row, : len(text)] = text
         match = np.array([min(level, MAX_MATCH) for _, level in inside], np.int32)
         return Rows(continuations, match, np.array([place for place, _ in inside], np.int64))
+
+
+_LEVELS = {0.8: START, 0.6: 6, 0.4: 4, 0.2: 3}  # by least probability: the buckets of `candidates.LENGTHS` up to START
+
+
+def _level(probability: float) -> int:
+    """The level of evidence of an uncertain place, 2..START. A place that is followed gains one for each token."""
+    return next((level for least, level in _LEVELS.items() if probability >= least), 2)

@@ -131,7 +131,6 @@ def shipped_rates() -> tuple[float, ...]:
 
 SLOTS = 1 << 18  # slots for the weights of tokens; weights that collide share one. Chat with 1 << 16: 0.3% fewer tokens
 RATE = 0.5  # 0.3 to 0.7 are within half a percent of log loss
-LEAST = 1e-5  # smaller squared errors are not learned from
 DAMPING = 1.0  # squared error that a weight starts with
 HALVES = 16  # buckets of the odds: half a nat each, from -8 to 8
 QUARTERS = 8  # buckets of the sum of all estimates: a quarter each, up to 2
@@ -183,8 +182,6 @@ class TokenCalibrator:
             for token, probability, used in calibrated:
                 error = (token == right) - probability
                 square, step = error * error, RATE * error
-                if square < LEAST:
-                    continue
                 for slot in used:
                     squares[slot] = sum_ = squares[slot] + square
                     weights[slot] += step / sqrt(sum_)

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import Drafter, Query
-from rest_local.planning.plan import FLOOR, MARGIN, TRIAL_SHARE, Plan
+from rest_local.planning.plan import MARGIN, TRIAL_SHARE, Plan
 
+INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model
 INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
 LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a drafting model that has lost so far
 # Of the first candidate, until FEWEST are known: those of a good model, so that it is tried. With a mean of 0.75, not
@@ -63,9 +64,9 @@ class ModelStats:
     @property
     def initial_credit(self) -> float:
         """Plain steps that a new request may lose to the model. The user who loads one wants it tried at once, not
-        after the steps that would earn the first draft. FLOOR at most, and less the less it saves.
+        after the steps that would earn the first draft. INITIAL_CREDIT at most, and less the less it saves.
         """
-        return FLOOR * max(0.0, min(self.gain / INITIAL_GAIN, 1.0))
+        return INITIAL_CREDIT * max(0.0, min(self.gain / INITIAL_GAIN, 1.0))
 
     @property
     def speedup(self) -> float:

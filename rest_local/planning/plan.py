@@ -145,7 +145,7 @@ MARGIN = 1.02  # a draft must promise this much more than plain decoding
 
 ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
 SAVING_SHARE = 0.5  # share of the expected saving that a draft may cost beyond the credit
-FLOOR = 4.0  # plain steps by which that may overdraw the credit
+FLOOR = 7.0  # plain steps by which that may overdraw the credit
 TRIAL_SHARE = 0.005  # of plain time, that may be lost to each of what is tried in addition: passes of a drafting model,
 # rows of logits, an entropy
 

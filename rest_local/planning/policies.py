@@ -47,7 +47,7 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import MODEL, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import BRANCHES, DraftText, Query
-from rest_local.drafting.sources import DATASTORE_ROWS, Lookup
+from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import NEWEST, NOTHING, Off, Policy, Stateless, StepContext, StepCost
@@ -55,6 +55,8 @@ from rest_local.retrieval.rows import MAX_MATCH
 
 STORED = ("datastore", "history")
 REST_NODES, REST_LONGEST, REST_SHORTEST, REST_PLACES, REST_TOKENS = 64, 16, 2, 5000, 10
+
+FIRST_ROWS = 64  # of a first, cheap lookup
 
 SAM_NODES, SAM_FACTOR, SAM_STATIC_PENALTY, SAM_PER_DEPTH = 60, 4, 5, 8
 SAM_THRESHOLD, SAM_CHAIN = 5, 40  # with a drafting model: least match, and tokens of a draft from text
@@ -97,11 +99,9 @@ class Rest(_Timed):
     name = "rest"
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
-        found = sources.rows(
-            DATASTORE_ROWS, REST_TOKENS, STORED
-        )  # more only if all share the longest match
+        found = sources.rows(FIRST_ROWS, REST_TOKENS, STORED)  # more only if all share the longest match
         longest, members = longest_of(found, REST_LONGEST)
-        if any(len(numbers) >= DATASTORE_ROWS for _, numbers in members):
+        if any(len(numbers) >= FIRST_ROWS for _, numbers in members):
             longest, members = longest_of(sources.rows(REST_PLACES, REST_TOKENS, STORED), REST_LONGEST)
         if longest < REST_SHORTEST:
             return DraftTree()
@@ -114,7 +114,7 @@ class Sam(_Timed):
     name = "sam"
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
-        found = sources.rows(DATASTORE_ROWS, SAM_NODES, SAM_SEARCHED)  # the paper's automaton counts all places
+        found = sources.rows(FIRST_ROWS, SAM_NODES, SAM_SEARCHED)  # the paper's automaton counts all places
         stored, members = longest_of([rows for rows in found if rows.source != _CONTEXT], MAX_MATCH)
         own = next((rows for rows in found if rows.source == _CONTEXT), None)
         dynamic = own.match[0] if own else 0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import Merged
-from rest_local.planning.acceptance import DAMPING, LEAST, RATE, SLOTS, TokenCalibrator
+from rest_local.planning.acceptance import DAMPING, RATE, SLOTS, TokenCalibrator
 
 PRECEDING = (7, 8)
 
@@ -46,8 +46,6 @@ class Naive:
         calibrated = {token: self.probability(preceding, token, estimates) for token in estimates}
         for token, probability in calibrated.items():
             error = (token == right) - probability
-            if error * error < LEAST:
-                continue
             for name in self.names(preceding, token, estimates):
                 weight = self.weights[name]
                 weight[1] += error * error

@@ -16,13 +16,14 @@ from rest_local.planning.draft_scheduler import (
     DEPTHS,
     FEWEST,
     INITIAL_CONFIDENCES,
+    INITIAL_CREDIT,
     REFRESH,
     STEP,
     DraftModelScheduler,
     ModelStats,
     PassValues,
 )
-from rest_local.planning.plan import FLOOR, MARGIN, TRIAL_SHARE, Budget, Plan
+from rest_local.planning.plan import MARGIN, TRIAL_SHARE, Budget, Plan
 
 PLAIN = 10.0
 FLAT = [PLAIN + 0.2 * n for n in range(40)]
@@ -139,7 +140,7 @@ def test_the_speed_is_that_of_many_steps_and_never_below_plain() -> None:
 
 def test_a_model_that_saves_nothing_gets_no_initial_credit() -> None:
     made = ModelStats()
-    assert made.initial_credit == FLOOR
+    assert made.initial_credit == INITIAL_CREDIT
     for _ in range(200):
         made.learn_gain(-50.0)
     assert made.initial_credit == 0.0

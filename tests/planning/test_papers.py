@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.growth import Draft
-from rest_local.drafting.sources import DATASTORE_ROWS
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning import policies
 from rest_local.planning.policies import (
+    FIRST_ROWS,
     POLICIES,
     RESPEC_ALPHA,
     RESPEC_LAMBDA,
@@ -129,8 +129,8 @@ def test_rest_reads_10_tokens_and_fetches_more_places_only_if_there_are_more() -
     few, many = Fixed({"datastore": [(5, list(range(16)))]}), Fixed({"datastore": [(5, [n % 7]) for n in range(200)]})
     assert max(Rest().draft(few, ROOMY).tree.depth) == 10
     tree = Rest().draft(many, ROOMY).tree
-    assert few.lookups == [(DATASTORE_ROWS, 10)]
-    assert many.lookups == [(DATASTORE_ROWS, 10), (REST_PLACES, 10)]
+    assert few.lookups == [(FIRST_ROWS, 10)]
+    assert many.lookups == [(FIRST_ROWS, 10), (REST_PLACES, 10)]
     assert tree.probability[0] == 29 / 200
 
 
