@@ -257,7 +257,7 @@ def test_what_is_tokenized_is_paid_by_the_tokens_of_the_answer() -> None:
     for number, byte in enumerate(answer):
         edits.extend([byte])
         edits.rows([byte], 16)
-        most = module.ALLOWED + module.EARNED * (number + 1) + line_cursor.FIRST + line_cursor.FURTHER
+        most = module.ALLOWED + module.EARNED * (number + 1) + 2 * line_cursor.CHUNK
         assert spelling.tokenized <= 2 * most
     assert spelling.tokenized > module.ALLOWED
 
