@@ -139,6 +139,11 @@ class Prediction:
         return len(self.tokens) - self._at
 
     @property
+    def n_lost(self) -> int:
+        """Tokens of the answer since it diverged; 0 while it follows. As of the last comparison."""
+        return 0 if self._alignment is None else self._alignment.n_since
+
+    @property
     def follows(self) -> bool:
         """Whether the answer followed the prediction at the last comparison, and the prediction has more tokens."""
         return self._alignment is None and self._at < len(self.tokens)
