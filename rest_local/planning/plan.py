@@ -35,7 +35,7 @@ from rest_local.drafting.growth import Calibrate, Draft, Estimate, Force, Growth
 ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0)  # nats: upper ends of the buckets; the last bucket is open
 REPEATS = (1, 2, 3, 8)  # lengths of the newest tokens that are searched in the request's own text
 LOOKUP_MS = 0.15  # milliseconds of a lookup before any is measured
-LOOKUP_SHARE = 0.02  # of the time of plain steps, that lookups may take which are not expected to pay
+LOOKUP_SHARE = 0.01  # of the time of plain steps, that lookups may take which are not expected to pay
 SMOOTHING = 1 / 32  # weight of a lookup against the earlier ones, after the first 32
 START = 0.3  # plain steps that a lookup is expected to save before any is made; with 0.1 a fast model loses up to 17%
 
