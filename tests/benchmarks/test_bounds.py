@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.bounds import OracleMatch, oracle, reaches
+from benchmarks.bounds import OracleMatch, fair, oracle, reaches
 from benchmarks.thresholds import Threshold
 from rest_local.bench.replay import replay
 from rest_local.bench.workload import Recorded
@@ -42,9 +42,32 @@ def test_no_way_through_an_answer_is_faster(data: st.DataObject) -> None:
     longest = [0, *(data.draw(st.integers(0, length - 1 - at)) for at in range(1, length))]
     ms = data.draw(st.lists(st.floats(1, 50), min_size=length, max_size=length))
     plain = curve_of(ms)
-    result = oracle([OracleMatch(0, longest)], plain)
+    result = oracle([OracleMatch(0, longest, [0] * length)], plain)
     best = least(longest, [float(cost) for cost in plain.ms[0]])
     assert result["speedup"] == pytest.approx(ms[0] * (length - 1) / best, abs=1e-4)
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_the_fair_bound_is_the_oracle_if_every_place_looks_different(data: st.DataObject) -> None:
+    length = data.draw(st.integers(2, 9))
+    longest = [0, *(data.draw(st.integers(0, length - 1 - at)) for at in range(1, length))]
+    curve = curve_of(data.draw(st.lists(st.floats(1, 50), min_size=length, max_size=length)))
+    ceiling = oracle([OracleMatch(0, longest, [0] * length)], curve)["speedup"]
+    assert fair([OracleMatch(0, longest, list(range(length)))], curve)["speedup"] == pytest.approx(ceiling, abs=1e-3)
+    assert fair([OracleMatch(0, longest, [0] * length)], curve)["speedup"] <= ceiling + 1e-3
+
+
+def test_the_fair_bound_cannot_know_where_a_copy_ends() -> None:
+    """Places with a right chain of 4 and without any look alike, so a draft of one size is wrong at half of them."""
+    longest, seen = [0], [0]
+    for number in range(60):
+        n = 4 if number % 2 else 0
+        longest += [n, *range(n - 1, -1, -1)]
+        seen += [1, *range(2, 2 + n)]
+    curve = curve_of([10.0, 11.0, 12.0, 13.0, 14.0])
+    reach = [OracleMatch(0, [*longest, 0], [*seen, 0])]
+    assert 1.0 < fair(reach, curve)["speedup"] < oracle(reach, curve)["speedup"] - 0.2
 
 
 def test_the_oracle_drafts_only_what_the_sources_hold() -> None:
