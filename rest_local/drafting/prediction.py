@@ -171,6 +171,8 @@ class Prediction:
     def _compare(self) -> None:
         """Follow the pending tokens while they agree, then align the rest."""
         pending, self._pending = self._pending, []
+        if not len(self.tokens):
+            return
         while pending:
             if self._alignment is None:
                 agreed = common_prefix(pending, self.tokens[self._at : self._at + len(pending)])

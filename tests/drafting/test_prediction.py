@@ -134,6 +134,15 @@ def test_a_prediction_of_no_token_and_of_one_token() -> None:
     assert drafted(Prediction([7]), []) == [[7]]
 
 
+def test_an_answer_is_compared_with_no_token() -> None:
+    """Of a file that is followed from its end, nothing is left to predict."""
+    prediction = Prediction([])
+    prediction.extend([5, 6])
+    assert not prediction.catch_up()
+    prediction.append([7], 0)
+    assert prediction.catch_up()
+
+
 def test_an_unrelated_answer_gets_drafts_of_low_evidence_only() -> None:
     prediction = Prediction(OLD)
     answer: list[int] = []
