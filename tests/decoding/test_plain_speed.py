@@ -105,11 +105,11 @@ def test_plain_steps_after_drafts_do_not_make_plain_decoding_look_slow(monkeypat
 def test_a_curve_that_was_measured_is_believed_from_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch)
     curve = CostCurve.from_points([0, 2048], SIZES, [[(10.5 + 1.5 * n) * (1 + k) for n in SIZES] for k in (0, 0.4)])
-    plain = decoded(machine, curve, 40).result.timings.predicted_ms
-    statistics = decoded(machine, curve, 40, 0.9).statistics
+    plain = decoded(machine, curve, 60).result.timings.predicted_ms
+    statistics = decoded(machine, curve, 60, 0.9).statistics
     assert statistics.plain_steps < ENOUGH_STEPS
     assert statistics.plain_step_ms(curve, measured=False) == 0.0
-    assert 40 * statistics.plain_step_ms(curve, measured=True) == pytest.approx(plain, rel=0.15)
+    assert 60 * statistics.plain_step_ms(curve, measured=True) == pytest.approx(plain, rel=0.15)
     far = statistics.plain_step_ms(estimate(), measured=True)
     assert far == 0.0, "of a length that was not measured"
 

@@ -52,7 +52,7 @@ def test_a_document_is_added_found_and_removed(demo: Live) -> None:
 
 def test_an_added_document_is_drafted_from(demo: Live) -> None:
     prompt = "x = 1\n" + TEXT + "y = 2\n" + TEXT[:40]
-    body = {"prompt": prompt, "n_predict": 30, "temperature": 0, "rest_local": {"policy": "rest"}}
+    body = {"prompt": prompt, "n_predict": 30, "temperature": 0, "rest_local": {"exact": True, "policy": "rest"}}
     plain = demo.post("/completion", body | {"datastore": []}).json()
     assert put(demo, "drafts", "answer.py", prompt + plain["content"]) == 200
     drafted = demo.post("/completion", body | {"datastore": "drafts"}).json()
