@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.calibration.cost import SIZES, CostCurve
+from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
 from rest_local.drafting.candidates import N_CELLS, SOURCE_NUMBER, cell_of
 from rest_local.drafting.growth import Calibrated, Draft
 from rest_local.drafting.sources import Lookup, Sources
@@ -284,3 +284,25 @@ def test_an_entropy_that_is_not_computed_any_more_is_not_decided_by() -> None:
     for ms in (0.001, 1.0):
         policy.looks_up(StepContext(3, 8, 8, (1.0,), 0, ms), lambda n: False)
     assert seen == [(1.0,), ()]
+
+
+def _credit_after(done: StepCost) -> float:
+    """Credit of a request whose plain step takes 10 ms and each node 1 ms more, after a step that failed."""
+    policy = Auto(CostCurve([0], np.array([[10.0 + n for n in range(LARGEST)]])))
+    policy.begin(0)
+    policy._n_other = done.n_other
+    policy.account(done._replace(updates_curve=False))
+    return policy.budget.credit
+
+
+def test_a_draft_is_charged_at_most_twice_its_expected_time() -> None:
+    slow, slower = (_credit_after(StepCost(0, 8, 0, ms, 0.0)) for ms in (300.0, 3000.0))
+    assert slow == slower
+    assert slow < _credit_after(StepCost(0, 8, 0, 18.0, 0.0)) < 0
+
+
+def test_requests_of_one_pass_share_what_drafts_cost_by_their_nodes() -> None:
+    alone = _credit_after(StepCost(0, 8, 0, 19.0, 0.0, n_other=1))
+    half = _credit_after(StepCost(0, 4, 0, 19.0, 0.0, n_other=1, n_other_nodes=4))
+    assert half == pytest.approx(alone / 2)
+    assert half < 0
