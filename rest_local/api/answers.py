@@ -423,7 +423,7 @@ def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:
 
 
 def prediction_counts(results: Sequence[Result]) -> dict[str, int]:
-    """How much of the client's prediction was accepted, and how much was drafted in vain."""
+    """How much of the client's prediction was accepted, and how many tokens of it were drafted and rejected."""
     counts = [result.draft.of_source("prediction") for result in results]
     accepted = sum(each.accepted for each in counts)
     rejected = sum(each.drafted for each in counts) - accepted

@@ -1,4 +1,4 @@
-"""The datastores of an engine while they change: new commits are opened beside it and exchanged between two steps.
+"""The datastores of an engine while they change: new commits are opened while it decodes, and used from the next step.
 
 `DatastoreSwap` holds datastores that were opened anew until the engine's thread takes them. Opening takes milliseconds
 and closing a large one as well, so both happen in other threads: the engine's thread only replaces the objects. A

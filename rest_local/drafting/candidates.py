@@ -21,7 +21,6 @@ SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar", 
 SOURCE_NUMBER = {name: number for number, name in enumerate(SOURCES)}
 MODEL = SOURCE_NUMBER["model"]
 GRAMMAR = SOURCE_NUMBER["grammar"]
-EDIT = SOURCE_NUMBER["edit"]
 LOGITS = SOURCE_NUMBER["logits"]
 
 # Upper bounds of the buckets. The last bucket is unbounded.

