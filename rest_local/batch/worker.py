@@ -25,9 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rest_local import __version__
@@ -41,9 +39,9 @@ from rest_local.catalog.describe import header_of
 from rest_local.catalog.stores import model_file
 from rest_local.decoding.batch import Batch, Finished
 from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.opening import free_memory, uses_gpu
 from rest_local.decoding.request_state import error_of
 from rest_local.decoding.results import Timings
-from rest_local.llama import library
 from rest_local.llama.context import MOST_IDS, ContextSettings
 from rest_local.llama.embedding import Embedder
 from rest_local.llama.gguf import check_headers, read_gguf, trained_context
@@ -58,8 +56,6 @@ MOST_ON_CPU = 16  # by the shipped curves of CPUs, 16 at a time give 3.3 and 5.9
 BYTES_PER_TOKEN = 3.0  # of the JSON of a prompt; code has 3 to 4 bytes a token
 TEMPLATE_TOKENS = 64  # what a chat template adds
 _SHARE = 0.5  # of the memory that is free: other programs want some as well, and so do buffers
-_UNKNOWN = 2 << 30  # bytes of free memory where the system does not say
-_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = None) -> EngineConfig:
@@ -77,21 +73,22 @@ def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = N
     size = sum(status.st_size for _, status in check_headers(path))
     memory = int(_SHARE * (free_memory(config) - size))
     on_cpu = not uses_gpu(config)
-    slots, cells = room_for(needs[: MOST_ON_CPU if on_cpu else MOST_SLOTS], n_ctx, header.kv_bytes, memory)
+    needs = needs[: MOST_ON_CPU if on_cpu else MOST_SLOTS]
+    slots, cells = room_for(needs, n_ctx, header.kv_bytes, memory, header.state_bytes)
     options = config.options
     if on_cpu and slots > 1 and options.flash_attention == "auto":
         options = replace(options, flash_attention="on")
     return replace(config, slots=slots, cells=cells, options=options)
 
 
-def room_for(needs: Sequence[int], n_ctx: int, cell_bytes: int, memory: int) -> tuple[int, int]:
+def room_for(needs: Sequence[int], n_ctx: int, cell_bytes: int, memory: int, state_bytes: int = 0) -> tuple[int, int]:
     """Slots and cells. `needs`: cells of each request that a slot may be for, the largest first; `memory`: bytes for
-    all cells. At least one slot, with a whole context.
+    all cells, and for the `state_bytes` of each slot. At least one slot, with a whole context.
     """
     cells, slots = n_ctx, 1
     for count in range(2, len(needs) + 1):
         wanted = max(n_ctx, sum(needs[:count]))
-        if wanted * cell_bytes > memory:
+        if wanted * cell_bytes + count * state_bytes > memory:
             break
         cells, slots = wanted, count
     return slots, -(-cells // 256) * 256
@@ -104,34 +101,6 @@ def cells_of(job: Job, n_ctx: int, max_tokens: int | None = None) -> int:
     most = given if isinstance(given, int) and given >= 0 else n_ctx
     prompt = len(job.body) / BYTES_PER_TOKEN + TEMPLATE_TOKENS
     return min(round(prompt) + most, n_ctx)
-
-
-def free_memory(config: EngineConfig) -> int:
-    """Bytes that are free where the cells will be: on the GPU where the model's layers go there, else of the system."""
-    if uses_gpu(config):
-        return sum(device.free_bytes for device in library.devices() if device.name in library.gpus()) or _UNKNOWN
-    return min(_available(), _cgroup_room())
-
-
-def uses_gpu(config: EngineConfig) -> bool:
-    """Whether layers of the model go to a GPU."""
-    return library.supports_gpu() and config.n_gpu_layers != 0 and config.options.devices != ("none",)
-
-
-def _available() -> int:
-    with suppress(OSError, ValueError, IndexError):
-        for line in _MEMINFO.read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return _UNKNOWN
-
-
-def _cgroup_room() -> int:
-    """What the limit of a container leaves; no limit is a large number."""
-    with suppress(OSError, ValueError):
-        limit = int((_CGROUP / "memory.max").read_text("ascii"))
-        return max(limit - int((_CGROUP / "memory.current").read_text("ascii")), 0)
-    return 1 << 62
 
 
 _PREFIXES = {CHAT: "chatcmpl", COMPLETION: "cmpl"}

@@ -13,9 +13,8 @@ from rest_local.kv_cache.backend import Capability
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
-from rest_local.llama.options import FLOAT_CACHE_TYPES, ModelOptions
+from rest_local.llama.options import FLOAT_CACHE_TYPES, MOST_SNAPSHOTS, ModelOptions
 
-ROLLBACK = 16  # recurrent state snapshots to ask for: the longest chain that such a model can roll back
 FAST = ((False, "f16"), (True, "f16"))  # (flash attention, cache type), the preferred first on a CPU; reversed on a GPU
 EXACT = ((True, "bf16"), (True, "q8_0"), (False, "f16"), (True, "f16"))
 
@@ -60,9 +59,14 @@ def settings_for(
 
 
 def for_memory_of(model: Model, wanted: ContextSettings) -> ContextSettings:
-    """The same settings; recurrent state gets one branch and ROLLBACK snapshots."""
+    """The same settings; recurrent state gets one branch and snapshots."""
     recurrent = model.is_recurrent or model.is_hybrid
-    return replace(wanted, n_branches=1, n_rs_seq=ROLLBACK) if recurrent else wanted
+    return replace(wanted, n_branches=1, n_rs_seq=snapshots(model.options)) if recurrent else wanted
+
+
+def snapshots(options: ModelOptions) -> int:
+    """Of a recurrent state, for each slot. llama.cpp makes 0 of it where it cannot roll a model back."""
+    return MOST_SNAPSHOTS if options.rollback is None else options.rollback
 
 
 def resized(stored: ContextSettings, wanted: ContextSettings) -> ContextSettings:
@@ -105,7 +109,7 @@ def contexts_to_try(
     On a CPU in fast mode this is only the one that will be used: each takes about 16 plain steps, and `tune_thoroughly`
     tries the others. On a GPU it includes those of a later exact request, because the model does not fit the GPU twice.
     """
-    wanted = replace(settings_for(options, n_ctx, threads, n_slots, n_cells), n_rs_seq=ROLLBACK)
+    wanted = replace(settings_for(options, n_ctx, threads, n_slots, n_cells), n_rs_seq=snapshots(options))
     result = candidates(wanted, options, exact)
     if not library.supports_gpu():
         return result if exact else result[:1]

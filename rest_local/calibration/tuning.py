@@ -388,8 +388,8 @@ def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
     n_ctx = min(wanted.n_ctx, N_CTX) if exact else N_CTX
     relevant = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
     parts = [
-        FORMAT, model.cache_key, model.n_gpu_layers, asdict(model.options), model.adapters.identity,
-        exact and "any threads",
+        FORMAT, model.cache_key, model.n_gpu_layers, asdict(replace(model.options, rollback=None)),
+        model.adapters.identity, exact and "any threads",
         relevant.to_dict(), library.fingerprint(), platform.machine(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]

@@ -21,10 +21,11 @@ from rest_local.catalog.quantization import FILE_TYPES, label_of, stem_of
 from rest_local.catalog.stores import StoredModel, stored_models
 from rest_local.errors import DatastoreError, ModelError
 from rest_local.llama.gguf import Gguf, read_gguf, shards_of
-from rest_local.llama.options import LARGEST_DEFAULT
+from rest_local.llama.options import LARGEST_DEFAULT, MOST_SNAPSHOTS
 from rest_local.paths import cache_dir, write_atomically
 
-CACHE, FORMAT = "models.json", 1
+CACHE, FORMAT = "models.json", 2
+_F32 = 4  # bytes of a number of recurrent state
 _F16 = 2  # bytes of a cached key or value by default
 
 # Architectures with recurrent state: those whose state llama.cpp can roll back, which chains need, and those where it
@@ -38,6 +39,8 @@ NOT_ROLLED_BACK = frozenset({
     "qwen3next", "rwkv6", "rwkv6qwen2", "rwkv7",
 })  # fmt: skip
 _RECURRENT_KEYS = (".ssm.", ".wkv.", ".shortconv.", ".kda.")
+INTERVALS = {"minimax-01": 8, "qwen35": 4, "qwen35moe": 4, "qwen3next": 4, "qwen4exp": 4}  # each such layer attends
+BOTH = frozenset({"falcon-h1"})  # layers with attention and recurrent state
 _NO_MODEL = ("adapter", "mmproj", "imatrix", "vocabulary")
 
 
@@ -49,6 +52,8 @@ class Header:
     parameters      as the file calls it, such as "7B"; may be empty
     n_ctx_train     tokens of context it was trained for; 0 where the file does not say
     kv_bytes        bytes of the KV cache for each token of context
+    state_bytes     bytes of the recurrent state of a text, and of each snapshot of it; 0: it has none, or the keys do
+                    not say
     drafting        "tree": whole trees of draft tokens can be verified; "chain": chains, since recurrent state can be
                     rolled back only a few tokens; "none": decoded plainly
     vocabulary      name of the tokenizer, as datastores record it; others may have the same name
@@ -61,6 +66,7 @@ class Header:
     n_ctx_train: int = 0
     chat_template: bool = False
     kv_bytes: int = 0
+    state_bytes: int = 0
     drafting: str = "none"
     vocabulary: str = ""
 
@@ -71,7 +77,8 @@ class ModelFacts:
 
     name, path, store   as in StoredModel
     bytes               of all its files
-    memory_bytes        estimated: weights, and the KV cache for LARGEST_DEFAULT tokens or what it was trained for
+    memory_bytes        estimated: weights, the KV cache for LARGEST_DEFAULT tokens or what it was trained for, and a
+                        recurrent state with its snapshots
     header              see Header
     datastores          names of those that it can draft from
     perhaps             names of those that were built for a tokenizer of the same name; known after its first use
@@ -139,7 +146,7 @@ def _facts(
     return replace(
         facts,
         bytes=size,
-        memory_bytes=size + n_ctx * header.kv_bytes,
+        memory_bytes=size + n_ctx * header.kv_bytes + (1 + snapshots_of(header)) * header.state_bytes,
         header=header,
         datastores=tuple(sorted(sure)),
         perhaps=tuple(sorted(perhaps)),
@@ -213,6 +220,7 @@ def header_of(metadata: Gguf, path: Path) -> Header:
         n_ctx_train=metadata.number(f"{architecture}.context_length"),
         chat_template="tokenizer.chat_template" in metadata.values,
         kv_bytes=_kv_bytes(metadata, architecture),
+        state_bytes=_state_bytes(metadata, architecture),
         drafting=_drafting(metadata, architecture),
         vocabulary=f"{tokenizer}{f'/{pre}' if pre else ''} of {counted} tokens",
     )
@@ -239,4 +247,51 @@ def _kv_bytes(metadata: Gguf, architecture: str) -> int:
     kv_heads = metadata.values.get(f"{architecture}.attention.head_count_kv", heads)
     if isinstance(kv_heads, list):  # of each layer
         return sum(int(count) for count in kv_heads) * size * _F16
-    return number("attention.head_count_kv", heads) * number("block_count") * size * _F16
+    attending = number("block_count") - (0 if architecture in BOTH else _recurrent_layers(metadata, architecture))
+    return number("attention.head_count_kv", heads) * attending * size * _F16
+
+
+def snapshots_of(header: Header, wanted: int | None = None) -> int:
+    """How many snapshots of its recurrent state llama.cpp keeps for each text, where `wanted` are asked for."""
+    most = MOST_SNAPSHOTS if wanted is None else wanted
+    return most if header.state_bytes and header.architecture in ROLLED_BACK else 0
+
+
+def _recurrent_layers(metadata: Gguf, architecture: str) -> int:
+    """Layers with recurrent state (`llama_hparams::is_recr`); 0 where no key says that there is any."""
+    has_keys = any(key.startswith(f"{architecture}{part}") for key in metadata.values for part in _RECURRENT_KEYS)
+    if not has_keys and architecture != "minimax-01":
+        return 0
+    layers = metadata.number(f"{architecture}.block_count") - metadata.number(f"{architecture}.nextn_predict_layers")
+    kv_heads = metadata.values.get(f"{architecture}.attention.head_count_kv")
+    if isinstance(kv_heads, list):
+        feed = metadata.values.get(f"{architecture}.feed_forward_length")
+        plain = feed if isinstance(feed, list) and architecture.startswith("nemotron_h") else [0] * len(kv_heads)
+        return sum(not kv and not ff for kv, ff in zip(kv_heads[:layers], plain, strict=False))
+    if isinstance(marked := metadata.values.get(f"{architecture}.attention.recurrent_layers"), list):
+        return sum(map(bool, marked[:layers]))
+    if architecture not in INTERVALS:
+        return layers
+    interval = metadata.number(f"{architecture}.full_attention_interval", INTERVALS[architecture])
+    return layers - layers // interval if interval else layers
+
+
+def _state_bytes(metadata: Gguf, architecture: str) -> int:
+    """`llama_hparams::n_embd_r` and `n_embd_s` of all recurrent layers."""
+
+    def number(key: str, default: int = 0) -> int:
+        return metadata.number(f"{architecture}.{key}", default)
+
+    width, heads, conv = number("embedding_length"), number("attention.head_count"), number("ssm.conv_kernel")
+    if size := number("wkv.head_size"):
+        each = width * (number("token_shift_count", 2) + size)
+    elif kept := number("shortconv.l_cache"):
+        each = width * (kept - 1)
+    elif size := number("kda.head_dim"):
+        each = heads * size * (3 * (conv - 1 if conv else 3) + size)
+    elif architecture == "minimax-01":
+        each = heads * number("attention.key_length") ** 2
+    else:
+        inner, state = number("ssm.inner_size"), number("ssm.state_size")
+        each = max(conv - 1, 0) * (inner + 2 * number("ssm.group_count") * state) + inner * state
+    return _F32 * each * _recurrent_layers(metadata, architecture)

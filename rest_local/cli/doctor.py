@@ -318,6 +318,7 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
         else:
             click.echo("\n".join(_of_installation(facts)))
         raise InstallationIncomplete(problems)
+    opening.tell_snapshots(config)
     with opening.open_engine(config) as engine:
         engine.compare()
         facts = {**examine(engine), "installation": state}

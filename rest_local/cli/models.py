@@ -47,7 +47,8 @@ def models(as_json: bool) -> None:
     """List the models on this machine; -m takes their names.
 
     Looks into the cache of huggingface_hub, the stores of Ollama and LM Studio, and the folders that the environment
-    names in REST_LOCAL_MODELS. MEMORY is an estimate for 4,096 tokens of context. DRAFTING says whether trees or only
+    names in REST_LOCAL_MODELS. MEMORY is an estimate for 4,096 tokens of context and, of a hybrid
+    or recurrent model, one slot's state with its snapshots (--rollback). DRAFTING says whether trees or only
     chains of draft tokens can be verified, which datastores fit (`name?`: perhaps, known after the first use), and
     whether the costs of this machine are known (estimated from a few steps, or measured).
     """
@@ -73,12 +74,16 @@ def models(as_json: bool) -> None:
 
 def row_of(facts: ModelFacts) -> tuple[str, ...]:
     """The columns of one model. A damaged one has its error in the place of all but the name."""
+    from rest_local.catalog.describe import snapshots_of
     from rest_local.catalog.stores import DEMO
 
     if facts.error:
         return (printable(facts.name), f"cannot be used: {printable(facts.error)}")
     header = facts.header
     drafting = [DRAFTING.get(header.drafting, header.drafting)]
+    if header.state_bytes:
+        number = snapshots_of(header)
+        drafting.append(f"{number} snapshots of {in_bytes(header.state_bytes)}" if number else "checkpoints")
     if header.drafting != "none":
         drafting += [*facts.datastores, *(f"{name}?" for name in facts.perhaps)]
         drafting += [f"costs {facts.costs}"] if facts.costs else []

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -176,6 +176,15 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
     if indexer is not None:
         _announce(engine, live, indexer)
     return engine
+
+
+def tell_snapshots(config: EngineConfig) -> None:
+    """Say on stderr, before a model is loaded, what memory the snapshots of its recurrent state take, if it has one."""
+    from rest_local.decoding.opening import snapshots_for
+
+    with suppress(RestLocalError, OSError):  # which loading tells
+        if (found := snapshots_for(config, inputs.model_path(config.model))).size:
+            say(str(found))
 
 
 def _indexed(config: EngineConfig, live: Live, undo: ExitStack) -> tuple[EngineConfig, Indexer | None]:

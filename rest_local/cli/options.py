@@ -24,6 +24,7 @@ from rest_local.llama.options import (
     CACHE_TYPES,
     FLASH_ATTENTION,
     LARGEST_DEFAULT,
+    MOST_SNAPSHOTS,
     NUMA,
     ROPE_SCALINGS,
     SPLIT_MODES,
@@ -82,6 +83,20 @@ class OneALine(click.types.StringParamType):
 
     one_in_settings = True
     envvar_list_splitter = "\n"
+
+
+class SnapshotCount(click.ParamType):  # type: ignore[type-arg]  # older versions of click take no argument
+    """A number of snapshots, or `auto` for the default."""
+
+    name = "snapshots"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value == "auto":
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number of snapshots; give one, or auto", param, ctx)
 
 
 SECTIONS = ("Loading", "Devices", "Computing")
@@ -153,6 +168,12 @@ _LOAD_OPTIONS = (
         "--kv-offload/--no-kv-offload -kvo/-nkvo",
         "Keep the cache on the GPU, where there is one.",
         default=_LOADING.kv_offload,
+    ),
+    _computing(
+        "--rollback N|auto",
+        "Snapshots of a hybrid's or recurrent model's state for each slot (`rest-local models` says how large one is): "
+        f"so many drafted tokens are taken back at once. Default: auto, as many as fit, at most {MOST_SNAPSHOTS}.",
+        type=SnapshotCount(),
     ),
     _computing("--rope-scaling", "Default: the model's.", to="scaling", type=click.Choice(ROPE_SCALINGS)),
     _computing("--rope-scale N", "Stretch the context N times.", type=float),

@@ -27,6 +27,7 @@ def tune(config: EngineConfig, as_json: bool) -> None:
     """
     from rest_local.calibration.measuring import explain
 
+    opening.tell_snapshots(config)
     with opening.open_engine(config) as engine:
         try:
             with terminal.Bar() as bar:

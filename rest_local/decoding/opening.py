@@ -16,10 +16,14 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rest_local.calibration.settings import contexts_to_try, settings_for
+from rest_local.catalog.describe import header_of, snapshots_of
+from rest_local.catalog.quantization import in_bytes
 from rest_local.catalog.stores import model_file, projector_of
 from rest_local.chat.transcripts import TurnRenderer
 from rest_local.decoding.config import (
@@ -42,10 +46,10 @@ from rest_local.errors import (
     OptionError,
     ProjectorInvalid,
 )
-from rest_local.llama import load_fallback
+from rest_local.llama import library, load_fallback
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.embedding import pooling_of
-from rest_local.llama.gguf import read_gguf, trained_context
+from rest_local.llama.gguf import check_headers, read_gguf, trained_context
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.projector import Projector
@@ -60,6 +64,10 @@ from rest_local.retrieval.sources.source import Render, Source
 log = logging.getLogger("rest_local.history")
 NAME_LENGTH = 40
 MODEL_LENGTH = 200  # a file can call itself anything
+BUFFERS = 256 << 20  # bytes: of a forward pass, that snapshots leave free
+NEXT_TO_EXPERTS = 1 / 8  # of free memory for snapshots, where weights are placed by hand
+_UNKNOWN = 2 << 30  # bytes of free memory where the system does not say
+_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def open_encoder(config: EngineConfig) -> Model | None:
@@ -81,11 +89,86 @@ def open_encoder(config: EngineConfig) -> Model | None:
     return model
 
 
+def free_memory(config: EngineConfig) -> int:
+    """Bytes that are free where the cells will be: on the GPU where the model's layers go there, else of the system."""
+    if uses_gpu(config):
+        return sum(device.free_bytes for device in library.devices() if device.name in library.gpus()) or _UNKNOWN
+    return min(_available(), _cgroup_room())
+
+
+def uses_gpu(config: EngineConfig) -> bool:
+    """Whether layers of the model go to a GPU."""
+    return library.supports_gpu() and config.n_gpu_layers != 0 and config.options.devices != ("none",)
+
+
+def _available() -> int:
+    with suppress(OSError, ValueError, IndexError):
+        for line in _MEMINFO.read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return _UNKNOWN
+
+
+def _cgroup_room() -> int:
+    """What the limit of a container leaves; no limit is a large number."""
+    with suppress(OSError, ValueError):
+        limit = int((_CGROUP / "memory.max").read_text("ascii"))
+        return max(limit - int((_CGROUP / "memory.current").read_text("ascii")), 0)
+    return 1 << 62
+
+
+class Snapshots(NamedTuple):
+    """Of the recurrent state of a model: how many for each slot, how many are wanted, bytes of one, and slots."""
+
+    number: int
+    wanted: int
+    size: int
+    slots: int
+
+    def __str__(self) -> str:
+        each = f"{self.number} snapshots of {in_bytes(self.size)}"
+        slots = f" for each of {self.slots} slots" if self.slots > 1 else ""
+        total = f"{in_bytes(self.slots * (1 + self.number) * self.size)} with the state itself"
+        return f"recurrent state: {each}{slots}, {total}"
+
+    @property
+    def warning(self) -> str:
+        """Where there are fewer than are wanted."""
+        if self.number == self.wanted:
+            return ""
+        return f"{self}; {self.wanted} do not fit next to the layers: longer drafts go back to checkpoints (--rollback)"
+
+
+def snapshots_for(config: EngineConfig, path: Path) -> Snapshots:
+    """How many snapshots of a recurrent state are kept for each slot: those that were asked for, else as many as fit
+    next to the layers, from a header alone. All 0 for a model without such a state. Raises ModelError.
+    """
+    metadata, options, slots = read_gguf(path), config.options, config.slots
+    header = header_of(metadata, path)
+    wanted = snapshots_of(header, options.rollback)
+    if not wanted or options.rollback is not None:
+        return Snapshots(wanted, wanted, header.state_bytes, slots)
+    room = free_memory(config)
+    if uses_gpu(config) and (options.cpu_moe or options.n_cpu_moe or options.override_tensor):
+        room = int(NEXT_TO_EXPERTS * room)
+    else:
+        layers, all_layers = config.n_gpu_layers, metadata.number(f"{header.architecture}.block_count") + 1
+        share = min(1.0, layers / all_layers) if uses_gpu(config) and layers is not None and layers > 0 else 1.0
+        cells = config.cells or slots * config.context_length(trained_context(path, options))
+        size = sum(status.st_size for _, status in check_headers(path)) + cells * header.kv_bytes
+        room -= int(share * size) + BUFFERS
+    each = slots * header.state_bytes
+    fitting = (number for number in (wanted, 8, 4, 2, 1) if number * each <= room - each)
+    return Snapshots(next(fitting, 0), wanted, header.state_bytes, slots)
+
+
 def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
     """The model with options that were tried in a child process, and a warning about what they gave up, if anything.
     Raises ModelError, OptionError.
     """
     path = model_file(config.model)
+    snapshots = snapshots_for(config, path)
+    options = replace(config.options, rollback=snapshots.number) if snapshots.size else config.options
 
     def contexts(tried: ModelOptions) -> list[ContextSettings]:
         size = config.context_length(trained_context(path, tried))
@@ -93,7 +176,7 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
 
     n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
     try:
-        chosen = load_fallback.choose(path, config.n_gpu_layers, config.options, contexts, n_ctx)
+        chosen = load_fallback.choose(path, config.n_gpu_layers, options, contexts, n_ctx)
     except ModelInvalid:
         check_is_model(path)
         raise
@@ -102,7 +185,7 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
         mtp, refusal = has_usable_mtp(path, chosen.options, chosen.n_gpu_layers)
     model = Model.open(path, n_gpu_layers=chosen.n_gpu_layers, options=chosen.options, mtp=mtp)
     undo.callback(model.close)
-    return model, "; ".join(filter(None, (chosen.warning, refusal)))
+    return model, "; ".join(filter(None, (snapshots.warning, chosen.warning, refusal)))
 
 
 def open_projector(config: EngineConfig, model: Model, undo: ExitStack) -> tuple[Projector | None, str]:

@@ -102,14 +102,23 @@ class Head:
 
 
 def made_with(model: Model, settings: ContextSettings, exact: bool) -> dict[str, str]:
-    """What the bits in the cells depend on, each as a digest. The number and the length of texts, and the number of
-    threads, are no part of it.
+    """What the bits in the cells depend on, each as a digest. The number and the length of texts, the number of
+    threads, and that of snapshots are no part of it.
     """
     computing = replace(
-        settings, n_ctx=8, n_batch=1, n_ubatch=0, n_slots=1, n_cells=0, n_branches=1, threads=0, threads_batch=0
+        settings,
+        n_ctx=8,
+        n_batch=1,
+        n_ubatch=0,
+        n_slots=1,
+        n_cells=0,
+        n_branches=1,
+        n_rs_seq=0,
+        threads=0,
+        threads_batch=0,
     )
     parts = {
-        "another model": [model.cache_key, model.adapters.identity, asdict(model.options)],
+        "another model": [model.cache_key, model.adapters.identity, asdict(replace(model.options, rollback=None))],
         "other settings": [computing.to_dict(), model.n_gpu_layers, exact],
         "another build of llama.cpp": [FORMAT, library.fingerprint()],
     }

@@ -1,8 +1,8 @@
 """Finds settings in which llama.cpp works with a model, so that it does not crash this process.
 
 Contract: the settings that the user wants go in. If a child process can compute with them, they come out unchanged. If
-the child crashes, hangs, or runs out of memory, safer settings are tried in turn: weights not repacked, flash attention
-off, fewer layers on the GPU, the CPU alone.
+the child crashes, hangs, or runs out of memory, safer settings are tried in turn: no snapshots of a recurrent state
+(where memory is short), weights not repacked, flash attention off, fewer layers on the GPU, the CPU alone.
 
 - The child loads the model, makes a context for each of the settings, and decodes 1, 2, 8 and 32 tokens in it (on a GPU
   also a full batch, which needs the most memory). It reports each stage, so the last line names the one at which it
@@ -64,6 +64,7 @@ class Fallback:
     repack: bool = True
     flash: bool = True
     n_gpu_layers: int | None = None
+    snapshots: bool = True  # of a recurrent state
 
     def applied(self, options: ModelOptions, n_gpu_layers: int) -> tuple[ModelOptions, int]:
         """The options, and the layers on the GPU."""
@@ -72,6 +73,8 @@ class Fallback:
         if not self.flash:
             cache_type_v = options.cache_type_v if options.cache_type_v in FLOAT_CACHE_TYPES else None
             options = replace(options, flash_attention="off", cache_type_v=cache_type_v)
+        if not self.snapshots:
+            options = replace(options, rollback=0)
         if self.n_gpu_layers == 0:  # do not use a GPU that fails at all, not even for long prompts
             options = replace(options, devices=("none",), kv_offload=False, tensor_split=(), override_tensor=())
         return options, n_gpu_layers if self.n_gpu_layers is None else self.n_gpu_layers
@@ -79,6 +82,7 @@ class Fallback:
     def __str__(self) -> str:
         given_up = ["weights not repacked"] if not self.repack else []
         given_up += ["flash attention off"] if not self.flash else []
+        given_up += ["no snapshots of the recurrent state"] if not self.snapshots else []
         if self.n_gpu_layers is not None:
             given_up.append(f"{self.n_gpu_layers} layers on the GPU" if self.n_gpu_layers else "on the CPU alone")
         return ", ".join(given_up)
@@ -181,7 +185,7 @@ def _first_that_works(
 
 
 def safer(failure: Failure, layers: int, options: ModelOptions) -> Iterator[Fallback]:
-    """The settings to try in turn after the wanted ones failed: at most eight, after a hang at most two."""
+    """The settings to try in turn after the wanted ones failed: at most nine, after a hang at most two."""
     repacks, flashes = options.repack, options.flash_attention != "off"
     plainer = [Fallback(repack=False)] if repacks else []
     plainer += [Fallback(flash=False)] if flashes else []
@@ -190,11 +194,14 @@ def safer(failure: Failure, layers: int, options: ModelOptions) -> Iterator[Fall
     if failure.kind == "hang":
         yield from [on_cpu[0], on_cpu[-1]] if layers and len(on_cpu) > 1 else on_cpu[-1:] if layers else plainer[-1:]
         return
+    kept = not (failure.kind == "memory" and options.rollback)
+    if not kept:
+        yield Fallback(snapshots=False)
     if failure.kind == "crash" or not layers:
         yield from plainer
     if layers:
         most = failure.n_layer + 1 if layers < 0 else min(layers, failure.n_layer + 1 or layers)
-        yield from (Fallback(n_gpu_layers=most // part) for part in (2, 4) if most // part > 0)
+        yield from (Fallback(n_gpu_layers=most // part, snapshots=kept) for part in (2, 4) if most // part > 0)
         yield from on_cpu
 
 

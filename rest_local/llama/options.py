@@ -28,6 +28,8 @@ NUMA = ("distribute", "isolate", "numactl")
 ROPE_SCALINGS = ("none", "linear", "yarn")  # enum llama_rope_scaling_type
 OVERRIDE_TYPES = ("int", "float", "bool", "str")
 LONGEST_OVERRIDE = 127  # bytes of a key, and of a string, in llama_model_kv_override
+MOST_SNAPSHOTS = 16  # of a recurrent state, for each slot, where the user gives no number
+LARGEST_ROLLBACK = 63  # tokens: no chain is longer
 LARGEST_DEFAULT = 4096  # tokens of context: a longer one is opened only where it is asked for
 
 
@@ -149,7 +151,9 @@ class ModelOptions:
       memory), `n_cpu_moe` (those of the first N layers), `numa` (once per process).
     - Context: `n_batch` (tokens submitted at once) and `n_ubatch` (computed at once, 0 = the same), `threads_batch`
       (for more than one token, 0 = as for one), `kv_offload`, `rope`. `flash_attention` and `cache_type_k`,
-      `cache_type_v`: `auto` and None leave the choice to measuring, anything else fixes it.
+      `cache_type_v`: `auto` and None leave the choice to measuring, anything else fixes it. `rollback`: snapshots of
+      a recurrent state for each slot, so many drafted tokens can be taken back without a checkpoint; None: as many as
+      fit, MOST_SNAPSHOTS at most.
     """
 
     mmap: bool = True
@@ -174,6 +178,7 @@ class ModelOptions:
     cache_type_v: str | None = None
     kv_offload: bool = True
     rope: Rope = field(default_factory=Rope)
+    rollback: int | None = None
 
     def __post_init__(self) -> None:
         _one_of("flash attention", self.flash_attention, FLASH_ATTENTION)
@@ -190,6 +195,8 @@ class ModelOptions:
         for name in ("main_gpu", "n_cpu_moe", "n_ubatch", "threads_batch"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name.replace('_', ' ')} is {getattr(self, name)}: give 0 or more")
+        if self.rollback is not None and not 0 <= self.rollback <= LARGEST_ROLLBACK:
+            raise OptionError(f"rollback is {self.rollback}: give 0 to {LARGEST_ROLLBACK} snapshots, or auto")
         if self.n_batch < 1:
             raise OptionError(f"a batch of {self.n_batch} tokens: give at least 1")
         if any(not math.isfinite(share) or share < 0 for share in self.tensor_split):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rest_local.catalog.describe import header_of
+from rest_local.catalog.describe import header_of, snapshots_of
 from rest_local.catalog.quantization import in_bytes
 from rest_local.catalog.stores import projector_of
 from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, EngineConfig
@@ -48,7 +48,8 @@ def need_of(config: EngineConfig) -> Need:
         return Need(_bytes_of(path), 0)
     header = header_of(metadata, path)
     cells = config.cells or config.slots * config.context_length(header.n_ctx_train)
-    need = Need(_bytes_of(path) + _projector_bytes(config, path), cells * header.kv_bytes)
+    states = config.slots * (1 + snapshots_of(header, config.options.rollback)) * header.state_bytes
+    need = Need(_bytes_of(path) + _projector_bytes(config, path), cells * header.kv_bytes + states)
     if config.draft_model is None or config.draft_model == NO_DRAFT_MODEL:
         return need
     draft = Path(config.draft_model)

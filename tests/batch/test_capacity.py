@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rest_local.batch import worker
 from rest_local.batch.jobs import Job, read_stream
-from rest_local.batch.worker import MOST_ON_CPU, cells_of, fitted, free_memory, room_for
+from rest_local.batch.worker import MOST_ON_CPU, cells_of, fitted, room_for
+from rest_local.decoding import opening
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.options import ModelOptions
 
@@ -73,13 +74,13 @@ def test_slots_and_flash_attention_on_a_cpu(memory: Any) -> None:
 
 def test_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     meminfo, config = tmp_path / "meminfo", EngineConfig(n_gpu_layers=0)
-    monkeypatch.setattr(worker, "_MEMINFO", meminfo)
-    monkeypatch.setattr(worker, "_CGROUP", tmp_path)
-    assert free_memory(config) == worker._UNKNOWN
+    monkeypatch.setattr(opening, "_MEMINFO", meminfo)
+    monkeypatch.setattr(opening, "_CGROUP", tmp_path)
+    assert opening.free_memory(config) == opening._UNKNOWN
     meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    3000 kB\n")
-    assert free_memory(config) == 3000 * 1024
+    assert opening.free_memory(config) == 3000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
-    assert free_memory(config) == 3000 * 1024
+    assert opening.free_memory(config) == 3000 * 1024
     (tmp_path / "memory.max").write_text("500000\n")
     (tmp_path / "memory.current").write_text("400000\n")
-    assert free_memory(config) == 100_000
+    assert opening.free_memory(config) == 100_000

@@ -53,13 +53,17 @@ def test_the_header_says_what_llama_cpp_says(arch: str, tiny_model: TinyModel, o
     path = own(tiny_model(arch))
     facts = facts_of(path.stem)
     with Engine.load(path, n_ctx=64, threads=1) as engine:
-        model, kind = engine.model, engine.capability.kind
+        model, kind, backend = engine.model, engine.capability.kind, engine.context.backend
+        engine.generate("abc", max_tokens=1).wait()
+        state = len(backend.save(0, partial=True)) if facts.header.state_bytes else 0
     assert (facts.bytes, facts.error) == (path.stat().st_size, "")
     assert facts.header.architecture == model.metadata["general.architecture"]
     assert facts.header.n_ctx_train == model.n_ctx_train
     assert facts.header.chat_template == (model.chat_template is not None)
     assert facts.header.vocabulary == model.vocabulary.name
     assert facts.header.drafting == kind
+    assert facts.header.state_bytes <= state <= facts.header.state_bytes + 1024
+    assert describe.snapshots_of(facts.header) == backend.n_rs_seq
 
 
 def test_a_model_in_several_files_counts_them_all(tiny_model: TinyModel, own: Callable[[Path], Path]) -> None:

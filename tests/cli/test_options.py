@@ -127,7 +127,7 @@ def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> No
         "3,1", "-mg", "1", "-cmoe", "-ncmoe", "2", "-ot", "exps=CPU", "--numa", "isolate", "-tb", "3", "-fa", "on",
         "-ctk", "q8_0", "-ctv", "q4_0", "-b", "256", "-ub", "64", "-nkvo", "--rope-scaling", "yarn", "--rope-scale",
         "4", "--rope-freq-base", "1e6", "--yarn-orig-ctx", "512", "--yarn-ext-factor", "1", "--yarn-attn-factor", "0.5",
-        "--yarn-beta-slow", "2", "--yarn-beta-fast", "16", "-dev", "CUDA0, CUDA1",
+        "--yarn-beta-slow", "2", "--yarn-beta-fast", "16", "-dev", "CUDA0, CUDA1", "--rollback", "4",
     )  # fmt: skip
     assert (done.code, done.err) == (0, "")
     assert engine.config.options == ModelOptions(
@@ -136,7 +136,7 @@ def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> No
         lora=(Adapter(Path("a.gguf")), Adapter(Path("b c.gguf")), Adapter(Path("d.gguf"), 0.5)),
         override_tensor=(Placement("exps", "CPU"),), n_batch=256, n_ubatch=64, threads_batch=3, flash_attention="on",
         cache_type_k="q8_0", cache_type_v="q4_0", kv_offload=False,
-        rope=Rope("yarn", 1e6, 0.25, 512, 1.0, 0.5, 2.0, 16.0), devices=("CUDA0", "CUDA1"),
+        rope=Rope("yarn", 1e6, 0.25, 512, 1.0, 0.5, 2.0, 16.0), devices=("CUDA0", "CUDA1"), rollback=4,
     )  # fmt: skip
 
 

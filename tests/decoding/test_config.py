@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 
 from rest_local import Engine
+from rest_local.catalog.describe import header_of
+from rest_local.decoding import opening
 from rest_local.decoding.config import POLICY_NAMES, EngineConfig, EngineOptions
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import ModelNotFound, OptionError
-from rest_local.llama.options import LARGEST_DEFAULT
+from rest_local.llama.gguf import read_gguf
+from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
 from rest_local.planning.policies import POLICIES
 
 
@@ -88,3 +92,23 @@ def test_the_default_context_fits_the_cells() -> None:
 def test_a_model_that_is_not_there_is_named() -> None:
     with pytest.raises(ModelNotFound, match="nowhere"):
         Engine(EngineConfig(model="/nowhere/model.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("free", "asked", "kept"), [(1 << 40, None, 16), (1 << 40, 3, 3), (0, 3, 3), (0, 0, 0), (0, None, 0), (9, None, 8)]
+)
+def test_snapshots_of_a_recurrent_state_are_those_that_fit(
+    free: int, asked: int | None, kept: int, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`free`: bytes, or so many states where few fit next to the model."""
+    config = EngineConfig(model=tiny_model("lfm2"), slots=2, n_ctx=64, options=ModelOptions(rollback=asked))
+    monkeypatch.setattr(opening, "free_memory", lambda config: 1 << 40)
+    state = 2 * opening.snapshots_for(config, tiny_model("lfm2")).size
+    header = header_of(read_gguf(tiny_model("lfm2")), tiny_model("lfm2"))
+    rest = tiny_model("lfm2").stat().st_size + 2 * 64 * header.kv_bytes + opening.BUFFERS
+    monkeypatch.setattr(opening, "free_memory", lambda config: free * state + rest if free == 9 else free)
+    with Engine(config) as engine:
+        assert engine.settings["n_rs_seq"] == kept
+        assert engine.context.backend.n_rs_seq == kept
+        told = [warning for warning in engine.warnings if "snapshots" in warning]
+    assert len(told) == (asked is None and kept < 16)

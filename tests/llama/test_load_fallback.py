@@ -318,6 +318,14 @@ def test_fallbacks_never_repeat_the_wanted_settings() -> None:
             assert all(fallback.applied(options, layers) != (options, layers) for fallback in fallbacks)
 
 
+def test_snapshots_of_a_recurrent_state_go_before_layers() -> None:
+    first, *others = load_fallback.safer(Failure("memory", "", "", 4), -1, ModelOptions(rollback=16))
+    assert first.applied(ModelOptions(rollback=16), -1) == (ModelOptions(rollback=0), -1)
+    assert str(first) == "no snapshots of the recurrent state"
+    assert not any(each.snapshots for each in others if each.n_gpu_layers)
+    assert all(each.snapshots for each in load_fallback.safer(Failure("memory", "", "", 4), -1, ModelOptions()))
+
+
 def test_settings_that_crash_are_not_tuned(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
     break_when(lambda task: SEGV if uses_flash(task) else "")
     with Model.open(model) as opened:
