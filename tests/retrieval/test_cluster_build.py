@@ -194,7 +194,7 @@ def test_a_process_that_dies_is_replaced_and_a_shard_that_always_kills_ends_the_
 
 @needs_ray
 def test_a_file_that_changed_after_the_plan_is_read_as_it_is_now(builds: Builds, tmp_path: Path) -> None:
-    """By the driver's node, through Ray Data: the node cannot know whether it sees the driver's file."""
+    """By a task on the driver's node: the node cannot know whether it sees the driver's file."""
     builds.source = Path(shutil.copytree(builds.source, tmp_path / "changed"))
     path = builds.source / "f01.py"
     (builds.control / "change").write_text(str(path))

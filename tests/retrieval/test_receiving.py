@@ -15,7 +15,7 @@ from test_staging import IDENTITY, MEMORY, Bytes, content, opened, source, unnam
 
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.building import cluster
-from rest_local.retrieval.building.cluster import SAMPLE, Receiving, _shard
+from rest_local.retrieval.building.cluster import SAMPLE, EndedEarly, Receiving, _shard
 from rest_local.retrieval.building.shards import Plan, build_shard, finished, plan
 from rest_local.retrieval.files import Files
 
@@ -41,8 +41,9 @@ def received(made: Plan, directory: Path, files: Files | None = None) -> Receivi
 
 
 def take(receiving: Receiving, given: Iterable[Message]) -> None:
-    for message in given:
-        receiving.take(message)
+    messages = iter(given)
+    while not receiving.take(messages):
+        pass
 
 
 def left(directory: Path) -> list[str]:
@@ -55,9 +56,8 @@ def test_what_arrives_is_what_a_local_build_writes(made: Plan, tmp_path: Path) -
     assert len(entries) > 1
     seen = Counter[str]()
     receiving = received(made, tmp_path / "ray")
-    receiving._report = lambda what, amount: seen.update({what: amount})
-    ends = [receiving.take(message) for message in messages(made)]
-    assert ends == [False] * (len(ends) - 1) + [True]
+    receiving.report = lambda what, amount: seen.update({what: amount})
+    take(receiving, messages(made))
     assert content(tmp_path / "ray") == content(tmp_path / "local")
     both = [finished(made, 0, tmp_path / name, check=True) for name in ("ray", "local")]
     assert both[0]
@@ -79,8 +79,9 @@ def test_a_task_that_ends_early_leaves_nothing_that_counts(made: Plan, tmp_path:
         directory = tmp_path / str(count)
         seen = Counter[str]()
         receiving = received(made, directory)
-        receiving._report = lambda what, amount, seen=seen: seen.update({what: amount})  # type: ignore[misc]
-        take(receiving, given[:count])
+        receiving.report = lambda what, amount, seen=seen: seen.update({what: amount})  # type: ignore[misc]
+        with pytest.raises(EndedEarly):
+            take(receiving, given[:count])
         receiving.drop()
         assert finished(made, 0, directory) is None
         assert left(directory) == []

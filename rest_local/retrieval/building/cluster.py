@@ -11,7 +11,7 @@ Contract:
   compares their checksums and syncs them. So nodes need no file system of the driver, and a task that dies leaves no
   file.
 - A task reads the files of its shard where it is, if the node has them with the size and the time that the driver saw.
-  If one differs, Ray Data reads the files of this shard on the driver's node. The vocabulary comes with the build.
+  If one differs, a task on the driver's node reads the files of this shard. The vocabulary comes with the build.
 - A node or a process that is lost costs the shards that it worked on. They are built again.
 
 Ray is imported inside the functions. It is an extra: `pip install rest-local[ray]`.
@@ -21,25 +21,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import secrets
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rest_local import __version__
 from rest_local.cluster import check_address, first_line
 from rest_local.errors import ClusterFailed, DatastoreError, OptionError, RestLocalError, printable
-from rest_local.retrieval.building.build import GrowingSegment, Progress, grown
+from rest_local.retrieval.building.build import Progress, grown, write_parts
 from rest_local.retrieval.building.shards import Plan, Shard, record, shard_documents
 from rest_local.retrieval.documents import DocumentTokenizer, Opener, Text, grouped, opener_of
 from rest_local.retrieval.files import Files
@@ -48,12 +47,10 @@ from rest_local.retrieval.rows import Int32Array, width_of
 from rest_local.retrieval.sources.source import Skipped
 from rest_local.retrieval.sources.walk import Filters, read_files
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
 PART = 8 << 20
 """Bytes of a segment's file in one message."""
+GROUP = 4 << 20
+"""Bytes of the files that the driver's node reads for one message."""
 WAITING = 4
 """Messages of a task that wait for the driver; then the task waits."""
 TRIES = 3
@@ -110,40 +107,17 @@ class Cluster:
 
         progress: as for `build_shard`, called in this thread, with amounts below 0 for what was lost. Raises
         DatastoreError with the node for what `build_shard` raises there, ClusterFailed if processes die again and
-        again, and OSError.
+        again, OptionError for a vocabulary that other machines cannot open, and OSError.
         """
-        tasks, losses = _Tasks(plan, vocabulary, self), Counter[int]()
-        running: dict[Any, Receiving] = {}
-        try:
-            for number in numbers:
-                running[tasks.start(number)] = Receiving(plan, number, directory, files, progress)
-            while running:
-                task = tasks.ready(list(running))
-                receiving = running[task]
-                message = tasks.message(task, receiving)
-                if message is None:
-                    del running[task]
-                    tasks.lost(receiving, losses)
-                    receiving.drop()
-                    running[tasks.start(receiving.number)] = receiving
-                elif receiving.take(message):
-                    del running[task]
-        finally:
-            for task, receiving in running.items():
-                tasks.cancel(task)
-                receiving.drop()
-
-
-class _Tasks:
-    """The tasks of Ray for a build."""
-
-    def __init__(self, plan: Plan, vocabulary: DocumentTokenizer, cluster: Cluster) -> None:
         import ray
+        from ray.exceptions import RayError, RayTaskError
 
-        self._ray, self._plan, self._cluster = ray, plan, cluster
-        self._opener = ray.put((_shipped(vocabulary), vocabulary.tokenize(SAMPLE)))
-        self._node = ray.get_runtime_context().get_node_id()
-        self._remote: Any = ray.remote(_shard).options(
+        ship: Callable[[], Opener | None] | None = getattr(vocabulary, "ship", None)
+        opener = ship() if ship else opener_of(vocabulary)
+        if opener is None:
+            raise OptionError(f"vocabulary {vocabulary.name}: other machines cannot open it")
+        shipped, node = ray.put((opener, vocabulary.tokenize(SAMPLE))), ray.get_runtime_context().get_node_id()
+        remote: Any = ray.remote(_shard).options(
             num_cpus=1,
             memory=plan.memory,
             max_retries=0,
@@ -151,70 +125,132 @@ class _Tasks:
             scheduling_strategy="SPREAD",
             _generator_backpressure_num_objects=WAITING,
         )
+        losses, running = Counter[int](), dict[Any, Receiving]()
 
-    def start(self, number: int) -> Any:
-        part = replace(self._plan, shards=(self._plan.shards[number],), skipped=Skipped())
-        return self._remote.remote(part, self._opener, self._cluster.ship, self._node)
-
-    def ready(self, tasks: list[Any]) -> Any:
-        """One that has a message, or has ended."""
-        (task, *_), _ = self._ray.wait(tasks, num_returns=1, fetch_local=False)
-        return task
-
-    def message(self, task: Any, receiving: Receiving) -> Message | None:
-        """The next message; None if the task is lost. Raises ClusterFailed if it cannot work there."""
-        from ray.exceptions import RayError, RayTaskError
+        def start(receiving: Receiving) -> None:
+            part = replace(plan, shards=(plan.shards[receiving.number],), skipped=Skipped())
+            running[remote.remote(part, shipped, self.ship, node)] = receiving
 
         try:
-            return self._checked(self._ray.get(next(task)), receiving)
-        except RayTaskError as error:
-            raise ClusterFailed(f"node {receiving.host or 'of a shard'}: {printable(first_line(error))}") from error
-        except (RayError, StopIteration) as error:
-            receiving.cause = first_line(error) if isinstance(error, RayError) else ""
-            return None
+            for number in numbers:
+                start(Receiving(plan, number, directory, files, progress))
+            while running:
+                ready: list[Any] = ray.wait(list(running), num_returns=1, fetch_local=False)[0]
+                task = ready[0]
+                receiving, cause = running[task], ""
+                try:
+                    if receiving.take(ray.get(message) for message in task):
+                        del running[task]
+                    continue
+                except RayTaskError as error:
+                    host = receiving.host or "of a shard"
+                    raise ClusterFailed(f"node {host}: {printable(first_line(error))}") from error
+                except RayError as error:
+                    cause = first_line(error)
+                except EndedEarly:
+                    pass
+                del running[task]
+                losses[number := receiving.number] += 1
+                if losses[number] == TRIES:
+                    what = f"{TRIES} processes ended while they built shard {number + 1}, which begins with "
+                    where = printable(plan.shards[number][0].path)
+                    raise ClusterFailed(f"{what}{where}: {printable(cause)}; less `memory` may help")
+                where = f" ({receiving.host})" if receiving.host else ""
+                again = f"shard {number + 1} of {len(plan.shards)} is built again"
+                self.warn(f"a node or a process was lost{where}; {again}")
+                receiving.drop()
+                start(receiving)
+        finally:
+            for task, receiving in running.items():
+                ray.cancel(task, force=True)
+                receiving.drop()
 
-    def _checked(self, message: Message, receiving: Receiving) -> Message:
-        kind, *content = message
-        if kind == "on" and content[1] != __version__:
-            raise ClusterFailed(
-                f"node {content[0]}: has rest-local {content[1]} and the driver {__version__}; install the same"
-            )
-        if kind == "failed":
-            raise DatastoreError(f"node {receiving.host}: {content[0]}")
-        return message
 
-    def lost(self, receiving: Receiving, losses: Counter[int]) -> None:
-        """Warn. Raises ClusterFailed if a shard was lost too often."""
-        losses[receiving.number] += 1
-        if losses[receiving.number] == TRIES:
-            what = f"{TRIES} processes ended while they built shard {receiving.number + 1}, which begins with "
-            where = printable(self._plan.shards[receiving.number][0].path)
-            raise ClusterFailed(f"{what}{where}: {printable(receiving.cause)}; less `memory` may help")
-        again = f"shard {receiving.number + 1} of {len(self._plan.shards)} is built again"
-        self._cluster.warn(f"a node or a process was lost{f' ({receiving.host})' if receiving.host else ''}; {again}")
-
-    def cancel(self, task: Any) -> None:
-        self._ray.cancel(task, force=True)
+class EndedEarly(Exception):
+    """A task gives no more messages, and its shard is not done."""
 
 
-def _shipped(vocabulary: DocumentTokenizer) -> Opener:
-    """An opener for other machines. Raises OptionError."""
-    ship: Callable[[], Opener | None] | None = getattr(vocabulary, "ship", None)
-    opener = ship() if ship else opener_of(vocabulary)
-    if opener is None:
-        raise OptionError(f"vocabulary {vocabulary.name}: other machines cannot open it")
-    return opener
+@dataclass
+class Receiving:
+    """One shard, as its messages arrive (`_shard`). `host`: where it is built, for messages to people."""
+
+    plan: Plan
+    number: int
+    directory: Path
+    files: Files
+    report: Progress
+    host: str = ""
+    _segments: list[SegmentEntry] = field(default_factory=list)
+    _reported: Counter[str] = field(default_factory=Counter)
+
+    def take(self, messages: Iterator[Message]) -> bool:
+        """Take the next message, of a segment all of its data too; whether it was the last, and the shard is recorded
+        as done.
+
+        Raises EndedEarly, DatastoreError for data with another checksum and for what failed on the node, ClusterFailed
+        for a node with another version, and OSError.
+        """
+        kind, *content = _next(messages)
+        if kind == "on":
+            self.host, version = content
+            if version != __version__:
+                text = f"node {self.host}: has rest-local {version} and the driver {__version__}; install the same"
+                raise ClusterFailed(text)
+        elif kind == "failed":
+            raise DatastoreError(f"node {self.host}: {content[0]}")
+        elif kind == "progress":
+            self._reported.update(content[0])
+            for what, amount in content[0].items():
+                self.report(what, amount)
+        elif kind == "segment":
+            entry = parse_segment(content[0], width_of(self.plan.vocabulary.size))
+            self._segments.append(entry)  # before its files are there, so that `drop` deletes them
+            for part, wanted in entry.files.items():
+                path = self.directory / file_name(entry.name, part)
+                if write_parts(self.files, path, _data(messages, wanted.size)) != wanted:
+                    raise DatastoreError(f"{path}: damaged on its way from the node that built it; build again")
+            self.files.sync_directory(self.directory)
+        else:
+            shard = Shard(tuple(self._segments), Skipped.from_dict(content[0]))
+            record(self.plan, self.number, self.directory, shard, self.files)
+            return True
+        return False
+
+    def drop(self) -> None:
+        """Delete what has arrived, because the task is lost."""
+        for name in (name for entry in self._segments for name in entry.named_files):
+            with suppress(OSError):
+                self.files.unlink(self.directory / name)
+        for what, amount in self._reported.items():
+            self.report(what, -amount)
+        self.host = ""
+        self._segments.clear()
+        self._reported.clear()
+
+
+def _next(messages: Iterator[Message]) -> Message:
+    message = next(messages, None)
+    if message is None:
+        raise EndedEarly
+    return message
+
+
+def _data(messages: Iterator[Message], left: int) -> Iterator[memoryview]:
+    while left > 0:
+        _, data = _next(messages)
+        left -= len(data)
+        yield memoryview(data)
 
 
 def _shard(part: Plan, vocabulary: Shipped, ship: bool, driver: str) -> Iterator[Message]:
     """A task: the messages about the only shard of a plan, until ("end", what was skipped) or ("failed", why).
 
-    ("on", host, version); ("progress", {what: amount}); ("segment", entry, kinds of its files); ("data", uint8 [n]),
-    the files in that order.
+    ("on", host, version); ("progress", {what: amount}); ("segment", entry), and then the content of its files in order,
+    each as one or more ("data", uint8 [n]).
     """
     yield "on", socket.gethostname(), __version__
     messages: Queue[Message] = Queue(1)
-    threading.Thread(target=_work, args=(part, vocabulary, ship, driver, messages), daemon=True).start()
+    threading.Thread(target=_build, args=(part, vocabulary, ship, driver, messages), daemon=True).start()
     while True:
         message = messages.get()
         yield message
@@ -222,52 +258,36 @@ def _shard(part: Plan, vocabulary: Shipped, ship: bool, driver: str) -> Iterator
             return
 
 
-def _work(part: Plan, vocabulary: Shipped, ship: bool, driver: str, messages: Queue[Message]) -> None:
-    """The thread that builds."""
-    report, skipped = _Report(messages), Skipped()
+def _build(part: Plan, vocabulary: Shipped, ship: bool, driver: str, messages: Queue[Message]) -> None:
+    """The thread of a task that builds."""
+    amounts, sent, skipped = Counter[str](), time.monotonic(), Skipped()
+
+    def report(what: str, amount: int) -> None:
+        nonlocal sent
+        amounts[what] += amount
+        if what == "written" or time.monotonic() - sent >= REPORT_S:
+            messages.put(("progress", dict(amounts)))
+            amounts.clear()
+            sent = time.monotonic()
+
     try:
         tokenizer = _tokenizer(part.vocabulary.hash, *vocabulary)
         texts = shipped_texts(part, driver, skipped, report) if ship or not _is_here(part) else None
         documents = shard_documents(part, 0, tokenizer, skipped, report, texts, workers=1)
         for growing in grown(documents, part.vocabulary.size, part.tokens):
-            content = growing.content()
+            content = {kind: memoryview(data).cast("B") for kind, data in growing.content().items()}
             report("sorted", growing.tokens)
-            for message in _sent(growing, content):
-                messages.put(message)
+            entries = {kind: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for kind, data in content.items()}
+            messages.put(("segment", growing.entry(secrets.token_hex(8), entries).to_dict()))
+            for data in content.values():
+                for start in range(0, len(data), PART):
+                    messages.put(("data", np.array(data[start : start + PART])))
             report("written", growing.tokens)
             del content, growing
-        report.flush()
+        report("written", 0)
         messages.put(("end", skipped.to_dict()))
     except BaseException as error:
-        failure = str(error) if isinstance(error, RestLocalError) else printable(repr(error))
-        messages.put(("failed", failure))
-
-
-class _Report:
-    """Progress of a task, in few messages."""
-
-    def __init__(self, messages: Queue[Message]) -> None:
-        self._messages, self._amounts, self._sent = messages, Counter[str](), time.monotonic()
-
-    def __call__(self, what: str, amount: int) -> None:
-        self._amounts[what] += amount
-        if time.monotonic() - self._sent >= REPORT_S:
-            self.flush()
-
-    def flush(self) -> None:
-        self._messages.put(("progress", dict(self._amounts)))
-        self._amounts.clear()
-        self._sent = time.monotonic()
-
-
-def _sent(growing: GrowingSegment, content: Mapping[str, bytes | memoryview]) -> Iterator[Message]:
-    views = {kind: memoryview(data).cast("B") for kind, data in content.items()}
-    entries = {kind: FileEntry(len(view), hashlib.sha256(view).hexdigest()) for kind, view in views.items()}
-    entry = growing.entry(secrets.token_hex(8), entries)
-    yield "segment", entry.to_dict(), list(views)
-    for view in views.values():
-        for start in range(0, len(view), PART):
-            yield "data", np.array(view[start : start + PART])
+        messages.put(("failed", str(error) if isinstance(error, RestLocalError) else printable(repr(error))))
 
 
 def _is_here(part: Plan) -> bool:
@@ -296,155 +316,28 @@ def _tokenizer(wanted: str, opener: Opener, sample: Int32Array) -> DocumentToken
     return _opened[wanted]
 
 
-class Receiving:
-    """One shard. `host`: where it is built; `cause`: why its task was lost, for messages."""
-
-    def __init__(self, plan: Plan, number: int, directory: Path, files: Files, report: Progress) -> None:
-        self.number, self.host, self.cause = number, "", ""
-        self._plan, self._directory, self._files, self._report = plan, directory, files, report
-        self._done: list[SegmentEntry] = []
-        self._segment: _Segment | None = None
-        self._reported: Counter[str] = Counter()
-
-    def take(self, message: tuple[Any, ...]) -> bool:
-        """Take a message of the task (`cluster`); whether it was the last, and the shard is recorded as done.
-
-        Raises DatastoreError for data with another checksum, and OSError.
-        """
-        kind, *content = message
-        if kind == "on":
-            self.host = content[0]
-        elif kind == "progress":
-            self._reported.update(content[0])
-            for what, amount in content[0].items():
-                self._report(what, amount)
-        elif kind == "segment":
-            entry = parse_segment(content[0], width_of(self._plan.vocabulary.size))
-            self._segment = _Segment(entry, content[1], self._directory, self._files)
-        elif kind == "data" and self._segment and self._segment.add(content[0]):
-            self._done.append(self._segment.entry)
-            self._segment = None
-        elif kind == "end":
-            record(
-                self._plan,
-                self.number,
-                self._directory,
-                Shard(tuple(self._done), Skipped.from_dict(content[0])),
-                self._files,
-            )
-            return True
-        return False
-
-    def drop(self) -> None:
-        """Delete what has arrived, because the task is lost."""
-        if self._segment:
-            self._segment.close()
-            self._done.append(self._segment.entry)
-        for name in (name for entry in self._done for name in entry.named_files):
-            with suppress(OSError):
-                self._files.unlink(self._directory / name)
-        self._segment, self.host = None, ""
-        self._done.clear()
-        for what, amount in self._reported.items():
-            self._report(what, -amount)
-        self._reported.clear()
-
-
-class _Segment:
-    """A segment that arrives: its files one after another, in the order of `kinds`."""
-
-    def __init__(self, entry: SegmentEntry, kinds: list[str], directory: Path, files: Files) -> None:
-        self.entry, self._directory, self._files = entry, directory, files
-        self._left = list(kinds)
-        self._begin()
-
-    def add(self, data: Any) -> bool:
-        """Write a part, uint8 [n]; whether it was the last of the segment, which is durable then."""
-        path, wanted = self._path(self._left[0]), self.entry.files[self._left[0]]
-        try:
-            self._files.write(self._descriptor, memoryview(data))
-            self._digest.update(data)
-            self._size += len(data)
-            if self._size < wanted.size:
-                return False
-            self._files.sync(self._descriptor)
-        except OSError as error:
-            error.filename = error.filename or str(path)
-            raise
-        self.close()
-        if FileEntry(self._size, self._digest.hexdigest()) != wanted:
-            raise DatastoreError(f"{path}: damaged on its way from the node that built it; build again")
-        self._left.pop(0)
-        if self._left:
-            self._begin()
-            return False
-        self._files.sync_directory(self._directory)
-        return True
-
-    def _begin(self) -> None:
-        self._descriptor = self._files.create(self._path(self._left[0]))
-        self._digest, self._size = hashlib.sha256(), 0
-
-    def close(self) -> None:
-        """Close the file that is written."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
-
-    def _path(self, kind: str) -> Path:
-        return self._directory / file_name(self.entry.name, kind)
-
-
-GROUP = 4 << 20
-"""Bytes of the files that are read together."""
-
-
 def shipped_texts(part: Plan, node: str, skipped: Skipped, report: Progress) -> Iterator[Text]:
-    """The texts of the only shard of a plan, in its order, read on the node with this id."""
+    """The texts of the only shard of a plan, in its order, read by a task on the node with this id."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    _be_quiet_and_ordered()
-    items = [
-        {"paths": pickle.dumps([file.path for file in group])}
-        for group in grouped(part.shards[0], lambda file: file.size, GROUP)
-    ]
-    if not items:
-        return
-    read: Any = _read
-    dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-        read,
-        fn_args=(part.walk.filters(),),
-        batch_size=1,
-        batch_format="pyarrow",
+    read: Any = ray.remote(_read).options(
         num_cpus=0,
-        concurrency=2,
+        num_returns="streaming",
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        _generator_backpressure_num_objects=WAITING,
     )
-    for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-        for data in batch["texts"].to_pylist():  # type: ignore[union-attr]
-            texts, counted, size = pickle.loads(data)
-            skipped.include(counted)
-            report("read", size)
-            yield from texts
+    groups = [[file.path for file in group] for group in grouped(part.shards[0], lambda file: file.size, GROUP)]
+    for answer in read.remote(groups, part.walk.filters()):
+        texts, counted, size = ray.get(answer)
+        skipped.include(counted)
+        report("read", size)
+        yield from texts
 
 
-def _read(batch: pa.Table, filters: Filters) -> pa.Table:
-    """A task of Ray Data: (texts, what was skipped, bytes) of some files."""
-    import pyarrow as pa
-
-    found = []
-    for paths in batch["paths"].to_pylist():
+def _read(groups: Sequence[Sequence[str]], filters: Filters) -> Iterator[tuple[list[Text], Skipped, int]]:
+    """A task: (texts, what was skipped, bytes) of each group of files."""
+    for paths in groups:
         skipped, sizes = Skipped(), list[int]()
-        texts = list(read_files(pickle.loads(paths), filters, skipped, sizes.append))
-        found.append(pickle.dumps((texts, skipped, sum(sizes))))
-    return pa.table({"texts": pa.array(found, pa.large_binary())})
-
-
-def _be_quiet_and_ordered() -> None:
-    from ray.data import DataContext
-
-    context: Any = DataContext.get_current()
-    context.execution_options.preserve_order = True
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
+        texts = list(read_files(paths, filters, skipped, sizes.append))
+        yield texts, skipped, sum(sizes)
