@@ -47,7 +47,6 @@ _MOST_PARTS = 64  # of a child's output that wait to be read, at most 1 MiB each
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command line of a child."""
     return [sys.executable, "-m", module, *arguments]
 
 

@@ -171,7 +171,6 @@ class Choice:
         return any(each.ended for each in self._ending)
 
     def feed(self, pieces: Sequence[Piece]) -> Part:
-        """What can be sent of these pieces and of those before."""
         part = Part()
         for piece in pieces:
             part.progress += (piece.progress,) if piece.progress else ()
@@ -323,7 +322,6 @@ class Answer(Generic[BodyT]):
         ]
 
     def begin(self) -> list[bytes]:
-        """Events before the first part."""
         return []
 
     def advance(self, number: int, part: Part) -> list[bytes]:
@@ -341,11 +339,9 @@ class Answer(Generic[BodyT]):
         return []
 
     def end(self) -> list[bytes]:
-        """Events when all answers are complete."""
         return []
 
     def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """The answer to a request that is not streamed."""
         raise NotImplementedError
 
     def quiet(self) -> list[bytes]:

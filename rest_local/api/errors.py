@@ -69,7 +69,6 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's object."""
         fallback = "invalid_request_error" if self.status < 500 else "server_error"
         kind = _TYPES.get(self.status, fallback)
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -80,7 +79,6 @@ Shape = Callable[[ApiError], dict[str, Any]]
 
 
 def openai_shape(error: ApiError) -> dict[str, Any]:
-    """OpenAI's object."""
     return error.body
 
 
@@ -109,7 +107,6 @@ def anthropic_shape(error: ApiError) -> dict[str, Any]:
 
 
 def ollama_shape(error: ApiError) -> dict[str, Any]:
-    """Ollama's object."""
     return {"error": error.message}
 
 

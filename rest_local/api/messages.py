@@ -396,14 +396,12 @@ def _unknown(place: str, block: JsonObject) -> Exception:
 
 
 def _content(parts: list[JsonObject]) -> str | list[JsonObject]:
-    """The content of a message: text where there is nothing else."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
 
 
 def _parts(place: str, block: JsonObject, in_result: bool = False) -> list[JsonObject]:
-    """A block of the user, or of a tool's result, as parts of a chat's message."""
     kind = block.get("type")
     if kind == "text":
         return [_as_text(_field(place, block, "text"))]

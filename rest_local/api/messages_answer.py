@@ -37,11 +37,9 @@ class Blocks:
         self._ended = False
 
     def feed(self, deltas: Iterable[Delta]) -> list[Event]:
-        """The events of these deltas."""
         return [event for delta in deltas for event in self._feed(delta)]
 
     def finish(self) -> list[Event]:
-        """The events at the end of the answer."""
         return self._close()
 
     def _feed(self, delta: Delta) -> list[Event]:

@@ -97,7 +97,6 @@ class NamedBody(Body):
 
     @property
     def asked(self) -> str | None:
-        """The model that the client named."""
         return self.model or self.name
 
 
@@ -238,7 +237,6 @@ def fields_of(body: AnswerBody) -> dict[str, Any]:
 
 
 def chat_body(body: AnswerBody, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> ChatBody:
-    """The body of a conversation."""
     more: dict[str, Any] = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
     more["tools"] = list(tools) if tools else None
     more["chat_template_kwargs"] = thinking_variables(body.think)
@@ -255,7 +253,6 @@ def thinking_variables(think: bool | str | None) -> dict[str, Any] | None:
 
 
 def prompt_messages(body: GenerateBody) -> list[Message]:
-    """The conversation of one prompt."""
     system = [OllamaMessage(role="system", content=body.system)] if body.system else []
     asked = OllamaMessage(role="user", content=body.prompt)
     return [*(_message(each, "system") for each in system), _message(asked, "", images=_parts(body.images, "images"))]
@@ -328,7 +325,6 @@ _NS = 1_000_000  # in a millisecond
 
 
 def line(value: dict[str, Any]) -> bytes:
-    """One line of a stream."""
     return to_json(value, inf_nan_mode="null") + b"\n"
 
 
@@ -489,7 +485,6 @@ class OllamaAnswer(Answer[GenerationBody]):
         return {"logprobs": chat_logprobs(self.engine.model.vocabulary, part.logprobs)["content"]}
 
     def _said(self, content: str = "", thinking: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-        """The fields that hold text and calls."""
         more: dict[str, Any] = {"thinking": thinking} if thinking else {}
         if not self._of_chat:
             return {"response": content} | more

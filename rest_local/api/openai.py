@@ -89,7 +89,6 @@ class Chat:
         return ChatAnswer(self._context, self._body, answered, [self.parser() for _ in answered])
 
     def parser(self) -> AnswerParser:
-        """What splits the text of one answer."""
         parser = self._form.parser(self._tools, self._rendered)
         parser.feed(self._opening)
         return parser

@@ -180,7 +180,6 @@ def chat_grammar(body: ChatBody, form: AnswerFormat, tools: Sequence[Tool], choi
 
 
 def _own_grammar(body: GenerationBody) -> Grammar | None:
-    """The grammar that the body contains."""
     if not body.grammar:
         return None
     return gbnf(body.grammar) if isinstance(body.grammar, str) else lark(body.grammar.value)

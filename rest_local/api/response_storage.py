@@ -79,12 +79,10 @@ class KeptResponse:
 
     @property
     def output(self) -> list[dict[str, Any]]:
-        """Items of the answer."""
         items: list[dict[str, Any]] = self.response["output"]
         return items
 
     def to_bytes(self) -> bytes:
-        """The file's content: JSON."""
         return to_json({"version": _VERSION, **vars(self)}, inf_nan_mode="null")
 
     @staticmethod
@@ -115,7 +113,6 @@ class _Folder:
             return None
 
     def write(self, chain: str, name: str, data: bytes) -> bool:
-        """Whether it was written."""
         for attempt in range(1, _TRIES + 1):
             try:
                 self._write(self._file(chain, name), data)
@@ -214,7 +211,6 @@ class ResponseStorage:
         return next((item for item in items if item.get("id") == reference), None)
 
     def keep(self, kept: KeptResponse) -> bool:
-        """Whether it is kept."""
         found = _RESPONSE.fullmatch(kept.id)
         assert found is not None
         data = kept.to_bytes()
@@ -244,5 +240,4 @@ class ResponseStorage:
 
 
 def items_of(conversation: Iterable[KeptResponse]) -> list[dict[str, Any]]:
-    """All items of a conversation in order."""
     return [item for kept in conversation for item in (*kept.added, *kept.output)]

@@ -117,7 +117,6 @@ class Toolbox:
 
     @property
     def functions(self) -> list[dict[str, Any]]:
-        """The tools in the form of a chat."""
         return [{"type": "function", "function": dict(tool.function)} for tool in self.tools.values()]
 
     def choose(self, choice: ToolChoice | None) -> Literal["none", "auto", "required"] | NamedTool | None:
@@ -158,7 +157,6 @@ class Toolbox:
 
 
 def known_name(name: str, namespace: str | None) -> str:
-    """The name under which the model knows a tool."""
     return name if namespace in (None, "", OWN) else f"{namespace}__{name}"
 
 
@@ -271,7 +269,6 @@ class InputText:
 
     @property
     def text(self) -> str:
-        """The text so far."""
         return "".join(self._said)
 
     def feed(self, fragment: str) -> str:
@@ -419,7 +416,6 @@ class _Expression:
         self._open: set[str] = set()
 
     def of(self, name: str) -> str:
-        """The expression of a rule."""
         body = self._rules.get(name)
         if body is None or name in self._open:  # unknown, or recursive
             raise _Unread
@@ -475,7 +471,6 @@ class _Expression:
 
 
 def _literal(value: str) -> str:
-    """A string of the grammar as an expression."""
     if value.endswith("i"):
         return f"(?i:{re.escape(_plain(value[1:-2]))})"
     return re.escape(_plain(value[1:-1]))

@@ -182,7 +182,6 @@ class Messages:
         read(item, place)
 
     def system(self, text: str, place: str) -> None:
-        """Add a message of the system."""
         self._append({"role": "system", "content": text}, place)
 
     def _append(self, message: Message, place: str) -> None:
@@ -424,11 +423,9 @@ class Turn:
 
     @property
     def stores(self) -> bool:
-        """Whether the response is kept."""
         return self.body.store is not False
 
     def kept(self, response: dict[str, Any]) -> KeptResponse:
-        """What is kept of the turn."""
         return KeptResponse(self.id, self.body.previous_response_id, self.owner, self.added, response)
 
 

@@ -55,14 +55,12 @@ class Item:
         self._name = {"message": "output_text", "reasoning": "reasoning_text"}.get(self.kind)  # of the part's type
 
     def begin(self) -> list[Event]:
-        """Events before the first text."""
         events = [self._item("response.output_item.added")]
         if self._name:
             events.append(self._event("response.content_part.added", content_index=0, part=self._part()))
         return events
 
     def more(self, text: str, logprobs: Logprobs) -> list[Event]:
-        """Events for more text."""
         if self.kind == "custom_tool_call":
             return self._input_deltas(self._input.feed(text))
         self._texts.append(text)
@@ -229,7 +227,6 @@ class ResponseCall:
         self._context, self._body, self._storage, self._owner = context, body, storage, owner
 
     def count(self) -> int:
-        """Tokens of the prompt."""
         return len(self.requests()[0].prompt)
 
     def requests(self) -> list[Request]:

@@ -133,7 +133,6 @@ class Output:
 
     @property
     def size(self) -> int:
-        """Bytes that stay and that were written."""
         return self._at
 
     def start(self) -> None:
@@ -144,7 +143,6 @@ class Output:
                 os.lseek(self._descriptor, self._at, os.SEEK_SET)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Add one line."""
         if not self._pending:
             self._since = time.monotonic()
         self._pending += to_json(record, inf_nan_mode="null") + b"\n"
@@ -160,7 +158,6 @@ class Output:
             self._sync()
 
     def flush(self) -> None:
-        """Write all lines so far."""
         data, self._pending = self._pending, b""
         if data:
             self._write(gzip.compress(data, mtime=0) if self._gzip else data)
@@ -212,7 +209,6 @@ class Output:
 
 
 def is_error(record: Mapping[str, Any]) -> bool:
-    """Whether a line of an output says why there is no answer."""
     response = record.get("response")
     return response is None or response.get("status_code") != 200
 
@@ -288,7 +284,6 @@ class Summary:
 
     @property
     def left(self) -> int:
-        """Jobs without an answer."""
         return self.total - self.kept - self.answered
 
     @property
@@ -298,7 +293,6 @@ class Summary:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the answers of this run for each second of it."""
         return self.timings.predicted_tokens / self.seconds if self.seconds else 0.0
 
     @property

@@ -116,7 +116,6 @@ class JobAnswer:
 
     @property
     def ok(self) -> bool:
-        """Whether the record contains an answer, and not an error."""
         return self.job.error is None and self.record["response"]["status_code"] == 200
 
 
@@ -264,7 +263,6 @@ def seed_of(name: str) -> int:
 
 
 def failed_line(job: Job) -> JobAnswer:
-    """The answer to a line that is no request."""
     return JobAnswer(job, {"id": job.id, "custom_id": job.custom_id, "response": None, "error": job.error})
 
 

@@ -333,7 +333,6 @@ def choose_sampling(engine: Engine, prompt: Prompt, max_tokens: int) -> Sampling
 def run(
     engine: Engine, prompt: Prompt, side: str, sampling: Sampling, max_tokens: int, display: Display | None = None
 ) -> Result:
-    """Generate once."""
     text = engine.chat_prompt([{"role": "user", "content": prompt.text}]) if prompt.chat else prompt.text
     stream = engine.generate(
         text,

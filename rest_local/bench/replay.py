@@ -212,7 +212,6 @@ def _follow(tree: DraftTree, answer: Sequence[int], at: int, tally: Tally) -> li
 
 
 def compare_curves(workload: Workload, make_policy: MakePolicy, curves: Mapping[str, CostCurve]) -> dict[str, Any]:
-    """The results of the policy for each curve."""
     return {
         name: replay(workload.tested, workload.sources, make_policy(curve.copy()), curve).to_dict()
         for name, curve in curves.items()

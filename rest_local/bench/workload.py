@@ -278,7 +278,6 @@ class Workload:
     _history: GrowingText | None = None
 
     def sources(self) -> Sources:
-        """New sources over the datastores and the history."""
         if self.earlier is not None and self._history is None:
             self._history = GrowingText()
             for answer in self.earlier:

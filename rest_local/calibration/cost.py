@@ -81,7 +81,6 @@ class Corrections:
 
     @property
     def deviations(self) -> Deviations:
-        """The present standard deviations."""
         sd = [float(value) for value in np.sqrt(np.maximum(np.diag(self._covariance), 0.0))]
         return Deviations(sd[0], tuple(sd[_SIZES]), tuple(sd[_ATTENTION]))
 
@@ -264,7 +263,6 @@ class CostCurve:
 
     @property
     def deviations(self) -> Deviations:
-        """How certain the table is now."""
         self._update()
         return self._corrections.deviations
 

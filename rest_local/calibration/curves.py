@@ -90,7 +90,6 @@ def _shapes(backend: str) -> list[tuple[str, NDArray[np.float64]]]:
 
 
 def machine() -> str:
-    """The number of cores and the name of this CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:  # not Linux

@@ -70,7 +70,6 @@ class Comparison:
             self.largest_gap = max(self.largest_gap, float(best[1] - best[0]))
 
     def merge(self, other: Comparison) -> None:
-        """Add the counts of another comparison."""
         self.rows += other.rows
         self.different += other.different
         self.flips += other.flips

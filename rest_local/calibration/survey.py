@@ -44,7 +44,6 @@ class Case:
     comparison: Comparison
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {"drafts": self.drafts, "neighbours": self.neighbours, **self.comparison.to_dict()}
 
 
@@ -77,7 +76,6 @@ class Setting:
         return self.cache_type_k if same else f"{self.cache_type_k}/{self.cache_type_v}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {**asdict(self), "cases": [case.to_dict() for case in self.cases]}
 
 
@@ -94,7 +92,6 @@ class Survey:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "drafting": self.drafting,
             "reason": self.reason,
@@ -182,7 +179,6 @@ def _price(context: Context, text: Sequence[int]) -> tuple[float, float]:
 
 
 def _relate(settings: Sequence[Setting]) -> None:
-    """Fill in the times relative to the fastest."""
     measured = [setting for setting in settings if not setting.refused]
     if not measured:
         return

@@ -78,7 +78,6 @@ class Choice:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -147,7 +146,6 @@ class Hub:
         return Repository(name, about.sha or "", choices, projectors)
 
     def missing(self, repository: Repository, choice: Choice) -> int:
-        """Bytes of the files that are still to be downloaded."""
         return sum(file.size - self._present(repository.name, file) for file in choice.files)
 
     def download(

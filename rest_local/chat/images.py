@@ -52,7 +52,6 @@ class Images:
 
     @property
     def first_place(self) -> Place:
-        """That of the first image."""
         return next(iter(self.places.values()), ("images",))
 
 

@@ -67,7 +67,6 @@ def _is_path(text: str) -> bool:
 
 
 def paths(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Files and folders."""
     return _files(incomplete)
 
 
@@ -81,7 +80,6 @@ def datastores(context: click.Context, parameter: click.Parameter, incomplete: s
 
 
 def histories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Names of histories."""
     from rest_local.paths import data_dir
 
     return starting(_folders(os.path.join(data_dir(), "history")), incomplete)

@@ -267,5 +267,4 @@ def demo(
 
 
 def tell(line: str) -> None:
-    """A line of the result."""
     click.echo(fitted(line, sys.stdout))

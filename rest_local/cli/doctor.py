@@ -210,7 +210,6 @@ def cost_rows(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
 
 
 def own_versions() -> dict[str, str]:
-    """The versions that can be told without llama.cpp."""
     return {"rest-local": __version__, "python": platform.python_version()}
 
 

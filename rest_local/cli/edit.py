@@ -62,7 +62,6 @@ def coloured(line: str) -> str:
 
 
 def count_changes(lines: list[str]) -> tuple[int, int]:
-    """How many lines a diff adds and removes."""
     body = lines[2:]
     return sum(line.startswith("+") for line in body), sum(line.startswith("-") for line in body)
 
@@ -237,7 +236,6 @@ def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: s
 
 
 def needed_tokens(n_file: int, n_instruction: int) -> int:
-    """Tokens of context for a file, the instruction and the new file."""
     return round(n_file * (1 + GROWTH)) + n_instruction + ROOM
 
 
@@ -255,13 +253,11 @@ class Change:
     written: bool = False
 
     def diff(self) -> list[str]:
-        """The lines of the patch; none where nothing changes."""
         if self.content is None:
             return []
         return list(unified_diff(self.file.path, *(text.decode("utf-8") for text in (self.file.content, self.content))))
 
     def to_json(self) -> str:
-        """The line that --json prints."""
         facts: dict[str, Any] = {
             "file": str(self.file.path),
             "diff": "".join(self.diff()),

@@ -137,7 +137,6 @@ def _open_standard_streams() -> None:
 
 
 def main() -> None:
-    """The console script."""
     _open_standard_streams()
     interrupt.watch()
     for stream in (sys.stdout, sys.stderr):

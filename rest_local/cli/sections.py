@@ -30,7 +30,6 @@ class Help(click.HelpFormatter):
     """
 
     def write_text(self, text: str) -> None:
-        """Write paragraphs."""
         super().write_text(text.replace("-", _HYPHEN))
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = _COLUMN, col_spacing: int = 2) -> None:
@@ -39,7 +38,6 @@ class Help(click.HelpFormatter):
         super().write_dl(unbroken, min(col_max, self.width // 3), col_spacing)
 
     def getvalue(self) -> str:
-        """The text so far."""
         return super().getvalue().replace(_HYPHEN, "-")
 
 
@@ -70,7 +68,6 @@ class SummaryGroup(click.Group):
         self._first, self._also = first, also or {}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands into the formatter."""
         names = self.list_commands(ctx)
         others = [name for name in names if name not in self._first] if self._first else []
         for title, shown in (("Commands", self._first or names), ("More commands", others)):
@@ -94,7 +91,6 @@ class SummaryGroup(click.Group):
 
 
 def summary(command: click.Command) -> str:
-    """The first sentence of a command's help."""
     return command.get_short_help_str(limit=1000)
 
 
@@ -184,7 +180,6 @@ class SectionedCommand(click.Command):
     _help_all: click.Option | None = None  # one object: click compares them
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options into the formatter, a heading for each section."""
         sections: dict[str, list[tuple[str, str]]] = {OPTIONS: []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
@@ -209,5 +204,4 @@ def is_rare(parameter: click.Parameter) -> bool:
 
 
 def section_of(parameter: click.Parameter) -> str:
-    """Return the section of a parameter; "Options" for those that name none."""
     return parameter.section if isinstance(parameter, SectionOption) else OPTIONS

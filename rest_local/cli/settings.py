@@ -112,7 +112,6 @@ class Settings:
         return cls(config_file(), read(config_file()))
 
     def keys(self) -> set[str]:
-        """All keys at the top and in the profiles."""
         return {*self._top, *(key for table in self._profiles.values() for key in table)}
 
     def profiles(self, key: str) -> list[str | None]:

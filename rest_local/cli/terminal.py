@@ -139,7 +139,6 @@ class Bar:
 
     @property
     def seconds(self) -> float:
-        """The time since it was made."""
         return time.monotonic() - self._begun
 
     def show(self, text: str, done: float, total: float | None, note: str = "") -> None:
@@ -158,7 +157,6 @@ class Bar:
         self._bar.update(self._bar.task_ids[0], description=text, completed=done, total=total, note=note)
 
     def say(self, text: str) -> None:
-        """A line on stderr, above the bar."""
         if self._bar is None:
             say(text)
         else:
@@ -254,7 +252,6 @@ NAMES = {
 
 
 def line_of(engine: Engine, result: Result) -> str:
-    """The line about an answer of this engine."""
     return statistics_line(result, [store.path.name for store in engine.datastores])
 
 

@@ -47,7 +47,6 @@ def tune(config: EngineConfig, as_json: bool) -> None:
 
 
 def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The object of --json."""
     from rest_local.calibration.measuring import advantages
 
     curve = measured.curve

@@ -150,7 +150,6 @@ class Constraint:
         return True
 
     def clone(self) -> Constraint:
-        """An independent constraint in the same state."""
         twin = Constraint(self.vocabulary, min_tokens=self.min_tokens, ignore_end=self.ignore_end, banned=self._banned)
         twin._accepted = self._accepted
         twin._matcher = None if self._matcher is None else self._matcher.deep_copy()
@@ -158,7 +157,6 @@ class Constraint:
         return twin
 
     def reset(self) -> None:
-        """Return to the beginning of the text."""
         self._accepted = 0
         if self._matcher is not None:
             self._matcher.reset()

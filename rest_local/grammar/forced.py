@@ -118,14 +118,12 @@ class Forced:
         self._excess_ms = 0.0
 
     def clone(self) -> Forced:
-        """An independent one in the same state."""
         twin = copy.copy(self)
         twin._matcher = None if self._matcher is None else self._matcher.deep_copy()
         twin._pending, twin._spacing = list(self._pending), self._spacing.clone()
         return twin
 
     def reset(self) -> None:
-        """Back to the beginning of the text."""
         self._pending, self._tail, self._spacing = [], [], Spacing()
         if self._matcher is not None:
             self._matcher.reset()
@@ -232,7 +230,6 @@ class Spacing:
         self._on_lines = False  # the newest member began on a line of its own
 
     def clone(self) -> Spacing:
-        """An independent one in the same state."""
         twin = copy.copy(self)
         twin._habits = dict(self._habits)
         return twin

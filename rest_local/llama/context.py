@@ -448,7 +448,6 @@ class Context:
         return False
 
     def clear(self) -> None:
-        """Free every cell."""
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def close(self) -> None:

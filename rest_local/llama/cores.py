@@ -99,7 +99,6 @@ def _quota(root: Path) -> int:
 
 
 def _cpu_list(text: str) -> set[int]:
-    """The numbers in a list such as "0-3,8,10-11"."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

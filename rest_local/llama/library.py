@@ -201,7 +201,6 @@ _numa: str | None = None
 
 
 def _devices() -> list[tuple[str, int]]:
-    """Name and address of each device."""
     count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
     get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)

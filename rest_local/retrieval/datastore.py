@@ -269,7 +269,6 @@ class Datastore:
         return spans
 
     def _text(self, index: int, number: int) -> Int32Array:
-        """The tokens of a document, checked."""
         table, segment = self._documents[index], self.segments[index]
         start, end = table.start(number), table.start(number + 1) - 1
         if not 0 <= start < end < len(segment):

@@ -240,7 +240,6 @@ class DocumentTable:
         return index
 
     def start(self, index: int) -> int:
-        """The start of a document in the text."""
         return int(self.starts[index])
 
     def name(self, index: int) -> str:
@@ -255,7 +254,6 @@ class DocumentTable:
         return _numbers_of(names, self._data, self._names_at, self._ends)
 
     def release(self) -> None:
-        """Release the buffer."""
         self.starts = self._ends = np.empty(0, np.uint64)
         self._data = b""
 

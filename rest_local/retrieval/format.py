@@ -60,7 +60,6 @@ class VocabularyId:
         width_of(self.size)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {"hash": self.hash, "size": self.size, "name": self.name}
 
 
@@ -91,12 +90,10 @@ class SegmentEntry:
 
     @property
     def live(self) -> int:
-        """Number of documents that are not deleted."""
         return self.documents - _bits(self.dead)
 
     @property
     def named_files(self) -> dict[str, FileEntry]:
-        """Its files by their name in the directory of the index."""
         return {file_name(self.name, kind): file for kind, file in self.files.items()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,12 +136,10 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of the segments' files."""
         return sum(file.size for segment in self.segments for file in segment.files.values())
 
     @property
     def files(self) -> dict[str, FileEntry]:
-        """The segments' files by name."""
         return {name: file for segment in self.segments for name, file in segment.named_files.items()}
 
     def to_bytes(self) -> bytes:
@@ -174,7 +169,6 @@ class Manifest:
 
 
 def file_name(segment: str, kind: str) -> str:
-    """The name of a segment's file in the directory of a datastore."""
     return f"{segment}.{kind}.bin"
 
 

@@ -129,7 +129,6 @@ class GrowingText:
 
     @property
     def _needed(self) -> int:
-        """Size of the buffer that the text needs."""
         return _FRONT + self._length + MAX_DEPTH
 
     @property

@@ -105,7 +105,6 @@ def _directories(path: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 
 def datastore_of(directory: Path) -> Path:
-    """The datastore that an index's directory belongs to."""
     return directory.parent if FOLDER.match(directory.name) else directory
 
 

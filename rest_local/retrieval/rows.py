@@ -112,7 +112,6 @@ class Rows:
 
     @staticmethod
     def empty(depth: int) -> Rows:
-        """No rows."""
         return Rows(np.empty((0, depth), np.int32), np.empty(0, np.int32), np.empty(0, np.int64))
 
     @staticmethod

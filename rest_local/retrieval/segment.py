@@ -112,12 +112,10 @@ class Segment:
 
     @property
     def entries(self) -> int:
-        """The number of entries of the order."""
         return len(self._entries)
 
     @property
     def has_dead(self) -> bool:
-        """Whether any document is dead."""
         return self._dead is not None
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
@@ -247,7 +245,6 @@ class Segment:
         return from_big_endian(np.frombuffer(data, np.uint8), self.width)[::-1]
 
     def release(self) -> None:
-        """Release the buffers, so that a mapped file can be closed."""
         self._views.clear()
         self._readers.clear()
         self._entries = np.empty(0, np.uint32)

@@ -91,7 +91,6 @@ class Sample:
         advise(self._data, [(begin, min(begin + KEY * BLOCK, len(self._data)))])
 
     def release(self) -> None:
-        """Release the buffer."""
         self._data, self._keys = b"", np.empty(0, _KEYS)
         self._at = self._keys.item
 

@@ -44,7 +44,6 @@ class Staged(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The names of their files."""
         return [name for entry in self.segments for name in entry.named_files]
 
     def is_there(self) -> bool:

@@ -61,7 +61,6 @@ class RouterState:
 
 
 def router_of(request: HttpRequest) -> RouterState:
-    """The router's state."""
     state: RouterState = request.app.state.server
     return state
 
@@ -196,7 +195,6 @@ ROUTES: Routes = (
 
 
 def create_router(state: RouterState) -> Starlette:
-    """The application."""
     shared = tuple(
         (operation, OWN.get(operation.path, endpoint) if operation.of_server else forward)
         for operation, endpoint in model_app.ROUTES

@@ -33,7 +33,6 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.files + self.cache + self.process
 
     def __str__(self) -> str:

@@ -115,7 +115,6 @@ class Pool:
         self._closing = False
 
     def start(self) -> None:
-        """Begin to look for idle models."""
         if self.idle is not None:
             self._looking = asyncio.create_task(self._unload_idle(self.idle))
 

@@ -105,7 +105,6 @@ class Routing(HttpServer):
                 self._loop.call_soon_threadsafe(self.pool.reload)
 
     def begin_stop(self) -> None:
-        """Let all processes end their running answers and take no other requests."""
         self.pool.begin_stop()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:

@@ -207,6 +207,5 @@ class State:
 
 
 def state_of(request: Request) -> State:
-    """The server's state."""
     state: State = request.app.state.server
     return state

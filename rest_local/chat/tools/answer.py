@@ -108,7 +108,6 @@ class AnswerFormat:
 
     @staticmethod
     def of(template: str, special: Special = no_special) -> AnswerFormat:
-        """The format of a template."""
         return AnswerFormat(template, format_of(template), special)
 
     def parser(self, tools: Sequence[Tool], prompt: str, *, new_id: Callable[[], str] | None = None) -> AnswerParser:

@@ -112,7 +112,6 @@ class ToolFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What begins a call."""
         return tuple(self.readers)
 
 
@@ -176,7 +175,6 @@ class Wrapped:
         return lark.one_of([f"{opening} {tool.arguments(lark)}{closing}" for opening, tool in opened])
 
     def write(self, call: Call) -> str:
-        """An earlier call."""
         arguments = json.dumps(call["arguments"], ensure_ascii=False)
         return f"{self.before}{call['name']}{self.between}{arguments}{self.after}"
 

@@ -128,7 +128,6 @@ class Source:
     # called by the driver
 
     def append(self, text: str) -> None:
-        """Add text that has arrived."""
         done = self._at if self._kept is None else self._kept
         self._text, self._at = self._text[done:] + text, self._at - done
         self._kept = None if self._kept is None else 0
@@ -151,11 +150,9 @@ class Source:
     # output
 
     def content(self, text: str) -> None:
-        """Emit text."""
         self.out.append(Content(text))
 
     def reasoning(self, text: str) -> None:
-        """Emit reasoning."""
         self.out.append(Reasoning(text))
 
     def start(self, name: str, known: str = "") -> None:
@@ -165,13 +162,11 @@ class Source:
         self.calls += 1
 
     def arguments(self, text: str) -> None:
-        """Emit arguments of the newest call."""
         self.out.append(CallArguments(self.calls - 1, _encodable(text)))
 
     # input
 
     def rest(self) -> str:
-        """Text that has arrived and is not read yet."""
         return self._text[self._at :]
 
     def unread(self, text: str) -> None:

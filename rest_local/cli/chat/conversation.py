@@ -54,17 +54,14 @@ class Conversation:
 
     @property
     def prompt(self) -> list[Message]:
-        """The messages for the model."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
 
     @property
     def question(self) -> str | None:
-        """The text of the newest message of the user."""
         return next((text_of(message) for message in reversed(self.messages) if message["role"] == "user"), None)
 
     @property
     def question_images(self) -> list[Message]:
-        """The images of that message."""
         content = next((each["content"] for each in reversed(self.messages) if each["role"] == "user"), None)
         return content[1:] if isinstance(content, list) else []
 
@@ -98,12 +95,10 @@ class Conversation:
         return self.drop_answer() and self.take_back()
 
     def clear(self) -> None:
-        """Forget everything but the system message."""
         self.messages, self.attachments, self.images = [], [], []
 
 
 def text_of(message: Message) -> str:
-    """The text of a message, without its images."""
     content = message["content"]
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content if part.get("type") == "text")
@@ -130,7 +125,6 @@ _ROLES = ("user", "assistant", "system", "tool")
 
 
 def session_names() -> list[str]:
-    """The names of all sessions, sorted."""
     return _names("*.json")
 
 
@@ -173,7 +167,6 @@ class NamedSession:
 
     @property
     def exists(self) -> bool:
-        """Whether it was written before."""
         return self.path.exists()
 
     def read(self) -> Conversation:

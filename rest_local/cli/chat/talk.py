@@ -201,7 +201,6 @@ class Talk:
         self.write()
 
     def write(self) -> None:
-        """Write the conversation to the file of its session, if it has one."""
         if self.session is not None:
             self.session.write(self.conversation, self.engine.model.name)
 

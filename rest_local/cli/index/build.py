@@ -215,7 +215,6 @@ def prune(name: str, target: str, vocabulary: str | None, dry_run: bool, as_json
 
 
 def described(pruned: Pruned, left: str = "left") -> str:
-    """One line."""
     (documents, kept), (tokens, kept_tokens), (size, kept_size) = pruned.documents, pruned.tokens, pruned.bytes
     return (
         f"{left}: {kept:,} of {documents:,} files, {kept_tokens:,} of {tokens:,} tokens, "

@@ -44,7 +44,6 @@ def tell(event: str, **fields: Any) -> None:
 
 
 def main() -> None:
-    """Run until stdin ends."""
     request = json.loads(sys.stdin.readline())
     if hasattr(os, "nice"):
         os.nice(NICE)

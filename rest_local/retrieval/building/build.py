@@ -121,7 +121,6 @@ class GrowingSegment:
         return files
 
     def entry(self, name: str, files: Mapping[str, FileEntry]) -> SegmentEntry:
-        """Of the manifest."""
         return SegmentEntry(name, self.tokens, len(self._names), files, len(self._states))
 
     def _stored(self, document: Document) -> bytes:

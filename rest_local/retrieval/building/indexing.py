@@ -71,7 +71,6 @@ class Built:
         return self.manifest.size
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {
             "path": str(self.path),
             "tokens": self.tokens,
@@ -231,7 +230,6 @@ def recorded_sources(path: Path) -> list[Source]:
 
 
 def recipe_of(sources: Sequence[Source]) -> dict[str, Any]:
-    """The recipe of sources for the manifest."""
     return {"sources": [source.to_dict() for source in sources]}
 
 

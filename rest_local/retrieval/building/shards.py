@@ -75,7 +75,6 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
         return sum(map(self.shard_bytes, range(len(self.shards))))
 
     @property
@@ -84,7 +83,6 @@ class Plan:
         return FIXED_MEMORY + self.tokens * SORTED_MEMORY[width_of(self.vocabulary.size)]
 
     def shard_bytes(self, number: int) -> int:
-        """Of the files of one shard."""
         return sum(file.size for file in self.shards[number])
 
     def record(self, number: int) -> str:
@@ -93,7 +91,6 @@ class Plan:
         return f"shard-{fingerprint(made_of)}.json"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {
             "walk": self.walk.to_dict(),
             "vocabulary": self.vocabulary.to_dict(),
@@ -376,7 +373,6 @@ def _answer(pipe: Connection, worker: _Worker, report: Progress) -> bool:
 
 
 def _work(pipe: Connection, plan: Plan, directory: Path, opener: Opener, files: Files) -> None:
-    """The main function of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     numbers: deque[int] = deque()
     arrived = threading.Semaphore(0)

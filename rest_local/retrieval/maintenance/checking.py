@@ -60,7 +60,6 @@ class Fault:
     bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         fields = {name: getattr(self, name) for name in ("name", "kind", "what", "segment", "bytes")}
         return {"directory": str(self.directory), **fields}
 
@@ -308,7 +307,6 @@ class Plan:
         return sum(entry.tokens for entry in self.lost)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {
             "directory": str(self.looked.directory),
             "dropped": [entry.name for entry in self.lost],

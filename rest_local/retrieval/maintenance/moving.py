@@ -45,7 +45,6 @@ class Moved:
         return sum(manifest.tokens for manifest in self.manifests)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {
             "path": str(self.path),
             "bytes": self.bytes,

@@ -52,7 +52,6 @@ class Recipe(NamedTuple):
         return [_present(self.name, source) for source in self.sources]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {**self._asdict(), "sources": [source.to_dict() for source in self.sources]}
 
 

@@ -56,7 +56,6 @@ class Skipped:
         self.secrets = [*self.secrets, *other.secrets][:_NAMED]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {"counts": dict(self.counts), "kinds": dict(self.kinds), "secrets": list(self.secrets)}
 
     @staticmethod

@@ -98,7 +98,6 @@ def merge(
 
 
 def sizes_of(store: Datastore) -> list[Size]:
-    """The sizes of the segments, in order."""
     dead = [dead_tokens(store, index) for index in range(len(store.manifest.segments))]
     return [Size(entry.tokens - gone, gone) for entry, gone in zip(store.manifest.segments, dead, strict=True)]
 

@@ -84,7 +84,6 @@ class Pruned:
     bytes: tuple[int, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: {"documents": {"before", "after"}, ...}."""
         rows = {"documents": self.documents, "tokens": self.tokens, "bytes": self.bytes}
         return {name: {"before": before, "after": after} for name, (before, after) in rows.items()}
 

@@ -372,7 +372,6 @@ class Rereading:
         return chain.from_iterable([source.texts(reading) for source in sources])
 
     def new_texts(self, texts: Iterator[Text]) -> Iterator[Text]:
-        """The texts to tokenize."""
         for text in texts:
             self.seen.add(text.name)
             known = self.known.get(text.name)
@@ -419,7 +418,6 @@ def is_walk(source: Source) -> bool:
 
 
 def roots_of(sources: Sequence[Source]) -> list[str]:
-    """The paths below which sources walk."""
     return [path for source in sources if isinstance(source, Walk) for path in source.paths]
 
 

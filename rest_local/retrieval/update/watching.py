@@ -240,7 +240,6 @@ class Watched:
         self._full_no_later_than(self.clock() + max(SETTLE_S, min(share * self._full_took, most)))
 
     def work(self) -> None:
-        """Make the update that is due, if any."""
         now = self.clock()
         if now < self._wait_until:
             return
