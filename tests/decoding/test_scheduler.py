@@ -506,8 +506,8 @@ class Life(RuleBasedStateMachine):
     def cells_at_work_are_counted(self) -> None:
         """Each counts once, shared or not; and those to come."""
         at_work = [sequence for sequence in self.scheduler.admitted if sequence.is_admitted]
-        ids = {sequence.slot.first_id + n for sequence in at_work for n in range(sequence.slot.n_branches)}
-        held = sum(not ids.isdisjoint(cell.ids) for cell in self.backend.cells)
+        ids = sum((1 << each.slot.n_branches) - 1 << each.slot.first_id for each in at_work)
+        held = sum(bool(cell.mask & ids) for cell in self.backend.cells)
         to_come = sum(sequence.n_pending + 1 for sequence in at_work)
         assert self.scheduler._in_use() == held + to_come
 

@@ -7,9 +7,10 @@ token sees exactly one cell at each earlier position.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 
@@ -45,8 +46,43 @@ def logits_of(history: Sequence[int]) -> np.ndarray:
 
 
 class Cell:
-    def __init__(self, pos: int, token: int, ids: set[int]) -> None:
-        self.pos, self.token, self.ids = pos, token, ids
+    """`mask`: bit s is set if sequence s holds the cell."""
+
+    __slots__ = ("mask", "pos", "token")
+
+    def __init__(self, pos: int, token: int, mask: int) -> None:
+        self.pos, self.token, self.mask = pos, token, mask
+
+    @property
+    def ids(self) -> set[int]:
+        return {seq for seq in range(self.mask.bit_length()) if self.mask >> seq & 1}
+
+
+def cells_of(cells: Sequence[Cell]) -> Callable[[int], list[tuple[int, int]]]:
+    """Of a sequence: (position, token) of its cells, sorted. Most cells have the same ids as their neighbours, so they
+    are grouped first."""
+    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for cell in cells:
+        groups[cell.mask].append((cell.pos, cell.token))
+
+    def of(seq: int) -> list[tuple[int, int]]:
+        return sorted(chain.from_iterable(group for mask, group in groups.items() if mask >> seq & 1))
+
+    return of
+
+
+class Text:
+    """What the cells of a sequence hold: (position, token), sorted."""
+
+    def __init__(self, cells: list[tuple[int, int]]) -> None:
+        self.cells, self.tokens = cells, [token for _, token in cells]
+        self.whole = next((i for i, (pos, _) in enumerate(cells) if pos != i), len(cells))
+
+    def until(self, pos: int) -> list[int]:
+        """The tokens at 0 to `pos`. There is exactly one cell at each."""
+        more = self.cells[pos + 1][0] if pos + 1 < len(self.cells) else None
+        assert self.whole > pos != more, f"position {pos} sees {self.cells}"
+        return self.tokens[: pos + 1]
 
 
 class FakeBackend:
@@ -85,30 +121,29 @@ class FakeBackend:
         if isinstance(failure, BaseException):
             raise failure
         self.evaluated += n
-        seen: dict[int, list[tuple[int, int]]] = {}
-        self._rows = np.array([self._row(i, n, seen) for i in range(n) if self.batch.output[i]], np.float32)
+        seen = cells_of(self.cells)
+        texts: dict[int, Text] = {}
+        self._rows = np.array([self._row(i, n, seen, texts) for i in range(n) if self.batch.output[i]], np.float32)
         return 0
 
     def _place(self, numbers: range) -> None:
-        last: dict[int, int] = {}
+        last: dict[int, int] = {}  # the last position of cells with the same ids
         for cell in self.cells:
-            for seq in cell.ids:
-                if cell.pos > last.get(seq, -1):
-                    last[seq] = cell.pos
+            if cell.pos > last.get(cell.mask, -1):
+                last[cell.mask] = cell.pos
         for i in numbers:
             ids = set(self.batch.ids[i, : self.batch.n_ids[i]].tolist())
             assert all(0 <= s < self.n_branches * self.n_slots for s in ids)
-            assert len({last.get(seq, -1) for seq in ids}) == 1, "ids of one token that end at different positions"
-            self.cells.append(Cell(int(self.batch.pos[i]), int(self.batch.token[i]), ids))
+            ends = {max((pos for mask, pos in last.items() if mask >> seq & 1), default=-1) for seq in ids}
+            assert len(ends) == 1, "ids of one token that end at different positions"
+            self.cells.append(Cell(int(self.batch.pos[i]), int(self.batch.token[i]), sum(1 << seq for seq in ids)))
 
-    def _row(self, i: int, n: int, seen: dict[int, list[tuple[int, int]]]) -> np.ndarray:
-        """`seen`: (position, token) of all cells of a sequence, by sequence, kept for the other rows of the pass."""
+    def _row(self, i: int, n: int, seen: Callable[[int], list[tuple[int, int]]], texts: dict[int, Text]) -> np.ndarray:
+        """`texts`: of each sequence, kept for the other rows of the pass."""
         seq, pos = int(self.batch.ids[i, 0]), int(self.batch.pos[i])
-        if seq not in seen:
-            seen[seq] = sorted((cell.pos, cell.token) for cell in self.cells if seq in cell.ids)
-        visible = seen[seq][: bisect_left(seen[seq], (pos + 1,))]
-        assert [p for p, _ in visible] == list(range(pos + 1)), f"sequence {seq} sees {visible}"
-        return self.compute([t for _, t in visible], n)
+        if seq not in texts:
+            texts[seq] = Text(seen(seq))
+        return self.compute(texts[seq].until(pos), n)
 
     def use_threads(self, n: int) -> None:
         assert 1 <= n <= self.threads
@@ -124,16 +159,17 @@ class FakeBackend:
     def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
         if not self.removable and p0 > 0:
             return False
+        gone = 1 << seq if seq >= 0 else -1
         for cell in self.cells:
             if cell.pos >= p0 and (p1 < 0 or cell.pos < p1):
-                cell.ids -= {seq} if seq >= 0 else cell.ids.copy()
-        self.cells = [c for c in self.cells if c.ids]
+                cell.mask &= ~gone
+        self.cells = [c for c in self.cells if c.mask]
         return True
 
     def copy(self, source: int, target: int, p0: int, p1: int) -> None:
         for cell in self.cells:
-            if source in cell.ids and p0 <= cell.pos < p1:
-                cell.ids.add(target)
+            if cell.mask >> source & 1 and p0 <= cell.pos < p1:
+                cell.mask |= 1 << target
 
     def clear(self) -> None:
         self.cells = []
@@ -156,7 +192,7 @@ class Recurrent(FakeBackend):
         return bytes(cell.token for cell in self.cells)
 
     def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
-        self.cells = [Cell(pos, token, {0}) for pos, token in enumerate(bytes(state))]
+        self.cells = [Cell(pos, token, 1) for pos, token in enumerate(bytes(state))]
         self.restored.append(len(state))
         self.is_right = True
         return True

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from support.fake_backend import END, Draws, FakeBackend, Greedy, plain
+from support.fake_backend import END, Draws, FakeBackend, Greedy, cells_of, plain
 from support.prices import FLAT
 
 from rest_local.calibration.cost import CostCurve
@@ -159,17 +158,15 @@ def check_cells(scheduler: Scheduler) -> None:
     """
     backend = scheduler.backend
     assert isinstance(backend, FakeBackend)
-    held: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for cell in backend.cells:
-        for seq in cell.ids:
-            held[seq].append((cell.pos, cell.token))
+    held, ids = cells_of(backend.cells), 0
     for slot in scheduler.slots.slots:
         expected = list(enumerate(slot.tokens[: slot.n_past]))
-        assert sorted(held.pop(slot.first_id, [])) == expected
-        for branch in range(1, slot.n_branches):
-            cells = held.pop(slot.first_id + branch, [])
-            assert sorted(cells) == expected[: len(cells)]
-    assert not held
+        assert held(slot.first_id) == expected
+        for seq in range(slot.first_id + 1, slot.first_id + slot.n_branches):
+            cells = held(seq)
+            assert cells == expected[: len(cells)]
+        ids |= (1 << slot.n_branches) - 1 << slot.first_id
+    assert all(cell.mask & ~ids == 0 for cell in backend.cells)
 
 
 def prompts_of(n: int, longest: int = 40) -> list[list[int]]:
