@@ -29,7 +29,7 @@ from rest_local.paths import demo_model
 MODELS = Path(__file__).parents[2] / "models"
 RECORDED = Path(__file__).parents[1] / "data" / "peer-drafts"
 
-STEPS_OF_EACH = 24  # of every second answer; the benchmark follows all of them
+STEPS_OF_EACH = 12  # of every second answer; the benchmark follows all of them
 CHAINED_SEED = 8  # of the model in draft-mtp-chained.jsonl
 
 LOG = """
@@ -178,13 +178,6 @@ def test_an_eagle3_head_drafts_the_same_tokens_as_in_the_server() -> None:
 
 def test_an_mtp_layer_drafts_the_same_tokens_as_in_the_server(trunk: Path) -> None:
     agrees(Recording.read(RECORDED / "draft-mtp.jsonl"), trunk, MODELS / "demo-mtp.gguf")
-
-
-def test_an_mtp_layer_in_the_targets_own_file_drafts_the_same_tokens(tmp_path: Path) -> None:
-    whole, layer = tmp_path / "whole.gguf", MODELS / "demo-mtp.gguf"
-    load_script(MODELS / "mimo2.py", "recipe_mimo2").convert(demo_model(), whole, layer)
-    recorded = Recording.read(RECORDED / "draft-mtp.jsonl")
-    agrees(replace(recorded, target=digest(whole), head=None), whole, None)
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -158,7 +158,7 @@ def test_what_is_kept_of_a_prompt_changes_nothing(exact: tuple[str, Engine]) -> 
         assert kept[1:5] == [len(long) - 1, len(long), 50, 49]
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", ["gemma3", "gpt-oss", "lfm2", "llama", "mamba"])
 def test_threads_that_change_at_every_pass_change_no_bit_of_exact_answers(
     arch: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

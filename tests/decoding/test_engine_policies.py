@@ -16,6 +16,7 @@ from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
 from rest_local.planning.plan import Budget
 from rest_local.planning.policies import Eagle2, ReSpec
+from rest_local.planning.policy import Policy
 
 TinyModel = Callable[..., Path]
 PROMPT = "for number in range(10): print(number)\n" * 3
@@ -44,44 +45,31 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
     name: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same model it is nearly always right, of another one of the same vocabulary nearly never."""
-    always_draft(monkeypatch, most=6)
-    monkeypatch.setattr(Budget, "settle", lambda self, saved: None)  # what these drafts lose ends no queries
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
     for drafter in (tiny_model("llama", quant="Q8_0"), other):
+        policies: list[str | Policy] = ["auto", "respec", Eagle2()]
+        policies += ["sam", ReSpec(trigger=False)] if drafter is not other else []
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
             assert engine.settings["draft_model"] == str(drafter)
-            small = engine.context.drafter
-            assert isinstance(small, DraftModel)
+            assert isinstance(engine.context.drafter, DraftModel)
+            accepted = dict.fromkeys(map(str, policies), 0)
             for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
-                alone = answer(engine, policy="off", sampling=sampling)
-                assert answer(engine, policy="auto", sampling=sampling) == alone
-                said = engine.totals.by_source["model"]
-                assert said["drafted"] > 0
-            if drafter is not other and name == "llama":
-                assert said["accepted"] > 50
-                assert engine.context.auto.model_stats.promise(0) > 0.5  # random weights are not confident
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3", "lfm2"])
-def test_hybrids_change_no_bit_of_an_exact_answer(name: str, tiny_model: TinyModel) -> None:
-    """The model drafts for itself and is nearly always right, or another one does and is nearly never right."""
-    model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
-    for drafter in (tiny_model("llama", quant="Q8_0"), other):
-        with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
-            accepted = 0
-            for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
-                alone = answer(engine, policy="off", sampling=sampling)
-                policies = ["sam", "respec", Eagle2(), ReSpec(trigger=False)]
+                alone = answer(engine, 60, policy="off", sampling=sampling)
                 for policy in policies:
-                    stream = engine.generate(PROMPT, max_tokens=80, policy=policy, sampling=sampling)  # type: ignore[arg-type]
-                    for _ in stream:
-                        pass
+                    with monkeypatch.context() as patch:
+                        if policy == "auto":  # what its drafts lose ends no queries
+                            always_draft(patch, most=6)
+                            patch.setattr(Budget, "settle", lambda self, saved: None)
+                        stream = engine.generate(PROMPT, max_tokens=60, policy=policy, sampling=sampling)
+                        list(stream)
                     assert stream.result.tokens == alone
                     assert stream.result.draft.by_source["model"].drafted > 0
-                    assert stream.result.draft.draft_model_ms_per_step > 0
-                    accepted += stream.result.sources.count("model")
+                    assert policy == "auto" or stream.result.draft.draft_model_ms_per_step > 0
+                    accepted[str(policy)] += stream.result.sources.count("model")
             if drafter is not other and name == "llama":
-                assert accepted > 200
+                assert accepted["auto"] > 30
+                assert sum(accepted.values()) > 150
+                assert engine.context.auto.model_stats.promise(0) > 0.5  # random weights are not confident
 
 
 def test_hybrids_of_several_requests_ask_for_each(tiny_model: TinyModel) -> None:

@@ -110,9 +110,13 @@ def answer_of(task: Alone) -> list[int]:
     return task.sequence.tokens[3:]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.1])
-@pytest.mark.parametrize("name", GRAMMARS)
-@settings(max_examples=5)
+GREEDY_AND_SEEDED = pytest.mark.parametrize(
+    ("name", "temperature"), [("schema", 0.0), *((name, 1.1) for name in GRAMMARS)]
+)
+
+
+@GREEDY_AND_SEEDED
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**31))
 def test_drafted_is_plain(vocabulary: Vocabulary, name: str, temperature: float, seed: int) -> None:
     """Greedy and seeded, in trees and chains; the model of the fake splits text as it likes."""
@@ -138,9 +142,8 @@ class Babble(Silent):
         return [SourceRows(SOURCE_NUMBER["context"], Rows(table, match, np.arange(6)))]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.1])
-@pytest.mark.parametrize("name", GRAMMARS)
-@settings(max_examples=4)
+@GREEDY_AND_SEEDED
+@settings(max_examples=3)
 @given(seed=st.integers(0, 2**31))
 def test_drafted_is_plain_where_forced_text_follows_other_sources(
     vocabulary: Vocabulary, name: str, temperature: float, seed: int
@@ -223,7 +226,7 @@ def test_a_rejected_draft_leaves_nothing_behind(vocabulary: Vocabulary) -> None:
     """After every step, what is forced is what an answer is told that said the same tokens and rejected nothing."""
     grammar = GRAMMARS["schema"]
     rejected = 0
-    for seed in range(12):
+    for seed in range(8):
         seen: list[tuple[list[int], bytes]] = []
 
         def watch(task: Alone) -> None:
@@ -243,4 +246,4 @@ def test_a_rejected_draft_leaves_nothing_behind(vocabulary: Vocabulary) -> None:
                     fresh.advance(token)
             found = None if vocabulary.is_end(tokens[-1]) else fresh.forced(32)
             assert (found.text if found else b"") == text
-    assert rejected > 20
+    assert rejected > 10

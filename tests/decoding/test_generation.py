@@ -24,7 +24,7 @@ from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.policy import StepContext, StepCost
 
-PROMPTS = 30
+PROMPTS = 15
 
 
 def generation(
@@ -66,25 +66,25 @@ def test_seeded_sampling_sees_the_draws_of_plain_decoding(shape: str) -> None:
 
 
 def test_sampled_frequencies_are_the_models_own() -> None:
-    """Chi-square over 5 000 drafted draws of one position; 23 degrees of freedom, 0.999 quantile 49.7."""
+    """Chi-square over 2 500 drafted draws of one position; 23 degrees of freedom, 0.999 quantile 49.7."""
     counts = np.zeros(N_VOCAB)
     backend, chooser = FakeBackend(), Draws(9)
     sources = Fortune(6, 8, 2, 0.7)
     task = generation(backend, sources, chooser)
     task.evaluate([3, 1, 4])
-    for _ in range(5_000):
+    for _ in range(2_500):
         counts[task.step(2).tokens[0]] += 1
         task.slot.rewind(2)
         del task.sequence.tokens[3:]
         sources.restart([3, 1, 4])
     row = logits_of([3, 1, 4]).astype(np.float64)
-    expected = 5_000 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+    expected = 2_500 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
     usual = expected >= 5
     observed = np.append(counts[usual], counts[~usual].sum())
     wanted = np.append(expected[usual], expected[~usual].sum())
     keep = wanted > 0
     assert (((observed - wanted)[keep] ** 2) / wanted[keep]).sum() < 49.7
-    assert task.statistics.accepted > 250
+    assert task.statistics.accepted > 125
 
 
 @pytest.mark.parametrize("code", [1, 2, -1, -2])

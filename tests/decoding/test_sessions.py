@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.files import write_with
-from support.heads import DRAFTERS, draft_whatever_it_costs, model_and_drafter
+from support.heads import COVERING, draft_whatever_it_costs, model_and_drafter
 
 from rest_local import Engine
 from rest_local.decoding.request import Request
@@ -154,7 +154,7 @@ def test_an_exact_request_of_an_engine_that_is_not_has_its_own(tiny_model: TinyM
         assert found == expected
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", COVERING)
 def test_what_drafts_goes_on_after_a_restore(drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft_whatever_it_costs(monkeypatch)
     model, draft_model = model_and_drafter(drafter, tmp_path, "Q8_0")

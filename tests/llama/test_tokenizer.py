@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 from llama_cpp import llama_cpp as bindings
 
 from rest_local.errors import ModelError, ServiceClosed
+from rest_local.llama import model as model_module
 from rest_local.llama import tokenizer
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Override
@@ -63,6 +66,17 @@ def whole(vocabulary: Vocabulary, text: str, *, special: bool = False, add_speci
     return tokens[:count].tolist()
 
 
+Real = Callable[[str], Vocabulary]
+
+
+@pytest.fixture(scope="module")
+def real(shared_data: SharedData) -> Iterator[Real]:
+    """`real("qwen2")`: a vocabulary of the shared test data, opened once."""
+    with ExitStack() as stack:
+        opened_once = cache(lambda name: stack.enter_context(opened(shared_data(f"ggml-vocab-{name}.gguf"))).vocabulary)
+        yield opened_once
+
+
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Vocabulary]:
     with opened(demo_model()) as model:
@@ -83,26 +97,25 @@ def check_equal(vocabulary: Vocabulary) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", ["llama-spm", "qwen2", "llama-bpe"])
-def test_the_parts_of_a_text_give_the_tokens_of_the_whole(shared_data: SharedData, name: str) -> None:
-    with opened(shared_data(f"ggml-vocab-{name}.gguf")) as model:
-        check_equal(model.vocabulary)
+def test_the_parts_of_a_text_give_the_tokens_of_the_whole(real: Real, name: str) -> None:
+    check_equal(real(name))
 
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_holds_for_every_pre_tokenizer(kind: str) -> None:
+def test_the_same_holds_for_every_pre_tokenizer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_module, "ensure_loadable", lambda *_: None)  # no child tries the same file 29 times
     with opened(demo_model(), kind) as model:
         check_equal(model.vocabulary)
 
 
-def test_special_tokens_and_added_tokens_are_those_of_the_whole(shared_data: SharedData) -> None:
+def test_special_tokens_and_added_tokens_are_those_of_the_whole(demo: Vocabulary, real: Real) -> None:
     text = "<|im_start|>user\nHi <s>there</s><|im_end|>\n<|begin_of_text|><|eot_id|>  x <|im_start|>"
-    for path in (demo_model(), *(shared_data(f"ggml-vocab-{n}.gguf") for n in ("llama-spm", "qwen2", "llama-bpe"))):
-        with opened(path) as model:
-            for options in ({}, {"special": True}, {"add_special": True}, {"special": True, "add_special": True}):
-                for each in (text, "", "<|im_end|>", "\n", CODE[:3000] + text):
-                    found = model.vocabulary.tokenize(each, **options).tolist()
-                    assert found == whole(model.vocabulary, each, **options), (path.name, each[:20], options)
+    for vocabulary in (demo, real("llama-spm"), real("qwen2"), real("llama-bpe")):
+        for options in ({}, {"special": True}, {"add_special": True}, {"special": True, "add_special": True}):
+            for each in (text, "", "<|im_end|>", "\n", CODE[:1000] + text):
+                found = vocabulary.tokenize(each, **options).tolist()
+                assert found == whole(vocabulary, each, **options), (vocabulary.size, each[:20], options)
 
 
 def test_a_text_without_a_safe_cut_is_cut_anyway() -> None:
@@ -142,7 +155,7 @@ for kind in sys.argv[2:]:
 
 def test_a_hundred_thousand_equal_characters_end_no_process() -> None:
     """In a child process, on threads with the stack size of macOS."""
-    kinds = ["tekken", "gpt-4o", "deepseek-v3", "deepseek-llm", "bloom", "exaone-moe", "seed-coder"]
+    kinds = ["tekken", "deepseek-v3", "deepseek-llm", "bloom"]
     command = [sys.executable, "-c", CRASH, str(demo_model()), *kinds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout.split()) == (0, kinds), done.stderr[-2000:]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,10 +26,20 @@ from tests.support.memory import resident_mb
 # qwen35 is hybrid: every second layer has a recurrent state.
 DRAFTERS = ("model", "mtp inside", "mtp alone", "mtp inside hybrid", "mtp alone hybrid", "eagle3")
 HEADS = DRAFTERS[1:]
+COVERING = ("model", "mtp inside", "mtp alone hybrid", "eagle3")  # each kind of model and of file once
+
+_made = tempfile.TemporaryDirectory(prefix="rest-local-heads-")
 
 
 def model_and_drafter(kind: str, folder: Path, quant: str = "F32") -> tuple[Path, Path | None]:
-    """The files of a target, and of what drafts for it unless that is in the same file."""
+    """The files of a target, and of what drafts for it unless that is in the same file. Copies: tests damage them."""
+    target, drafter = _model_and_drafter(kind, quant)
+    return Path(shutil.copy(target, folder)), drafter and Path(shutil.copy(drafter, folder))
+
+
+@cache
+def _model_and_drafter(kind: str, quant: str) -> tuple[Path, Path | None]:
+    folder = Path(tempfile.mkdtemp(dir=_made.name))
     arch = "qwen35" if kind.endswith("hybrid") else "mimo2"
     if kind == "mtp chained":
         return tiny_mtp(arch, folder / f"{arch}.gguf", n_mtp=3, quant=quant), None
