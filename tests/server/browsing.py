@@ -1,83 +1,38 @@
-"""Fixtures and helpers for tests of the page in a real browser. They skip where no browser is installed."""
+"""Helpers for tests of the page in a real browser."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-from live import Live
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = (  # a browser under test connects only to the server, and needs no privileges
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 Open = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless browser with a fresh profile."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip(f"no browser is installed ({', '.join(BROWSERS)})")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    playwright.expect.set_options(timeout=30_000)
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=found, headless=True, args=list(QUIET))
-        yield browser
-        browser.close()
+class Tabs:
+    """Tabs of one profile, of which the first stays open: its process is most of what a test costs."""
 
+    def __init__(self, browser: Any) -> None:
+        self.context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+        self.first: Any = None
 
-@pytest.fixture
-def opened(browser: Any) -> Iterator[Open]:
-    """`opened(live, width=360)`: the page; `beside=page`: in another tab of the same browser;
-    `script`: run before those of the page. At the end: the browser logged no error but the one that the test
-    provokes (`but="status of 401"`), and sent no request to another server."""
-    pages: list[tuple[Live, Any, list[str], list[str], str]] = []
+    def new(self, *, beside: bool) -> Any:
+        if beside:
+            return self.context.new_page()
+        if self.first is None or self.first.is_closed():
+            self.first = self.context.new_page()
+        return self.first
 
-    def start(
-        live: Live,
-        *,
-        width: int = 1200,
-        height: int = 800,
-        but: str = "",
-        script: str = "",
-        beside: Any = None,
-        **options: Any,
-    ) -> Any:
-        context = (
-            beside.context if beside else browser.new_context(viewport={"width": width, "height": height}, **options)
-        )
-        page = context.new_page()
-        if script:
-            page.add_init_script(script)
-        errors: list[str] = []
-        asked: list[str] = []
-        page.on("console", lambda line: errors.append(line.text) if line.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("dialog", lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(live.url)
-        pages.append((live, page, errors, asked, but))
-        return page
-
-    yield start
-    for _, page, *_ in pages:
-        if not page.is_closed():
-            page.unroute_all(behavior="wait")  # an answer that a test replaces may still be on its way
-    for live, page, errors, asked, but in pages:
-        page.context.close()
-        assert [error for error in errors if not but or but not in error] == []
-        assert [url for url in asked if not url.startswith((f"{live.url}/", "data:", f"blob:{live.url}/"))] == []
+    def forget(self, origin: str) -> None:
+        """Ends the page of this server, and removes all that it has stored."""
+        page = self.new(beside=False)
+        page.route(f"{origin}/empty", lambda route: route.fulfill(content_type="text/html", body=""))
+        page.goto(f"{origin}/empty")
+        page.evaluate("sessionStorage.clear()")
+        profile = self.context.new_cdp_session(page)
+        profile.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+        profile.detach()
+        page.unroute_all()
 
 
 def done(page: Any) -> None:
@@ -118,3 +73,51 @@ def ask(page: Any, text: str) -> None:
     assert page.evaluate("document.activeElement.id") == "message"
     page.keyboard.type(text)
     page.keyboard.press("Enter")
+
+
+FAULTS = """() => {
+  const faults = [], seen = new Set(), visible = each => each.getClientRects().length > 0;
+  const known = ids => (ids || "").split(" ").filter(Boolean).every(id => document.getElementById(id));
+  if (!document.documentElement.lang || !document.title) faults.push("no language or title");
+  for (const each of document.querySelectorAll("[id]")) {
+    if (seen.has(each.id)) faults.push(`id twice: ${each.id}`);
+    seen.add(each.id);
+  }
+  for (const each of document.querySelectorAll("input, select, textarea")) {
+    const label = each.labels.length ? each.labels[0].textContent : each.getAttribute("aria-label");
+    if (!(label || "").trim()) faults.push(`no label: ${each.id}`);
+  }
+  for (const each of document.querySelectorAll("button, [role=tab], summary, h1, h2, legend")) {
+    const name = each.getAttribute("aria-label") || each.textContent;
+    if (!name.trim()) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
+  }
+  for (const each of document.querySelectorAll("canvas, [role=log], [role=tablist], aside, .text")) {
+    const named = each.getAttribute("aria-label")
+      || each.getAttribute("aria-labelledby") && known(each.getAttribute("aria-labelledby"));
+    if (!named || each.matches("canvas:not([role=img])")) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
+  }
+  for (const each of document.querySelectorAll("[aria-controls], [aria-labelledby], [aria-describedby]")) {
+    for (const name of ["aria-controls", "aria-labelledby", "aria-describedby"]) {
+      if (!known(each.getAttribute(name))) faults.push(`${name} leads nowhere: ${each.outerHTML.slice(0, 60)}`);
+    }
+  }
+  for (const each of document.querySelectorAll("[tabindex]")) if (each.tabIndex > 0) faults.push("a positive tabindex");
+  const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const paint = colours => {
+    brush.fillStyle = "#fff";
+    for (const colour of ["#fff", ...colours]) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1) }
+    const [r, g, b] = [...brush.getImageData(0, 0, 1, 1).data].map(v => v / 255)
+      .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  for (const each of document.querySelectorAll("body *")) {
+    const speaks = [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+    if (!speaks || !visible(each) || each.disabled || each.matches("option, script")) continue;
+    const layers = [];
+    for (let up = each; up; up = up.parentElement) layers.unshift(getComputedStyle(up).backgroundColor);
+    const under = paint(layers), ink = paint([...layers, getComputedStyle(each).color]);
+    const contrast = (Math.max(ink, under) + .05) / (Math.min(ink, under) + .05);
+    if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(1)}: ${each.outerHTML.slice(0, 60)}`);
+  }
+  return faults;
+}"""

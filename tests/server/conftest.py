@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from browsing import browser, opened  # noqa: F401 (fixtures of the page's tests)
 from fake_service import FakeEngine, FakeService
 from live import Live, served
 
@@ -77,9 +76,9 @@ def scripted() -> Iterator[Callable[..., Live]]:
         yield lambda **options: stack.enter_context(scripted_server(**options))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared() -> Iterator[Live]:
-    """A server for the tests of a module that leave it as it is: each browser's page keeps its own conversations."""
+    """A server for the tests that leave it as it is: each browser's page keeps its own conversations."""
     with scripted_server() as live:
         yield live
 

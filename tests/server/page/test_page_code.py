@@ -72,7 +72,7 @@ def test_colours_do_not_depend_on_where_the_text_is_cut(quiet: Live, opened: Ope
     page, rng = opened(quiet), random.Random(5)
     told(page, FENCED)
     whole = painted(page)
-    for _ in range(5):
+    for _ in range(3):
         page.get_by_role("button", name="New conversation").click()
         cuts = sorted(rng.sample(range(1, len(FENCED)), 30))
         told(page, FENCED, [FENCED[a:b] for a, b in zip([0, *cuts], [*cuts, len(FENCED)], strict=True)])
@@ -94,13 +94,11 @@ def test_code_that_is_markup_stays_text(quiet: Live, opened: Open) -> None:
 
 def test_a_language_that_is_not_known_has_no_colours(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
-    for fence in ("```", "```no-such-language", "```__proto__", "```constructor", "~~~ {.x"):
-        text = f"{fence}\n{CODE}{fence[:3]}\n"
-        told(page, text)
-        assert painted(page) == {}, fence
-        assert page.locator("#chat article .text").text_content() == text
-        page.get_by_role("button", name="New conversation").click()
-        expect(page.locator("#chat article")).to_have_count(0)
+    fences = ("```", "```no-such-language", "```__proto__", "```constructor", "~~~ {.x")
+    text = "".join(f"{fence}\n{CODE}{fence[:3]}\n" for fence in fences)
+    told(page, text)
+    assert painted(page) == {}
+    assert page.locator("#chat article .text").text_content() == text
 
 
 @pytest.mark.parametrize("mode", ["complete", "infill"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from browsing import Open, ask, done
+from browsing import FAULTS, Open, ask, done
 from fake_service import origin
 from live import Live, prompt_of, served
 
@@ -295,51 +295,3 @@ def test_everything_has_a_name_and_enough_contrast(quiet: Live, opened: Open) ->
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         assert page.evaluate(FAULTS) == [], scheme
-
-
-FAULTS = """() => {
-  const faults = [], seen = new Set(), visible = each => each.getClientRects().length > 0;
-  const known = ids => (ids || "").split(" ").filter(Boolean).every(id => document.getElementById(id));
-  if (!document.documentElement.lang || !document.title) faults.push("no language or title");
-  for (const each of document.querySelectorAll("[id]")) {
-    if (seen.has(each.id)) faults.push(`id twice: ${each.id}`);
-    seen.add(each.id);
-  }
-  for (const each of document.querySelectorAll("input, select, textarea")) {
-    const label = each.labels.length ? each.labels[0].textContent : each.getAttribute("aria-label");
-    if (!(label || "").trim()) faults.push(`no label: ${each.id}`);
-  }
-  for (const each of document.querySelectorAll("button, [role=tab], summary, h1, h2, legend")) {
-    const name = each.getAttribute("aria-label") || each.textContent;
-    if (!name.trim()) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
-  }
-  for (const each of document.querySelectorAll("canvas, [role=log], [role=tablist], aside, .text")) {
-    const named = each.getAttribute("aria-label")
-      || each.getAttribute("aria-labelledby") && known(each.getAttribute("aria-labelledby"));
-    if (!named || each.matches("canvas:not([role=img])")) faults.push(`no name: ${each.outerHTML.slice(0, 60)}`);
-  }
-  for (const each of document.querySelectorAll("[aria-controls], [aria-labelledby], [aria-describedby]")) {
-    for (const name of ["aria-controls", "aria-labelledby", "aria-describedby"]) {
-      if (!known(each.getAttribute(name))) faults.push(`${name} leads nowhere: ${each.outerHTML.slice(0, 60)}`);
-    }
-  }
-  for (const each of document.querySelectorAll("[tabindex]")) if (each.tabIndex > 0) faults.push("a positive tabindex");
-  const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const paint = colours => {
-    brush.fillStyle = "#fff";
-    for (const colour of ["#fff", ...colours]) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1) }
-    const [r, g, b] = [...brush.getImageData(0, 0, 1, 1).data].map(v => v / 255)
-      .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-    return .2126 * r + .7152 * g + .0722 * b;
-  };
-  for (const each of document.querySelectorAll("body *")) {
-    const speaks = [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim());
-    if (!speaks || !visible(each) || each.disabled || each.matches("option, script")) continue;
-    const layers = [];
-    for (let up = each; up; up = up.parentElement) layers.unshift(getComputedStyle(up).backgroundColor);
-    const under = paint(layers), ink = paint([...layers, getComputedStyle(each).color]);
-    const contrast = (Math.max(ink, under) + .05) / (Math.min(ink, under) + .05);
-    if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(1)}: ${each.outerHTML.slice(0, 60)}`);
-  }
-  return faults;
-}"""

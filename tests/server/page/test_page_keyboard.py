@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from browsing import Open, answered, ask, chunk, done, token
+from browsing import FAULTS, Open, answered, ask, chunk, done, token
 from live import Live
-from test_page import FAULTS
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -159,9 +158,8 @@ def test_an_answer_is_read_aloud_in_whole_sentences(quiet: Live, opened: Open) -
     assert page.locator("[aria-live] [aria-live], [role=log]").count() == 0, "nothing else reads the answer"
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
-def test_every_width_and_theme(hello: Live, opened: Open, width: int) -> None:
-    page = opened(hello, width=width)
+def test_every_width_and_theme(hello: Live, opened: Open) -> None:
+    page = opened(hello)
     text = f"{CODE}\n\n| a | {'b' * 200} |\n|---|---|\n| c | d |\n\n> quoted \u202e\nhttps://example.org/{'x' * 300}\n"
     tokens = [token(text[:40]), token(text[40:], "context")]
     answered(page, [chunk({"content": text}, rest_local={"tokens": tokens})])
@@ -175,6 +173,15 @@ def test_every_width_and_theme(hello: Live, opened: Open, width: int) -> None:
     page.get_by_role("button", name="Regenerate").click()
     expect(page.locator("#chat article .place-of")).to_have_text("2/2")
     done(page)
+    for width in (360, 768, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.reload()
+        expect(page.locator("#chat article .place-of")).to_have_text("2/2")
+        nothing_is_cut_off(page, width)
+
+
+def nothing_is_cut_off(page: Any, width: int) -> None:
+    """With each of the panels, while a message is edited, and with the list of keys."""
 
     def check() -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == width

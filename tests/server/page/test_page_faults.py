@@ -21,18 +21,19 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["with origins", "without"])
-def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open, told: bool) -> None:
-    more = {"rest_local": {"tokens": [token(MARKUP, file=MARKUP)]}} if told else {}
+def test_what_a_model_says_is_never_markup(quiet: Live, opened: Open) -> None:
+    """Neither without origins of its tokens nor with them."""
     page = opened(quiet)
-    answered(page, [chunk({"content": MARKUP}, **more)])
-    ask(page, MARKUP)
-    done(page)
-    expect(page.locator("#chat article .text")).to_have_text(MARKUP)
-    expect(page.locator("#chat .asked")).to_have_text(MARKUP)
-    if told:
-        page.locator("mark").hover()
-        expect(page.get_by_role("tooltip")).to_contain_text(f"{MARKUP}:1")
+    more: dict[str, Any]
+    for count, more in enumerate(({}, {"rest_local": {"tokens": [token(MARKUP, file=MARKUP)]}}), 1):
+        answered(page, [chunk({"content": MARKUP}, **more)])
+        page.locator("#message").fill(MARKUP)
+        page.keyboard.press("Enter")
+        expect(page.locator("#chat article .text")).to_have_text([MARKUP] * count)
+        expect(page.locator("#chat .asked")).to_have_text([MARKUP] * count)
+        done(page)
+    page.locator("mark").hover()
+    expect(page.get_by_role("tooltip")).to_contain_text(f"{MARKUP}:1")
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == document().count(b"<script>"), "the page's own"
 

@@ -8,10 +8,9 @@ import re
 from typing import Any
 
 import pytest
-from browsing import Open, ask, done
+from browsing import FAULTS, Open, ask, done
 from fake_service import origin
 from live import Live
-from test_page import FAULTS
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 

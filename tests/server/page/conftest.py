@@ -1,0 +1,102 @@
+"""One browser for all tests of the page. They skip where none is installed.
+
+The tests are a package, at whose end the browser is closed: Playwright leaves a loop of asyncio running in this thread,
+and other tests run their own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from browsing import Open, Tabs
+from live import Live
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+QUIET = (  # a browser under test connects only to the server, and needs no privileges
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    """A headless browser with a fresh profile."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip(f"no browser is installed ({', '.join(BROWSERS)})")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    playwright.expect.set_options(timeout=30_000)
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=found, headless=True, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def tabs(browser: Any) -> Tabs:
+    return Tabs(browser)
+
+
+@pytest.fixture
+def opened(browser: Any, tabs: Tabs) -> Iterator[Open]:
+    """`opened(live, width=360)`: the page, as in a new browser; `beside=page`: in another tab of the same browser;
+    `script`: run before those of the page. At the end: the browser logged no error but the one that the test
+    provokes (`but="status of 401"`), and sent no request to another server."""
+    pages: list[tuple[Live, Any, dict[str, Any], list[str], list[str], str]] = []
+
+    def start(
+        live: Live,
+        *,
+        width: int = 1200,
+        height: int = 800,
+        but: str = "",
+        script: str = "",
+        color_scheme: str = "light",
+        beside: Any = None,
+        **options: Any,
+    ) -> Any:
+        if script or options:
+            page = browser.new_context(**options).new_page()
+            page.add_init_script(script)
+        else:
+            page = tabs.new(beside=beside is not None)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=color_scheme)
+        errors: list[str] = []
+        asked: list[str] = []
+        listeners = {
+            "console": lambda line: errors.append(line.text) if line.type in ("error", "warning") else None,
+            "pageerror": lambda error: errors.append(str(error)),
+            "dialog": lambda dialog: (errors.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+            "request": lambda request: asked.append(request.url),
+        }
+        for event, listener in listeners.items():
+            page.on(event, listener)
+        page.goto(live.url)
+        pages.append((live, page, listeners, errors, asked, but))
+        return page
+
+    yield start
+    for _, page, *_ in pages:
+        if not page.is_closed():
+            page.unroute_all(behavior="wait")  # an answer that a test replaces may still be on its way
+    for live, page, listeners, *_ in reversed(pages):
+        if page.context != tabs.context:
+            page.context.close()
+        elif page != tabs.first:
+            page.close()
+        else:
+            for event, listener in listeners.items():
+                page.remove_listener(event, listener)
+            tabs.forget(live.url)
+    for live, _, _, errors, asked, but in pages:
+        assert [error for error in errors if not but or but not in error] == []
+        assert [url for url in asked if not url.startswith((f"{live.url}/", "data:", f"blob:{live.url}/"))] == []
