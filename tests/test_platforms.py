@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rest_local.calibration import measuring
-from rest_local.server import run
+from rest_local.server import app
 
-PACKAGE = Path(run.__file__).parents[1]
+PACKAGE = Path(app.__file__).parents[1]
 MODULES = sorted(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in PACKAGE.rglob("[!_]*.py"))
 
 # Hides them from modules of this package only: the standard library and other packages need them on this system.

@@ -66,7 +66,7 @@ class KeptResponse:
     """One response.
 
     previous   id of the response that it continues
-    owner      tells API keys apart, see `server.keys.owner_of`
+    owner      tells API keys apart, see `server.settings.owner_of`
     added      items of input that its request brought
     response   the response; its output is what the turn added in addition
     """

@@ -3,7 +3,7 @@
 The datastore of a checkout is named after its root, so all commands share it, wherever below the root they are run. At
 a terminal the user is asked once whether to draft from it; the answer is kept in the data directory, by root.
 
-`Indexer` starts `rest_local.cli.index.worker`, a child process of the lowest priority, and `close` ends it; it also
+`Indexer` starts `rest_local.cli.index.watch`, a child process of the lowest priority, and `close` ends it; it also
 ends by itself with this process, because its stdin does. `committed` is called after each commit, so that the engine
 looks at once. Whatever goes wrong with the child costs drafts only. Its lines for the user may come while an answer is
 shown or a message typed: they wait until `show_news`, unless `at_once` was called.
@@ -217,7 +217,7 @@ class Indexer:
         self._lock = threading.Lock()
         request = {"model": str(model), "names": list(names), "code": [[code.name, str(code.root)]] if code else []}
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "rest_local.cli.index.worker"],
+            [sys.executable, "-c", "from rest_local.cli.index.watch import main; main()"],  # no command runs
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

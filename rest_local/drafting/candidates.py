@@ -79,8 +79,8 @@ def model_rates() -> list[float]:
 
 
 def grammar_cell(kind: int, apart: bool, depth: int) -> int:
-    """The evidence cell of forced text: kind of token (`rest_local.grammar.forced`) x whether the text before it was
-    split otherwise than the vocabulary does x tokens below the root."""
+    """The evidence cell of forced text: kind of token (`rest_local.grammar.constraint`) x whether the text before it
+    was split otherwise than the vocabulary does x tokens below the root."""
     return GRAMMAR * CELLS_PER_SOURCE + (apart * N_ROWS + min(depth, N_ROWS - 1)) * N_SHARES + kind
 
 
@@ -238,7 +238,7 @@ class EditRows(SourceRows):
 
 
 class ForcedText(Protocol):
-    """`rest_local.grammar.forced.ForcedText`. `at`: a token, its kind, whether the text before it is split otherwise
+    """`grammar.constraint.ForcedText`. `at`: a token, its kind, whether the text before it is split otherwise
     than the vocabulary does, and the place after it."""
 
     def __len__(self) -> int: ...

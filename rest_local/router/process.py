@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
     from rest_local.decoding.engine import Engine
-    from rest_local.server.run import Serving
+    from rest_local.server.app import Serving
     from rest_local.server.state import State
 
 STOP_SECONDS = 60.0
@@ -249,8 +249,8 @@ def _exactly(file: RawIOBase, n: int) -> bytes:
 def serve(setup: Setup, commands: RawIOBase, parent: ParentChannel) -> int:
     """Serve `setup` and obey `commands`. The exit code."""
     from rest_local.api.models import meta
+    from rest_local.server.app import Serving
     from rest_local.server.http import listen, log_to_stderr
-    from rest_local.server.run import Serving
 
     def loaded(state: State) -> None:
         assert state.engine is not None

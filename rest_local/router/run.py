@@ -1,6 +1,6 @@
 """Runs a server of one model or several: bind, start the processes, serve, drain, close.
 
-Signals are those of `rest_local.server.run`: SIGTERM and Ctrl-C let running answers end, a second one ends all
+Signals are those of `rest_local.server.app`: SIGTERM and Ctrl-C let running answers end, a second one ends all
 processes at once, SIGHUP stops or opens the datastores' newest commits.
 """
 

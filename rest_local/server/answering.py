@@ -16,7 +16,7 @@ from rest_local.api.answers import Answer, Call, RequestContext
 from rest_local.api.bodies import Checked, check
 from rest_local.api.errors import ApiError
 from rest_local.api.requests import check_generates
-from rest_local.server.keys import owner_of
+from rest_local.server.settings import owner_of
 from rest_local.server.state import state_of
 from rest_local.server.streaming import EventStream, Pulse, StreamGroup, json_response
 

@@ -1,12 +1,26 @@
-"""The ASGI application: routes and middleware, the page, and the description of the calls.
+"""The server of one model: the ASGI application, and `Serving`, which loads the model, serves, drains and closes.
 
 From the outside in: `Drained` (the end of a connection); the log of requests; `Gate` (size of the head, Host, Origin);
 CORS, if origins are allowed; `Guard` (key, type and size of the body); the routes.
 
 `GET /openapi.json` describes every route. It is made of the types that check the bodies, so it cannot differ.
+
+There is one process and one event loop; the engine has a thread of its own. While the model loads, /health answers 503.
+
+- SIGTERM and Ctrl-C stop listening and let running answers end, for at most `drain_seconds`. A second SIGTERM ends the
+  process at once. While the model loads, they end that before its next forward pass.
+- SIGHUP stops as SIGTERM does, because the terminal was closed. In a process that no terminal can close (a service,
+  `nohup`, after `ignore_hangups`) it opens the newest commits of the datastores.
 """
 
 from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,14 +32,21 @@ from starlette.routing import Route
 
 from rest_local.api.errors import ApiError
 from rest_local.errors import RestLocalError
-from rest_local.server import datastores, routes, slots
+from rest_local.server import datastores, routes
+from rest_local.server.datastores import reopen
 from rest_local.server.errors import on_any_error, on_api_error, on_http_error, on_own_error
+from rest_local.server.http import DRAIN_SECONDS, HttpServer
 from rest_local.server.operations import Operation, Routes, describe, get
 from rest_local.server.page import page
 from rest_local.server.security import AccessLog, Drained, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
+from rest_local.stop import Stop
+
+if TYPE_CHECKING:
+    from rest_local.decoding.engine import Engine
+    from rest_local.decoding.service import Service
 
 
 async def openapi(request: HttpRequest) -> Response:
@@ -37,7 +58,6 @@ async def openapi(request: HttpRequest) -> Response:
 ROUTES: Routes = (
     *routes.ROUTES,
     *datastores.ROUTES,
-    *slots.ROUTES,
     (get("/", "The chat page", media="text/html", of_server=True), page),
 )
 _OTHER_NAMES = {
@@ -108,3 +128,113 @@ def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list
 def _pattern(path: str) -> str:
     """The path for the router: a document's name may contain slashes."""
     return path.replace("{document}", "{document:path}")
+
+
+log = logging.getLogger("rest_local.server")
+
+WORKERS_SECONDS = 10.0  # for worker threads to stop; a chat template may take half of that
+
+
+class Serving(HttpServer):
+    """One server and its engine. `run` it in the main thread, or in any other without signals.
+
+    load       loads the engine; called in a thread of its own
+    queue      number of requests that may wait
+    start      makes the service of the engine and `queue`
+    secret     of the process that forwards requests to this one (`create_app`)
+    folder     see `State`
+    on_loaded  called when the model is loaded, in the thread that loaded it; by default it is logged
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        load: Callable[[], Engine],
+        *,
+        queue: int = 64,
+        drain_seconds: int = DRAIN_SECONDS,
+        start: Callable[[Engine, int], Service] | None = None,
+        secret: bytes | None = None,
+        folder: Path | None = None,
+        on_loaded: Callable[[State], None] | None = None,
+    ) -> None:
+        self.settings, self.state = settings, State(settings, name, folder=folder)
+        self._load, self._start, self._queue = load, start or _start, queue
+        self._on_loaded = on_loaded or log_loaded
+        self.loaded = threading.Event()  # or failed
+        self._error: BaseException | None = None
+        self._stop = Stop()  # of loading
+        super().__init__(create_app(self.state, secret), drain_seconds)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until stopped. Raises what `load` raises, and KeyboardInterrupt for Ctrl-C."""
+        loader = threading.Thread(target=self._open, name="rest-local-load", daemon=True)
+        loader.start()
+        try:
+            super().run(sockets)
+        finally:
+            stopped = self._error is None  # an error of loading from here on is caused by the stop
+            self._stop.set()
+            loader.join()
+            self._close()
+        if self.interrupted:
+            raise KeyboardInterrupt
+        if self._error is not None and not stopped:
+            raise self._error
+
+    def begin_stop(self) -> None:
+        """Refuse requests that are not decoding yet."""
+        self.state.workers.stop()
+
+    def reload(self) -> None:
+        """Open the newest commits of the datastores. Any thread; returns at once."""
+        threading.Thread(target=self._reopen, name="rest-local-reload", daemon=True).start()
+
+    def _reopen(self) -> None:
+        try:
+            service, engine = self.state.service, self.state.engine
+            if service is not None and engine is not None:
+                reopen(service, engine)
+                log.info("datastores opened again", extra={"fields": {"event": "reload"}})
+        except RestLocalError as error:
+            log.warning("%s", error)
+
+    def _open(self) -> None:
+        try:
+            with self._stop.here():
+                self.state.engine = self._load()
+            self.state.service = self._start(self.state.engine, self._queue)
+            self._on_loaded(self.state)
+        except BaseException as error:  # `run` raises it
+            self._error = error
+            self.should_exit = True
+        self.loaded.set()
+
+    def _close(self) -> None:
+        service, engine = self.state.service, self.state.engine
+        self.state.service = None
+        self.state.workers.stop()
+        if not self.state.workers.ended(WORKERS_SECONDS):
+            log.warning("a request is still being prepared after %.0f s", WORKERS_SECONDS)
+        if service is not None:
+            service.close()
+        for pooled in (self.state.embedder, self.state.ranker):
+            if pooled is not None:
+                pooled.close()
+        self.state.scoring.close()
+        if engine is not None:
+            engine.close()
+
+
+def log_loaded(state: State) -> None:
+    """A line in the log."""
+    log.info("model loaded", extra={"fields": {"event": "loaded", "model": state.model_id}})
+
+
+def _start(engine: Engine, queue: int) -> Service:
+    from rest_local.decoding.service import Service
+
+    if engine.generates:
+        engine.model.vocabulary.grammar_tokens()  # 1 s at 128 000 tokens, in part with the GIL held
+    return Service(engine, queue=queue)

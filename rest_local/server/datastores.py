@@ -40,7 +40,6 @@ NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 async def list_all(request: HttpRequest) -> Response:
-    """The datastores that are open and those in the user's directory."""
     _, engine = state_of(request).loaded()
     is_local = state_of(request).settings.is_local
     return json_response({"object": "list", "data": await anyio.to_thread.run_sync(_list, engine, is_local)})
@@ -63,7 +62,6 @@ async def search(request: HttpRequest) -> Response:
 
 
 async def add_document(request: HttpRequest) -> Response:
-    """Adds a document, or replaces the one with its name. Creates and opens a datastore with a new name."""
     body = await parse(request, DocumentBody)
     service, engine = state_of(request).loaded()
     path = _place(engine, request.path_params["name"])
@@ -71,7 +69,6 @@ async def add_document(request: HttpRequest) -> Response:
 
 
 async def forget_document(request: HttpRequest) -> Response:
-    """Removes a document from the files. With the last document the datastore is removed."""
     service, engine = state_of(request).loaded()
     path, document = _known(engine, request.path_params["name"]), request.path_params["document"]
 

@@ -1,10 +1,17 @@
-"""The calls of the protocols: each reads a body of `rest_local.api`, and answers with what is translated there."""
+"""The calls of the protocols: each reads a body of `rest_local.api`, and answers with what is translated there. ROUTES
+says what each one is.
+
+Slots are llama-server's. A file has a plain name, never a path. Other machines may not act on slots: how much a slot
+holds tells what another client has sent, and so does restoring it.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import numpy as np
@@ -13,6 +20,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from rest_local.api import bodies, models, ollama
+from rest_local.api.bodies import SlotBody
 from rest_local.api.errors import ApiError, headers_of, loading, no_such_model, wrong
 from rest_local.api.messages import CountBody, MessagesBody
 from rest_local.api.messages_answer import MessagesCall
@@ -24,10 +32,12 @@ from rest_local.api.responses import ResponseBody, listed
 from rest_local.api.responses_answer import ResponseCall
 from rest_local.api.vectors import Embedding, Reranking
 from rest_local.chat.tools import tools_of
+from rest_local.errors import RestLocalError
+from rest_local.kv_cache.saved import NamedSlots
 from rest_local.llama.embedding import Embedder, Ranker
 from rest_local.server.answering import context_of, generate, parse, respond, submit
-from rest_local.server.keys import owner_of
-from rest_local.server.operations import Operation, Routes, delete, get, post
+from rest_local.server.operations import Endpoint, Operation, Routes, delete, get, post
+from rest_local.server.settings import owner_of
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response
 
@@ -36,16 +46,29 @@ if TYPE_CHECKING:
     from rest_local.decoding.service import Service
 
 
-async def chat_completions(request: HttpRequest) -> Response:
-    """OpenAI's chat, with llama-server's additions."""
-    body = await parse(request, bodies.ChatBody)
-    return await generate(request, Chat(context_of(request, body.model), body))
+log = logging.getLogger("rest_local.server")
+T = TypeVar("T")
+
+
+def _generating(path: str, summary: str, kind: Any, call: Any) -> tuple[Operation, Endpoint]:
+    """The call that answers a body of a kind by a `Call`, of a context and this body."""
+
+    async def endpoint(request: HttpRequest) -> Response:
+        body = await parse(request, kind)
+        response = await generate(request, call(context_of(request, body.model), body))
+        response.headers.update(headers_of(request.url.path))
+        return response
+
+    return post(path, summary, kind, streams=True), endpoint
 
 
 async def chat_tokens(request: HttpRequest) -> Response:
-    """How many tokens a chat would give the model. Nothing is generated."""
     body = await parse(request, bodies.ChatBody)
     return await _counted(request, Chat(context_of(request, body.model), body))
+
+
+async def response_tokens(request: HttpRequest) -> Response:
+    return await _counted(request, await _response_call(request))
 
 
 async def _counted(request: HttpRequest, call: Chat | ResponseCall) -> Response:
@@ -53,8 +76,16 @@ async def _counted(request: HttpRequest, call: Chat | ResponseCall) -> Response:
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
+async def count_tokens(request: HttpRequest) -> Response:
+    body = await parse(request, CountBody)
+    call = MessagesCall(context_of(request, body.model), body)
+    tokens = await state_of(request).workers.run(request, call.count)
+    response = json_response({"input_tokens": tokens})
+    response.headers.update(headers_of(request.url.path))
+    return response
+
+
 async def completions(request: HttpRequest) -> Response:
-    """OpenAI's completions: one prompt or several, one answer to each or several."""
     body = await parse(request, bodies.CompletionBody)
     call = Completion(context_of(request, body.model), body)
     if not call.echoes_logprobs:
@@ -67,45 +98,8 @@ async def completions(request: HttpRequest) -> Response:
     return await respond(request, call.answer(streams.streams), streams)
 
 
-async def completion(request: HttpRequest) -> Response:
-    """llama-server's completion: continues a prompt, or each of several."""
-    body = await parse(request, bodies.NativeBody)
-    return await generate(request, NativeCompletion(context_of(request, body.model), body))
-
-
-async def infill(request: HttpRequest) -> Response:
-    """Fills a gap."""
-    body = await parse(request, bodies.InfillBody)
-    return await generate(request, NativeCompletion(context_of(request, body.model), body))
-
-
-async def messages(request: HttpRequest) -> Response:
-    """Anthropic's messages."""
-    body = await parse(request, MessagesBody)
-    return _with_id(request, await generate(request, MessagesCall(context_of(request, body.model), body)))
-
-
-async def count_tokens(request: HttpRequest) -> Response:
-    """Anthropic's count of the tokens of a prompt."""
-    body = await parse(request, CountBody)
-    call = MessagesCall(context_of(request, body.model), body)
-    tokens = await state_of(request).workers.run(request, call.count)
-    return _with_id(request, json_response({"input_tokens": tokens}))
-
-
-def _with_id(request: HttpRequest, response: Response) -> Response:
-    response.headers.update(headers_of(request.url.path))
-    return response
-
-
 async def create_response(request: HttpRequest) -> Response:
-    """A response, streamed or whole."""
     return await generate(request, await _response_call(request))
-
-
-async def response_tokens(request: HttpRequest) -> Response:
-    """How many tokens a request would give the model. Nothing is generated or kept."""
-    return await _counted(request, await _response_call(request))
 
 
 async def _response_call(request: HttpRequest) -> ResponseCall:
@@ -114,21 +108,18 @@ async def _response_call(request: HttpRequest) -> ResponseCall:
 
 
 async def retrieve_response(request: HttpRequest) -> Response:
-    """A kept response."""
     if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
         raise wrong("stream", "events of a kept response are not kept")
     return json_response((await _kept(request)).response)
 
 
 async def remove_response(request: HttpRequest) -> Response:
-    """Forget a kept response."""
     kept = await _kept(request)
     await anyio.to_thread.run_sync(_storage(request).remove, kept.id)
     return json_response({"id": kept.id, "object": "response", "deleted": True})
 
 
 async def input_items(request: HttpRequest) -> Response:
-    """What a kept response was asked: the items before it and its own, the newest first."""
     kept = await _kept(request)
     before: list[KeptResponse] | None = None
     if kept.previous:
@@ -156,7 +147,6 @@ def _owner(request: HttpRequest) -> str:
 
 
 async def embeddings(request: HttpRequest) -> Response:
-    """OpenAI's embeddings: one vector of length 1 for each input."""
     body, state = await parse(request, bodies.EmbeddingBody), state_of(request)
     service, engine = state.loaded()
     embedding = Embedding(engine, body, state.check_model(body.model))
@@ -176,7 +166,6 @@ def _embed(state: State, service: Service) -> Callable[[list[int]], NDArray[np.f
 
 
 async def rerank(request: HttpRequest) -> Response:
-    """The documents in the order of their relevance to the query."""
     body, state = await parse(request, bodies.RerankBody), state_of(request)
     service, engine = state.loaded()
     reranking = Reranking(engine, body, state.check_model(body.model))
@@ -192,7 +181,6 @@ async def rerank(request: HttpRequest) -> Response:
 
 
 async def ollama_chat(request: HttpRequest) -> Response:
-    """The next message of a conversation, in Ollama's words."""
     body, began = await parse(request, ollama.OllamaChatBody), time.perf_counter()
     if not body.messages:
         return _only_loaded(request, body, of_chat=True)
@@ -200,7 +188,6 @@ async def ollama_chat(request: HttpRequest) -> Response:
 
 
 async def ollama_generate(request: HttpRequest) -> Response:
-    """The continuation of a prompt: of a question in the model's template, of plain text, or of a gap."""
     body, began = await parse(request, ollama.GenerateBody), time.perf_counter()
     if not body.prompt and not body.suffix and not body.images:
         return _only_loaded(request, body, of_chat=False)
@@ -225,7 +212,6 @@ async def ollama_embed(request: HttpRequest) -> Response:
 
 
 async def ollama_embeddings(request: HttpRequest) -> Response:
-    """The vector of one text: Ollama's older call."""
     body = await parse(request, ollama.OldEmbedBody)
     _, vectors, _ = await _ollama_vectors(request, body, [body.prompt])
     return json_response({"embedding": vectors[0] if vectors else []})
@@ -253,22 +239,18 @@ def _rows(state: State) -> list[models.Row]:
 
 
 async def ollama_tags(request: HttpRequest) -> Response:
-    """The models; available while they load."""
     return json_response(models.tags(_rows(state_of(request))))
 
 
 async def ollama_running(request: HttpRequest) -> Response:
-    """The models in memory."""
     return json_response(models.running(_rows(state_of(request))))
 
 
 async def ollama_version(request: HttpRequest) -> Response:
-    """The version of the API."""
     return json_response(models.version())
 
 
 async def ollama_show(request: HttpRequest) -> Response:
-    """What is known of a model."""
     body, state = await parse(request, ollama.ShowBody), state_of(request)
     _, engine = state.loaded()
     row = models.row_of(state.check_model(body.asked), engine.model.path, models.meta(engine), is_loaded=True)
@@ -287,7 +269,6 @@ async def not_served(request: HttpRequest) -> Response:
 
 
 async def list_models(request: HttpRequest) -> Response:
-    """The names of the model; available while it loads."""
     state = state_of(request)
     return json_response(models.list_of([_named(state, name) for name in state.names]))
 
@@ -313,7 +294,6 @@ async def health(request: HttpRequest) -> Response:
 
 
 async def props(request: HttpRequest) -> Response:
-    """llama-server's properties of the model."""
     state = state_of(request)
     service, engine = state.loaded()
     return json_response(
@@ -336,7 +316,6 @@ async def metrics(request: HttpRequest) -> Response:
 
 
 async def tokenize(request: HttpRequest) -> Response:
-    """Text to token ids."""
     body, state = await parse(request, bodies.TokenizeBody), state_of(request)
     vocabulary = state.loaded()[1].model.vocabulary
 
@@ -359,7 +338,6 @@ def _piece(piece: bytes) -> str | list[int]:
 
 
 async def detokenize(request: HttpRequest) -> Response:
-    """Token ids to text."""
     body = await parse(request, bodies.DetokenizeBody)
     _, engine = state_of(request).loaded()
     tokens = checked_ids(engine, body.tokens)
@@ -368,7 +346,6 @@ async def detokenize(request: HttpRequest) -> Response:
 
 
 async def apply_template(request: HttpRequest) -> Response:
-    """The prompt of a conversation, as text."""
     body, state = await parse(request, bodies.TemplateBody), state_of(request)
     _, engine = state.loaded()
 
@@ -380,20 +357,102 @@ async def apply_template(request: HttpRequest) -> Response:
     return json_response({"prompt": await state.workers.run(request, work)})
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+async def slots(request: HttpRequest) -> Response:
+    """The state of each slot, never its text; how far it is only where steps are shown."""
+    state = state_of(request)
+    service, engine = state.loaded()
+    found = await anyio.to_thread.run_sync(service.slots)
+    hidden = () if state.settings.shows_steps else ("n_past",)  # frequent requests would reveal the tokens of each step
+    shown = [{name: value for name, value in slot.items() if name not in hidden} for slot in found]
+    return json_response([slot | {"n_ctx": engine.n_ctx, "is_processing": slot["state"] != "idle"} for slot in shown])
+
+
+async def act_on_slot(request: HttpRequest) -> Response:
+    state, number = state_of(request), request.path_params["id"]
+    action = request.query_params.get("action", "")
+    found = _ACTIONS.get(action)
+    if found is None:
+        raise ApiError(400, "action: give save, restore or erase", code="invalid_value", param="action")
+    if not number.isascii() or not number.isdigit() or len(number) > 6:
+        raise ApiError(400, "id_slot: give the number of a slot", code="invalid_value", param="id_slot")
+    if not state.settings.shows_steps:
+        raise ApiError(403, "slots are not shown to other machines; see --share-statistics", code="withheld")
+    body = await parse(request, SlotBody)
+    if action != "erase" and body.filename is None:
+        raise ApiError(400, "filename: Field required", code="missing", param="filename")
+    files = _files(state, owner_of(request.headers, state.settings))
+
+    def work() -> dict[str, Any]:
+        begun = time.perf_counter()
+        fields = found(files, int(number), body.filename or "")
+        milliseconds = round(1e3 * (time.perf_counter() - begun), 3)
+        timings = {} if action == "erase" else {"timings": {f"{action}_ms": milliseconds}}
+        return {"id_slot": int(number)} | fields | timings
+
+    try:
+        return json_response(await state.workers.run(request, work))
+    except FileNotFoundError as error:
+        raise ApiError(404, "no slot was saved under this name", code="not_found", param="filename") from error
+    except OSError as error:
+        cause = error.strerror or str(error)
+        log.warning("slot %s: %s: %s", number, action, cause)
+        status, code = (507, "disk_full") if error.errno in _FULL else (500, "failed")
+        raise ApiError(status, f"the slot could not be {action}d: {cause}", code=code) from error
+
+
+def _files(state: State, user: str) -> NamedSlots:
+    service, engine = state.loaded()
+
+    def run(call: Callable[[], T], /) -> T:
+        return service.run(lambda engine: call())
+
+    if (files := engine.context.named_slots(run, user)) is None:
+        raise ApiError(501, "start the server with --sessions SIZE", code="sessions_off")
+    return files
+
+
+def _save(files: NamedSlots, number: int, name: str) -> dict[str, Any]:
+    moved = files.save(number, name)
+    return {"filename": name, "n_saved": moved.tokens, "n_written": moved.size}
+
+
+def _restore(files: NamedSlots, number: int, name: str) -> dict[str, Any]:
+    try:
+        moved = files.restore(number, name)
+    except RestLocalError as error:
+        log.warning("slot %d: %s", number, error)
+        raise
+    return {"filename": name, "n_restored": moved.tokens, "n_read": moved.size}
+
+
+def _erase(files: NamedSlots, number: int, name: str) -> dict[str, Any]:
+    return {"n_erased": files.erase(number)}
+
+
+_ACTIONS: dict[str, Callable[[NamedSlots, int, str], dict[str, Any]]] = {
+    "save": _save,
+    "restore": _restore,
+    "erase": _erase,
+}
+
+
 def _lines(path: str, summary: str, body: type[ollama.AnswerBody]) -> Operation:
     return post(path, summary, body, streams=True, stream_media=ollama.LINES)
 
 
 ROUTES: Routes = (
-    (post("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, streams=True), chat_completions),
+    _generating("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, Chat),
     (post("/v1/chat/completions/input_tokens", "Count a conversation's tokens", bodies.ChatBody), chat_tokens),
     (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
     (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
     (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
     (get("/v1/models", "Names of the models", of_server=True), list_models),
     (get("/v1/models/{name}", "One name of a model", of_server=True), one_model),
-    (post("/completion", "llama-server's completion", bodies.NativeBody, streams=True), completion),
-    (post("/infill", "Fill a gap", bodies.InfillBody, streams=True), infill),
+    _generating("/completion", "llama-server's completion", bodies.NativeBody, NativeCompletion),
+    _generating("/infill", "Fill a gap", bodies.InfillBody, NativeCompletion),
     (post("/tokenize", "Tokenize text", bodies.TokenizeBody), tokenize),
     (post("/detokenize", "Detokenize ids", bodies.DetokenizeBody), detokenize),
     (post("/apply-template", "Render a prompt", bodies.TemplateBody), apply_template),
@@ -405,7 +464,7 @@ ROUTES: Routes = (
     (get("/v1/responses/{id}", "A kept response", of_server=True), retrieve_response),
     (delete("/v1/responses/{id}", "Forget a response", of_server=True), remove_response),
     (get("/v1/responses/{id}/input_items", "What a response was asked", of_server=True), input_items),
-    (post("/v1/messages", "Continue a conversation, as Anthropic's API does", MessagesBody, streams=True), messages),
+    _generating("/v1/messages", "Continue a conversation, as Anthropic's API does", MessagesBody, MessagesCall),
     (post("/v1/messages/count_tokens", "Count the tokens of a prompt", CountBody), count_tokens),
     (_lines("/api/chat", "Ollama's chat", ollama.OllamaChatBody), ollama_chat),
     (_lines("/api/generate", "Ollama's completion", ollama.GenerateBody), ollama_generate),
@@ -419,4 +478,6 @@ ROUTES: Routes = (
         (make(f"/api/{name}", "Not served: 501", of_server=True), not_served)
         for make, name in ((post, "pull"), (post, "push"), (post, "create"), (post, "copy"), (delete, "delete"))
     ),
+    (get("/slots", "State of the slots"), slots),
+    (post("/slots/{id}", "Save, restore or erase a slot (?action=)", SlotBody), act_on_slot),
 )

@@ -1,9 +1,17 @@
-"""The settings of a server, checked on construction. Knows nothing about HTTP libraries or the engine."""
+"""The settings of a server, checked on construction, and API keys: whether one in a request opens the server, and
+whose request it is. Knows nothing about HTTP libraries or the engine.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import contextlib
+import hashlib
+import hmac
 import ipaddress
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rest_local.errors import OptionError
@@ -106,3 +114,33 @@ def parse_keys(data: bytes) -> tuple[bytes, ...]:
     if not keys:
         raise OptionError("API key file: holds no key; write one on a line of its own")
     return keys
+
+
+def given_keys(headers: Mapping[str, str]) -> list[bytes]:
+    """The keys in a request: a bearer token, `x-api-key`, `api-key`, or the password of a browser's login."""
+    found = [headers[name].encode("latin-1") for name in ("x-api-key", "api-key") if name in headers]
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        found.append(value.strip().encode("latin-1"))
+    elif scheme.lower() == "basic":
+        with contextlib.suppress(binascii.Error, ValueError):  # not base64, so not a key
+            found.append(base64.b64decode(value, validate=True).partition(b":")[2])
+    return found
+
+
+def opens(keys: Iterable[bytes], given: Iterable[bytes]) -> bool:
+    """Whether any given key is right. Makes every comparison in constant time, so that timing reveals nothing."""
+    offered = list(given)
+    matches = [hmac.compare_digest(key, one) for key in keys for one in offered]
+    return any(matches)
+
+
+def owner_of(headers: Mapping[str, str], settings: Settings) -> str:
+    """Whose texts a request may find in memory or have restored from disk: a digest of its key; empty, the same for all
+    requests, where the server has no keys.
+    """
+    if not settings.keys:
+        return ""
+    offered = given_keys(headers)
+    found = [key for key in settings.keys if opens((key,), offered)]
+    return hashlib.sha256(b"owner\n" + found[0]).hexdigest() if found else "none"

@@ -16,9 +16,9 @@ from support.prices import FLAT
 
 from rest_local.decoding import verify
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows, grammar_cell
-from rest_local.grammar import Grammar, forced, gbnf, json_schema, lark
-from rest_local.grammar.constraint import Constraint
-from rest_local.grammar.forced import CERTAIN, ForcedText
+from rest_local.grammar import Grammar, gbnf, json_schema, lark
+from rest_local.grammar import constraint as forced
+from rest_local.grammar.constraint import CERTAIN, Constraint, ForcedText
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.model import Model

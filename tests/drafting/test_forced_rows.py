@@ -18,7 +18,7 @@ from rest_local.drafting.candidates import (
 )
 from rest_local.drafting.growth import Draft, origins_of
 from rest_local.drafting.tree import ROOT
-from rest_local.grammar.forced import CERTAIN, CHARACTER, LAST, N_KINDS
+from rest_local.grammar.constraint import CERTAIN, CHARACTER, LAST, N_KINDS
 from rest_local.planning.plan import draft
 from rest_local.retrieval.rows import Rows
 

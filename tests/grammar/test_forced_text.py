@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.spelling import tokens_of
 
-from rest_local.grammar import Grammar, forced, gbnf, json_schema, lark
-from rest_local.grammar.constraint import Constraint
-from rest_local.grammar.forced import ASSUMED, CERTAIN, CHARACTER, LAST, REPEATED, ForcedText, Spacing
+from rest_local.grammar import Grammar, gbnf, json_schema, lark
+from rest_local.grammar import constraint as forced
+from rest_local.grammar.constraint import ASSUMED, CERTAIN, CHARACTER, LAST, REPEATED, Constraint, ForcedText, Spacing
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.paths import demo_model

@@ -13,9 +13,8 @@ from unittest.mock import AsyncMock
 import httpx
 import pytest
 
-from rest_local.router import forwarding
-from rest_local.router.app import RouterState, create_router
-from rest_local.router.forwarding import Forwarded
+from rest_local.router import app as forwarding
+from rest_local.router.app import Forwarded, RouterState, create_router
 from rest_local.router.pool import Pool
 from rest_local.server.security import CLIENT, SECRET, AccessLog
 from rest_local.server.settings import Settings

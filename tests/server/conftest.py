@@ -14,7 +14,7 @@ from fake_service import FakeEngine, FakeService
 from live import Live, served
 
 from rest_local.decoding.engine import Engine
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 

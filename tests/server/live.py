@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
+from rest_local.server.app import Serving
 from rest_local.server.http import listen
-from rest_local.server.run import Serving
 
 
 @dataclass

@@ -21,7 +21,7 @@ from rest_local.retrieval import VocabularyId, build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 from rest_local.retrieval.update.updating import add
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 TEXT = "def quixotic_name(first, second):\n    return first * 17 + second * 23\n"

@@ -14,7 +14,7 @@ from support.pooled import with_pooling
 
 from rest_local.decoding.engine import Engine
 from rest_local.llama.options import ModelOptions, Override
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 

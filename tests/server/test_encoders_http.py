@@ -15,7 +15,7 @@ from support.encoders import CLS, MEAN_POOLING, RANK_POOLING, Encoder, encoder
 
 from rest_local.decoding.engine import Engine
 from rest_local.errors import CannotGenerate, ModelError
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 QUERY = "what is the cat"

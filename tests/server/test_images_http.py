@@ -15,7 +15,7 @@ from models import tiny_mmproj
 from rest_local.chat.images import MOST_IMAGES, part_of
 from rest_local.decoding.engine import Engine
 from rest_local.llama.picture import MAX_PIXELS
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 CHAT = "/v1/chat/completions"

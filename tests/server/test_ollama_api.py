@@ -15,7 +15,7 @@ from rest_local.api.errors import ApiError
 from rest_local.api.models import Row, counted, find_name, quantization, running, tagged, tags
 from rest_local.api.ollama import GenerateBody, OllamaChatBody, chat_body, chat_messages, prompt_messages
 from rest_local.decoding.engine import Engine
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -11,7 +11,7 @@ from support.images import picture
 
 from models import tiny_mmproj
 from rest_local.decoding.engine import Engine
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 SAME = {"temperature": 0, "num_predict": 8}

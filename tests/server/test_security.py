@@ -27,9 +27,8 @@ from rest_local.errors import (
 )
 from rest_local.server import security
 from rest_local.server.http import listen
-from rest_local.server.keys import owner_of
 from rest_local.server.security import MAX_HEAD
-from rest_local.server.settings import Settings, parse_keys
+from rest_local.server.settings import Settings, owner_of, parse_keys
 
 BODY = b'{"prompt": "x"}'
 

@@ -19,7 +19,7 @@ from support.files import mounted, write_with
 from rest_local.decoding.engine import Engine
 from rest_local.kv_cache import saved, sessions
 from rest_local.paths import cache_dir
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 TEXT = "def first(values):\n    return values[0]\n\n\n" * 30

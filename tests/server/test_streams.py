@@ -15,8 +15,8 @@ from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import DecodeFailed, ModelNotFound
+from rest_local.server.app import Serving
 from rest_local.server.http import listen
-from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
 
 CHAT_PATH = "/v1/chat/completions"

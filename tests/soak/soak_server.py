@@ -28,7 +28,7 @@ import recorded
 from live import Live, served
 
 from rest_local.decoding.engine import Engine
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 from tests.support.memory import resident_mb
 

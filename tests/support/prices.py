@@ -23,7 +23,7 @@ from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.drafter import Drafter, PassTimes
 from rest_local.drafting.models.heads import Head
 from rest_local.drafting.recycled import SuccessorTable
-from rest_local.grammar import forced
+from rest_local.grammar import constraint as forced
 from rest_local.llama.context import Context
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import StepCost

@@ -12,7 +12,7 @@ from fake_service import origin
 from live import Live, prompt_of, served
 
 from rest_local.decoding.engine import Engine
-from rest_local.server.run import Serving
+from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect

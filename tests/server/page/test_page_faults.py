@@ -12,8 +12,8 @@ from live import Live, served
 
 from rest_local.decoding.engine import Engine
 from rest_local.paths import is_demo_model
+from rest_local.server.app import Serving
 from rest_local.server.page import document
-from rest_local.server.run import Serving
 from rest_local.server.settings import Settings
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
