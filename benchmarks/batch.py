@@ -98,7 +98,7 @@ class SimulatedBackend:
 
     def __init__(self, clock: Clock, costs: NDArray[np.float64], n_vocab: int, n_slots: int, n_ctx: int) -> None:
         self.n_ctx, self.n_cells, self.n_slots, self.n_branches = n_ctx, n_ctx * n_slots, n_slots, 8
-        self.n_batch, self.max_outputs, self.n_vocab, self.n_swa = 512, LARGEST, n_vocab, 0
+        self.n_batch, self.max_outputs, self.n_vocab, self.n_swa, self.rollback = 512, LARGEST, n_vocab, 0, LARGEST
         self.batch = Batch(self.n_batch, self.n_branches)
         self.passes = 0
         self._clock, self._costs = clock, costs
@@ -128,10 +128,10 @@ class SimulatedBackend:
     def state_size(self, seq: int) -> int:
         return 0
 
-    def save(self, seq: int, *, partial: bool = False) -> bytes:
+    def save(self, seq: int, **how: bool) -> bytes:
         return b""
 
-    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
+    def restore(self, seq: int, state: bytes | memoryview, **how: bool) -> bool:
         return False
 
     def clear(self) -> None:

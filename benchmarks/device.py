@@ -30,7 +30,7 @@ class Device(Backend):
     def __init__(self, context: Context, step_ms: float, n_vocab: int, texts: Sequence[Sequence[int]]) -> None:
         self.n_ctx, self.n_cells, self.n_batch = context.n_ctx, context.n_cells, context.n_batch
         self.n_branches, self.n_slots, self.n_vocab = context.n_branches, context.n_slots, n_vocab
-        self.n_swa = context.n_swa
+        self.n_swa, self.rollback = context.n_swa, context.rollback
         self.max_outputs, self.batch = context.max_outputs, context.batch
         self.critical_ms: list[float] = []
         self._context, self._step_s, self._texts = context, step_ms / 1e3, texts
@@ -99,11 +99,11 @@ class Device(Backend):
     def state_size(self, seq: int) -> int:
         return self._context.state_size(seq)
 
-    def save(self, seq: int, *, partial: bool = False) -> bytes:
-        return self._context.save(seq, partial=partial)
+    def save(self, seq: int, **how: bool) -> bytes:
+        return self._context.save(seq, **how)
 
-    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
-        return self._context.restore(seq, state, partial=partial)
+    def restore(self, seq: int, state: bytes | memoryview, **how: bool) -> bool:
+        return self._context.restore(seq, state, **how)
 
     def clear(self) -> None:
         self._context.clear()

@@ -112,10 +112,18 @@ class Runner:
         """
         backend = self.backend
         positions = np.arange(self.n_past, self.n_past + len(tokens))
+        goes_back = len(tokens) - keep > backend.rollback
+        state = backend.save(0, partial=True, on_device=True) if goes_back else b""
         backend.batch.fill(tokens, positions, 0, backend.n_branches, 1)
         code = backend.decode()
         if code:
             raise DecodeFailed(code, len(tokens))
+        if goes_back:  # to the checkpoint before the step; what was accepted is evaluated again
+            rows: Logits = backend.logits(len(tokens)).copy()
+            if not backend.restore(0, state, partial=True, on_device=True) or not remove_tail(backend, self.n_past):
+                raise DecodeFailed(-1, len(tokens))
+            self.prefill(tokens[:keep])
+            return rows
         self.n_past += keep
         if keep < len(tokens) and not remove_tail(backend, self.n_past):
             raise DecodeFailed(-1, len(tokens))
@@ -147,7 +155,7 @@ def compare_drafts(
     if longest < 1:
         return result
     rng = np.random.default_rng(11)
-    slot = Slot(backend)
+    slot = Slot(backend, checkpoints=backend.rollback < longest)
     slot.tokens = list(text)
     other = _Neighbour(backend, text, rng) if neighbour else None
     make = _random_tree if drafts == "trees" else _random_chain

@@ -24,11 +24,9 @@ def capability_of(model: Model, context: Context, exact: bool) -> Capability:
     if model.has_encoder:
         return Capability("none", "encoder-decoder models are decoded plainly", shares=False)
     if model.is_recurrent or model.is_hybrid:
-        kind = "recurrent" if model.is_recurrent else "hybrid"
-        if context.n_rs_seq > 0:
-            reason = f"{kind} state can be rolled back {context.n_rs_seq} tokens"
-            return Capability("chain", reason, context.n_rs_seq, shares=False)
-        return Capability("none", f"{kind} state cannot be rolled back by this llama.cpp", shares=False)
+        kind, n = "recurrent" if model.is_recurrent else "hybrid", context.n_rs_seq
+        rolled_back = f"is rolled back {n} tokens, and further by a checkpoint" if n else "goes back to a checkpoint"
+        return Capability("chain", f"{kind} state {rolled_back} before the step", shares=False)
     if exact:
         return Capability("chain", "exact: a rejected branch leaves holes that shift the attention's blocks")
     return Capability("tree", "full attention over removable cells")

@@ -28,15 +28,11 @@ CACHE, FORMAT = "models.json", 2
 _F32 = 4  # bytes of a number of recurrent state
 _F16 = 2  # bytes of a cached key or value by default
 
-# Architectures with recurrent state: those whose state llama.cpp can roll back, which chains need, and those where it
-# cannot. A test compares them with llama.cpp; in newer ones, their keys tell that there is such a state.
+# Architectures whose recurrent state llama.cpp can roll back, for the estimate of memory before loading; then that is
+# found by trying. A test compares them with llama.cpp. Keys tell whether a model has such a state.
 ROLLED_BACK = frozenset({
     "bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35",
     "qwen35moe", "qwen4exp",
-})  # fmt: skip
-NOT_ROLLED_BACK = frozenset({
-    "arwkv7", "falcon-h1", "granitehybrid", "jamba", "kimi-linear", "mamba", "mamba2", "minimax-01", "plamo2",
-    "qwen3next", "rwkv6", "rwkv6qwen2", "rwkv7",
 })  # fmt: skip
 _RECURRENT_KEYS = (".ssm.", ".wkv.", ".shortconv.", ".kda.")
 INTERVALS = {"minimax-01": 8, "qwen35": 4, "qwen35moe": 4, "qwen3next": 4, "qwen4exp": 4}  # each such layer attends
@@ -229,10 +225,7 @@ def header_of(metadata: Gguf, path: Path) -> Header:
 def _drafting(metadata: Gguf, architecture: str) -> str:
     if architecture.startswith("t5") or metadata.values.get(f"{architecture}.attention.causal") is False:
         return "none"
-    if architecture in ROLLED_BACK:
-        return "chain"
-    recurrent = any(key.startswith(f"{architecture}{part}") for key in metadata.values for part in _RECURRENT_KEYS)
-    return "none" if recurrent or architecture in NOT_ROLLED_BACK else "tree"
+    return "chain" if architecture in ROLLED_BACK or _recurrent_layers(metadata, architecture) else "tree"
 
 
 def _kv_bytes(metadata: Gguf, architecture: str) -> int:

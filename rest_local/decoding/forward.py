@@ -119,7 +119,7 @@ class Forward:
             done = True
             if self.drafter is not None:
                 held = list(zip(slots, before, texts, strict=True))
-                self.drafter.observe(_evaluated(running, parts, held, outcomes))
+                self.drafter.observe(_evaluated(running, parts, held, outcomes, clock.again))
             return outcomes
         finally:
             if not done:
@@ -132,12 +132,12 @@ class Forward:
         """A tree for each request; then, of all trees together, the nodes that are worth it. Nothing is drafted in a
         pass with a part of a prompt: a draft has no cheap place in such a batch.
         """
-        n_other = len(running) - 1
+        n_other, n_again = len(running) - 1, sum(state.slot.n_again for state in running)
         for state in running:
             with _ErrorsOf(state):
                 leaves = state.slot.n_branches if self.capability.kind == "tree" else 1
-                limit = 0 if clock.prompted else self._limit(state, n_other)
-                state.draft(limit, leaves, clock.n_ctx, n_other)
+                limit = 0 if clock.prompted else self._limit(state, n_other + n_again)
+                state.draft(limit, leaves, clock.n_ctx, n_other, n_again)
         if n_other > 0:
             self._share(running, clock)
         for state in running:
@@ -153,7 +153,8 @@ class Forward:
 
     def _share(self, running: Sequence[RequestState], clock: PassClock) -> None:
         n_other = len(running) - 1
-        room = min(self.backend.max_outputs, self.backend.n_batch) - 1 - n_other
+        n_again = sum(state.slot.n_again for state in running)
+        room = max(0, min(self.backend.max_outputs, self.backend.n_batch) - 1 - n_other - n_again)
         for state in running:  # whole trees, of policies that know no costs: while there is room
             state.tree = state.tree.cut(room)
             room -= len(state.tree)
@@ -202,6 +203,7 @@ class Forward:
             if code == 0:
                 clock.submitted = time.perf_counter()
                 clock.n_nodes = sum(len(state.tree) for state in running)
+                clock.again = [state.slot.n_again for state in running]
                 return
             if code == 1 and self._make_room():
                 continue
@@ -316,13 +318,16 @@ def _evaluated(
     parts: Sequence[Part],
     held: Sequence[tuple[Slot, int, DraftText | None]],
     outcomes: Sequence[Outcome],
+    again: Sequence[int],
 ) -> list[Evaluated]:
     """What a drafting model learns from this pass: the committed tokens, and their rows in the batch. `held`: by
-    request, its slot, the tokens in it before the pass, and what the model knows of its text.
+    request, its slot, the tokens in it before the pass, and what the model knows of its text. `again`: the tokens
+    before its root that were evaluated again.
     """
     found: list[Evaluated] = []
     row = 0
-    for state, (slot, n_past, text), outcome in zip(running, held, outcomes, strict=False):
+    for state, (slot, n_past, text), outcome, before in zip(running, held, outcomes, again, strict=False):
+        row += before
         if isinstance(outcome, VerifiedStep) and text is not None:
             order = state.layout.order if state.layout else []
             rows = [row, *(row + 1 + order.index(node) for node in outcome.verdict.path)]

@@ -40,7 +40,7 @@ from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpe
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 from rest_local.kv_cache.slots import Restoring
 from rest_local.llama.projector import Rows
-from rest_local.planning.policy import NEWEST, Policy, StepContext
+from rest_local.planning.policy import NEWEST, NO_CHECKPOINT, Checkpoint, Policy, StepContext
 
 log = logging.getLogger("rest_local.faults")
 
@@ -286,10 +286,11 @@ class RequestState:
 
     # One step
 
-    def draft(self, limit: int, leaves: int, n_ctx: int, n_other: int = 0) -> None:
+    def draft(self, limit: int, leaves: int, n_ctx: int, n_other: int = 0, n_again: int = 0) -> None:
         """When, what and how much: make the tree of this step, of at most `limit` nodes and `leaves` leaves.
 
-        `n_ctx`: tokens in all cells; `n_other`: roots of other requests in the same forward pass.
+        `n_ctx`: tokens in all cells; `n_other`: roots of other requests in the same forward pass; `n_again`: tokens
+        that it evaluates again.
         """
         begun = time.perf_counter()
         clock, sources = self.clock, self.sources
@@ -299,8 +300,12 @@ class RequestState:
         forced = None if self._constraint is None else partial(self._forced, self._constraint, limit)
         before, last = [*NO_BIGRAM, *self.tokens[-2:]][-2:]
         drafted = self.drafted = self.policy.draft(
-            sources, StepContext(n_ctx, limit, leaves, self._entropies, n_other, clock.entropy, forced, (before, last))
-        )
+            sources,
+            StepContext(
+                n_ctx, limit, leaves, self._entropies, n_other, clock.entropy, forced, (before, last), n_again,
+                NO_CHECKPOINT if limit <= self.slot.backend.rollback else self._checkpoint,
+            ),
+        )  # fmt: skip
         self.tree = drafted.tree
         if drafted.lookup_us is not None:
             self.statistics.lookup_us.append(drafted.lookup_us)
@@ -309,6 +314,13 @@ class RequestState:
         clock.draft = 1e3 * (time.perf_counter() - begun)
         if draft_text:
             clock.draft -= draft_text.step_ms
+
+    @property
+    def _checkpoint(self) -> Checkpoint:
+        """What a draft costs that needs one."""
+        costs = self.slot.costs
+        ms = costs.save_ms + costs.rejected * costs.restore_ms
+        return Checkpoint(self.slot.backend.rollback, ms, costs.rejected, costs.again)
 
     def _forced(self, constraint: TokenConstraint, most: int, path: Sequence[int]) -> list[ForcedRows]:
         """What the grammar allows only one way after the draft tokens of `path`: one row, or none."""
@@ -324,7 +336,9 @@ class RequestState:
             self.clock.draft += 1e3 * (time.perf_counter() - begun)
 
     def add_to(self, batch: BatchBuilder) -> None:
-        """Put root and tree into the batch."""
+        """Put root and tree into the batch, the tree as far as it can be taken back."""
+        if (most := self.slot.protect(len(self.tree))) < len(self.tree):
+            self.tree = self.tree.cut(most)
         self.layout = self.tree.layout() if len(self.tree) else None
         self.slot.add_step(batch, self.tree, self.layout)
 
@@ -341,6 +355,7 @@ class RequestState:
         begun = time.perf_counter()
         verdict, visited, relaxed, told = self._verify(logits)
         slot, tokens = self.slot, verdict.tokens
+        self.clock.again = slot.n_again
         if not slot.accept(self.tree, self.layout, verdict.path):
             slot.clear()  # evaluated by the next pass: a decode now would overwrite the logits of the other requests
         if self.policy.logits_ms:
@@ -350,6 +365,7 @@ class RequestState:
         rows = self._rows_to_finish(logits, visited, overlaps)
         taken = VerifiedStep(verdict, relaxed, self.tree, self.drafted, rows, overlaps, told)
         self.clock.verify = 1e3 * (time.perf_counter() - begun)
+        self.clock.checkpoint = slot.checkpoint_ms
         self._learn(tokens[: relaxed[0]] if relaxed else tokens, len(verdict.path), done, first)
         return taken
 

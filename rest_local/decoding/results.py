@@ -166,6 +166,7 @@ class PassClock:
     n_running: int  # that generate
     prompted: bool  # whether it holds a part of a prompt
     n_nodes: int = 0  # drafted tokens of all of them
+    again: list[int] = field(default_factory=list)  # by request, tokens that are evaluated again
     begun: float = 0.0
     submitting: float = 0.0
     submitted: float = 0.0
@@ -191,6 +192,8 @@ class StepClock:
     queries: float = 0.0  # the queries alone
     verify: float = 0.0  # verification, the cells, the sources
     late: float = 0.0  # learning, and what came after the pass: charged to the next step
+    checkpoint: float = 0.0  # of recurrent state: of the draft, and going back to it; a part of the stages above
+    again: int = 0  # tokens that were evaluated again, for a draft that was rejected before
     entropy: float = 0.0  # what entropies delay the next pass by: all of them, or a copied row while a device computes
 
     def begin(self) -> None:
@@ -217,13 +220,15 @@ class StepClock:
             n_nodes=n_nodes,
             n_accepted=n_accepted,
             decode_ms=done.decode_ms,
-            driver_ms=done.batch_ms + self.own - (lookup or 0.0),
+            driver_ms=max(0.0, done.batch_ms + self.own - (lookup or 0.0) - self.checkpoint),
             lookup_ms=lookup,
             n_other=done.n_running - 1,
-            n_other_nodes=done.n_nodes - n_nodes,
+            n_other_nodes=done.n_nodes - n_nodes + sum(done.again) - self.again,
             updates_curve=first and not done.prompted,
             query_ms=self.queries,
             prompted=done.prompted,
+            n_again=self.again,
+            checkpoint_ms=self.checkpoint,
         )
 
 

@@ -8,7 +8,9 @@ Contract:
 - Every `remove` and `copy` passes over all cells of the context, those of other slots too (12 us at 23 000 cells). So a
   step makes one for each leaf, not for each id. A copy covers what an id missed (all of 7 000 cells take 0.6 ms).
 - A failed removal is never ignored: the cells are cleared, and the tokens are evaluated again at the next use.
-- Memory that cannot be cut back (recurrent state) goes back to a checkpoint. Each part of a prompt leaves one.
+- Memory that cannot be cut back (recurrent state) goes back to a checkpoint. Each part of a prompt leaves one, and so
+  does a step whose draft is longer than what llama.cpp can roll back (`protect`). After a rejection the state is that
+  before the step, and the tokens that were accepted are evaluated again with the next step (`n_again`).
 - Rows of images stand in the text as negative ids (`llama.placeholders`). An image is kept whole or not at all. Where a
   model has M-RoPE, an image takes fewer positions than rows: `position` says where a token is.
 """
@@ -16,6 +18,7 @@ Contract:
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,6 +84,33 @@ LOST = -100  # no code of `llama_decode`: cells of images were lost, and the tex
 _runs = itertools.count()
 
 
+@dataclass
+class CheckpointCosts:
+    """What checkpoints of steps have cost in a context, smoothed over some twenty of them: milliseconds of one, and of
+    going back to it; the share of them that were gone back to, and how many tokens were then evaluated again.
+    """
+
+    save_ms: float = 0.0
+    restore_ms: float = 0.0
+    rejected: float = 0.5
+    again: float = 4.0
+    _saved: int = 0
+    _restored: int = 0
+
+    def note_saved(self, ms: float) -> None:
+        """A step has begun with one."""
+        self._saved += 1
+        self.save_ms += (ms - self.save_ms) / min(self._saved, 20)
+        self.rejected -= self.rejected / 20
+
+    def note_restored(self, ms: float, again: int) -> None:
+        """A step has ended with going back to it."""
+        self._restored += 1
+        self.restore_ms += (ms - self.restore_ms) / min(self._restored, 20)
+        self.again += (again - self.again) / min(self._restored, 20)
+        self.rejected += 1 / 20
+
+
 def count_cells(held: Iterable[tuple[Slot, int]]) -> int:
     """Cells that these slots hold with so many tokens each; shared cells count once."""
     ends: dict[tuple[int, int], int] = {}
@@ -98,6 +128,7 @@ class Slot:
     tokens    the text: the list of the sequence at work, or of the last one. It only grows.
     n_past    how many of them are in the cells: the position of the next token
     runs      which cells hold them, as (first position, number): slots that share cells have the same number there
+    n_again   how many of them, the last ones, the next step evaluates again; else a rewind forgets them
 
     `checkpoints`: whether states are kept to go back to.
     """
@@ -107,6 +138,10 @@ class Slot:
     ) -> None:
         self._keeps_checkpoints = checkpoints
         self._checkpoints: list[tuple[int, bytes]] = []  # tokens evaluated, and the state there; ascending
+        self._before_step: tuple[int, bytes] | None = None  # likewise; on the device
+        self.n_again = 0
+        self.costs = CheckpointCosts()
+        self.checkpoint_ms = 0.0  # that the newest step has taken for checkpoints
         self.backend = backend
         self.first_id = first_id
         self.n_branches = n_branches or backend.n_branches
@@ -203,6 +238,7 @@ class Slot:
         """What memory that cannot be cut back holds: the whole state with the number of its tokens, then checkpoints
         before it, the newest first. None where these are more than `most` bytes.
         """
+        self.settle()
         if self.backend.state_size(self.first_id) + sum(len(state) for _, state in self._checkpoints) > most:
             return None
         before = [each for each in reversed(self._checkpoints) if each[0] < self.n_past]
@@ -233,12 +269,15 @@ class Slot:
         not reliable either where committed tokens are removed: llama.cpp says that it rolled back, but has kept only
         the states of the last decode.
         """
-        n_past = whole(self.tokens, n_past)
+        self.settle()
+        n_past = min(whole(self.tokens, n_past), self.n_past)
         suspect = self._keeps_checkpoints and (broken_off or n_past < self.n_past)
         self._forget(n_past)
         removed = self._remove_all(n_past)
         while self._checkpoints and self._checkpoints[-1][0] > n_past:
             self._checkpoints.pop()
+        if self._before_step is not None and self._before_step[0] > n_past:
+            self._before_step = None
         if ((suspect or not removed) and not self._go_back()) or self._lacks_window():
             self.clear()
 
@@ -284,8 +323,50 @@ class Slot:
             self._checkpoints.append((self.n_past, self.backend.save(self.first_id, partial=True)))
             del self._checkpoints[:-MOST_CHECKPOINTS]
 
+    def protect(self, n: int) -> int:
+        """See to it that a draft of `n` tokens can be taken back; how many of them can be. Takes a checkpoint where
+        llama.cpp cannot roll back so many.
+        """
+        self.checkpoint_ms = 0.0
+        if n <= self.backend.rollback:
+            return n
+        at = self.n_past - self.n_again
+        if self._before_step is None or self._before_step[0] != at or not self.n_again:
+            begun = time.perf_counter()
+            state = self.backend.save(self.first_id, partial=True, on_device=True)
+            self._before_step = (at, state) if state else None
+            self.checkpoint_ms = 1e3 * (time.perf_counter() - begun)
+        self.costs.note_saved(self.checkpoint_ms)
+        return n if self._before_step else self.backend.rollback
+
+    def settle(self) -> None:
+        """Leave the tokens that were to be evaluated again to whatever evaluates the text next."""
+        if self.n_again:
+            n_past, self.n_again = self.n_past - self.n_again, 0
+            self._forget(n_past)
+
+    def _go_back_before_step(self) -> bool:
+        """Go to the state before the step, and leave its accepted tokens to the next one."""
+        if self._before_step is None:
+            return False
+        begun, (at, state) = time.perf_counter(), self._before_step
+        if not (self.backend.restore(self.first_id, state, partial=True, on_device=True) and self._remove_all(at)):
+            self._before_step = None
+            return False
+        self.n_again = self.n_past - at
+        ms = 1e3 * (time.perf_counter() - begun)
+        self.checkpoint_ms += ms
+        self.costs.note_restored(ms, self.n_again)
+        if self.n_again >= self.backend.n_batch // self.backend.n_slots:  # all slots together would not fit a batch
+            self.settle()
+        return True
+
     def _go_back(self) -> bool:
         """Go to the last checkpoint that works."""
+        newest = self._checkpoints[-1][0] if self._checkpoints else 0
+        if self._before_step is not None and self._before_step[0] >= newest and self._go_back_before_step():
+            self.settle()
+            return True
         while self._checkpoints:
             n_past, state = self._checkpoints[-1]
             if self.backend.restore(self.first_id, state, partial=True) and self._remove_all(n_past):
@@ -297,6 +378,7 @@ class Slot:
     def clear(self) -> None:
         """Free this slot's cells."""
         self._checkpoints.clear()
+        self._before_step, self.n_again = None, 0
         self._forget(0)
         self._joined = self.n_branches
         if not self._remove_all(0):
@@ -321,8 +403,17 @@ class Slot:
         batch.output += [0] * n
 
     def add_step(self, batch: BatchBuilder, tree: Tree, layout: Layout | None) -> None:
-        """Put the root, which is the next token of the text, and its draft into the batch, with the logits of each."""
+        """Put the root, which is the next token of the text, and its draft into the batch, with the logits of each;
+        before them what is evaluated again.
+        """
         first_id, begin = self.first_id, self.position(self.n_past)
+        if self.n_again:
+            again = self.n_again
+            batch.token += self.tokens[self.n_past - again : self.n_past]
+            batch.pos += range(begin - again, begin)
+            batch.first_id += [first_id] * again
+            batch.n_ids += [self._joined] * again
+            batch.output += [0] * again
         if tree.n_leaves > self._joined:
             self._join(tree.n_leaves)
         batch.token.append(self.tokens[self.n_past])
@@ -340,6 +431,7 @@ class Slot:
 
     def fill_step(self, tree: Tree, layout: Layout | None) -> None:
         """A batch of this slot's step alone."""
+        self.protect(len(tree))
         batch = BatchBuilder()
         self.add_step(batch, tree, layout)
         batch.load(self.backend.batch)
@@ -351,8 +443,11 @@ class Slot:
         """
         start = self.n_past
         self.n_past += 1 + len(path)
+        self.n_again = 0
         if layout is None:
             return True
+        if len(tree) - len(path) > self.backend.rollback:
+            return self._go_back_before_step()
         along = [0] * tree.n_leaves  # by leaf: how many accepted nodes lie on the way to it
         for depth, node in enumerate(path, 1):
             for leaf in range(layout.low[node], layout.low[node] + layout.count[node]):

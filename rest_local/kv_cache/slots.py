@@ -48,6 +48,8 @@ class Slots:
     def __init__(self, backend: Backend, shares: bool) -> None:
         places = range(0, backend.n_slots * backend.n_branches, backend.n_branches)
         self.slots = [Slot(backend, first_id, checkpoints=not shares) for first_id in places]
+        for slot in self.slots:
+            slot.costs = self.slots[0].costs
         self._shares = shares
         self._idle = list(self.slots)  # least recently used first
         self.holes = 0  # upper bound of the cells that were freed below others that stayed: attention passes over them
@@ -98,6 +100,7 @@ class Slots:
     def release(self, slot: Slot) -> None:
         """The slot is idle from now on; its tokens are kept while there is room."""
         if slot not in self._idle:
+            slot.settle()
             self._idle.append(slot)
             self._idle_ms[slot] = 0.0
             slot.is_idle, slot.idle_since = True, time.monotonic()

@@ -38,6 +38,7 @@ from rest_local.llama.options import CACHE_TYPES, LARGEST_DEFAULT, ROPE_SCALINGS
 Int32 = NDArray[np.int32]
 
 MOST_IDS = 256  # llama_max_parallel_sequences()
+ANY = 1 << 30  # tokens that cells of attention can be taken back
 
 
 class Batch:
@@ -292,6 +293,7 @@ class Context:
         self.n_branches = settings.n_branches
         self.n_slots = settings.n_slots
         self.n_rs_seq = int(llama_cpp.llama_n_rs_seq(self._pointer))
+        self.rollback = self.n_rs_seq if model.is_recurrent or model.is_hybrid else ANY
         self.n_vocab = model.n_vocab
         self.n_swa = int(llama_cpp.llama_model_n_swa(model.pointer))
         self.threads, self.threads_batch = int(params.n_threads), int(params.n_threads_batch)
@@ -419,26 +421,30 @@ class Context:
         """Bytes of `save(seq)`."""
         return int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, seq, 0))
 
-    def save(self, seq: int, *, partial: bool = False) -> bytes:
-        """The state of a sequence for `restore`. Copies the cells, so it has about their size.
+    def save(self, seq: int, *, partial: bool = False, on_device: bool = False) -> bytes:
+        """The state of a sequence for `restore`. Copies the cells, so it has about their size. Empty where that fails.
 
         `partial`: only the state that cannot be rolled back, which is the recurrent state and the cells of a sliding
         window: kilobytes for a hybrid model whose attention takes megabytes. For a model with full attention it is the
         whole state.
+
+        `on_device`: the content stays in the memory of the device, where this llama.cpp can do that, and there is one
+        such state of each sequence, the newest.
         """
-        flags = int(partial) * llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        flags = _flags(partial, on_device)
         size = int(llama_cpp.llama_state_seq_get_size_ext(self._pointer, seq, flags))
         buffer = (ctypes.c_uint8 * size)()
         written = int(llama_cpp.llama_state_seq_get_data_ext(self._pointer, buffer, size, seq, flags))
         return bytes(memoryview(buffer)[:written])
 
-    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
-        """Restore a state of `save`, with the same `partial`. If it does not fit, clears `seq` and returns False.
+    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False, on_device: bool = False) -> bool:
+        """Restore a state of `save`, with the same `partial` and `on_device`. If it does not fit, clears `seq` and
+        returns False.
 
         A partial state needs the cells of all positions before it, unchanged since `save`. Then call
         `remove(seq, position)`, which succeeds. This is not checked: otherwise logits are wrong without an error.
         """
-        flags = int(partial) * llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        flags = _flags(partial, on_device)
         content = np.frombuffer(state, np.uint8)  # without a copy: a part of a session is megabytes
         buffer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         read = int(llama_cpp.llama_state_seq_set_data_ext(self._pointer, buffer, len(state), seq, flags))
@@ -466,6 +472,12 @@ class Context:
 
 # Returns a plain address, because ctypes' objects for the pointer and its content cost 6 us right after a forward pass.
 _logits_at = ctypes.cast(llama_cpp.llama_get_logits, ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p))
+
+
+def _flags(partial: bool, on_device: bool) -> int:
+    """llama_state_seq_flags."""
+    stays = getattr(llama_cpp, "LLAMA_STATE_SEQ_FLAGS_ON_DEVICE", 0) if on_device else 0
+    return int(partial) * int(llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) | int(stays)
 
 
 def _parameters(settings: ContextSettings) -> Any:

@@ -38,7 +38,7 @@ from rest_local.planning.plan import (
     longest_wait,
     refuse,
 )
-from rest_local.planning.policy import NOTHING, StepContext, StepCost
+from rest_local.planning.policy import NO_CHECKPOINT, NOTHING, StepContext, StepCost
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
@@ -80,6 +80,7 @@ class Auto:
         self.pass_budget = Budget()  # of passes of a drafting model, which other sources do not pay for
         self.trigger = Trigger(gains)
         self._n_other = 0  # roots of other requests in the current step
+        self._n_again, self._checkpoint = 0, NO_CHECKPOINT  # of the current step
         self._depth = DEPTH
         self._saving = 0.0  # milliseconds that the current draft is expected to save
         self._to_skip = 0  # further steps in which nothing has to be decided
@@ -109,15 +110,22 @@ class Auto:
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
         """The rule over the trees of all requests: best first, by marginal gain under t(n)."""
         cost, slope = self._prices.at(n_ctx)
-        limit = max(0, min(limit, LARGEST - 1 - n_other))
+        first = min(n_other + self._n_again, LARGEST - 1)
+        limit = max(0, min(limit, LARGEST - 1 - first))
         n_requests = 1.0 + n_other
         rate = self.model_stats.speedup * n_requests / cost[n_other] if self.drafter else None
-        return Plan(cost[n_other : n_other + limit + 1], slope[n_other:], n_requests, rate=rate)
+        prices = cost[first : first + limit + 1]
+        free, ms, rejected, again = self._checkpoint
+        if limit > free:
+            ms += rejected * (cost[min(n_other + round(again), LARGEST - 1)] - cost[n_other])
+            prices = [*prices[: free + 1], *(price + ms for price in prices[free + 1 :])]
+        return Plan(prices, slope[first:], n_requests, rate=rate)
 
     def plan(self, n_ctx: int, limit: int) -> Plan:
         """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes, within the budget."""
         cost, n_other = self._prices.at(n_ctx)[0], self._n_other
-        affordable = bisect_right(cost, cost[n_other] + self.budget.most) - 1 - n_other
+        first = min(n_other + self._n_again, LARGEST - 1)
+        affordable = bisect_right(cost, cost[first] + self.budget.most) - 1 - first
         plan = self.joint_plan(n_ctx, min(limit, affordable), n_other)
         plan.budget = self.budget
         return plan
@@ -133,6 +141,7 @@ class Auto:
         if self._to_skip or self._skipped or self._uncounted:
             self._count_skipped()
         self._n_other = at.n_other
+        self._n_again, self._checkpoint = at.n_again, at.checkpoint
         self._saving = 0.0
         plain = self.plain_ms(at.n_ctx)
         self.budget.earn(plain)
@@ -279,7 +288,8 @@ class Auto:
         """
         self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
         if done.updates_curve:
-            self.curve.observe(1 + done.n_other + done.n_nodes + done.n_other_nodes, done.n_ctx, done.decode_ms)
+            size = 1 + done.n_other + done.n_nodes + done.n_again + done.n_other_nodes
+            self.curve.observe(size, done.n_ctx, done.decode_ms)
             self._prices.count_steps()  # once per pass, not once per request
         if done.n_nodes or done.lookup_ms is None:
             self.driver.learn_step(done.n_nodes, done.driver_ms)
@@ -289,9 +299,10 @@ class Auto:
         if self.drafter and self._unknown:
             spent = self._spent(done) / (1 + done.n_other) + done.query_ms
             self.model_stats.learn_step(1 + done.n_accepted, spent / plain)
-        if not done.n_nodes and done.lookup_ms is None and not done.query_ms:
+        charged = done.n_nodes or done.n_again
+        if not charged and done.lookup_ms is None and not done.query_ms:
             return
-        saved = (self._saved(done) if done.n_nodes else 0.0) - done.query_ms
+        saved = (self._saved(done) if charged else 0.0) - done.query_ms
         self.budget.settle(saved)
         if done.lookup_ms is not None:
             expected = max(saved, 0.0) if done.n_other else self._saving
@@ -299,11 +310,12 @@ class Auto:
 
     def _saved(self, done: StepCost) -> float:
         """Milliseconds that this request's draft saved for all requests of the pass; negative if it failed."""
-        nodes = done.n_nodes + done.n_other_nodes
+        own = done.n_nodes + done.n_again
         extra = self._spent(done) - self._prices.at(done.n_ctx)[0][done.n_other]
-        return done.n_accepted * self.plain_ms(done.n_ctx) - extra * done.n_nodes / nodes
+        share = extra * own / (own + done.n_other_nodes)
+        return done.n_accepted * self.plain_ms(done.n_ctx) - share - done.checkpoint_ms
 
     def _spent(self, done: StepCost) -> float:
         """Milliseconds of the pass, as they are charged."""
-        size = min(done.n_other + done.n_nodes + done.n_other_nodes, LARGEST - 1)
+        size = min(done.n_other + done.n_nodes + done.n_again + done.n_other_nodes, LARGEST - 1)
         return min(done.decode_ms + done.driver_ms, OUTLIER_CLIP * self._prices.at(done.n_ctx)[0][size])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from rest_local.calibration.cost import LARGEST
 from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
 from rest_local.drafting.growth import Draft, Force
 from rest_local.drafting.recycled import LogitsRow
@@ -26,6 +27,18 @@ NOTHING = Draft(DraftTree())  # the draft of every step that drafts nothing and 
 NEWEST = 3  # newest tokens whose entropies are kept: ReSpec's trigger looks no further back
 
 
+class Checkpoint(NamedTuple):
+    """What a draft of more than `free` nodes costs in addition: it cannot be taken back without a checkpoint."""
+
+    free: int  # nodes
+    ms: float = 0.0  # of one, and of going back to it times how often that was needed
+    rejected: float = 0.0  # how often that was needed
+    again: float = 0.0  # tokens that were then evaluated again
+
+
+NO_CHECKPOINT = Checkpoint(LARGEST)
+
+
 class StepContext(NamedTuple):
     """What a policy knows before a step."""
 
@@ -37,6 +50,8 @@ class StepContext(NamedTuple):
     entropy_ms: float = 0.0  # that entropies delayed the last step: while a device computes, only copying the row
     forced: Force | None = None  # if the request has a grammar
     newest: PrecedingBigram = NO_BIGRAM  # the two newest tokens, the root last
+    n_again: int = 0  # tokens that the pass evaluates again, for drafts that were rejected before
+    checkpoint: Checkpoint = NO_CHECKPOINT  # that a longer draft needs
 
 
 class StepCost(NamedTuple):
@@ -48,6 +63,8 @@ class StepCost(NamedTuple):
       other requests.
     - `updates_curve`: the cost curve learns from one request of each pass.
     - `prompted`: the pass also evaluates a part of a prompt; the cost curve does not learn from it.
+    - `n_again`: tokens that this request has evaluated again because a draft was rejected; `n_other_nodes` has those of
+      others. `checkpoint_ms`: its checkpoint, and going back to it, which no other time includes.
     - `query_ms`: queries to a draft model, which none of the other times include.
     """
 
@@ -62,6 +79,8 @@ class StepCost(NamedTuple):
     updates_curve: bool = True
     query_ms: float = 0.0
     prompted: bool = False
+    n_again: int = 0
+    checkpoint_ms: float = 0.0
 
 
 class Policy(Protocol):

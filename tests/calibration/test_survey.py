@@ -119,7 +119,7 @@ def test_a_model_gets_only_the_drafts_that_it_can_verify(tiny_model: TinyModel) 
         with Model.open(tiny_model(arch, quant="Q8_0"), options=options) as model:
             result = survey(model, 1)
         kinds[arch] = (result.drafting, [case.drafts for case in result.settings[0].cases])
-    assert kinds == {"lfm2": ("chain", ["chains", "chains"]), "mamba": ("none", [])}
+    assert kinds == {"lfm2": ("chain", ["chains", "chains"]), "mamba": ("chain", ["chains", "chains"])}
 
 
 def test_settings_without_time_are_counted(tiny_model: TinyModel) -> None:

@@ -174,7 +174,6 @@ def test_recurrent_architectures_are_those_of_llama_cpp() -> None:
     numbers = [ctypes.byref(ctypes.c_int(number)) for number in range(count)]
     recurrent = [number for number in range(count) if is_one(numbers[number]) or is_other(numbers[number])]
     assert {names[number] for number in recurrent if can(numbers[number])} == describe.ROLLED_BACK
-    assert {names[number] for number in recurrent if not can(numbers[number])} == describe.NOT_ROLLED_BACK
 
 
 def library_function(symbol: str, result: type, argument: type) -> Callable[..., Any]:

@@ -145,6 +145,39 @@ def test_recurrent_state_of_a_decode_that_was_broken_off_is_not_trusted() -> Non
     assert (slot.n_past, backend.restored) == (10, [10])
 
 
+def test_a_rejected_draft_goes_back_to_the_state_before_the_step() -> None:
+    """What was accepted is evaluated again with the next step, before its root; a plain step is not protected."""
+    backend = Recurrent()
+    slot = Slot(backend, checkpoints=True)
+    prompt(slot, 10)
+    assert slot.protect(0) == 0
+    step(slot, DraftTree(), [])
+    assert (slot.n_past, slot.n_again, backend.restored) == (11, 0, [])
+    assert slot.protect(5) == 5
+    step(slot, chain(5), [0, 1])
+    assert (slot.n_past, slot.n_again, backend.restored) == (14, 3, [11])
+    assert slot.protect(4) == 4
+    step(slot, chain(4), [0, 1])
+    assert (slot.n_past, slot.n_again, backend.restored) == (17, 6, [11, 11]), "of the same state"
+    step(slot, DraftTree(), [])
+    assert (slot.n_past, slot.n_again) == (18, 0)
+    assert backend.is_right
+    slot.protect(2)
+    step(slot, chain(2), [0])
+    assert slot.n_again == 2
+    slot.rewind(20)
+    assert (slot.n_past, slot.n_again, len(backend.cells)) == (18, 0, 18), "what is not in the cells is not kept"
+
+
+def test_a_draft_is_no_longer_than_what_can_be_taken_back_where_no_checkpoint_can_be_made() -> None:
+    backend = Recurrent()
+    backend.rollback = 3
+    backend.save = lambda *_, **how: b""  # type: ignore[method-assign]
+    slot = Slot(backend, checkpoints=False)
+    prompt(slot, 10)
+    assert (slot.protect(3), slot.protect(9)) == (3, 3)
+
+
 class Window(FakeBackend):
     """Has the cells of its sliding window from `first` on."""
 

@@ -27,7 +27,7 @@ from rest_local.planning.policies import (
     certain,
     make_policy,
 )
-from rest_local.planning.policy import Policy, StepContext, StepCost
+from rest_local.planning.policy import Checkpoint, Policy, StepContext, StepCost
 from rest_local.retrieval.rows import Rows
 
 FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.0]])
@@ -95,6 +95,8 @@ AT = st.builds(
     st.lists(st.floats(0, 12)),
     st.just(0),
     forced=st.none(),
+    n_again=st.integers(0, 63),
+    checkpoint=st.builds(Checkpoint, st.integers(0, 63), st.floats(0, 10), st.floats(0, 1), st.floats(0, 64)),
 )
 
 

@@ -14,7 +14,7 @@ from itertools import chain
 
 import numpy as np
 
-from rest_local.llama.context import Batch
+from rest_local.llama.context import ANY, Batch
 
 N_VOCAB = 24
 END = N_VOCAB - 1
@@ -96,6 +96,7 @@ class FakeBackend:
         self.n_ctx, self.n_branches, self.n_batch, self.n_vocab = n_ctx, n_branches, n_batch, N_VOCAB
         self.max_outputs = min(64, n_batch)
         self.n_swa = 0
+        self.rollback = ANY
         self.threads = self.threads_used = 1
         self.batch = Batch(n_batch, n_branches)
         self.cells: list[Cell] = []
@@ -180,6 +181,7 @@ class Recurrent(FakeBackend):
 
     def __init__(self, n_ctx: int = 256) -> None:
         super().__init__(n_ctx, n_branches=1)
+        self.rollback = 0
         self.is_right = True
         self.restored: list[int] = []
 
@@ -187,11 +189,11 @@ class Recurrent(FakeBackend):
         self.is_right &= not any(cell.pos >= p0 > 0 for cell in self.cells)
         return super().remove(seq, p0, p1)
 
-    def save(self, seq: int, *, partial: bool = False) -> bytes:
+    def save(self, seq: int, *, partial: bool = False, on_device: bool = False) -> bytes:
         assert self.is_right
         return bytes(cell.token for cell in self.cells)
 
-    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False) -> bool:
+    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False, on_device: bool = False) -> bool:
         self.cells = [Cell(pos, token, 1) for pos, token in enumerate(bytes(state))]
         self.restored.append(len(state))
         self.is_right = True
