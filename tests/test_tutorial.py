@@ -2,8 +2,8 @@
 order, with no variable of the tests. So does each server of a block that says it runs until it is stopped: it starts,
 and ends when it is told to.
 
-The tutorial runs from an empty home. The others find what a user has after it: models are measured once for all
-pages, and answers are short.
+The tutorial runs from an empty home, and each of its commands is a process. The others find what a user has after it:
+models are measured once for all pages, answers are short, and what a command imports is there already.
 
 Other blocks marked `console` say why not (`test_documents.py`); blocks of `curl` are run by
 `server/clients/test_documented_commands.py`.
@@ -11,6 +11,7 @@ Other blocks marked `console` say why not (`test_documents.py`); blocks of `curl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,25 +20,33 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from support.encoders import MEAN_POOLING, encoder
+from support.forked import can_fork
 from support.repository import Repository
+from support.warm import Warm
 
 from models.mimo2 import convert
 from rest_local.paths import demo_model
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-COMPILES = DOCS / "howto" / "peer-drafts.md"  # llama.cpp's server, and takes ten minutes
+ELSEWHERE = {
+    DOCS / "howto" / "peer-drafts.md",  # compiles llama.cpp's server, which takes ten minutes
+    DOCS / "howto" / "cluster.md",  # run by batch/test_cluster.py
+}
 TUTORIAL = DOCS / "tutorial.md"
 PAGES = [TUTORIAL, ROOT / "README.md", DOCS / "index.md", DOCS / "DRAFTERS.md"]
-PAGES += sorted({*(DOCS / "howto").glob("*.md")} - {COMPILES})
+PAGES += sorted({*(DOCS / "howto").glob("*.md")} - ELSEWHERE)
 UNTIL_STOPPED = "<!-- not run: runs until it is stopped -->"
 BLOCK = re.compile(rf"^({re.escape(UNTIL_STOPPED)})?\n```(sh|python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FRESH = Path(sys.executable).parent
 SHAPES = 'def area(width, height):\n    """The area of a rectangle."""\n    return width * height\n'
 
 
@@ -88,16 +97,27 @@ def place(page: Path, template: Path) -> Path:
     return home / "place"
 
 
-def environment(place: Path) -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Path]:
+    """The folder of programs that start at once, where processes can be forked."""
+    with contextlib.ExitStack() as stack:
+        if can_fork():
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="warm-"))  # the path of a socket is short
+            yield stack.enter_context(Warm(Path(folder))).bin
+        else:
+            yield FRESH
+
+
+def environment(place: Path, programs: Path) -> dict[str, str]:
+    path = os.pathsep.join((str(programs), str(FRESH), os.environ["PATH"]))
     return {"PATH": path, "HOME": str(place.parent), "TERM": "dumb", "LANG": "C.UTF-8"}
 
 
-def run(language: str, block: str, place: Path) -> str:
+def run(language: str, block: str, place: Path, programs: Path) -> str:
     """What it prints."""
-    command = ["sh", "-euc", block] if language == "sh" else [sys.executable, "-c", block]
+    command = ["sh", "-euc", block] if language == "sh" else [str(programs / "python"), "-c", block]
     done = subprocess.run(
-        command, cwd=place, env=environment(place), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        command, cwd=place, env=environment(place, programs), stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
@@ -113,7 +133,7 @@ def start_and_stop(lines: str, place: Path) -> None:
         if words:
             port = ["--port", "0"] if words[1] == "serve" else []
             with subprocess.Popen(
-                [*words, *port], cwd=place, env=environment(place), stdin=subprocess.DEVNULL,
+                [*words, *port], cwd=place, env=environment(place, FRESH), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             ) as process:  # fmt: skip
                 said = until_it_is_ready(process)
@@ -144,13 +164,14 @@ def healthy(address: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_work(page: Path, place: Path) -> None:
+def test_the_commands_of_a_page_work(page: Path, place: Path, warm: Path) -> None:
     drafted = []
+    programs = FRESH if page == TUTORIAL else warm
     for kind, block in blocks_of(page):
         if kind == "servers":
             start_and_stop(block, place)
             continue
-        printed = run(kind, block, place)
+        printed = run(kind, block, place, programs)
         if " --json -" in block:
             drafted.append(json.loads(printed)["draft"]["by_source"])
     if page.stem == "tutorial":  # what is drafted there depends on measured times; on a busy machine it is nothing

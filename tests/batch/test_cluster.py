@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,10 +26,12 @@ from rest_local.batch.jobs import read_jobs
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.results import Timings
 from rest_local.errors import ClusterFailed, OptionError
+from rest_local.paths import demo_model
 
 EXACT = ("-c", "256", "-t", "1", "--no-history", "--exact")
 REQUESTS = 12
 SECONDS = 300.0
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "cluster.md"
 
 
 @pytest.fixture(scope="module")
@@ -118,16 +122,22 @@ def test_a_replica_that_cannot_start_ends_the_batch_with_its_cause(nodes: RayNod
 
 
 @needs_ray
-def test_replicas_of_this_machine_alone_leave_nothing(tmp_path: Path) -> None:
-    """`local` starts Ray, on loopback addresses, and ends it; the answers are all that is printed to stdout."""
-    source = write_requests(tmp_path / "in.jsonl", 2)
+def test_the_commands_of_the_page_leave_nothing(tmp_path: Path) -> None:
+    """A batch and a build with `local`, which starts Ray on loopback addresses, and ends it."""
+    blocks = re.findall("^```sh\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert [" --ray local" in block for block in blocks] == [True, True]
+    shutil.copy(demo_model(), tmp_path / "model.gguf")
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # as in `RayNodes`
-    environment = {**ENVIRONMENT, "RAY_TMPDIR": str(folder), "HOME": str(tmp_path)}
-    command = [*COMMAND, str(source), *EXACT, "--ray", "local", "--replicas", "1", "--replica-cpus", "1"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    assert sorted(json.loads(line)["custom_id"] for line in done.stdout.splitlines()) == ["r0", "r1"]
-    assert len(done.stderr.splitlines()) == 1, done.stderr
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**ENVIRONMENT, "PATH": path, "RAY_TMPDIR": str(folder), "HOME": str(tmp_path)}
+    for block in blocks:
+        command = ["sh", "-euc", block]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(done.stderr.splitlines()) <= 1, done.stderr
+    assert len(answers_of(tmp_path / "answers.jsonl")) == 2
     assert not (tmp_path / ".ray").exists()  # a token in there would change how other programs connect
     end = time.monotonic() + SECONDS
     while str(folder) in subprocess.run(["ps", "-A", "-o", "args="], stdout=subprocess.PIPE, text=True).stdout:
@@ -207,8 +217,7 @@ text = open(sys.argv[1], encoding="utf-8").read()
 (found,) = re.findall(r"```yaml\\n(.*?)```", text, re.DOTALL)
 validate_config(prepare_config(yaml.safe_load(found)))
 """
-    page = Path(__file__).parents[2] / "docs/howto/cluster.md"
-    subprocess.run([sys.executable, "-c", check, str(page)], check=True, env=ENVIRONMENT)
+    subprocess.run([sys.executable, "-c", check, str(PAGE)], check=True, env=ENVIRONMENT)
 
 
 def node(**resources: float) -> dict[str, Any]:

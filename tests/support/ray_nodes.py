@@ -121,18 +121,21 @@ def _serve(workers: int) -> None:
     os.dup2(2, 1)  # what Ray prints
     settings = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.1"}
     cluster = Cluster(initialize_head=True, head_node_args={**settings, "include_dashboard": False, "no_monitor": True})
-    nodes = [cluster.add_node(**settings) for _ in range(workers)]
+    nodes, killed = [cluster.add_node(**settings) for _ in range(workers)], set[str]()
     cluster.wait_for_nodes(timeout=SECONDS)
     ray.init(cluster.address, log_to_driver=False)
     os.write(own, f"{cluster.address}\n".encode())
     for line in sys.stdin:
         if line == "add\n":
+            while any(node["Alive"] and node["NodeID"] in killed for node in ray.nodes()):
+                time.sleep(0.1)  # it would be counted as one with room for a task
             nodes.append(cluster.add_node(**settings))
             cluster.wait_for_nodes(timeout=SECONDS)
         else:
             node = nodes.pop()
             while line == "kill\n" and not _has_actor(node.node_id):
                 time.sleep(0.02)
+            killed.add(node.node_id)
             cluster.remove_node(node, allow_graceful=False)
         os.write(own, b"done\n")
 
