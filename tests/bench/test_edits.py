@@ -10,7 +10,6 @@ from support.repository import Repository
 
 from rest_local.bench import workload
 from rest_local.bench.workload import load_edits
-from rest_local.errors import InputInvalid
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -61,29 +60,3 @@ def test_the_newest_edits_come_first_and_are_bounded(repository: Repository, voc
     messages = [text(vocabulary, edit.prompt).partition("\n")[0] for edit in found]
     assert messages == ["edit 2", "edit 1", "edit 0", *["all"] * workload.PER_COMMIT]
     assert len(load_edits(repository.path, vocabulary, 2)) == 2
-
-
-def test_only_edits_of_text_files_count(repository: Repository, vocabulary: Vocabulary) -> None:
-    binary, long, short = OLD.encode() + b"\0", OLD * 200, "short"
-    files: dict[str, str | bytes] = {"binary": binary, "latin": OLD.encode() + b"\xe9", "long": long, "short": short}
-    repository.commit("first", {**files, "gone": OLD, "moved": OLD + "x" * 50})
-    (repository.path / "gone").unlink()
-    (repository.path / "moved").rename(repository.path / "moved-to")
-    changed = {name: content + (b"!" if isinstance(content, bytes) else "!") for name, content in files.items()}  # type: ignore[operator]
-    repository.commit("second", {**changed, "new": OLD})
-    with pytest.raises(InputInvalid, match="no commit changes a text file"):
-        load_edits(repository.path, vocabulary)
-    repository.commit("control \x1e \x1f :100644 100644 do no harm", {"new": OLD + "!" * 10})
-    (edit,) = load_edits(repository.path, vocabulary)
-    assert text(vocabulary, edit.prompt).startswith("control \x1e \x1f :100644 100644 do no harm\n")
-
-
-def test_a_missing_repository_is_one_line(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "file").write_text("")
-    Repository(tmp_path / "empty")
-    for name, cause in (("plain", "not a git repository"), ("empty", "HEAD"), ("file", "no such"), ("none", "no such")):
-        with pytest.raises(InputInvalid, match=cause) as caught:
-            load_edits(tmp_path / name, vocabulary)
-        assert name in str(caught.value)
-        assert "\n" not in str(caught.value)

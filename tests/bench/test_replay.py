@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.thresholds import Threshold
-from rest_local.bench.replay import FREE, replay
+from rest_local.bench.replay import replay
 from rest_local.bench.workload import Recorded, load
 from rest_local.calibration.cost import CostCurve
-from rest_local.drafting.growth import Draft
-from rest_local.drafting.sources import Lookup, Sources
+from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
-from rest_local.planning.policy import Off, Policy, StepContext, StepCost
+from rest_local.planning.policy import Off
 
 TEXT = list(range(50))
 COPY = Recorded("copy", TEXT, TEXT)
@@ -31,31 +29,6 @@ def sources() -> Sources:
 
 def flat() -> CostCurve:
     return CostCurve.from_points([0], [1, 64], [[10.0, 10.5]])
-
-
-class Watched:
-    """A policy that records the size of its drafts."""
-
-    name = "watched"
-    watches_entropy = False
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-        self.nodes: list[int] = []
-
-    def begin(self, n_ctx: int) -> None:
-        self.policy.begin(n_ctx)
-
-    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        self.policy.learn(drafted, tokens, done)
-
-    def catch_up(self) -> None:
-        self.policy.catch_up()
-
-    def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        result = self.policy.draft(sources, at)
-        self.nodes.append(len(result.tree))
-        return result
 
 
 def test_without_drafting_every_token_is_a_step() -> None:
@@ -76,16 +49,6 @@ def test_a_copy_is_drafted_in_long_runs() -> None:
     assert by_depth[11]["accepted"] > 0
     assert result["tokens_changed"] == 0
     assert result["worst_name"] == "copy"
-
-
-def test_a_budget_bounds_every_step_and_a_larger_one_drafts_more() -> None:
-    drafted = []
-    for budget in (1, 4, 16):
-        watched = Watched(Threshold(0.0, budget))
-        replay([COPY] * 3, sources, watched, FREE)
-        assert max(watched.nodes) == budget
-        drafted.append(sum(watched.nodes))
-    assert drafted == sorted(drafted)
 
 
 def test_the_fields_of_a_recorded_file_tell_its_format(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rest_local.bench import demo
-from rest_local.errors import DatastoreUnwritable
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
-from rest_local.retrieval import Datastore, VocabularyId, build, datastore_path
+from rest_local.retrieval import Datastore, VocabularyId
 from rest_local.retrieval.building.indexing import build_datastore
 
 
@@ -41,15 +39,6 @@ def test_it_holds_the_library_and_is_built_once(library: Path, vocabulary: Vocab
     assert demo.ensure(demo_model(), messages.append) == path
     assert len(messages) == 1
     assert path.name in messages[0]
-
-
-def test_a_users_datastore_of_its_name_is_not_overwritten(library: Path, vocabulary: VocabularyId) -> None:
-    path = datastore_path(demo.name_for(vocabulary.hash))
-    build(path, [("mine", np.array([1, 2, 3]))], vocabulary=vocabulary, recipe={"paths": ["src"]})
-    before = (path / "manifest.json").read_bytes()
-    with pytest.raises(DatastoreUnwritable, match="not the demo's"):
-        demo.ensure(demo_model())
-    assert (path / "manifest.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("wrong", ["damaged", "of another interpreter"])

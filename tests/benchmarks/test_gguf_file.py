@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gguf_file import deepened, thinned
+from benchmarks.gguf_file import deepened
 from rest_local import Engine
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
@@ -30,12 +30,3 @@ def test_added_layers_change_nothing(quant: str | None, tmp_path: Path) -> None:
     with Model.open(deep) as model:
         assert model.n_layer == 7
     assert generated(deep) == generated(demo_model())
-
-
-def test_layers_can_be_left_out(tmp_path: Path) -> None:
-    with Model.open(thinned(demo_model(), tmp_path / "thin.gguf", [0, 2])) as model, Model.open(demo_model()) as whole:
-        assert model.n_layer == 2
-        assert model.vocabulary.hash == whole.vocabulary.hash
-        assert model.chat_template == whole.chat_template
-    with pytest.raises(ValueError, match="layers already"):
-        deepened(demo_model(), tmp_path / "none.gguf", 2)

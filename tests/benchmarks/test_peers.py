@@ -72,13 +72,6 @@ def test_ngram_mod_keeps_other_requests_and_is_cleared_after_five_failures() -> 
     assert proposed(peer, text[60:120]) == []
 
 
-def test_ngram_mod_drafts_from_earlier_answers() -> None:
-    text = list(range(1000, 1200))
-    assert proposed(NgramMod([text]), [1, *text[:50]]) == text[50:113]
-    assert replayed(NgramMod([text]), [Recorded("right", text[:50], text[50:120])])[0] > 10
-    assert proposed(NgramMod(), [1, *text[:50]]) == []
-
-
 def test_arctic_drafts_or_the_reason_is_given() -> None:
     reason = why_no_arctic()
     if reason is not None:

@@ -9,7 +9,6 @@ from benchmarks.transcripts import FORMATS, Change, Format, hunks, transcripts
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, SOURCE_NUMBER, SOURCES, cell_of
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
-from rest_local.planning.acceptance import Acceptance, shipped_rates
 
 OLD = "".join(f"line number {n} of the file says {n * n}\n" for n in range(40))
 NEW = OLD.replace("number 7 of", "number SEVEN of").replace("number 30 of", "number THIRTY of")
@@ -30,24 +29,6 @@ def test_a_common_cell_has_its_own_rate_and_an_empty_one_that_of_shorter_matches
     assert table["datastore"][known % CELLS_PER_SOURCE] == pytest.approx(0.7, abs=0.01)
     assert table["datastore"][longer % CELLS_PER_SOURCE] == pytest.approx(0.7, abs=0.05)
     assert table["prediction"] == table["context"]
-
-
-def test_shipped_priors_are_probabilities_and_high_for_long_matches() -> None:
-    assert len(shipped_rates()) == N_CELLS
-    assert all(0 < rate < 1 for rate in shipped_rates())
-    acceptance = Acceptance()
-    for name in ("datastore", "context", "history"):
-        source = SOURCE_NUMBER[name]
-        short, long = (acceptance.estimate(cell_of(source, length, 1, 1)) for length in (1, 12))
-        assert short < 0.4 < 0.5 < long
-        assert acceptance.estimate(cell_of(source, 3, 20, 1)) < 0.1
-
-
-def test_the_shipped_rate_of_a_prediction_rises_with_its_evidence() -> None:
-    source = SOURCE_NUMBER["prediction"]
-    rates = [shipped_rates()[cell_of(source, level, 1, 1)] for level in (2, 4, 8, 16, 32)]
-    assert rates == sorted(rates)
-    assert rates[0] < 0.5 < 0.95 < rates[-1]
 
 
 def test_hunks_rebuild_the_new_text() -> None:

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from benchmarks.synthetic import QUANTS, SHAPES, Shape, _Blocks, kinds, synthetic
+from benchmarks.synthetic import QUANTS, Shape, _Blocks, synthetic
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 
@@ -44,19 +44,6 @@ def test_a_synthetic_model_loads_and_its_logits_are_finite(tmp_path: Path, quant
         assert 1 < logits.std() < 10
         assert "synthetic" in model.name
         assert model.n_vocab == shape.vocab
-
-
-def test_types_fall_back_if_rows_do_not_divide() -> None:
-    assert kinds("Q4_K", SHAPES["7B"]) == {"matrix": _Type.Q4_K, "down": _Type.Q4_K, "output": _Type.Q6_K}
-    assert kinds("Q4_K", SHAPES["0.5B"]) == {"matrix": _Type.Q5_0, "down": _Type.Q4_K, "output": _Type.Q8_0}
-    assert kinds("Q8_0", SHAPES["1.5B"])["output"] == _Type.Q8_0
-
-
-def test_unknown_names_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"0\.5B"):
-        synthetic("3B", "Q4_0", tmp_path / "m.gguf")
-    with pytest.raises(ValueError, match="Q8_0"):
-        synthetic("0.5B", "Q3_0", tmp_path / "m.gguf")
 
 
 def test_a_copied_vocabulary_is_the_same_vocabulary(tmp_path: Path, tiny_model: Callable[..., Path]) -> None:

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rest_local.calibration.cost import SIZES
@@ -49,17 +48,6 @@ def written(tmp_path: Path, change: dict[str, Any] | str) -> str:
 def test_an_impossible_curve_is_refused(tmp_path: Path, change: dict[str, Any] | str, cause: str) -> None:
     with pytest.raises(InputInvalid, match=cause):
         load_curve(written(tmp_path, change))
-
-
-def test_a_little_noise_in_a_file_is_smoothed(tmp_path: Path) -> None:
-    curve = load_curve(written(tmp_path, {"ms": [[10.0, 16.0, 15.0], [11.0, 13.0, 17.0]]}))
-    assert (np.diff(curve.expected(64)) >= 0).all()
-    assert curve.expected(64)[1] == 15.0
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_shipped_curves_load(name: str) -> None:
-    assert (load_curve(name).at(1000) > 0).all()
 
 
 @pytest.mark.parametrize("busy", [False, True])

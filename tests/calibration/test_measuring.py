@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rest_local.calibration.cost import LARGEST, SIZES, CostCurve, isotonic
+from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
 from rest_local.calibration.measuring import Timing, advantages, explain, measure, quick
 
 CONTEXTS = (64, 512, 2048)
@@ -114,13 +112,6 @@ def test_a_context_with_small_batches_is_never_complete(largest: int) -> None:
     assert len(result.curve.at(64)) == LARGEST
 
 
-def test_progress_ends_at_its_total() -> None:
-    seen: list[tuple[int, int]] = []
-    measure(Clock(), CONTEXTS, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1][0] == seen[-1][1]
-    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
-
-
 @pytest.mark.parametrize("machine", [lambda n: n, lambda n: 0.7 + 0.3 * n, lambda n: 1.0])
 def test_the_first_steps_cost_at_most_15_plain_steps(machine: Callable[[int], float]) -> None:
     """This holds on any machine, because t(n) is at most n t(1)."""
@@ -139,19 +130,6 @@ def test_a_busy_machine_runs_only_two_plain_steps() -> None:
     clock = Clock(lambda _, ms: Timing(ms, True))
     assert quick(clock, 0) == [(1, Timing(true_ms(1, 0), True))]
     assert clock.batches == [(1, 0)] * 2
-
-
-@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=12))
-def test_isotonic_never_falls_and_keeps_rising_values(values: list[float]) -> None:
-    fitted = isotonic(np.array(values))
-    assert len(fitted) == len(values)
-    assert (np.diff(fitted) >= -1e-9 * fitted[1:]).all()
-    assert fitted.sum() == pytest.approx(sum(values))
-    assert isotonic(np.array(sorted(values))).tolist() == sorted(values)
-
-
-def test_isotonic_follows_the_larger_weight() -> None:
-    assert isotonic(np.array([10.0, 5.0]), np.array([9.0, 1.0])).tolist() == [9.5, 9.5]
 
 
 def test_a_draft_pays_from_where_plain_steps_would_cost_more() -> None:

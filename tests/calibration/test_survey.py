@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.fake_backend import FakeBackend, logits_of
 
-from rest_local.calibration.exactness import Comparison, compare_drafts, rows_alone
-from rest_local.calibration.survey import Case, combinations, survey
+from rest_local.calibration.exactness import compare_drafts, rows_alone
+from rest_local.calibration.survey import combinations, survey
 from rest_local.errors import ModelError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -81,20 +81,6 @@ def test_every_combination_is_tried_once() -> None:
     assert len(list(combinations(ContextSettings(), ModelOptions(), 1))) == ALL
 
 
-@pytest.mark.parametrize(
-    ("options", "count"),
-    [
-        (ModelOptions(flash_attention="on"), len(CACHE_TYPES)),
-        (ModelOptions(flash_attention="off"), len(FLOAT_CACHE_TYPES)),
-        (ModelOptions(cache_type_k="q8_0", cache_type_v="q8_0"), 1),
-        (ModelOptions(cache_type_k="q8_0"), ALL),
-        (ModelOptions(flash_attention="off", cache_type_k="q4_0", cache_type_v="f16"), 1),
-    ],
-)
-def test_fixed_options_are_not_varied(options: ModelOptions, count: int) -> None:
-    assert len(list(combinations(ContextSettings(), options, 1))) == count
-
-
 def test_a_survey_of_a_model(tiny_model: TinyModel) -> None:
     """Every open setting has enough rows of each kind of draft, and times relative to the fastest."""
     seen: list[tuple[str, int, int]] = []
@@ -138,9 +124,3 @@ def test_a_refused_setting_is_reported(tiny_model: TinyModel, monkeypatch: pytes
         result = survey(model, 1)
     assert [(s.refused, s.cases) for s in result.settings] == [("no such cache", [])] * 3
     assert all(s.plain == 0 for s in result.settings)
-
-
-def test_a_case_reports_its_rate_of_flips() -> None:
-    data = Case("trees", True, Comparison(rows=200, different=10, flips=1, largest_gap=0.5)).to_dict()
-    assert data["flips_per_10000"] == 50
-    assert (data["drafts"], data["neighbours"], data["exact"]) == ("trees", True, False)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rest_local import Engine
-from rest_local.calibration.threads import LONG_PAUSE_S, Level, ThreadGovernor, levels, run_delay_seconds
+from rest_local.calibration.threads import LONG_PAUSE_S, Level, ThreadGovernor, levels
 from rest_local.llama import cores
 from rest_local.llama.context import Context
 
@@ -168,15 +168,6 @@ def test_the_best_of_many_thread_counts_is_found() -> None:
     assert machine.share(8, last=0.5) == 1.0
 
 
-def test_passes_with_prompts_are_ignored() -> None:
-    machine = Machine()
-    for _ in range(200):
-        machine.run(0.05)
-        machine.delay += 1.0
-        machine.governor.restart()
-    assert {threads for _, threads in machine.history} == {2}
-
-
 def test_a_longer_context_does_not_count_as_load() -> None:
     machine = Machine(reports=False)
     slower = 1.0
@@ -186,20 +177,6 @@ def test_a_longer_context_does_not_count_as_load() -> None:
         machine.run(0.3)
     assert slower > 7
     assert {threads for _, threads in machine.history} == {2}
-
-
-def test_the_run_delay_is_a_number_or_none() -> None:
-    delay = run_delay_seconds()
-    assert delay is None if not Path("/proc/thread-self/schedstat").exists() else delay is not None and delay >= 0
-
-
-def test_the_levels_are_those_that_are_allowed() -> None:
-    spin, brief = Level(4, False), Level(4, True)
-    assert levels(4, fewer=True, brief=True) == [spin, brief, Level(2, True), Level(1, True)]
-    assert levels(4, fewer=True, brief=False) == [spin, Level(2, False), Level(1, False)]
-    assert levels(4, fewer=False, brief=True) == [spin, brief]
-    assert levels(4, fewer=False, brief=False) == [spin]
-    assert levels(1, fewer=True, brief=True) == [Level(1, False)]
 
 
 def under_load(machine: Machine) -> None:

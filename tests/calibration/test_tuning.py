@@ -14,7 +14,7 @@ from rest_local import Engine
 from rest_local.calibration import tuning
 from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
 from rest_local.calibration.measuring import Measured, Timing, measure
-from rest_local.calibration.settings import EXACT, FAST, candidates, settings_for
+from rest_local.calibration.settings import candidates, settings_for
 from rest_local.calibration.tuning import Tuning
 from rest_local.decoding.opening import key_of
 from rest_local.errors import ModelError
@@ -28,11 +28,6 @@ TinyModel = Callable[..., Path]
 def choices(options: ModelOptions, exact: bool) -> list[tuple[bool, str, str]]:
     settings = candidates(ContextSettings(), options, exact)
     return [(s.flash_attention, s.cache_type_k, s.cache_type_v) for s in settings]
-
-
-def test_all_settings_are_candidates_if_nothing_is_fixed() -> None:
-    assert choices(ModelOptions(), exact=False) == [(f, t, t) for f, t in FAST]
-    assert choices(ModelOptions(), exact=True) == [(f, t, t) for f, t in EXACT]
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -219,11 +214,6 @@ def test_a_partial_curve_is_never_stored_as_final() -> None:
         assert json.loads(again.to_json())["final"] is False
     whole = measure(lambda n, n_ctx: Timing(10.0 * n**0.5 + 0.001 * n_ctx), [64, 512, 2048]).curve
     assert Tuning.from_json(tuning_of(whole).to_json()).final
-
-
-def test_the_age_is_never_negative_if_the_clock_was_set_back() -> None:
-    curve = CostCurve.from_points([0], [1, 64], [[1.0, 9.0]])
-    assert Tuning(ContextSettings(), curve, {}, False, measured_at=1e12).age == 0.0
 
 
 @pytest.mark.usefixtures("own_cache", "measured_prices")

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llama_cpp import llama_cpp as bindings
 
 from benchmarks.tiny import ARCHITECTURES
 from rest_local import Engine, Model, build_datastore
 from rest_local.catalog import describe
 from rest_local.catalog.describe import ModelFacts, header_of, list_models
 from rest_local.errors import ModelInvalid
-from rest_local.llama import gguf as reader
 from rest_local.llama.gguf import Gguf, read_gguf, shards_of
 from rest_local.paths import cache_dir, demo_model
 
-MOST_ARCHITECTURES = 512
 TinyModel = Callable[..., Path]
 Put = Callable[..., Path]
 
@@ -81,33 +76,6 @@ def test_a_damaged_model_is_listed_with_its_error(store: Put, tiny_model: TinyMo
     assert "truncated" in facts_of("cut").error
     assert facts_of("page").error == "is a web page, not a GGUF file"
     assert facts_of("part").error == "is in 2 files, of which part-00002-of-00002.gguf is not there"
-
-
-@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "llama-spm", None])
-def test_a_searched_header_is_that_of_a_walk(
-    name: str | None, shared_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = shared_data(f"ggml-vocab-{name}.gguf") if name else demo_model()
-    searched = read_gguf(path)
-    monkeypatch.setattr(reader, "_MANY", 1 << 60)
-    assert read_gguf(path) == searched
-    assert "tokenizer.ggml.eos_token_id" in searched.values
-
-
-def test_a_text_that_looks_like_a_key_is_none(no_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_MANY", 1)
-    path = no_models / "texts.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_token_list(["tokenizer.", "general.", "tokenizer.json", "general.file"] * 3)
-    writer.add_array("llama.names", ["tokenizer.x"])
-    writer.add_file_type(7)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    found = read_gguf(path)
-    assert found.values["general.file_type"] == 7
-    assert found.counts["tokenizer.ggml.tokens"] == 12
 
 
 @given(st.data())
@@ -192,26 +160,6 @@ def test_the_kv_cache_counts_each_layers_heads() -> None:
         "x.attention.head_count_kv": [2, 0, 4],
     }  # fmt: skip
     assert header_of(Gguf(keys, {}, 1), Path("x.gguf")).kv_bytes == (2 + 0 + 4) * (128 + 128) * 2  # type: ignore[arg-type]
-
-
-def test_headers_are_read_once_for_each_state_of_a_file(
-    tiny_model: TinyModel, store: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-
-    def counted(path: Path) -> Gguf:
-        read.append(path.name)
-        return read_gguf(path)
-
-    monkeypatch.setattr(describe, "read_gguf", counted)
-    store("models", "a.gguf", content=tiny_model("llama").read_bytes())
-    first = list_models()
-    assert sorted(read) == ["a.gguf", "demo.gguf"]
-    assert list_models() == first
-    assert len(read) == 2
-    store("models", "a.gguf", content=tiny_model("mamba").read_bytes())
-    assert facts_of("a").header.architecture == "mamba"
-    assert len(read) == 3
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from support.hub_server import COMMIT, TOKEN, HubServer, serving
 
 from rest_local.catalog import hub as hub_module
 from rest_local.catalog.hub import Hub, pull_model, removal_of
-from rest_local.catalog.stores import find_model, projector_of, stored_models
+from rest_local.catalog.stores import find_model, stored_models
 from rest_local.errors import DownloadFailed, HubError, ModelNotFound, ModelNotOurs
 
 REPO = "user/tiny-GGUF"
@@ -46,23 +46,11 @@ def test_without_a_quantization_the_usual_one_is_taken_and_the_reason_given(hub:
     assert "the usual choice" in why
 
 
-def test_a_projector_can_be_named_and_is_found_with_the_model(hub: Hub) -> None:
-    model = pull_model(f"{REPO}:Q8_0", hub=hub)
-    assert projector_of(model) is None
-    path = pull_model(f"{REPO}:mmproj-tiny-f16.gguf", hub=hub)
-    assert projector_of(model) == path
-
-
 def test_all_parts_are_downloaded_and_the_first_returned(hub: Hub, hub_server: HubServer) -> None:
     path = pull_model(f"{REPO}:F16", hub=hub)
     assert path.name == "tiny-f16-00001-of-00002.gguf"
     second = path.with_name("tiny-f16-00002-of-00002.gguf")
     assert second.read_bytes() == hub_server.repos[REPO][second.name]
-
-
-def test_an_incomplete_model_and_a_projector_are_no_choice(hub: Hub, hub_server: HubServer) -> None:
-    del hub_server.repos[REPO]["tiny-f16-00002-of-00002.gguf"]
-    assert [choice.label for choice in hub.repository(REPO).choices] == ["Q4_K_M", "Q8_0"]
 
 
 def test_an_unknown_quantization_lists_what_there_is(hub: Hub) -> None:
@@ -183,21 +171,9 @@ def test_a_hub_that_is_not_there(tmp_path: Path) -> None:
     assert "check the network" in message
 
 
-def test_an_answer_that_is_no_hubs(hub: Hub, hub_server: HubServer) -> None:
-    hub_server.refused, hub_server.refused_headers = 200, {"Content-Type": "text/html"}
-    assert "does not answer as a hub does" in refused(hub)
-
-
 def test_offline_the_hub_is_not_asked(hub: Hub, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set" in refused(hub)
-    assert hub_server.requests == []
-
-
-@pytest.mark.parametrize("name", ["tiny", "a/b/c", "user/", "user/tiny GGUF", "", "user/..:Q4_0"])
-def test_what_is_no_name_of_a_hub(hub: Hub, hub_server: HubServer, name: str) -> None:
-    with pytest.raises(HubError, match="is no name of a"):
-        pull_model(name, hub=hub)
     assert hub_server.requests == []
 
 
@@ -324,3 +300,8 @@ def test_others_models_are_not_ours(store: Put, no_models: Path) -> None:
             removal_of(find_model(name))
         assert expected in str(caught.value)
     assert own.exists()
+
+
+def test_an_answer_that_is_no_hubs(hub: Hub, hub_server: HubServer) -> None:
+    hub_server.refused, hub_server.refused_headers = 200, {"Content-Type": "text/html"}
+    assert "does not answer as a hub does" in refused(hub)

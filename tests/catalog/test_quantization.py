@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gguf
 import pytest
 
-from rest_local.catalog.quantization import FILE_TYPES, in_bytes, is_model_file, label_of
+from rest_local.catalog.quantization import is_model_file, label_of
 
 
 @pytest.mark.parametrize(
@@ -30,12 +29,6 @@ def test_label(path: str, label: str) -> None:
     assert label_of(path) == label
 
 
-def test_file_types_are_those_of_gguf() -> None:
-    ours = {number: f"MOSTLY_{name}" if number else "ALL_F32" for number, name in FILE_TYPES.items()}
-    theirs = {int(kind): kind.name for kind in gguf.LlamaFileType if kind.name != "GUESSED"}
-    assert ours == theirs
-
-
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -49,12 +42,3 @@ def test_file_types_are_those_of_gguf() -> None:
 )
 def test_files_that_are_no_models(path: str, expected: bool) -> None:
     assert is_model_file(path) is expected
-
-
-def test_sizes() -> None:
-    assert [in_bytes(size) for size in (0, 999, 16_588_064, 4_683_000_000)] == [
-        "0 bytes",
-        "999 bytes",
-        "17 MB",
-        "4.7 GB",
-    ]

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from rest_local.catalog.stores import HubName, StoredModel, hub_cache, hub_name, model_file, projector_of, stored_models
-from rest_local.errors import ModelNotFound, ModelNotHere
+from rest_local.errors import ModelNotHere
 
 Put = Callable[..., Path]
 
@@ -104,16 +104,6 @@ def test_a_manifest_that_is_none_holds_nothing(store: Put, layers: Any) -> None:
     assert others() == []
 
 
-def test_the_same_name_in_two_stores(store: Put, monkeypatch: pytest.MonkeyPatch, no_models: Path) -> None:
-    store("hf", "hub", "models--user--tiny-GGUF", "snapshots", "0001", "tiny-Q4_0.gguf")
-    store(".lmstudio", "models", "user", "tiny-GGUF", "tiny-Q4_0.gguf")
-    store(".cache", "lm-studio", "models", "user", "tiny-GGUF", "tiny-Q4_0.gguf")
-    first, last = [f"user/tiny-GGUF:{name}" for name in ("Q4_0",)] * 2
-    found = [model.name for model in others()]
-    assert found[:2] == [first, f"lmstudio/{last}"]
-    assert found[2] == str(no_models / ".cache/lm-studio/models/user/tiny-GGUF/tiny-Q4_0.gguf")
-
-
 def test_a_folder_that_cannot_be_read_holds_nothing(monkeypatch: pytest.MonkeyPatch, store: Put) -> None:
     file = store("a-file")
     monkeypatch.setenv("REST_LOCAL_MODELS", str(file))
@@ -145,25 +135,6 @@ def test_hub_names(text: str, expected: HubName | None) -> None:
     assert hub_name(text) == expected
 
 
-def test_a_file_is_preferred_to_a_name(store: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    named = store("models", "mine.gguf")
-    monkeypatch.chdir(tmp_path)
-    assert model_file("mine") == named
-    (tmp_path / "mine").mkdir()
-    assert model_file("mine") == named, "a directory is no model"
-    (tmp_path / "mine").rmdir()
-    (tmp_path / "mine").write_bytes(b"GGUF")
-    assert model_file("mine") == Path("mine")
-
-
-def test_a_directory_without_a_model_of_its_name_is_left_to_its_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    assert model_file("folder") == Path("folder")
-
-
 @pytest.mark.parametrize(
     "name", ["user/tiny-GGUF:Q8_0", "USER/tiny-gguf:q8_0", "user/tiny-GGUF:tiny-Q8_0.gguf", "hf.co/user/tiny-GGUF:Q8_0"]
 )
@@ -171,14 +142,6 @@ def test_a_quantization_of_a_repository(store: Put, name: str) -> None:
     store(*HUB, "tiny-Q4_K_M.gguf")
     path = store(*HUB, "tiny-Q8_0.gguf")
     assert model_file(name) == path
-
-
-def test_a_repository_without_a_quantization_is_the_usual_one(store: Put) -> None:
-    store(*HUB, "tiny-BF16.gguf")
-    assert model_file("user/tiny-GGUF").name == "tiny-BF16.gguf"
-    usual = store(*HUB, "tiny-Q4_K_M.gguf")
-    store(*HUB, "tiny-Q8_0.gguf")
-    assert model_file("user/tiny-GGUF") == usual
 
 
 def test_what_is_not_here_says_how_to_get_it(store: Put) -> None:
@@ -190,20 +153,6 @@ def test_what_is_not_here_says_how_to_get_it(store: Put) -> None:
     store(*HUB, "tiny-Q4_K_M.gguf")
     with pytest.raises(ModelNotHere, match=r"is not on this machine \(user/tiny-GGUF:Q4_K_M is\); `rest-local pull"):
         model_file("user/tiny-GGUF:Q8_0")
-
-
-def test_an_unknown_name_suggests_those_that_are_close(store: Put) -> None:
-    store("models", "qwen2.5-coder-q4_0.gguf")
-    with pytest.raises(ModelNotFound) as caught:
-        model_file("qwen2.5-code-q4_0")
-    assert str(caught.value) == (
-        "model qwen2.5-code-q4_0: no such file, and no model of that name; "
-        "did you mean qwen2.5-coder-q4_0? `rest-local models` lists all"
-    )
-    with pytest.raises(ModelNotFound, match=r"did you mean qwen2\.5-coder-q4_0\?"):
-        model_file("CODER")
-    with pytest.raises(ModelNotFound, match="that name; `rest-local models` lists all"):
-        model_file("zzz")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 from typing import Any
 
@@ -58,12 +57,6 @@ def test_an_image_that_the_template_leaves_out_is_refused() -> None:
     taken, images = take_images([user(text("a"), part_of(b"1"))])
     with pytest.raises(OptionError, match=r"messages\[0\].content\[1\]: the model's chat template leaves out"):
         images.check_all_in(ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}").render(taken))
-
-
-def test_the_url_may_stand_alone_and_be_broken_into_lines() -> None:
-    data = bytes(range(90))
-    url = "data:image/png;base64," + base64.encodebytes(data).decode()
-    assert list(take_images([user({"type": "image_url", "image_url": url})])[1].data.values()) == [data]
 
 
 @pytest.mark.parametrize(

@@ -201,32 +201,10 @@ def test_capabilities_of_real_models(shared_data: Callable[[str], Path]) -> None
     assert able("openai-gpt-oss-120b")["reasoning"]
 
 
-def test_capabilities_of_our_own_templates() -> None:
-    def able(template: str) -> dict[str, bool]:
-        return ChatTemplate(template).capabilities.__dict__
-
-    assert {key for key, value in able(STRICT).items() if value} == {"string_content", "alternates"}
-    assert able(TOOLS_TOO)["tools"]
-    assert not able(CHATML)["tools"]
-    assert not able(SINGLE)["parallel_calls"]
-    assert able(CHATML)["parallel_calls"]
-    assert not able(TEXT_ARGUMENTS)["object_arguments"]
-    assert able(NOT_NONE)["null_calls"]
-    assert able(SHORT_IDS)["short_ids"]
-    assert set(able("{{ raise_exception('never') }}").values()) == {False, True}  # nothing but that it "alternates"
-    assert set(ChatTemplate(CHATML).capabilities.to_dict()) >= {"supports_tools", "supports_system_role"}
-
-
 def test_arguments_are_objects_where_the_template_supports_them() -> None:
     messages = CONVERSATIONS["one result"]
     assert '[get_weather {"city": "Köln"}]' in ChatTemplate(CHATML).render(messages)
     assert '[get_weather {"city": "Köln"}]' in ChatTemplate(TEXT_ARGUMENTS).render(messages)
-
-
-def test_several_calls_become_one_message_each_with_its_result() -> None:
-    prompt = ChatTemplate(SINGLE).render(CONVERSATIONS["results the other way"])
-    places = [prompt.index(text) for text in ("[get_weather", "rain 11", "[list_files", "a.txt")]
-    assert places == sorted(places)
 
 
 def test_long_ids_are_shortened_alike_in_calls_and_results() -> None:
@@ -307,24 +285,6 @@ def test_every_collected_template_renders_a_conversation(shared_data: Callable[[
         assert places == sorted(places), template.name
         again = _render(template.read_text("utf-8"), add_generation_prompt=False)
         assert text.startswith(again.rstrip()[:40]), template.name
-
-
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
-        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),  # trim_blocks, lstrip_blocks
-        ("{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}", "user"),
-        ("{% generation %}{{ messages[1].role }}{% endgeneration %}", "assistant"),
-        ("{{ {'a': '<ü>'} | tojson }}", '{"a": "<ü>"}'),
-        ("{{ bos_token }}{{ eos_token }}", "<s></s>"),
-        ("{{ tools is none }}{{ unknown is defined }}", "TrueFalse"),
-        ("{{ strftime_now('%%') }}", "%"),
-        ("{% for tool in tools %}x{% endfor %}done", "done"),
-        ("{{ '-' * 3 }}{{ 2 ** 3 }}", "---8"),
-    ],
-)
-def test_rules_of_hugging_face(template: str, text: str) -> None:
-    assert _render(template) == text
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import re
 import signal
@@ -18,7 +17,6 @@ import pytest
 from support.batches import COMMAND, ENVIRONMENT, answers_of, kill_and_go_on, write_requests
 
 from rest_local.cli import opening
-from rest_local.cli.terminal import duration
 
 Call = Callable[..., Any]
 SMALL = ("-c", "256", "-t", "1", "--no-history")
@@ -41,14 +39,6 @@ def test_answers_and_a_summary(call: Call, requests: Path, tmp_path: Path) -> No
     assert done.err.startswith("rest-local: 5 requests answered: ")
     assert " tokens/s, " in done.err
     assert sorted(answers_of(output)) == [f"r{n}" for n in range(5)]
-
-
-def test_without_any_option(call: Call, tmp_path: Path) -> None:
-    """The context is that of the model, which was trained for less than 4096 tokens."""
-    requests, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    requests.write_text("".join(json.dumps({"prompt": f"def f{n}(", "max_tokens": 4}) + "\n" for n in range(6)))
-    done = call("batch", str(requests), "-o", str(output))
-    assert (done.code, len(answers_of(output))) == (0, 6), done.err
 
 
 def test_a_second_run_answers_nothing_and_loads_no_model(
@@ -129,12 +119,6 @@ def test_shards_answer_every_request_once(call: Call, requests: Path, tmp_path: 
     assert sorted(found) == [f"r{n}" for n in range(5)]
 
 
-def test_a_shard_without_requests_is_done(call: Call, requests: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    assert call("batch", str(requests), "-o", str(output), "--shard", "9/9", *SMALL).code == 0
-    assert output.read_bytes() == b""
-
-
 @pytest.mark.parametrize(
     ("content", "arguments", "code", "says"),
     [
@@ -179,14 +163,6 @@ def test_replace_writes_it_anew(call: Call, requests: Path, tmp_path: Path) -> N
     assert len(answers_of(output)) == 5
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_is_one_line(call: Call, requests: Path) -> None:
-    done = call("batch", str(requests), "-o", "/dev/full", *SMALL)
-    assert done.code == 1
-    assert done.err.count("\n") == 1
-    assert "output /dev/full: No space left on device; the answers in it are whole" in done.err
-
-
 def wait_for_lines(process: subprocess.Popen[bytes], output: Path, count: int) -> None:
     """Until so many answers are written."""
     while not output.exists() or output.read_bytes().count(b"\n") < count:
@@ -224,33 +200,9 @@ def test_killed_at_random_moments_it_goes_on(tmp_path: Path, name: str) -> None:
     kill_and_go_on(tmp_path, name, kills=1, requests=20, random=random.Random(name))
 
 
-def test_the_progress_at_a_terminal(requests: Path, tmp_path: Path) -> None:
-    """On a terminal of 60 columns: a bar, the count, rates; it is gone at the end, where the summary stays."""
-    pty = pytest.importorskip("pty", reason="this system has no pseudo terminals")
-    ours, theirs = pty.openpty()
-    environment = {**ENVIRONMENT, "COLUMNS": "60", "TERM": "xterm"}
-    command = [*COMMAND, str(requests), "-o", str(tmp_path / "out.jsonl"), *SMALL]
-    process = subprocess.Popen(command, stderr=theirs, env=environment)
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            part = os.read(ours, 1 << 16)
-        except OSError:  # Linux tells the end of a terminal like that
-            break
-        if not part:
-            break
-        shown += part
-    os.close(ours)
-    assert process.wait() == 0
-    text = shown.decode()
-    assert "5/5" in text
-    assert " tokens/s" in text
-    assert text.rpartition("\x1b[2K")[2].startswith("rest-local: 5 requests answered")  # after the bar was erased
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (3600, "60 min"), (12_000, "3 h 20 min")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_line(call: Call, requests: Path) -> None:
+    done = call("batch", str(requests), "-o", "/dev/full", *SMALL)
+    assert done.code == 1
+    assert done.err.count("\n") == 1
+    assert "output /dev/full: No space left on device; the answers in it are whole" in done.err

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 import pytest
-from fake_cli_engine import HELLO, FakeEngine, FakePiece
+from fake_cli_engine import HELLO, FakeEngine
 
 from rest_local.cli.chat import commands
-from rest_local.cli.chat.commands import completions, perform
+from rest_local.cli.chat.commands import perform
 from rest_local.cli.chat.conversation import NamedSession
 from rest_local.cli.chat.talk import Settings, Talk
 from rest_local.errors import DatastoreNotFound, ModelNotFound, PromptTooLong
@@ -70,17 +70,6 @@ def test_set_changes_the_sampling(talk: Talk, engine: FakeEngine, name: str, val
     assert getattr(engine.arguments[-1]["sampling"], key) == field
 
 
-def test_set_changes_the_other_settings_and_shows_all(talk: Talk, engine: FakeEngine, said: Said) -> None:
-    for line in ("/set tokens 7", "/set stop END ", "/set markdown off", "/set seed 3", "/set seed random", "/set"):
-        perform(talk, line)
-    shown = said().splitlines()
-    assert {"tokens 7", "stop 'END'", "markdown off", "seed None", "temperature 0.0"} <= set(shown)
-    perform(talk, "one")
-    assert (engine.arguments[-1]["max_tokens"], engine.arguments[-1]["stop"]) == (7, ("END",))
-    perform(talk, "/set stop")
-    assert talk.settings.stop == ()
-
-
 @pytest.mark.parametrize(
     "line",
     ["/set nothing 3", "/set temperature hot", "/set temperature -1", "/set tokens -2", "/set tokens x", "/set top_p 3",
@@ -95,19 +84,6 @@ def test_what_is_refused_is_one_line_and_changes_nothing(talk: Talk, said: Said,
     assert len(told.splitlines()) == 1
     assert talk.settings == before
     assert contents(talk) == []
-
-
-def test_the_system_message_is_set_shown_and_removed(talk: Talk, engine: FakeEngine, said: Said) -> None:
-    perform(talk, '/system """\nbe short\nand kind\n"""')
-    perform(talk, "/system")
-    assert said() == "be short\nand kind\n"
-    perform(talk, "one")
-    assert engine.messages[-1][0] == {"role": "system", "content": "be short\nand kind"}
-    perform(talk, "/clear")
-    assert (talk.conversation.system, contents(talk)) == ("be short\nand kind", [])
-    perform(talk, "/system none")
-    perform(talk, "two")
-    assert engine.messages[-1] == [{"role": "user", "content": "two"}]
 
 
 def test_undo_takes_back_a_question_and_its_answer(talk: Talk, said: Said) -> None:
@@ -267,31 +243,6 @@ def test_datastores_are_added_removed_and_listed(
     assert (str(seen[0].model), seen[0].datastores) == ("next.gguf", (str(tmp_path / "stores" / "other"),))
 
 
-def test_raw_shows_the_newest_answer_as_it_is(
-    talk: Talk, engine: FakeEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    perform(talk, "/raw")
-    assert "there is no answer yet" in capsys.readouterr().err
-    engine.scripts = [[FakePiece("**a**\x1b[2J\n", (1,), ("target",))]]
-    perform(talk, "one")
-    capsys.readouterr()
-    perform(talk, "/raw")
-    assert capsys.readouterr().out == "**a**\ufffd[2J\n"
-
-
-def test_stats_sum_over_the_chat(talk: Talk, said: Said) -> None:
-    perform(talk, "one")
-    perform(talk, "two")
-    said()
-    perform(talk, "/stats")
-    assert said().splitlines() == [
-        "2 answers, 10 tokens: 500 tokens/s, 2.0 x plain, 60% from datastores 40%, context 20%",
-        "2.50 tokens a forward pass, 6 of 12 draft tokens accepted",
-        "prompts: 0 tokens evaluated, 0 were in the KV cache",
-        "context: 12 of 1024 tokens",
-    ]
-
-
 def test_another_model_goes_on_and_the_old_one_where_it_cannot_be_opened(engine: Any, said: Said) -> None:
     other: Any = FakeEngine([list(HELLO)])
     other.model.name = "other"
@@ -315,25 +266,3 @@ def test_another_model_goes_on_and_the_old_one_where_it_cannot_be_opened(engine:
         perform(talk, "/model")
         assert said().startswith("other: fake 1M Q8_0, context 1024 tokens")
     assert other.closed
-
-
-def test_completions(talk: Talk, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / ".hidden").touch()
-    (tmp_path / "model.gguf").touch()
-
-    def complete(text: str) -> list[str]:
-        return [text[: len(text) + start] + completion for completion, start in completions(talk, text)]
-
-    assert complete("/s") == ["/set", "/system", "/save", "/stats"]
-    assert complete("/set mark") == ["/set markdown", "/set markdown on", "/set markdown off"]
-    assert complete(f"/file {tmp_path}/") == [
-        f"/file {tmp_path}/{name}" for name in ("folder/", "model.gguf", "notes.txt")
-    ]
-    assert complete(f"/file {tmp_path}/.") == [f"/file {tmp_path}/.hidden"]
-    assert complete(f"/model {tmp_path}/") == [f"/model {tmp_path}/{name}" for name in ("folder/", "model.gguf")]
-    assert complete("/datastore a") == ["/datastore add"]
-    assert complete("/drafts o") == ["/drafts on", "/drafts off"]
-    assert complete("a question /s") == []
-    assert complete("/file /no/such/folder/x") == []

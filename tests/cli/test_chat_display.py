@@ -175,28 +175,6 @@ def looks(text: str) -> dict[str, str]:
     return found
 
 
-def test_marks_of_markdown_are_styled() -> None:
-    bold, dim, italic = "\x1b[1m", "\x1b[2m", "\x1b[3m"
-    found = looks("see *this*, **that** and `the *code*`.\n## Head\n")
-    assert found == {
-        "see ": "", "*": dim, "this": italic, ", ": "", "**": dim, "that": bold, " and ": "", "`": dim,
-        "the *code*": bold, ".\n": "", "## Head": bold, "\n": "",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["code without a fence", "dunder names", "operators", "arguments", "backslashes"])
-def test_what_is_no_mark_is_not_styled(name: str) -> None:
-    assert {style for _, style in styled(TEXTS[name])} == {""}
-
-
-def test_code_is_coloured_and_a_text_of_several_lines_is_one() -> None:
-    found = looks("```python\ndef f():\n    '''one\n    two'''\n    return 1\n```\n")
-    assert found["def"] == found["return"] != ""
-    assert found["'''one"] == found["    two'''"] != ""
-    assert found["```"] == "\x1b[2m"
-    assert found["f"] != found["def"]
-
-
 def test_text_is_shown_as_soon_as_its_style_is_certain() -> None:
     markdown = Markdown(colours=True)
     assert markdown.feed("one ") == "one "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -175,29 +174,6 @@ def test_reasoning_is_dim_and_control_sequences_do_not_reach_the_terminal(chat: 
     assert "then an answer" in coloured
 
 
-def test_drafted_tokens_are_underlined_on_request(chat: Open) -> None:
-    terminal = chat()
-    terminal.type("/drafts", "Enter")
-    terminal.wait_for("underlined")
-    terminal.type("hello", "Enter")
-    answered(terminal)
-    assert "\x1b[4m\x1b[32m1: '" in terminal.screen(colours=True)
-    terminal.type("/drafts off", "Enter")
-    terminal.wait_for("Markdown")
-    terminal.type("**again**", "Enter")
-    answered(terminal, 2)
-    assert re.search(r"\x1b\[(0;)?1m(\x1b\[\d+m)*again", terminal.screen(colours=True))
-
-
-def test_no_color_means_none(chat: Open) -> None:
-    terminal = chat(env={"NO_COLOR": "1"}, height=40)
-    terminal.type("markdown", "Enter")
-    answered(terminal)
-    coloured = terminal.screen(colours=True)
-    assert not any(f"\x1b[{n}m" in coloured for n in (*range(30, 38), *range(90, 98)))
-    assert "\x1b[2m[500" not in coloured, "notes are not dim either"
-
-
 def test_a_terminal_without_a_cursor_gets_the_text_as_it_is(chat: Open) -> None:
     terminal = chat(term="dumb", width=60, height=40)
     terminal.type("markdown", "Enter")
@@ -242,30 +218,6 @@ def test_without_history_nothing_typed_is_kept(chat: Open, data: Path) -> None:
     terminal.type("secret", "Enter")
     answered(terminal)
     assert not (data / "chat_history").exists()
-
-
-def test_edit_changes_the_question_in_the_editor(chat: Open, tmp_path: Path) -> None:
-    editor = tmp_path / "editor"
-    editor.write_text("#!/bin/sh\nsleep 1.1\nprintf 'changed\\r\\n' > \"$1\"\n")  # click looks at whole seconds
-    editor.chmod(0o755)
-    terminal = chat(env={"EDITOR": str(editor), "VISUAL": str(editor)})
-    terminal.type("hello", "Enter")
-    answered(terminal)
-    terminal.type("/edit", "Enter")
-    assert "1: 'changed'" in answered(terminal, 2), "in the place of the first question"
-
-
-def test_a_session_goes_on_with_its_cells(chat: Open, data: Path) -> None:
-    first = chat("--session", "work")
-    first.type("hello", "Enter")
-    answered(first)
-    first.type("C-d")
-    first.wait_for_exit()
-    stored = json.loads((data / "sessions" / "work.json").read_text())
-    assert [message["content"] for message in stored["messages"]] == ["hello", "1: 'hello'"]
-    second = chat("--session", "work", ready="2 messages, 7 tokens of it in the KV cache")
-    second.type("more", "Enter")
-    assert "3: 'more'" in answered(second)
 
 
 def test_a_second_process_does_not_open_the_same_session(chat: Open) -> None:

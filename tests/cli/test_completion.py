@@ -45,14 +45,6 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offered:
     return complete
 
 
-def test_commands_and_options(offered: Offered) -> None:
-    assert offered("") == list(COMMANDS)
-    assert offered("index", "b") == ["build"]
-    assert "--top-k" in offered("generate", "--top")
-    assert offered("generate", "--policy", "a") == ["auto"]
-    assert offered("completion", "") == ["bash", "zsh", "fish"]
-
-
 def test_datastores(offered: Offered) -> None:
     assert offered("generate", "-d", "") == ["mycode", "stdlib"]
     assert offered("serve", "-d", "my") == ["mycode"]
@@ -98,16 +90,6 @@ def test_keys_and_values_of_the_configuration(offered: Offered) -> None:
     assert offered("config", "set", "datastore", "mycode", "s") == ["stdlib"]
     assert offered("config", "unset", "ctx") == ["ctx"]
     assert offered("config", "set", "nothing", "") == []
-
-
-def test_a_damaged_configuration_and_missing_folders_offer_what_is_there(
-    offered: Offered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "config.toml").write_text("= = =")
-    monkeypatch.setenv("REST_LOCAL_CONFIG", str(tmp_path / "config.toml"))
-    shutil.rmtree(tmp_path / "datastores")
-    assert offered("generate", "-d", "") == ["<file>"]
-    assert "--top-k" in offered("generate", "--top")
 
 
 @pytest.mark.parametrize(

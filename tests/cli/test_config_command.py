@@ -57,20 +57,6 @@ def test_show_says_where_each_value_comes_from(call: Call, path: Path, monkeypat
     ]
 
 
-def test_show_as_json(call: Call, path: Path) -> None:
-    path.write_text(KEPT)
-    told = json.loads(call("config", "show", "--json", "-m", "qwen").out)
-    assert (told["path"], told["model"]) == (str(path), "qwen")
-    assert {"key": "temp", "value": 0.7, "source": "file", "line": 5} in told["settings"]
-    assert {"key": "ctx", "value": 32768, "source": "profile", "profile": "qwen*", "line": 8} in told["settings"]
-
-
-def test_show_all_lists_every_key_once(call: Call, path: Path) -> None:
-    keys = [line.split()[0] for line in call("config", "show", "--all").out.splitlines()]
-    assert keys == sorted(set(keys))
-    assert {"top-k", "port", "threads", "rope-scale", "max-file-size"} <= set(keys)
-
-
 def test_a_variable_that_nothing_reads_is_named(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REST_LOCAL_TOPK", "20")
     done = call("config", "show")
@@ -182,14 +168,6 @@ def test_any_series_of_changes_gives_what_a_dictionary_gives(call: Call, path: P
         assert "# mine\n" in path.read_text()
 
 
-def test_unset_says_what_is_not_there(call: Call, path: Path) -> None:
-    for arguments in (["ctx"], ["ctx", "--profile", "q*"], ["profile"]):
-        done = call("config", "unset", *arguments)
-        assert (done.code, done.err.count("\n")) == (1, 1)
-        assert f"is not set in {path}" in done.err
-    assert not path.exists()
-
-
 @pytest.mark.parametrize("command", [["set", "ctx", "3"], ["unset", "ctx"]])
 def test_a_damaged_file_is_not_overwritten(call: Call, path: Path, command: list[str]) -> None:
     path.write_text("ctx = = 3\n")
@@ -261,16 +239,3 @@ def test_changes_at_one_moment_are_all_kept(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert read(path) == {"profile": {profile: {"top-k": 5} for profile in profiles}}
-
-
-def test_a_file_that_another_process_changes_is_waited_for(
-    call: Call, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(config, "WAIT_S", 0.0)
-    with config._changed(path) as document:
-        document["top-k"] = 20
-        done = call("config", "set", "ctx", "4096")
-        assert (done.code, done.err.count("\n")) == (1, 1)
-        assert "another process has been changing it" in done.err
-    assert call("config", "set", "ctx", "4096").code == 0
-    assert read(path) == {"top-k": 20, "ctx": 4096}

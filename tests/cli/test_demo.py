@@ -40,25 +40,6 @@ def test_a_pipe_gets_both_texts_and_three_lines_of_result(fake_engine: Install, 
     assert engine.config.exact
 
 
-@pytest.mark.parametrize(("speed", "costs"), [(90.0, "costs 10%"), (98.0, "costs nothing"), (102.0, "costs nothing")])
-def test_what_it_costs_is_said_where_it_costs_something(
-    fake_engine: Install, call: Call, speed: float, costs: str
-) -> None:
-    engine = fake_engine()
-    engine.speeds[None] = speed
-    assert f"csv.py, nothing to find: {costs}" in call("demo", "--repeats", "1").out
-
-
-def test_a_backend_without_exact_settings_is_measured_in_fast_mode(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    engine.capability.kind, engine.capability.reason = "none", "exact: no settings are"
-    done = call("demo", "--repeats", "1")
-    assert done.code == 0
-    assert engine.compared == 1
-    assert "the demo runs in fast mode (exact: no settings are)" in done.err
-    assert "in fast mode" in done.out
-
-
 def test_a_model_with_a_chat_template_edits_a_file(fake_engine: Install, call: Call, tmp_path: Path) -> None:
     engine = fake_engine()
     (tmp_path / "model.gguf").touch()

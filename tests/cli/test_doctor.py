@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomlkit
 from fake_cli_engine import Call, Install
 
 from benchmarks.tiny import tiny_adapter
@@ -21,9 +20,8 @@ from rest_local.calibration.exactness import Comparison
 from rest_local.calibration.measuring import Measured, Timing
 from rest_local.calibration.survey import Case, Setting, Survey
 from rest_local.cli import doctor
-from rest_local.cli.doctor import cost_rows, cost_table, exactness_lines
+from rest_local.cli.doctor import cost_rows, cost_table
 from rest_local.errors import LibraryUnfit
-from rest_local.llama import needed
 
 
 def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
@@ -36,33 +34,6 @@ def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
     assert facts["versions"]["rest-local"]
     assert "llama-cpp-python" in facts["versions"]
     assert isinstance(facts["gpu_offload"], bool)
-
-
-def test_report_says_how_far_the_cost_curve_can_be_trusted(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    assert json.loads(call("doctor", "--json").out)["calibration"] == engine.calibration
-    lines = {" ".join(line.split()) for line in call("doctor").out.splitlines()}
-    assert {"state provisional", "first measured 2 hours ago", "noise of a step 3%"} <= lines
-    assert {"uncertainty 2 tokens 5%, 16 tokens 40%", "began as the curve m2ultra-7b-q8_0, scaled"} <= lines
-    assert any("rest-local tune" in line for line in lines)
-    assert engine.compared == 2
-    fake_engine(calibration=engine.calibration | {"state": "final", "age_s": 3.0, "estimated_from": None})
-    out = call("doctor").out
-    assert "final" in out
-    assert "3 seconds ago" in out
-    assert "rest-local tune" not in out
-
-
-def test_cost_table_has_a_line_for_each_context_and_gaps_where_nothing_was_measured() -> None:
-    rows = [
-        {"n_ctx": 64, "n": 1, "ratio": 1.0, "ms": 2.0, "certain": False},
-        {"n_ctx": 64, "n": 4, "ratio": 2.5, "ms": 5.0, "certain": False},
-        {"n_ctx": 512, "n": 1, "ratio": 1.0, "ms": 3.0, "certain": True},
-    ]
-    head, first, second, _ = cost_table(rows)
-    assert head.split() == ["context", "1", "4", "one", "token"]
-    assert first.split() == ["64", "1.00", "2.50", "2.00", "ms", "estimate"]
-    assert second.split() == ["512", "1.00", "3.00", "ms"]
 
 
 def test_costs_are_shown_for_contexts_that_a_request_can_have_and_that_were_measured() -> None:
@@ -89,16 +60,6 @@ def _survey() -> Survey:
         Setting(False, "q4_0", "f16", 1, refused="no"),
     ]
     return Survey("tree", "full attention over removable cells", settings, 4, 12.0)
-
-
-def test_exactness_is_a_table_of_80_columns() -> None:
-    lines = list(exactness_lines(_survey().to_dict()))
-    assert max(map(len, lines)) <= 80
-    assert " ".join(lines[1].split()) == "flash cache thr chains chains+ trees trees+ flips gap plain x16"
-    assert lines[2].split() == ["on", "bf16", "16", "0/256", "7/255", "33/256", "40/254", "3", "0.25", "1.00", "1.25"]
-    assert lines[3].split() == ["on", "iq4_nl/q8_0", "1", "0/256", "0", "2.00", "1.00"]
-    assert lines[4].split() == ["off", "q4_0/f16", "1", "refused"]
-    assert "4 settings" in "\n".join(lines)
 
 
 def test_exactness_is_measured_only_when_asked_for(
@@ -143,7 +104,6 @@ def test_exactness_of_a_real_model_with_an_adapter(call: Call, tiny_model: Calla
     assert (setting["plain"], setting["step"]) == (1, 1)
 
 
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 REQUIRES = [
     "numpy>=1.26",
     "click>=8.1",
@@ -171,28 +131,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return install
 
 
-def project() -> dict[str, Any]:
-    whole: dict[str, Any] = tomlkit.parse(PYPROJECT.read_text("utf-8")).unwrap()
-    return whole["project"]  # type: ignore[no-any-return]
-
-
-def test_the_oldest_version_that_may_be_installed_was_tested() -> None:
-    (bound,) = [text for text in project()["dependencies"] if text.startswith("llama-cpp-python")]
-    assert bound == f"llama-cpp-python>={needed.TESTED[0]}"
-
-
-def test_what_is_there_is_said_and_what_an_extra_lacks_has_its_command(installed: Callable[..., None]) -> None:
-    installed(numpy="2.4", click="8.1", ray="2.50")
-    state = doctor.installation()
-    assert dict(doctor.installation_rows(state)) == {
-        "required": "all there",
-        "ray": "all there",
-        "parquet": "pyarrow is not installed: pip install 'rest-local[parquet]' (Parquet files as sources of a "
-        "datastore)",
-    }
-    assert doctor.faults(state) == []
-
-
 def test_doctor_names_required_libraries_and_exits_with_1(installed: Callable[..., None], call: Call) -> None:
     installed(click="7.0")
     done = call("doctor")
@@ -217,36 +155,6 @@ def test_a_library_that_cannot_be_used_is_reported(monkeypatch: pytest.MonkeyPat
     assert (state["llama_cpp"], state["lacks"]) == ("llama-cpp-python 0.3.34 lacks a, b; install one", ["a", "b"])
 
 
-def test_a_folder_that_is_not_installed_has_no_versions_to_compare(
-    call: Call, fake_engine: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def requires(name: str) -> list[str]:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "requires", requires)
-    fake_engine()
-    done = call("doctor")
-    assert done.code == 0
-    assert "is not installed, so no versions were compared" in done.out
-
-
-@pytest.mark.parametrize(
-    ("marker", "expected"),
-    [
-        (None, "pip install 'rest-local[ray]'"),
-        ("pipx_metadata.json", "pipx install --force 'rest-local[ray]'"),
-        ("uv-receipt.toml", "uv tool install --force 'rest-local[ray]'"),
-    ],
-)
-def test_the_command_is_that_of_the_tool_that_installed_it(
-    marker: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    if marker:
-        (tmp_path / marker).touch()
-    assert doctor.command("ray") == expected
-
-
 def test_a_library_that_is_missing_in_use_is_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rest_local.decoding.engine", None)
     done = call("generate", "x")
@@ -268,14 +176,6 @@ def test_what_pays_is_explained_for_each_length(fake_engine: Install, call: Call
     assert done.out.rstrip().endswith("These costs are final (the rounds differ by 2%).")
     assert engine.compared == 1
     assert engine.closed
-
-
-@pytest.mark.parametrize(("busy", "says"), [(0.4, "other processes disturbed 40%"), (0.0, "refined while")])
-def test_a_result_that_is_not_final_says_so(fake_engine: Install, call: Call, busy: float, says: str) -> None:
-    fake_engine(measured=Measured(CURVE, False, 0.3, busy))
-    out = call("tune").out
-    assert "These costs are provisional" in out
-    assert says in out
 
 
 def test_a_clock_that_stands_still_is_one_line_of_error(fake_engine: Install, call: Call) -> None:

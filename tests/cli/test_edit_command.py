@@ -131,14 +131,6 @@ def test_patch_of_a_relative_path_is_applied_by_git(
     assert Path("sub/f.txt").read_bytes() == new.encode()
 
 
-def test_check_writes_nothing(model: Install, edit: Call, file: Path) -> None:
-    model(fenced(NEW))
-    done = edit(file, "make y 20", "--check")
-    assert (done.code, done.out) == (1, PATCH.format(file))
-    assert done.err.endswith("1 file would change; nothing was written\n")
-    assert file.read_text() == OLD
-
-
 @pytest.mark.parametrize(("typed", "written"), [("y\n", True), ("Y\n", True), ("n\n", False), ("\n", False)])
 def test_terminal_asks(model: Install, terminal: Call, file: Path, typed: str, written: bool) -> None:
     model(fenced(NEW))
@@ -281,34 +273,12 @@ def test_yes_replaces_an_existing_output_and_keeps_its_permissions(model: Instal
     assert (out.read_text(), out.stat().st_mode & 0o777) == (NEW, 0o600)
 
 
-@pytest.mark.parametrize(("typed", "written"), [("y\n", True), ("n\n", False)])
-def test_terminal_asks_about_an_existing_output(
-    model: Install, terminal: Call, file: Path, typed: str, written: bool
-) -> None:
-    out = file.parent / "new.py"
-    out.write_text("mine\n")
-    model(fenced(NEW))
-    done = terminal(file, "make y 20", "-o", out, typed=typed)
-    assert f"Write {out}, which exists? [y]es [n]o [n]: " in done.out
-    assert (done.code, out.read_text()) == (0, NEW if written else "mine\n")
-
-
 def test_an_output_that_appears_meanwhile_is_not_replaced(model: Install, edit: Call, file: Path) -> None:
     out = file.parent / "new.py"
     model([*fenced(NEW), lambda: out.write_text("mine\n")])
     done = edit(file, "make y 20", "-o", out)
     assert (done.code, out.read_text()) == (1, "mine\n")
     assert done.err.count("rest-local: error: ") == 1
-
-
-def test_instruction_from_a_file_and_from_a_pipe(model: Install, edit: Call, file: Path) -> None:
-    engine = model(fenced(NEW))
-    request = file.parent / "request.md"
-    request.write_text("make y\n\n    20\n")
-    assert edit(file, "--from", request, "--yes").code == 0
-    assert edit(file, "--from", "-", "--yes", stdin=b"make y 30\n").code == 0
-    assert "make y\n\n    20\n" in engine.messages[0][0]["content"]
-    assert "make y 30\n" in engine.messages[1][0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -360,17 +330,6 @@ def test_an_answer_after_a_context_shift_is_refused(
     assert "a context shift dropped the beginning of the file; nothing was written" in done.err
 
 
-def test_a_model_that_cannot_chat_is_one_line(fake_engine: Install, call: Call, file: Path) -> None:
-    engine = fake_engine(fenced(NEW))
-    done = call("edit", "-m", "m.gguf", str(file), "make y 20")
-    assert (done.code, done.err.count("\n")) == (1, 1)
-    assert "has no chat template" in done.err
-    done = call("edit", "-m", "demo", str(file), "make y 20")
-    assert (done.code, done.err.count("\n")) == (1, 1)
-    assert "the demo model writes Python and cannot chat" in done.err
-    assert not engine.prompts
-
-
 def test_json_is_one_line_for_each_file(model: Install, edit: Call, file: Path) -> None:
     other = file.parent / "b.py"
     other.write_text(OLD)
@@ -382,15 +341,6 @@ def test_json_is_one_line_for_each_file(model: Install, edit: Call, file: Path) 
     assert (second["file"], second["written"], second["diff"]) == (str(other), False, "")
     assert "empty answer" in second["error"]
     assert done.code == 1
-
-
-def test_yes_is_not_read_from_the_environment(
-    model: Install, edit: Call, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_YES", "1")
-    model(fenced(NEW))
-    assert edit(file, "make y 20").code == 1
-    assert file.read_text() == OLD
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal(

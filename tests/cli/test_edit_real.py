@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.terminal import Terminal, needs_tmux
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = "\ufeffdef area(width, height):\r\n    return width * height\r\n\r\n\r\nprint(area(2, 3))"
@@ -72,17 +71,6 @@ def test_a_closed_pipe_writes_nothing(command: list[str], folder: Path) -> None:
     assert (process.returncode, process.stderr) == (1, b"")
     assert (folder / "a.py").read_bytes() == OLD.encode()
     assert sorted(os.listdir(folder)) == ["a.py", "g.gbnf"]
-
-
-@needs_tmux
-def test_the_question_at_a_terminal(command: list[str], folder: Path) -> None:
-    with Terminal([*command, str(folder / "a.py"), "rename width to w"], width=60) as terminal:
-        screen = terminal.wait_for("[q]uit [n]:")
-        assert "\n+def area(w, height):\n+    return w * height\n" in screen
-        assert (folder / "a.py").read_bytes() == OLD.encode()
-        terminal.type("y", "Enter")
-        assert terminal.wait_for_exit() == 0
-    assert (folder / "a.py").read_bytes() == NEW.encode()
 
 
 def test_interrupt_while_the_model_writes(command: list[str], folder: Path) -> None:

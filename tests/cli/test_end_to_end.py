@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from fake_cli_engine import Call
 
-from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, datastore_path
 
@@ -50,32 +49,6 @@ def test_exact_output_is_plain_decoding(call: Call, mycode: str) -> None:
     assert drafted["draft"].keys() == DRAFT
     assert drafted["timings"].keys() == TIMINGS
     assert drafted["tokens"] == drafted["timings"]["predicted_n"]
-
-
-def test_full_context_ends_with_length(call: Call) -> None:
-    """64 cells, and the last token that comes out needs none. The model may not end by itself."""
-    with Model.open(demo_model(), vocab_only=True) as model:
-        never = [f"--logit-bias={token}=-inf" for token in model.vocabulary.ends]
-    assert never
-    given = ("generate", "import os\n", "-n", "500", "--ctx", "64", "--threads", "1", "--json")
-    line = json.loads(call(*given, *never).out)
-    assert line["finish_reason"] == "length"
-    assert line["timings"]["prompt_n"] + line["tokens"] == 65
-
-
-def test_prompt_longer_than_the_context_is_refused_with_both_numbers(call: Call) -> None:
-    done = call("generate", CODE * 20, "--ctx", "64", "--threads", "1")
-    assert done.code == 1
-    assert "the context holds" in done.err
-    assert done.err.count("\n") == 1
-
-
-def test_doctor_reports_the_demo_model(call: Call) -> None:
-    facts = json.loads(call("doctor", "--ctx", "256", "--threads", "1", "--json").out)
-    assert facts["model"]["path"] == str(demo_model())
-    assert facts["drafting"]["kind"] == "tree"
-    assert (facts["settings"]["n_batch"], facts["settings"]["n_ubatch"]) == (256, 256)  # no larger than the context
-    assert facts["cost_curve"][0]["n"] == 1
 
 
 @pytest.mark.parametrize(
@@ -116,25 +89,6 @@ def test_build_missing_builds_without_a_question(call: Call, mycode: str, tiny_m
         assert store.directory == Path(mycode), "the index of the first model is where it was"
 
 
-@pytest.mark.parametrize("grammar", ["root ::= (((", "root ::= <think>", "(" * 100_000])
-def test_grammar_that_cannot_be_used_is_refused_and_its_file_named(call: Call, tmp_path: Path, grammar: str) -> None:
-    (tmp_path / "g").write_text(grammar)
-    done = call("generate", "x", "--ctx", "64", "--threads", "1", "--grammar-file", str(tmp_path / "g"))
-    assert done.code == 1
-    assert f"grammar file {tmp_path / 'g'}: grammar: " in done.err
-
-
-def test_damaged_datastore_costs_a_warning_and_changes_nothing(call: Call, mycode: str) -> None:
-    given = ("generate", CODE, "-n", "8", "--ctx", "256", "--threads", "1")
-    plain = call(*given, "--policy", "off")
-    tokens = next(Path(mycode).glob("*.tokens.bin"))
-    tokens.write_bytes(tokens.read_bytes()[:-1])
-    done = call(*given, "-d", mycode)
-    assert (done.code, done.out) == (0, plain.out)
-    assert done.err.startswith(f"rest-local: warning: datastore {mycode}: {tokens.name} has ")
-    assert done.err.count("\n") == 1
-
-
 def test_datastore_named_default_is_used_without_being_asked_for(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,18 +107,3 @@ def test_datastore_named_default_is_used_without_being_asked_for(
     count = len(asked)
     assert call(*given).code == 0
     assert len(asked) == count
-
-
-def test_a_draft_model_that_does_not_fit_is_one_line_and_the_answer_is_the_same(
-    call: Call, tmp_path: Path, tiny_model: Callable[..., Path]
-) -> None:
-    given = ("generate", CODE, "-n", "8", "--ctx", "256", "--threads", "1", "--policy", "off")
-    alone = call(*given)
-    refused = call(*given, "--draft-model", str(tiny_model("llama", quant="Q8_0")))
-    assert (refused.code, refused.out) == (0, alone.out)
-    (line,) = [line for line in refused.err.splitlines() if "draft model" in line]
-    assert line.startswith("rest-local: warning: going on without the draft model: model ")
-    assert "its vocabulary" in line
-    absent = call(*given, "--draft-model", str(tmp_path / "absent.gguf"))
-    assert (absent.code, absent.out) == (1, "")
-    assert absent.err.count("absent.gguf") == 1

@@ -10,7 +10,7 @@ import pytest
 from fake_cli_engine import HELLO, Call, Install
 
 from rest_local.errors import DecodeFailed, PromptTooLong, in_options
-from rest_local.grammar import gbnf, json_schema
+from rest_local.grammar import gbnf
 from rest_local.llama.options import Sampling
 
 
@@ -132,22 +132,6 @@ def test_a_prediction_is_read_from_a_pipe_or_a_file(fake_engine: Install, call: 
         assert (engine.prompts[-1], engine.arguments[-1]["prediction"]) == ("x", "x = 1\n")
 
 
-@pytest.mark.parametrize("prompt", [[], ["-"]])
-def test_prompt_and_prediction_cannot_both_be_the_pipe(fake_engine: Install, call: Call, prompt: list[str]) -> None:
-    engine = fake_engine()
-    done = call("generate", *prompt, "--prediction", "-", stdin=b"text")
-    assert (done.code, "cannot both be the standard input" in done.err) == (2, True)
-    assert not engine.prompts
-
-
-def test_a_json_schema_becomes_the_grammar(fake_engine: Install, call: Call, tmp_path: Path) -> None:
-    engine = fake_engine()
-    schema = tmp_path / "s.json"
-    schema.write_text('{"enum": ["yes", "no"]}')
-    assert call("generate", "x", "--json-schema", str(schema)).code == 0
-    assert engine.arguments[0]["sampling"].grammar == json_schema({"enum": ["yes", "no"]})
-
-
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
@@ -193,32 +177,7 @@ def test_interrupt_keeps_the_text_so_far_and_exits_130(fake_engine: Install, cal
     assert engine.closed
 
 
-def test_interrupt_with_json_still_prints_the_line(fake_engine: Install, call: Call) -> None:
-    fake_engine([HELLO[0], KeyboardInterrupt()])
-    done = call("generate", "x", "--json")
-    assert done.code == 130
-    assert json.loads(done.out)["finish_reason"] == "cancelled"
-
-
 def test_instruct_puts_the_prompt_into_the_template(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     assert call("generate", "-m", "m.gguf", "--instruct", "say hello").code == 0
     assert engine.prompts == ["<user>say hello<assistant>"]
-
-
-def test_instruct_needs_a_model_that_can_chat(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine()
-    done = call("generate", "-m", "demo", "--instruct", "say hello")
-    assert (done.code, done.err.count("\n"), "demo model" in done.err) == (1, 1, True)
-    assert not engine.prompts
-
-
-@pytest.mark.parametrize("given", [[], ["--quiet"], ["-q"], ["--json"]])
-def test_speed_is_told_at_a_terminal(
-    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch, given: list[str]
-) -> None:
-    fake_engine()
-    assert call("generate", "x", *given).err == ""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    line = "500 tokens/s, 2.0 x plain, 60% from datastores 40%, context 20%\n"
-    assert call("generate", "x", *given).err == ("" if given else line)

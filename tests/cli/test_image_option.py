@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from fake_cli_engine import HELLO, FakeEngine
 from support.images import picture
@@ -15,7 +14,6 @@ from support.images import picture
 from models import tiny_mmproj
 from rest_local.chat.images import part_of
 from rest_local.cli.chat.commands import perform
-from rest_local.cli.chat.conversation import NamedSession
 from rest_local.cli.chat.talk import Settings, Talk
 from rest_local.cli.indexer import ASLEEP
 from rest_local.cli.serve import Named, choice
@@ -66,27 +64,6 @@ def test_an_image_goes_with_the_next_message_alone(talk: Talk, engine: FakeEngin
     perform(talk, "And now?")
     assert talk.conversation.messages[2]["content"] == "And now?"
     assert len(engine.messages[-1]) == 3
-
-
-def test_a_question_that_is_edited_keeps_its_images(talk: Talk, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    perform(talk, f"/image {image}")
-    perform(talk, "What is this?")
-    seen: list[str] = []
-    monkeypatch.setattr(click, "edit", lambda text, **_: seen.append(text) or "What?")
-    perform(talk, "/edit")
-    assert seen == ["What is this?"]
-    assert [part.get("text") for part in parts(talk)] == ["What?", None]
-    assert len(talk.conversation.messages) == 2
-
-
-def test_a_session_keeps_images(talk: Talk, image: Path) -> None:
-    perform(talk, f"/image {image}")
-    perform(talk, "What is this?")
-    perform(talk, "/save pictures")
-    messages = talk.conversation.messages
-    talk.leave_session()
-    with NamedSession("pictures") as session:
-        assert session.read().messages == messages
 
 
 def test_without_a_projector_the_option_is_named(talk: Talk, engine: FakeEngine, image: Path, capsys: Any) -> None:

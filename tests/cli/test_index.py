@@ -68,13 +68,6 @@ def test_search_tells_match_places_files_lines_and_continuations(corpus):
     assert answer("search", "mine", "~")["places"] == 0
 
 
-def test_a_damaged_datastore_is_listed_with_its_fault(corpus):
-    path = Path(answer("build", corpus, "-o", "mine")["path"])
-    (path / "manifest.json").write_text("{}")
-    assert "checksum" in answer("list")["datastores"][0]["error"]
-    assert "checksum" in call("list").stdout
-
-
 def test_secrets_are_named(corpus):
     (corpus / "credentials.py").write_text("x = 1\n")
     assert "credentials.py" in call("build", corpus).stdout
@@ -250,26 +243,3 @@ def test_what_was_not_built_from_files_cannot_be_built_again(corpus):
         call("rebuild", "texts", "--replace")
     with pytest.raises(DatastoreNotFound):
         call("rebuild", "nothing")
-
-
-def test_prune_says_what_is_left(corpus):
-    text = (corpus / "a.py").read_text()
-    (corpus / "longer.py").write_text(text + "# the end\n")
-    answer("build", corpus, "-o", "mine")
-    line = call("prune", "mine", "seen:2", "--dry-run").stdout
-    assert "would be left: 1 of 3 files" in line
-    assert answer("info", "mine")["indexes"][0]["documents"] == 3
-    pruned = answer("prune", "mine", "seen:2")
-    assert pruned["target"] == "seen:2"
-    (row,) = pruned["indexes"]
-    assert row["documents"] == {"before": 3, "after": 1}
-    (info,) = answer("info", "mine")["indexes"]
-    assert (info["documents"], info["bytes"]) == (1, row["bytes"]["after"])
-    assert info["recipe"]["pruned"] == "seen:2"
-    built = answer("build", corpus, "-o", "other", "--prune", "seen:2")
-    assert built["pruned"]["bytes"] == row["bytes"]
-    with pytest.raises(OptionError, match="seen:2"):
-        call("build", corpus, "-o", "third", "--prune", "2")
-    assert not datastore_path("third").exists()
-    with pytest.raises(DatastoreNotFound):
-        call("prune", "third", "seen:2")

@@ -11,7 +11,7 @@ from index_calls import ByteVocabulary, answer, call
 
 from rest_local.cli import terminal
 from rest_local.cli.index import group
-from rest_local.errors import InputInvalid, OptionError
+from rest_local.errors import OptionError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path, indexes
 
@@ -81,31 +81,6 @@ def test_an_index_whose_model_is_gone_is_stale_and_the_others_are_updated(corpus
     assert names_in("mine") == [["a.py", "b.py", "c.py", "new.py"]] * 2
 
 
-def test_a_path_that_vanished_needs_a_flag(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "m.py").write_text("more")
-    call("add", "mine", tmp_path / "more")
-    (tmp_path / "more" / "m.py").unlink()
-    with pytest.raises(InputInvalid, match="missing=True"):
-        call("update", "mine")
-    assert [row["deleted"] for row in answer("update", "mine", "--missing")["indexes"]] == [1, 1]
-
-
-def test_add_reads_only_what_is_new_and_records_it(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "m.py").write_text("more")
-    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n{"text": "another"}\n')
-    (corpus / "a.py").write_text("not read yet")
-    added = answer("add", "mine", "more", "--text", "rows.jsonl:text")
-    assert [(row["added"], row["changed"]) for row in added["indexes"]] == [(3, 0)] * 2
-    (info, _) = answer("info", "mine")["indexes"]
-    assert [source["kind"] for source in info["recipe"]["sources"]] == ["walk", "jsonl"]
-    assert info["recipe"]["sources"][0]["paths"] == [str(corpus), str(tmp_path / "more")]
-    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n')
-    changed = answer("update", "mine")["indexes"]
-    assert [(row["changed"], row["deleted"]) for row in changed] == [(1, 1)] * 2
-
-
 def test_forget_removes_from_all_indexes_for_good(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(corpus)
     result = call("forget", "mine", "a.py")
@@ -154,18 +129,6 @@ def test_forget_everything_asks_or_needs_yes(corpus: Path, monkeypatch: pytest.M
     assert names_in("mine") == [["a.py", "b.py", "c.py"]] * 2
     assert answer("forget", "mine", "*.py", "--yes")["removed"] is True
     assert not datastore_path("mine").exists()
-
-
-def test_merge_reports_what_it_did(corpus: Path) -> None:
-    assert "mine (one): nothing to merge; 1 segment, " in call("merge", "mine").stdout
-    (corpus / "d.py").write_text("def delta(): pass\n" * 20)
-    call("update", "mine", "--vocabulary", "one")
-    (corpus / "a.py").unlink()
-    call("update", "mine", "--vocabulary", "one")
-    (merged,) = answer("merge", "mine", "--vocabulary", "one")["indexes"]
-    assert merged["segments"] == [1, 1]
-    assert merged["bytes"][1] < merged["bytes"][0]
-    assert names_in("mine") == [["b.py", "c.py", "d.py"], ["a.py", "b.py", "c.py"]]
 
 
 def test_forget_names_what_may_still_quote_a_file(

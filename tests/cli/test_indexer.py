@@ -13,13 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from rest_local.cli import indexer, opening
-from rest_local.cli.indexer import Code, Indexer, Live, held
+from rest_local.cli.indexer import Code, Indexer, Live
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import DatastoreCorrupt
 from rest_local.llama.model import Model
@@ -189,13 +187,6 @@ def test_two_children_of_one_checkout_share_its_datastore(code: Code) -> None:
             child.close()
 
 
-def test_what_will_be_drafted_from_is_announced(code: Code, capsys: pytest.CaptureFixture[str]) -> None:
-    child: Any = SimpleNamespace(tell_ready=lambda: None)
-    engine: Any = SimpleNamespace(datastores=[], config=EngineConfig(datastores=("mine", code.name)))
-    opening._announce(engine, Live(code), child)
-    assert capsys.readouterr().err == (f"indexing {code.root} in the background; drafts use it when it is ready\n")
-
-
 def test_an_engine_uses_the_code_when_it_is_ready(code: Code) -> None:
     with opening.open_engine(EngineConfig(n_ctx=256), Live(code)) as engine:
         used = threading.Event()
@@ -215,19 +206,6 @@ def test_a_watched_datastore_may_come_later(code: Code, capsys: pytest.CaptureFi
         engine.swap.on_change = used.set
         build_datastore("not-there-yet", [code.root], vocabulary=engine.model.vocabulary)
         assert engine.swap or used.wait(120)
-
-
-@pytest.mark.parametrize(("tokens", "text"), [(812, "812 tokens of 3 files"), (1_234_567, "1.2 M tokens of 3 files")])
-def test_how_much_is_held(tokens: int, text: str) -> None:
-    assert held(tokens, 3) == text
-
-
-def test_lines_are_shown_at_once_where_nothing_else_is(capsys: pytest.CaptureFixture[str]) -> None:
-    indexer._tell(print, "first")
-    assert capsys.readouterr().out == ""
-    indexer.at_once()
-    indexer._tell(print, "second")
-    assert capsys.readouterr().out == "first\nsecond\n"
 
 
 Watching = Callable[..., "subprocess.Popen[str]"]
@@ -292,16 +270,6 @@ def test_a_killed_watch_leaves_a_good_datastore(kill_after: int, code: Code, wat
     assert again.stdout is not None
     (code.root / "last.py").write_text("x = 1\n")
     until(lambda: len(documents("mine")) == kill_after + 2)
-
-
-def test_two_watches_of_one_datastore(code: Code, watching: Watching) -> None:
-    children = [watching("--json") for _ in range(2)]
-    for number in range(3):
-        (code.root / f"{number}.py").write_text(f"{TEXT}# {number}\n")
-    until(lambda: len(documents("mine")) == 4)
-    for child in children:
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == 0
 
 
 def test_a_watch_ends_with_the_datastore(code: Code, watching: Watching) -> None:

@@ -70,14 +70,6 @@ def test_check_lists_every_fault_and_exits_with_1(corpus):
         call("check", "nothing")
 
 
-def test_a_repair_without_loss_asks_nothing(corpus):
-    damage(0, "order")
-    done = call("check", "mine", "--repair")
-    assert done.exit_code == 0
-    assert "1 segments were written again" in done.stdout
-    assert answer("check", "mine")["ok"]
-
-
 def test_a_repair_with_loss_asks_first_and_names_what_is_lost(corpus, monkeypatch):
     damage(1, "tokens")
     with pytest.raises(OptionError, match=r"--yes.*46 tokens are lost, of .*sub/b\.py"):
@@ -128,23 +120,6 @@ def test_export_and_import_by_file_and_by_pipe(corpus, tmp_path):
         call("import", "other.txt")
     with pytest.raises(InputInvalid, match="No such file"):
         call("import", "missing.tar")
-
-
-def test_stats(corpus):
-    (found,) = answer("stats", "mine")["indexes"]
-    assert (found["documents"], found["files"], found["duplicates"], found["tokens"]) == (3, 4, 1, 143)
-    assert found["dead"] == {"documents": 0, "tokens": 0}
-    assert found["tiers"] == [{"up_to": 65536, "segments": 3, "tokens": 143}]
-    assert found["bytes"]["all"] == sum(size for kind, size in found["bytes"].items() if kind != "all")
-    assert found["largest"][0] == {"name": str(corpus / "a.py"), "tokens": 91}
-    assert found["extensions"] == [{"name": ".py", "tokens": 137}, {"name": "Makefile", "tokens": 6}]
-    assert found["folders"] == [{"name": str(corpus), "tokens": 91}, {"name": str(corpus / "sub"), "tokens": 52}]
-    assert 0 <= found["age_s"] < 3600
-    assert "changed" not in found
-    printed = call("stats", "mine").stdout
-    assert "4, 1 of them duplicates" in printed
-    assert str(corpus / "sub") in printed
-    assert "seconds ago" in printed
 
 
 def test_control_characters_of_a_file_reach_no_terminal(corpus):

@@ -85,11 +85,6 @@ def test_a_mistyped_command_gets_a_suggestion(call: Call, line: str, meant: str)
     assert re.search(rf" \(did you mean .*'{meant}'.*\?\); see `rest-local.* --help`$", done.err.strip())
 
 
-def test_commands_are_loaded_by_name_only() -> None:
-    assert cli.list_commands(None) == list(COMMANDS)  # type: ignore[arg-type]
-    assert cli.get_command(None, "main") is None  # type: ignore[arg-type]
-
-
 def test_every_option_has_the_variable_that_its_name_says() -> None:
     def check(command: click.Command) -> None:
         for option in command.params:

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pty
-import select
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,46 +135,3 @@ def test_other_faults_are_refused_where_it_was_named(store: Path, capsys: pytest
     assert capsys.readouterr().err.endswith(
         "cut off; build it again with `rest-local index build`; going on without it\n"
     )
-
-
-@contextlib.contextmanager
-def at_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """`rest-local` with a terminal of 80 columns as input and stderr."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
-    command = [sys.executable, "-m", "rest_local", *arguments]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-
-
-def read_until(terminal: int, text: str) -> str:
-    """What the terminal shows up to `text`, or to the end if the process closes it."""
-    shown, deadline = b"", time.monotonic() + 120
-    while text.encode() not in shown and time.monotonic() < deadline:
-        if select.select([terminal], [], [], 1.0)[0]:
-            try:
-                part = os.read(terminal, 4096)
-            except OSError:  # Linux says so when the other side is closed
-                break
-            shown += part
-    return shown.decode(errors="replace")
-
-
-@pytest.mark.parametrize(("key", "built"), [(b"n\n", 1), (b"\n", 2)], ids=["no", "return"])
-def test_the_question_at_a_real_terminal(store: Path, tiny_model: Callable[..., Path], key: bytes, built: int) -> None:
-    model = str(tiny_model("llama"))
-    with at_terminal("generate", "x", "-n", "2", "--threads", "1", "--no-history", "-m", model) as (process, screen):
-        asked = read_until(screen, "[Y/n]").replace("\r\n", "")
-        assert "Datastore default has nothing for this model's vocabulary" in asked
-        assert "from 1 files (500 bytes; " in asked
-        assert len(indexes(store)) == 1
-        os.write(screen, key)
-        assert "Traceback" not in read_until(screen, "the end")
-        assert process.wait(60) == 0
-    assert len(indexes(store)) == built

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,7 @@ import pytest
 from support.hub_server import HubServer, serving
 
 from rest_local.catalog.describe import Header, ModelFacts
-from rest_local.cli import inputs, models
+from rest_local.cli import models
 from rest_local.cli.indexer import Live
 from rest_local.cli.models import row_of, table
 from rest_local.paths import demo_model
@@ -244,12 +243,6 @@ def test_models_of_folders_and_their_names_in_every_command(
     assert "did you mean mine?" in wrong.err
 
 
-def test_only_the_demo_model_is_listed_with_advice(call: Call) -> None:
-    done = call("models")
-    assert [line.split()[0] for line in done.out.splitlines()] == ["NAME", "demo"]
-    assert "Get another: rest-local pull " in done.err
-
-
 FACTS = (
     ModelFacts(
         name="user/some-model-with-a-long-name-Instruct-GGUF:Q4_K_M", path="/a", store="hub", bytes=4_700_000_000,
@@ -277,14 +270,6 @@ def test_the_table_is_no_wider_than_the_terminal(width: int) -> None:
     assert all(len(line) <= width or line == FACTS[0].name for line in lines)
     assert FACTS[0].name in lines, "a long name is whole, in a line of its own"
     assert "costs measured" in " ".join(" ".join(lines).split())
-
-
-def test_short_names_stand_in_their_row() -> None:
-    facts = [FACTS[0], replace(FACTS[0], name="llama3.2:3b", datastores=(), perhaps=())]
-    heading, _, _, _, last = table([row_of(each) for each in facts], 80)
-    assert heading.split()[:2] == ["NAME", "SIZE"]
-    assert last.startswith("llama3.2:3b  ")
-    assert last.endswith(" trees, costs measured")
 
 
 def test_rest_local_alone_says_what_to_do_next(call: Call, home: Path, tiny_model: TinyModel) -> None:
@@ -367,23 +352,3 @@ def test_chat_without_a_model_asks_at_a_terminal(home: Path, hub_server: HubServ
     assert code == 0, screen
     assert "  1  mine  " in screen
     assert "Which one [1]: " in screen
-
-
-def test_the_demo_model_is_announced_at_a_terminal(hub_server: HubServer) -> None:
-    options = ("-n", "2", "-t", "1", "--ctx", "256", "--no-history")
-    _, screen = at_terminal(hub_server, "generate", *options, "def f(")
-    assert "no model was named (-m), so the demo model answers" in screen
-    _, screen = at_terminal(hub_server, "generate", "-m", "demo", *options, "def f(")
-    assert "no model was named" not in screen
-
-
-def test_what_answers_call_a_model(home: Path, tiny_model: TinyModel) -> None:
-    store = home / ".ollama" / "models"
-    manifest = store / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "1b"
-    manifest.parent.mkdir(parents=True)
-    (store / "blobs").mkdir()
-    (store / "blobs" / "sha256-ab").symlink_to(tiny_model("llama"))
-    layers = [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:ab"}]
-    manifest.write_text(json.dumps({"layers": layers}))
-    assert inputs.model_name("tiny:1b") == "tiny:1b"
-    assert inputs.model_name(None) == inputs.model_name(demo_model()) == "demo"

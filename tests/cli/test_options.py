@@ -9,16 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import click
 import pytest
 from fake_cli_engine import Call, Install
 
 import rest_local.decoding.engine
 from benchmarks.tiny import tiny_adapter
 from rest_local.cli import opening
-from rest_local.cli.main import COMMANDS, cli
-from rest_local.cli.options import NAMES
-from rest_local.cli.sections import SectionedCommand
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import ModelError
@@ -222,16 +218,3 @@ def test_the_usual_names_of_llama_cpp_are_known(
     for command in ("generate", "chat"):
         assert call(command, "x", "-m", "m.gguf", *given).code == 0
         assert getattr(engine.config, field) == value
-
-
-def test_commands_that_load_a_model_take_them_in_sections() -> None:
-    loading = []
-    for name in COMMANDS:
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None
-        names = {parameter.name for parameter in command.params}
-        if "lora" in names:
-            loading.append(name)
-            assert set(NAMES) <= names
-            assert isinstance(command, SectionedCommand), f"{name}: click.command(cls=SectionedCommand)"
-    assert set(loading) >= {"generate", "chat", "demo", "doctor"}

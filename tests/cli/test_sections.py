@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import click
@@ -50,30 +49,3 @@ def test_help_fits_and_is_whole(
             child = command.get_command(click.Context(command), name)
             assert child is not None
             assert summary(child) in shown
-
-
-@pytest.mark.parametrize("name", ["generate", "chat", "edit", "serve"])
-def test_help_shows_the_options_that_people_use(call: Call, name: str) -> None:
-    shown, whole = (re.findall(r"(?m)^  (-.*?)(?:  |$)", call(name, option).out) for option in ("--help", "--help-all"))
-    assert 18 <= len(shown) <= 24
-    assert set(shown) < set(whole)
-    assert len(whole) > 60
-    assert any(each.startswith("-m, --model") for each in shown)
-    assert not any("yarn" in each for each in shown)
-
-
-@pytest.mark.parametrize("columns", [60, 80])
-def test_the_text_of_options_has_more_than_half_of_the_width(
-    call: Call, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    lines = call("generate", "--help").out.splitlines()
-    indents = {len(line) - len(line.lstrip()) for line in lines if line.startswith(" " * 6)}
-    assert max(indents) < columns / 2
-
-
-@pytest.mark.parametrize("path", [path for path, _ in COMMANDS], ids=NAMES)
-def test_a_summary_is_one_sentence_without_its_end_cut_off(path: tuple[str, ...]) -> None:
-    command = dict(COMMANDS)[path]
-    assert summary(command)
-    assert not summary(command).endswith("...")

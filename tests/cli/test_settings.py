@@ -15,7 +15,7 @@ from fake_cli_engine import Call, Install
 from rest_local.cli import settings
 from rest_local.cli.main import UNCONFIGURED, cli
 from rest_local.cli.serve import serve
-from rest_local.cli.settings import Settings, matches
+from rest_local.cli.settings import matches
 
 
 @pytest.fixture
@@ -98,17 +98,6 @@ def test_names_of_a_model(glob: str, model: str | None, expected: bool) -> None:
     assert matches(glob, model) is expected
 
 
-def test_a_home_directory_is_expanded_as_by_a_shell(
-    file: Callable[[str], Path], taken: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    file('model = "~/m.gguf"\nlora = ["~/l.gguf"]\n[profile."~/m.gguf"]\nctx = 512\n')
-    config = taken().config
-    assert str(config.model) == str(tmp_path / "m.gguf")
-    assert [str(adapter.path) for adapter in config.options.lora] == [str(tmp_path / "l.gguf")]
-    assert config.n_ctx == 512
-
-
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
@@ -171,11 +160,6 @@ def test_a_damaged_file_does_not_stop_what_does_not_need_it(
     assert (done.code, done.err) == (0, "")
 
 
-def test_help_shows_the_defaults_of_the_program(file: Callable[[str], Path], call: Call) -> None:
-    file("top-k = 7\n")
-    assert "[default: 40]" in " ".join(call("generate", "--help").out.split())
-
-
 def test_a_key_means_the_same_in_every_command() -> None:
     """Else a value that is right for one command would stop another one."""
     for key, options in settings.options_by_key(cli).items():
@@ -209,13 +193,6 @@ def test_only_the_commands_that_mend_the_file_do_without_it() -> None:
         command = cli.get_command(context, name)
         assert command is not None
         assert (settings.ConfiguredContext in contexts(command)) is (name not in UNCONFIGURED)
-
-
-def test_lines_of_values_in_every_notation(tmp_path: Path) -> None:
-    text = 'a = 1\nb = [\n  1,\n  2,\n]\n"c" = """\nd = 5\n"""\nprofile."x.y".e = 2\nprofile."x.y".f = 3\n'
-    found = Settings(tmp_path, text)
-    assert [found.line(key) for key in "abcd"] == [1, 5, 8, None]
-    assert [found.line(key, "x.y") for key in "ef"] == [9, 10]
 
 
 def test_both_parsers_read_the_same(tmp_path: Path) -> None:

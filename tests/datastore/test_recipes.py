@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import tomlkit
 
-from rest_local.errors import InputInvalid, OptionError
-from rest_local.retrieval.sources import Chat, Git, Python, Walk, recipes
+from rest_local.errors import InputInvalid
+from rest_local.retrieval.sources import Chat, Git, Python, Walk
 from rest_local.retrieval.sources.recipes import list_recipes, read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -43,14 +42,6 @@ def test_the_sources_of_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
         (source,) = read_recipe(name).sources
         assert isinstance(source, Walk)
         assert source.include
-
-
-def test_an_installed_package_has_its_own_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = tmp_path / "rest_local" / "retrieval" / "sources" / "recipes.py"
-    (tmp_path / "rest_local" / "data" / "recipes").mkdir(parents=True)
-    (tmp_path / "rest_local" / "data" / "recipes" / "mine.toml").write_text(GOOD)
-    monkeypatch.setattr(recipes, "__file__", str(module))
-    assert [recipe.name for recipe in list_recipes()] == ["mine"]
 
 
 def test_of_several_paths_those_that_exist_are_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,19 +78,3 @@ def test_what_is_wrong_with_a_recipe_is_named(tmp_path: Path, text: str, complai
     path.write_text(text)
     with pytest.raises(InputInvalid, match=complaint):
         read_recipe(str(path))
-
-
-def test_an_unknown_recipe_names_the_others(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"recipe 'pyhton': not known; give .* python, site-packages"):
-        read_recipe("pyhton")
-    with pytest.raises(InputInvalid, match="no such file"):
-        read_recipe(str(tmp_path / "gone.toml"))
-    (tmp_path / "x.toml").write_bytes(b"\xff")
-    with pytest.raises(InputInvalid, match=r"x\.toml"):
-        read_recipe(str(tmp_path / "x.toml"))
-
-
-def test_recipes_are_read_alike_without_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = list_recipes()
-    monkeypatch.setattr(sys, "version_info", (3, 10))
-    assert list_recipes() == before

@@ -13,7 +13,7 @@ import pytest
 
 from rest_local import Engine
 from rest_local.decoding.service import AsyncEngine, _in_thread
-from rest_local.errors import ModelNotFound, OptionError, QueueFull, ServiceClosed
+from rest_local.errors import OptionError, QueueFull, ServiceClosed
 from rest_local.paths import demo_model
 
 PROMPT = "def add(a, b):\n"
@@ -59,18 +59,6 @@ def test_answers_are_those_of_the_engine(expected: dict[str, str]) -> None:
             assert chat.message == {"role": "assistant", "content": expected["chat"]}
             assert len(await engine.tokenize(PROMPT)) > 3
             assert engine.statistics()["requests"] == 2
-
-    run(test)
-
-
-def test_several_are_decoded_together(expected: dict[str, str]) -> None:
-    async def test() -> None:
-        async with opened(slots=3) as engine:
-
-            async def ask() -> str:
-                return "".join([piece.text async for piece in engine.generate(PROMPT, max_tokens=20)])
-
-            assert set(await asyncio.gather(*(ask() for _ in range(5)))) == {expected["generate"]}
 
     run(test)
 
@@ -157,18 +145,6 @@ def test_what_a_thread_makes_for_a_cancelled_task_is_undone(late: bool) -> None:
     run(test)
 
 
-def test_cancel_ends_the_iteration_with_the_text_so_far() -> None:
-    async def test() -> None:
-        async with opened() as engine:
-            stream, text = engine.generate(PROMPT, max_tokens=LONG, ignore_end=True), ""
-            async for piece in stream:
-                text += piece.text
-                stream.cancel()
-            assert (stream.result.text, stream.result.finish_reason) == (text, "cancelled")
-
-    run(test)
-
-
 def test_what_is_wrong_is_raised_by_the_iteration() -> None:
     async def test() -> None:
         async with opened() as engine:
@@ -229,13 +205,5 @@ def test_the_loop_runs_while_the_engine_decodes() -> None:
                 pass
             ticking.cancel()
             assert ticks > 50
-
-    run(test)
-
-
-def test_a_model_that_is_not_there_is_named() -> None:
-    async def test() -> None:
-        with pytest.raises(ModelNotFound, match="nowhere"):
-            await AsyncEngine.load("/nowhere/model.gguf")
 
     run(test)

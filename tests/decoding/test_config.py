@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,11 @@ import pytest
 from rest_local import Engine
 from rest_local.catalog.describe import header_of
 from rest_local.decoding import opening
-from rest_local.decoding.config import POLICY_NAMES, EngineConfig, EngineOptions
+from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.verify import Relaxed
-from rest_local.errors import ModelNotFound, OptionError
+from rest_local.errors import OptionError
 from rest_local.llama.gguf import read_gguf
 from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
-from rest_local.planning.policies import POLICIES
-
-
-def test_the_options_of_load_are_the_fields() -> None:
-    assert set(EngineOptions.__annotations__) == {field.name for field in fields(EngineConfig)} - {"model"}
-
-
-def test_the_policies_are_those_there_are() -> None:
-    assert sorted(POLICY_NAMES) == sorted(POLICIES)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +44,6 @@ def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
         Engine.load("/nowhere/model.gguf", **wrong)
 
 
-def test_an_unknown_option_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="polcy"):
-        Engine.load("/nowhere/model.gguf", polcy="off")  # type: ignore[call-arg]
-
-
-def test_it_is_frozen_and_can_be_replaced() -> None:
-    config = EngineConfig(datastores=["a"])
-    with pytest.raises(FrozenInstanceError):
-        config.n_ctx = 9  # type: ignore[misc]
-    assert replace(config, n_ctx=512) == EngineConfig(datastores=("a",), n_ctx=512)
-    assert hash(config) == hash(EngineConfig(datastores=("a",)))
-
-
 @pytest.mark.parametrize(
     ("n_ctx", "trained", "expected"),
     [
@@ -81,17 +58,6 @@ def test_it_is_frozen_and_can_be_replaced() -> None:
 )
 def test_the_length_of_the_context(n_ctx: Any, trained: int, expected: int) -> None:
     assert EngineConfig(n_ctx=n_ctx).context_length(trained) == expected
-
-
-def test_the_default_context_fits_the_cells() -> None:
-    assert EngineConfig(cells=2048).context_length(3072) == 2048
-    assert EngineConfig(cells=8192).context_length(3072) == 3072
-    assert EngineConfig(cells=2048, n_ctx=3000).context_length(3072) == 3000  # asked for: refused where it is opened
-
-
-def test_a_model_that_is_not_there_is_named() -> None:
-    with pytest.raises(ModelNotFound, match="nowhere"):
-        Engine(EngineConfig(model="/nowhere/model.gguf"))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from rest_local import Engine
 from rest_local.decoding.decode_context import DecodeContext
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, open_drafter
-from rest_local.errors import ModelError, ModelInvalid, ModelNotFound, OptionError
+from rest_local.errors import ModelError
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 
@@ -110,19 +110,6 @@ def test_it_is_one_warning_with_cause_and_remedy_and_the_engine_answers(
     assert not ours  # or the command line would show two lines
 
 
-def test_a_file_that_is_not_there_is_an_error(target: Path, tmp_path: Path) -> None:
-    for name in (tmp_path / "absent.gguf", "no-model-has-this-name"):
-        with pytest.raises(ModelNotFound):
-            Engine.load(target, n_ctx=256, draft_model=name)
-
-
-def test_the_model_itself_and_a_smaller_one_are_taken(target: Path, tmp_path: Path) -> None:
-    for path in (target, tiny("llama", tmp_path / "small.gguf", quant="Q8_0", n_layers=1)):
-        with Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine:
-            assert engine.settings["draft_model"] == str(path)
-            assert engine.warnings == []
-
-
 @contextmanager
 def little_memory(n_bytes: int) -> Iterator[None]:
     """This process, and children that it starts, get at most `n_bytes` more."""
@@ -200,20 +187,6 @@ def test_a_full_context_is_told_once_and_generation_goes_on(
     assert f"draft model {short}: its context of 160 tokens is full" in line
 
 
-def test_a_context_as_long_as_that_of_the_model_is_not_told(
-    target: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with (
-        caplog.at_level(logging.WARNING, "rest_local.drafting"),
-        Engine.load(target, n_ctx=160, threads=1, draft_model=target) as engine,
-    ):
-        stream = engine.generate(PROMPT, max_tokens=100)
-        for _ in stream:
-            pass
-        assert stream.result.finish_reason == "length"
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 def test_numbers_that_turn_bad_later_end_the_drafting_with_one_line(
     target: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,10 +218,3 @@ def test_a_damaged_head_is_one_warning_and_the_engine_answers(name: str, tmp_pat
             (line,) = engine.warnings
             assert re.match(f"going on without the draft model: model {re.escape(str(path))}: .*{cause}", line)
             assert answer(engine, 4)
-
-
-def test_refusals_are_errors_of_one_line(target: Path, tmp_path: Path) -> None:
-    with Model.open(target, vocab_only=True) as model:
-        for kind, error in (("weightless", ModelInvalid), ("larger", OptionError), ("nan", ModelInvalid)):
-            with pytest.raises(error, match=CAUSES[kind]):
-                open_drafter(refused(kind, target, tmp_path), model, 64, 1, 1, None)

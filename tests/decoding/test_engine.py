@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -18,14 +17,12 @@ from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Result
 from rest_local.drafting.sources import Sources
-from rest_local.errors import DatastoreNotFound, ModelError, OptionError, PromptTooLong
+from rest_local.errors import OptionError, PromptTooLong
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Rope
-from rest_local.paths import cache_dir
 from rest_local.planning.auto import Auto
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.home import datastore_path
 
 TinyModel = Callable[..., Path]
 PROMPT = "for number in range(10): print(number)\n" * 3
@@ -295,79 +292,6 @@ def test_foreign_token_ids_never_reach_the_model(
     assert "token ids the model does not have" in caplog.text
 
 
-def test_what_was_measured_is_kept_and_a_damaged_file_is_measured_again(
-    tiny_model: TinyModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))  # other tests keep what they measured
-    model = tiny_model("qwen2", quant="Q8_0")
-    with Engine.load(model, n_ctx=320) as engine:
-        table = engine.cost_curve.table()
-        assert {row["n"] for row in table} >= {1, 8, 64}
-        assert all(row["ms"] > 0 for row in table)
-    files = list((cache_dir() / "tuning").glob("*.json"))
-    with Engine.load(model, n_ctx=200, slots=2) as engine:  # neither changes what a step costs
-        assert [row["ms"] for row in engine.cost_curve.table()] == pytest.approx([row["ms"] for row in table], rel=1e-3)
-    assert sorted((cache_dir() / "tuning").glob("*.json")) == sorted(files)
-    for damage in ("", "{}", "[1]", '{"format": 2, "settings": {"n_ctx": "x"}}', "\0" * 100):
-        for file in files:
-            file.write_text(damage)
-        with caplog.at_level(logging.WARNING, "rest_local.tuning"), Engine.load(model, n_ctx=320) as engine:
-            assert (engine.cost_curve.at(64) > 0).all()
-        assert "measuring again" in caplog.text
-        caplog.clear()
-
-
-def test_the_result_is_the_documented_object(tiny_model: TinyModel) -> None:
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256) as engine:
-        data = json.loads(finish(engine, PROMPT, 20).to_json())
-    assert list(data) == ["text", "tokens", "finish_reason", "timings", "draft"]
-    assert data["tokens"] == 20
-    assert set(data["timings"]) == {
-        "cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second", "predicted_n", "predicted_ms",
-        "predicted_per_token_ms", "predicted_per_second", "draft_n", "draft_n_accepted",
-    }  # fmt: skip
-    assert set(data["draft"]) == {
-        "steps", "drafted", "accepted", "relaxed", "mat", "by_source", "lookup_us", "driver_ms_per_step",
-        "decode_ms_per_step", "plain_step_ms", "lookups",
-    }  # fmt: skip
-
-
-@pytest.mark.usefixtures("measured_prices")
-def test_an_answer_tells_a_plain_step_once_enough_of_them_were_measured(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))  # other tests keep what they measured
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256) as engine:
-        few, enough = (finish(engine, PROMPT, n, policy="off") for n in (20, 40))
-    assert few.to_dict()["draft"]["plain_step_ms"] is None
-    assert enough.draft.plain_step_ms > 0
-    assert enough.speedup is None, "nothing was drafted"
-
-
-def test_a_model_without_a_template_says_so(tiny_model: TinyModel) -> None:
-    with Engine.load(tiny_model("llama"), n_ctx=256) as engine:
-        if engine.model.chat_template is None:
-            with pytest.raises(ModelError, match="no chat template"):
-                engine.chat_prompt([{"role": "user", "content": "hi"}])
-        else:
-            assert "hi" in engine.chat_prompt([{"role": "user", "content": "hi"}])
-
-
-def test_a_datastore_is_found_by_its_name(tiny_model: TinyModel) -> None:
-    model = tiny_model("llama", quant="Q8_0")
-    with Model.open(model, vocab_only=True) as opened:
-        build(
-            datastore_path("by-name"),
-            [("a", np.arange(50, dtype=np.int32))],
-            vocabulary=opened.vocabulary.identity,
-            recipe={},
-        )
-    with Engine.load(model, n_ctx=256, datastores=["by-name"]) as engine:
-        assert len(finish(engine, PROMPT, 5).tokens) == 5
-    with pytest.raises(DatastoreNotFound, match="no-such"):
-        Engine.load(model, n_ctx=256, datastores=["no-such"])
-
-
 @pytest.mark.parametrize(
     ("n_ctx", "rope", "warns"), [(3000, {}, True), (2048, {}, False), (3000, {"freq_scale": 0.5}, False)]
 )
@@ -377,17 +301,6 @@ def test_a_context_beyond_training_is_a_warning(
     with Engine.load(tiny_model("llama"), n_ctx=n_ctx, options=ModelOptions(rope=Rope(**rope))) as engine:
         assert engine.model.n_ctx_train == 2048
         assert any("3000" in warning and "2048" in warning for warning in engine.warnings) == warns
-
-
-def test_a_context_as_trained_is_the_models_own(tiny_model: TinyModel) -> None:
-    with Engine.load(tiny_model("llama"), n_ctx="trained") as engine:
-        assert engine.n_ctx == engine.model.n_ctx_train
-        assert not engine.warnings
-
-
-def test_cells_for_less_than_a_context_are_refused(tiny_model: TinyModel) -> None:
-    with pytest.raises(OptionError, match="100 cells hold no context of 256 tokens"):
-        Engine.load(tiny_model("llama"), n_ctx=256, cells=100)
 
 
 @pytest.mark.usefixtures("keen")

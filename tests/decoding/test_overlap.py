@@ -14,22 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_backend import N_VOCAB, Draws, FakeBackend, logits_of
 from support.fake_device import FakeDevice
-from support.fake_sequences import TREE, Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import SHAPES, Keen, fortune
 from support.prices import FLAT
 
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.following import DatastoreSwap
-from rest_local.decoding.forward import Forward
-from rest_local.decoding.logprobs import entropy_of, logprobs_of
-from rest_local.decoding.request_state import RequestState, VerifiedStep
+from rest_local.decoding.logprobs import logprobs_of
+from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Piece
-from rest_local.drafting.growth import Draft
-from rest_local.drafting.tree import DraftTree
 from rest_local.errors import GenerationError
-from rest_local.kv_cache.slot import Slot
-from rest_local.planning.policy import Off, Stateless, StepContext
+from rest_local.planning.policy import Off
 
 
 class Reader:
@@ -172,24 +168,6 @@ def test_a_request_cancelled_during_a_pass_gets_nothing_of_it(whom: str) -> None
     assert again.result.tokens == said([3], 10)
 
 
-def test_a_request_cancelled_by_its_last_text_ends_once() -> None:
-    device = FakeDevice()
-    scheduler = ahead(device)
-    ended: list[Any] = []
-    sequence = sequence_of(device, [3], 10, Draws(3), finished=ended.append, ignore_end=True)
-
-    def cancel() -> None:
-        if len(sequence.result.tokens) == 10 and not sequence.done:
-            scheduler.cancel(sequence)
-
-    sequence.wake = cancel
-    run(scheduler, [sequence])
-    assert len(ended) == 1
-    assert sequence.result.tokens == said([3], 10, Draws(3))
-    assert isinstance(sequence.chooser, Owned)
-    assert sequence.chooser.closed == 1
-
-
 @pytest.mark.parametrize("code", [1, 2, -1, -2, -3])
 @pytest.mark.parametrize("call", range(2, 9))
 def test_a_decode_that_fails_with_work_left_loses_nothing(code: int, call: int) -> None:
@@ -239,19 +217,6 @@ def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None
     for n, (prompt, sequence, reader) in enumerate(zip(asked, sequences, readers, strict=True)):
         assert sequence.result.tokens == said(prompt, 40, Draws(n + 3))
         reader.check()
-
-
-@pytest.mark.parametrize("shift", [True, False])
-def test_a_full_context_is_the_same(shift: bool) -> None:
-    sequences = []
-    for backend, overlaps in ((FakeDevice(n_ctx=48), True), (FakeBackend(n_ctx=48), False)):
-        sequence = sequence_of(backend, [1, 2, 3] * 5, 120, Draws(11), fortune("deep"), Keen(FLAT), context_shift=shift)
-        run(scheduler_of(backend, overlaps=overlaps), [sequence])
-        sequences.append(sequence)
-    assert sequences[0].result.tokens == sequences[1].result.tokens
-    assert sequences[0].result.text == sequences[1].result.text
-    assert sequences[0].result.finish_reason == sequences[1].result.finish_reason
-    assert sequences[0].result.truncated == shift
 
 
 @settings(max_examples=30, deadline=None)
@@ -337,49 +302,6 @@ def test_what_fails_later_costs_only_its_own_request(step: int) -> None:
     assert again.result.tokens == said([1], 10)
 
 
-def test_ending_all_flushes_what_was_left() -> None:
-    device = FakeDevice(n_slots=2)
-    scheduler = ahead(device)
-    sequences = [sequence_of(device, [n], 100, Draws(n), ignore_end=True) for n in (3, 5)]
-    readers = [Reader(sequence, device) for sequence in sequences]
-    for sequence in sequences:
-        scheduler.submit(sequence)
-    for _ in range(4):
-        scheduler.step()
-    assert [len(sequence.result.tokens) for sequence in sequences] == [3, 3], "the newest step is still to be delivered"
-    scheduler.cancel_all()
-    for n, sequence, reader in zip((3, 5), sequences, readers, strict=True):
-        assert sequence.result.tokens == said([n], 4, Draws(n))
-        assert sequence.statistics.steps == 4
-        reader.check()
-
-
-class Watcher(Stateless):
-    """Keeps the entropies that it was told of."""
-
-    name = "watcher"
-    watches_entropy = True
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[float, ...]] = []
-
-    def draft(self, sources: Any, at: StepContext) -> Draft:
-        self.seen.append(tuple(at.entropies))
-        return Draft(DraftTree())
-
-
-def test_entropies_are_those_of_the_steps_that_are_finished() -> None:
-    """From a copy of the newest row: the next pass has overwritten it by then."""
-    device, policy = FakeDevice(), Watcher()
-    sequence = sequence_of(device, [1, 2], 8, policy=policy)
-    run(ahead(device), [sequence])
-    tokens = sequence.result.tokens
-    every = [entropy_of(logits_of([1, 2, *tokens[:n]])) for n in range(len(tokens))]
-    assert len(policy.seen) > 5
-    for step, seen in enumerate(policy.seen):
-        assert seen == pytest.approx(every[: max(step - 1, 0)][-3:])
-
-
 @pytest.mark.parametrize("wait", [0.2, 5.0])
 def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whether reading the logits takes longer than submitting; here submitting takes a second."""
@@ -411,19 +333,6 @@ def test_overlap_of_the_device_is_measured(wait: float, monkeypatch: pytest.Monk
             missing.append(len(sequence.tokens) - len(sequence.request.prompt) - len(sequence.result.tokens))
     assert set(missing[1:]) == {1 if wait > 1.0 else 0}
     assert sequence.result.tokens == said([1, 2], 10, Draws(5))
-
-
-def test_a_prompt_is_waited_for_by_its_own_pass() -> None:
-    """Or the first step of the answer would be charged with it."""
-    device = FakeDevice()
-    sequence = sequence_of(device, [1] * 20, 5)
-    sequence.admit(Slot(device))
-    forward = Forward(device, TREE, overlaps=True)
-    forward.step([], [(sequence, 19)])
-    assert not device.under_way
-    (taken,) = forward.step([sequence])
-    assert isinstance(taken, VerifiedStep)
-    assert taken.verdict.tokens == said([1] * 20, 1)
 
 
 def test_text_does_not_wait_for_the_pass_of_another_context() -> None:

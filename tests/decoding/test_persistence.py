@@ -107,28 +107,6 @@ def test_a_model_that_was_moved_keeps_its_history_and_another_has_its_own(
         assert listed.model == here.name
 
 
-def test_a_name_of_any_kind_gives_a_plain_directory(model: Path) -> None:
-    with Model.open(model, vocab_only=True) as opened:
-        for name in ("../../etc", "", "a" * 5000, "Qwen2.5 Coder\n\x1b[31m", "模型", ".hidden"):
-            opened.name = name
-            key = key_of(opened)
-            assert set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-            assert len(key) <= 60
-            assert key[0] != "-"
-
-
-def test_no_place_to_keep_anything_is_a_warning(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "file" / "data"))
-    with caplog.at_level(logging.WARNING), load(model, history=True) as engine:
-        assert len(finish(engine, 10).tokens) == 10
-    (record,) = caplog.records
-    assert "no history is kept" in record.message
-    assert "Not a directory" in record.message
-
-
 @pytest.mark.usefixtures("keen")
 def test_a_damaged_history_costs_one_warning_and_no_token(
     model: Path, home: Path, caplog: pytest.LogCaptureFixture

@@ -204,12 +204,6 @@ def test_the_sampler_advances_once_a_token_also_where_it_was_overruled() -> None
         assert generation.statistics.relaxed == sum(source.endswith("~") for _, source in out) > 0
 
 
-@pytest.mark.parametrize("text", ["strict", "relaxed", "relaxed:5,0.25"])
-def test_verify_is_read(text: str) -> None:
-    expected = {"strict": None, "relaxed": Relaxed(3, 0.3), "relaxed:5,0.25": Relaxed(5, 0.25)}
-    assert Relaxed.parse(text) == expected[text]
-
-
 @pytest.mark.parametrize(
     "text", ["", "loose", "strict:", "relaxed:", "relaxed:3", "relaxed:a,b", "relaxed:0,0.3", "relaxed:3,0",
              "relaxed:3,1.1", "relaxed:3,nan", "strict:3,0.3"],

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rest_local import Engine
@@ -59,26 +58,6 @@ def test_ten_megabytes_are_read_as_far_as_they_can_be_followed(
     assert [record.getMessage() for record in caplog.records if record.name == "rest_local.decoding"] == [
         f"a prediction is longer than {LEAST_LIMIT} tokens; only its beginning is drafted from"
     ]
-
-
-def test_a_prediction_that_fits_is_whole_without_a_warning(
-    vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture
-) -> None:
-    predictions, text = Predictions(vocabulary, 512), LINE * 4000  # more than one part
-    tokens = predictions.tokenize(text)
-    assert tokens.dtype == np.int32
-    assert b"".join(vocabulary.piece(int(token)) for token in tokens).decode() == text
-    assert np.array_equal(predictions.take(tokens), tokens)
-    assert predictions.tokenize("").tolist() == []
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("n_ctx", [64, LEAST_LIMIT + 5])
-def test_as_many_tokens_are_kept_as_the_context_holds_at_least(vocabulary: Vocabulary, n_ctx: int) -> None:
-    predictions = Predictions(vocabulary, n_ctx)
-    assert predictions.most == max(n_ctx, LEAST_LIMIT)
-    assert len(predictions.tokenize(LINE * 20_000)) == predictions.most
-    assert predictions.take([1] * (predictions.most + 1)).tolist() == [1] * predictions.most
 
 
 def test_a_cut_is_noticed_wherever_it_falls(vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture) -> None:

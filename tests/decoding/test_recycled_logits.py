@@ -17,7 +17,6 @@ from rest_local import Engine, Sampling
 from rest_local.drafting.recycled import LogitsRow, SuccessorTable
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning import auto as planning_auto
-from rest_local.planning.policies import POLICIES, make_policy
 from rest_local.planning.policy import StepCost
 
 PROMPTS = 12
@@ -142,19 +141,6 @@ def test_a_damaged_row_costs_no_answer() -> None:
     table = SuccessorTable(N_VOCAB)
     for prompt in prompts_of(20):
         assert generate(generation(Damaged(table)), prompt, 40) == plain(prompt, Greedy(), 40)
-
-
-@pytest.mark.parametrize("name", [name for name in POLICIES if name != "auto"])
-def test_other_policies_read_no_rows(name: str) -> None:
-    policy = make_policy(name, FLAT)
-    assert policy.logits_ms == 0
-    policy.learn_logits = lambda rows: pytest.fail("read")  # type: ignore[method-assign]
-    backend = FakeBackend()
-    task = Alone(backend, Slot(backend), policy, fortune("tree"), Greedy(), TREE)
-    task.evaluate([3, 1, 4])
-    for _ in range(20):
-        task.step(20)
-    assert "logits" not in task.statistics.by_source
 
 
 def test_an_engine_drafts_from_recycled_logits(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from support.fake_backend import FakeBackend
 from support.fake_sequences import said, scheduler_of, sequence_of
 
-from rest_local.calibration import measuring
 from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
 from rest_local.calibration.measuring import LoadMeter, Timing, probe_slot
 from rest_local.decoding import decode_context as calibration
@@ -152,38 +150,3 @@ def test_no_room_and_a_decode_that_is_broken_off_cost_nothing_but_time() -> None
     while scheduler.busy:
         scheduler.step()
     assert sequence.result.tokens == said(PROMPT, N)
-
-
-class Usage:
-    """What the system says of this process, scripted: clock, CPU time, preemptions."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = (0.0, 0.0, 0.0)
-        monkeypatch.setattr(measuring, "_usage", lambda: self.now)
-
-    def step(self, ms: float, share: float, preempted: int, pause_ms: float = 0.0) -> float:
-        clock, cpu, count = self.now
-        self.now = (clock + 1e-3 * (ms + pause_ms), cpu + 1e-3 * ms * share, count + preempted)
-        return ms
-
-
-def test_cpu_time_against_the_clock_tells_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = Usage(monkeypatch)
-    meter = LoadMeter(lambda: 4)
-    assert not meter.busy(usage.step(40.0, 3.9, 0))
-    assert meter.busy(usage.step(80.0, 2.0, 30))
-    assert not meter.busy(usage.step(40.0, 2.0, 0))  # threads wait without spinning: no other process took their cores
-    assert not meter.busy(usage.step(40.0, 3.9, 30))  # preempted, and hardly slower
-    assert not meter.busy(usage.step(40.0, 1.0, 30, pause_ms=500.0))  # a pause of the user's, not a step
-    assert not meter.busy(usage.step(-5.0, 1.0, 30))  # the clock was set back
-    assert not LoadMeter(lambda: 0).busy(usage.step(40.0, 0.1, 30))  # a GPU computes
-    assert LoadMeter(lambda: 4, lambda: True).busy(usage.step(40.0, 3.9, 0))
-
-
-def test_the_meter_costs_little_and_runs_on_this_system() -> None:
-    meter = LoadMeter(lambda: 1)
-    meter.start()
-    end = time.process_time() + 0.01
-    while time.process_time() < end:
-        pass
-    assert meter.busy(10.0) in (False, True)

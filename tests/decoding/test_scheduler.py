@@ -132,13 +132,6 @@ def test_log_probabilities_are_those_of_each_tokens_own_row(drafts: bool) -> Non
         assert sequence.result.logprobs == expected
 
 
-def test_eight_share_their_forward_passes() -> None:
-    backend = FakeBackend(n_ctx=1024, n_slots=8)
-    sequences = [sequence_of(backend, prompt, 30) for prompt in prompts_of(8, 5)]
-    run(scheduler_of(backend), sequences)
-    assert backend.calls <= 30 + 2
-
-
 def test_a_prompt_that_begins_like_a_running_one_shares_its_cells() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=4)
     scheduler = scheduler_of(backend)

@@ -334,31 +334,6 @@ def test_calls_run_between_passes_and_raise_where_they_were_asked(engine: Engine
     assert len(stream.wait(30).tokens) == 200
 
 
-def test_the_prefix_of_a_chat_turn_is_reused_and_reported(engine: Engine, service: Service) -> None:
-    first = engine.tokenize(PROMPTS[1] * 6)
-    answer = service.submit(Request(first, max_tokens=20)).wait(30)
-    follow_up = [*first, *answer.tokens, *engine.tokenize("print(1)")]
-    second = service.submit(Request(follow_up, max_tokens=5)).wait(30)
-    assert second.timings.cached_tokens >= len(first) + len(answer.tokens) - 2
-    fresh = service.submit(Request(follow_up, max_tokens=5, keep_prefix=False)).wait(30)
-    assert fresh.timings.cached_tokens == 0
-
-
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "lfm2"])
-def test_every_memory_serves_several_at_once(arch: str, tiny_model: TinyModel) -> None:
-    """An answer among others differs from the same answer alone only where two tokens are nearly as likely."""
-    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, slots=3) as engine, Service(engine) as service:
-        alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
-        streams = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
-        for one, stream in zip(alone, streams, strict=True):
-            other = stream.wait(60).tokens
-            assert len(other) == 60
-            leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, other, strict=True)) if a != b), None)
-            if leaves is not None:  # a near-tie
-                told = one.logprobs[leaves]
-                assert told.logprob - dict(told.top)[other[leaves]] < NEAR
-
-
 def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers leave what is said alone at near-ties only."""
     monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
@@ -399,22 +374,6 @@ def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(
         assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "mamba", "lfm2"])
-def test_the_same_prompt_again_gives_the_same_answer(arch: str, tiny_model: TinyModel) -> None:
-    """After answers of any length, also those shorter than what recurrent state can be rolled back by."""
-    with (
-        Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=1024, slots=2, exact=True) as engine,
-        Service(engine) as service,
-    ):
-        prompt = engine.tokenize("\n".join(PROMPTS))
-        wanted = service.submit(Request(prompt, max_tokens=8, keep_prefix=False)).wait(60).tokens
-        for n in (1, 2, 3, 8, 15, 16, 17, 18, 40):
-            service.submit(Request(prompt, max_tokens=n, ignore_end=True)).wait(60)
-            again = service.submit(Request(prompt, max_tokens=8)).wait(60)
-            assert again.tokens == wanted
-            assert again.timings.cached_tokens > 0
-
-
 def test_others_are_served_while_the_context_for_exact_requests_is_opened(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -446,16 +405,6 @@ def test_others_are_served_while_the_context_for_exact_requests_is_opened(
         assert [len(stream.wait(30).tokens) for stream in exact] == [5, 5]
         assert engine.warnings.count("not exact here") == 1
         assert caplog.text.count("not exact here") == 1
-
-
-def test_a_failing_wake_does_not_end_other_requests(engine: Engine, service: Service) -> None:
-    def wake(ended: bool) -> None:
-        raise RuntimeError("the loop is closed")
-
-    deaf = service.submit(asked(engine, "a", 30), wake)
-    other = service.submit(asked(engine, "b", 30))
-    assert len(other.wait(30).tokens) == 30
-    assert len(deaf.wait(30).tokens) == 30
 
 
 def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) -> None:
@@ -508,18 +457,6 @@ def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatc
         service.run(lambda engine: None)  # which may have looked something up
         assert trimmed.acquire(timeout=30)
     assert not trimmed.acquire(blocking=False)
-
-
-def test_an_engine_trims_each_of_its_datastores(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    trimmed: list[str] = []
-
-    class Store:
-        def __init__(self, name: str) -> None:
-            self.trim = lambda: trimmed.append(name)
-
-    monkeypatch.setattr(engine, "datastores", [Store("a"), Store("b")])
-    engine.trim()
-    assert trimmed == ["a", "b"]
 
 
 @pytest.mark.usefixtures("measured_prices")

@@ -191,29 +191,6 @@ def test_an_evicted_text_comes_back(tiny_model: TinyModel) -> None:
         assert [answer(engine, each)[0] for each in texts] == [said for said, _ in plain]
 
 
-def test_two_texts_that_begin_alike_are_stored_once(tiny_model: TinyModel) -> None:
-    system = text(512)
-    with opened(tiny_model("llama")) as engine:
-        answer(engine, [*system, *text(10, 1)], 1)
-    n = len(files())
-    with opened(tiny_model("llama")) as engine:
-        assert answer(engine, [*system, *text(150, 2)], 1)[1] == 512
-    assert n == 4 + 1
-    assert len(files()) == n + 1 + 1
-
-
-def test_short_texts_are_kept_only_by_name(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "LEAST_TOKENS", 1024)
-    with opened(tiny_model("llama")) as engine:
-        answer(engine, text(500))
-    assert not files()
-    with opened(tiny_model("llama")) as engine:
-        answer(engine, text(500), session="a")
-    assert len(files()) == 4
-    with opened(tiny_model("llama")) as engine:
-        assert answer(engine, text(500))[1] == 499
-
-
 def test_another_owner_gets_nothing(tiny_model: TinyModel) -> None:
     """Neither from the disk nor from a slot of another owner, nor by what is written of it."""
     first = text(500)
@@ -234,12 +211,6 @@ def test_nothing_is_kept_of_a_request_that_keeps_no_prefix(tiny_model: TinyModel
     with opened(tiny_model("llama")) as engine:
         answer(engine, text(500), keep_prefix=False)
     assert not files()
-
-
-def test_without_the_option_there_is_no_folder(tiny_model: TinyModel) -> None:
-    with opened(tiny_model("llama"), sessions=0) as engine:
-        answer(engine, text(500))
-    assert not (cache_dir() / "sessions").exists()
 
 
 @pytest.mark.parametrize("other", [{"seed": 2}, {"quant": "Q8_0"}])

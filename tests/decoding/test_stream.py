@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.decoding.results import llama_timings
 from rest_local.decoding.stream import StopFinder
 
 
@@ -48,20 +46,3 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     assert finder.feed("N") == ("", False)
     assert finder.feed("x") == ("ENx", False)
     assert finder.feed("END and more") == ("", True)
-
-
-@pytest.mark.parametrize("stops", [(), ("",)])
-def test_without_stop_strings_nothing_is_held(stops: tuple[str, ...]) -> None:
-    assert StopFinder(stops).feed("anything") == ("anything", False)
-
-
-def test_times_have_the_names_of_llama_server() -> None:
-    assert llama_timings("predicted", 4, 12.3456) == {
-        "predicted_n": 4,
-        "predicted_ms": 12.346,
-        "predicted_per_token_ms": 3.086,
-        "predicted_per_second": 324.0,
-    }
-    assert llama_timings("prompt", 0, 0.0) == dict.fromkeys(
-        ("prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"), 0.0
-    )

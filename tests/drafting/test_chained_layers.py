@@ -79,13 +79,6 @@ def test_a_layer_for_each_token_of_a_path(place: ChainedPlace, texts: list[HeadT
     one.check([7, 8])
 
 
-def test_layers_differ(place: ChainedPlace, texts: list[HeadText]) -> None:
-    """Otherwise the tests here would not notice a wrong layer."""
-    (one,) = followed(place, texts, 40)
-    asked = (one.pairs, one.tokens[:-1], [1])
-    assert np.abs(place.fresh(*asked) - Place.fresh(place, *asked)).max() > 0.1
-
-
 def test_passes_are_as_many_as_decodes(place: ChainedPlace, texts: list[HeadText], decoded: list[int]) -> None:
     (one,) = followed(place, texts, 10)
     for path, n in (([], N_LAYERS), ([1], 1), ([1, 2], 1)):

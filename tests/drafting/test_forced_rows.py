@@ -16,8 +16,7 @@ from rest_local.drafting.candidates import (
     grammar_cell,
     grammar_rates,
 )
-from rest_local.drafting.growth import Draft, origins_of
-from rest_local.drafting.tree import ROOT
+from rest_local.drafting.growth import Draft
 from rest_local.grammar.constraint import CERTAIN, CHARACTER, LAST, N_KINDS
 from rest_local.planning.plan import draft
 from rest_local.retrieval.rows import Rows
@@ -83,13 +82,6 @@ def test_every_proposal_is_counted_also_where_nothing_was_submitted() -> None:
     first, character = grammar_cell(CERTAIN, False, 0), grammar_cell(CHARACTER, False, 0)
     assert drafted.outcomes([1]) == [(first, False), (character, True)]
     assert drafted.outcomes([5]) == [(first, False), (character, False)]
-
-
-def test_it_has_a_source_and_no_place() -> None:
-    drafted = grow(ForcedRows(Text(), (7, 8)))
-    assert drafted.tree.children_of(ROOT)
-    origins = origins_of(drafted, [1, 51, 60], lambda tokens: "")
-    assert [(each.source, each.match, each.file) for each in origins if each] == [("grammar", 0, None)] * 3
 
 
 def test_the_grammar_is_asked_below_likely_nodes_of_other_sources_only() -> None:

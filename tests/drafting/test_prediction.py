@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting import prediction as module
-from rest_local.drafting.prediction import START, Alignment, Prediction
+from rest_local.drafting.prediction import Alignment, Prediction
 from rest_local.drafting.sources import Sources
 
 OLD = list(range(100, 200)) + list(range(300, 400))
@@ -28,15 +28,6 @@ def test_the_beginning_is_drafted_before_the_first_token() -> None:
     assert drafted(prediction, []) == [OLD[:16]]
 
 
-def test_each_token_that_agrees_adds_evidence() -> None:
-    prediction = Prediction(OLD)
-    answer = tell(prediction, [], OLD[:20])
-    rows = prediction.rows(np.array(answer, np.int32), 8)
-    assert rows.continuations.tolist() == [OLD[20:28]]
-    assert rows.match.tolist() == [START + 20]
-    assert prediction.follows
-
-
 @pytest.mark.parametrize(
     ("new", "resume"),
     [
@@ -56,21 +47,6 @@ def test_after_a_divergence_the_place_is_found_again(new: list[int], resume: int
     assert OLD[resume : resume + 16] in drafted(prediction, answer)
     tell(prediction, answer, OLD[resume : resume + 12])
     assert drafted(prediction, answer + OLD[resume : resume + 12])[0] == OLD[resume + 12 : resume + 28]
-
-
-def test_several_tokens_of_one_step_may_diverge_in_the_middle() -> None:
-    prediction = Prediction(OLD)
-    answer = tell(prediction, [], [*OLD[:10], 999, *OLD[11:14]])
-    assert drafted(prediction, answer)[0] == OLD[14:30]
-
-
-def test_a_single_token_far_ahead_does_not_move_the_place() -> None:
-    prediction = Prediction(OLD)
-    answer: list[int] = []
-    for token in [*OLD[:20], 999, OLD[170], 998, OLD[25]]:
-        answer = tell(prediction, answer, [token])
-        drafts = drafted(prediction, answer)
-    assert drafts[0] == OLD[26:42]
 
 
 def forward(old: list[int], at: int, answer: list[int]) -> dict[int, float]:
@@ -113,25 +89,6 @@ def test_the_places_have_the_probabilities_of_the_model(old: list[int], at: int,
         assert probability == pytest.approx(expected[place], rel=1e-3)
     likely = [p for p in expected.values() if p >= 1.001 * module.MIN_PROBABILITY]
     assert len(found) >= min(len(likely), module.MAX_PLACES)
-
-
-def test_a_likelier_place_has_a_higher_level() -> None:
-    levels = [module._level(p) for p in (0.08, 0.2, 0.4, 0.6, 0.8, 0.99)]
-    assert levels == sorted(levels)
-    assert levels[0] >= 1
-    assert levels[-1] == START
-
-
-def test_at_the_end_nothing_is_drafted() -> None:
-    prediction = Prediction(OLD)
-    answer = tell(prediction, [], OLD)
-    assert drafted(prediction, answer) == []
-    assert not prediction.follows
-
-
-def test_a_prediction_of_no_token_and_of_one_token() -> None:
-    assert drafted(Prediction([]), [5]) == []
-    assert drafted(Prediction([7]), []) == [[7]]
 
 
 def test_an_answer_is_compared_with_no_token() -> None:

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, LOGITS, N_CELLS, SOURCE_NUMBER, SourceRows
-from rest_local.drafting.growth import Draft, origins_of
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.recycled import (
-    KEPT,
     PAIR,
     SINGLE,
     SLOTS,
@@ -74,16 +73,6 @@ def test_a_row_that_is_damaged_has_no_likeliest_or_right_ones(n: int, value: flo
     assert value != INF or not found
 
 
-@pytest.mark.parametrize("value", [float("nan"), INF, -INF])
-def test_a_row_without_a_finite_logit_changes_nothing(value: float) -> None:
-    table = SuccessorTable(300)
-    table.read((1, 2), np.full(300, value, np.float32))
-    assert table.successors((1, 2)) == []
-    table.read((1, 2), row_of(300, t5=9.0))
-    table.read((1, 2), np.full(300, value, np.float32))
-    assert [each[0] for each in table.successors((1, 2))] == [5]
-
-
 # The table
 
 
@@ -110,14 +99,6 @@ def test_memory_is_bounded_and_taken_by_the_first_row() -> None:
         table.read((token // 2, token), row_of(152_000, t7=5.0))
     assert table.nbytes == size
     assert len(table._pair) == SLOTS
-
-
-@pytest.mark.parametrize("n_vocab", [1, 2, 5])
-def test_a_vocabulary_smaller_than_what_is_kept(n_vocab: int) -> None:
-    table = SuccessorTable(n_vocab)
-    row = np.arange(n_vocab, dtype=np.float32) / 10
-    table.read((0, n_vocab - 1), row)
-    assert [token for token, *_ in table.successors((0, n_vocab - 1))] == list(range(n_vocab))[::-1][:KEPT]
 
 
 @given(st.lists(st.tuples(st.integers(-1, 9), st.integers(0, 9), st.integers(0, 2**16)), max_size=40))
@@ -164,16 +145,6 @@ def test_rows_are_read_while_there_is_time(most_ms: float, read: int) -> None:
     assert table.rows_read == read
 
 
-def test_slower_rows_are_noticed() -> None:
-    table = Clocked(50)
-    table.ms = 0.5
-    table.refresh(rows(1), 1.0)
-    first = table.row_ms
-    for _ in range(200):
-        table.refresh(rows(1), 10.0)
-    assert first < 0.1 < 0.45 < table.row_ms <= 0.5
-
-
 # As a source
 
 
@@ -208,13 +179,6 @@ def test_nodes_of_other_sources_are_continued() -> None:
     assert drafted.tree.source[node] == LOGITS
 
 
-def test_the_likelier_estimate_names_the_source() -> None:
-    for logits, source in ((0.9, LOGITS), (0.3, CONTEXT)):
-        drafted = grow(context([5, 6]), RecycledRows(filled(), (1, 2)), logits=logits)
-        assert drafted.tree.source[0] == source
-        assert drafted.tree.probability[0] == max(logits, 0.6)
-
-
 def test_evidence_says_what_other_sources_propose() -> None:
     def cells(*sources: SourceRows, estimate: float = 0.6) -> list[int]:
         drafted = draft(sources, lambda cell: estimate, lambda p: False, 20, 8)
@@ -230,30 +194,6 @@ def test_evidence_says_what_other_sources_propose() -> None:
     assert cells(context([9]), rows, estimate=0.1) == [cell(1, False)]
     assert cells(context([9]), rows) == [cell(2, False)]
     assert cells(context([5]), rows) == [cell(2, True)]
-
-
-def test_proposals_are_learned_from_at_every_node() -> None:
-    drafted = grow(context([9]), RecycledRows(filled(), (1, 2)))
-    outcomes = [(cell, hit) for cell, hit in drafted.outcomes([9, 10]) if cell // CELLS_PER_SOURCE == LOGITS]
-    assert [hit for _, hit in outcomes] == [False, True]
-
-
-def test_what_only_the_table_proposed_is_counted() -> None:
-    drafted = grow(context([9, 10]), RecycledRows(filled(), (1, 2)), logits=0.7)
-    assert paths(drafted) == [[5], [5, 6], [5, 6, 7], [9], [9, 10]]
-    everything = len(drafted.tree)
-    assert drafted.recycled([5, 6, 99], everything) == (3, 2)
-    assert drafted.recycled([9, 10, 99], everything) == (3, 0)  # agreed: not the table's own
-    assert drafted.recycled([5, 6, 99], 1) == (1, 1)
-    assert drafted.recycled([5, 6, 99], 0) == (0, 0)
-
-
-def test_a_recycled_token_has_no_place_in_a_text() -> None:
-    drafted = grow(RecycledRows(filled(), (1, 2)))
-    (first, second) = origins_of(drafted, [5, 99], lambda tokens: "")
-    assert first is not None
-    assert (first.source, first.match, first.file) == ("logits", 0, None)
-    assert second is None
 
 
 def test_cells_are_distinct_and_rates_are_probabilities() -> None:

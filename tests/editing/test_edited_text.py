@@ -64,17 +64,9 @@ def test_a_block_without_an_end_is_refused(answer: str) -> None:
         file_in(answer, OLD)
 
 
-def test_any_plain_text_can_be_the_first_content_of_an_empty_file() -> None:
-    assert file_in("def f(): ...", "") == "def f(): ...\n"
-
-
 @pytest.mark.parametrize(("text", "fence"), [("a\n", "```"), ("```py\n```\n", "````"), ("   `````\n", "``````")])
 def test_the_fence_is_longer_than_those_of_the_file(text: str, fence: str) -> None:
     assert fence_for(text) == fence
-
-
-def test_a_file_that_may_get_blocks_has_a_longer_fence() -> None:
-    assert fence_for("# Title\n", has_blocks=True) == "````"
 
 
 LINES = st.lists(st.sampled_from(["", "a", "  b", "```", "```py", "````", "    ```", "~~~", "`x`"]), min_size=1)

@@ -103,27 +103,6 @@ def test_permissions_stay(tmp_path: Path, mode: int) -> None:
     assert os.listdir(tmp_path) == ["f"]
 
 
-@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="extended attributes are read on Linux only")
-def test_extended_attributes_stay(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(b"old")
-    try:
-        os.setxattr(path, "user.note", b"kept")
-    except OSError:
-        pytest.skip("this file system has no extended attributes")
-    write_whole(path, b"new", like=path)
-    assert os.getxattr(path, "user.note") == b"kept"
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")
-def test_owner_and_group_stay(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(b"old")
-    os.chown(path, 12345, 23456)
-    write_whole(path, b"new", like=path)
-    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 23456)
-
-
 def test_a_symbolic_link_keeps_pointing(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     real, link = tmp_path / "real" / "f.py", tmp_path / "link.py"

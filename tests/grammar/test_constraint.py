@@ -14,7 +14,6 @@ from rest_local.grammar.constraint import Constraint
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.paths import demo_model
 
 DIGITS = gbnf('root ::= [0-9]+ "."')
 SHORT = gbnf('root ::= "7"')
@@ -166,14 +165,3 @@ def test_a_grammar_that_asks_for_too_much_work_ends_the_answer(vocabulary: Vocab
     for step in (lambda: constraint.advance(_one(vocabulary, "<")), constraint.allowed):
         with pytest.raises(GenerationError, match="cannot be followed further"):
             step()
-
-
-def test_the_work_for_one_mask_is_bounded() -> None:
-    """600 rules at once for every word of the vocabulary, which llguidance's default limits allow."""
-    rules = "\n".join(f'a{i}: LETTER a{i} | LETTER "{i}"' for i in range(600))
-    grammar = lark(f'start: "<" word\nword: {" | ".join(f"a{i}" for i in range(600))}\n{rules}\nLETTER: /[a-z]/')
-    with Model.open(demo_model(), vocab_only=True) as model:
-        constraint = Constraint(model.vocabulary, grammar)
-        constraint.advance(_one(model.vocabulary, "<"))
-        with pytest.raises(GenerationError, match="Too many items"):
-            constraint.allowed()

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.spelling import tokens_of
 
-from rest_local.grammar import Grammar, gbnf, json_schema, lark
+from rest_local.grammar import Grammar, gbnf, json_schema
 from rest_local.grammar import constraint as forced
-from rest_local.grammar.constraint import ASSUMED, CERTAIN, CHARACTER, LAST, REPEATED, Constraint, ForcedText, Spacing
+from rest_local.grammar.constraint import ASSUMED, CERTAIN, CHARACTER, REPEATED, Constraint, ForcedText, Spacing
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.paths import demo_model
@@ -209,21 +209,6 @@ def test_the_tokens_are_those_of_the_whole_text(any_vocabulary: Vocabulary) -> N
     assert compared > len(tokens)  # drafts overlap
 
 
-def test_kinds_say_how_sure_the_text_is(vocabulary: Vocabulary) -> None:
-    fields = {name: {"type": "integer"} for name in ("name", "size")}
-    schema = json_schema({"type": "object", "properties": fields, "required": list(fields)})
-    kinds: list[int] = []
-    found = after(vocabulary, schema, tokens_of(vocabulary, "{"), asked=True).forced(32)
-    assert found is not None
-    assert [vocabulary.piece(token) for token in way(found, kinds)] == [b'"', b"name", b'":', b" "]
-    assert kinds == [ASSUMED, CERTAIN, ASSUMED, LAST]  # of the colon it is not known either
-    found = after(vocabulary, schema, tokens_of(vocabulary, '{"name": 1,'), asked=True).forced(32)
-    assert found is not None
-    assert [found.at(0)[0].kind, found.at(0)[1].kind] == [ASSUMED, CHARACTER]
-    assert way(found)[-1] == tokens_of(vocabulary, '{"name": 1')[-2]
-    assert found.text == b' "size": '
-
-
 def test_text_that_ends_the_answer_has_no_token_that_could_merge(vocabulary: Vocabulary) -> None:
     grammar = gbnf('root ::= [0-9] "; done."')
     kinds: list[int] = []
@@ -263,14 +248,6 @@ def test_a_grammar_that_takes_too_long_is_not_drafted_from(
     assert [constraint.forced(32) is None for _ in range(5)] == [False, False, False, True, True]
 
 
-def test_nothing_is_drafted_from_free_text_or_without_a_grammar(vocabulary: Vocabulary) -> None:
-    assert Constraint(vocabulary, min_tokens=4).forced(32) is None
-    free = after(vocabulary, lark("start: /(.|\\n)*/ /x+/"), tokens_of(vocabulary, "{one, two:"), asked=True)
-    assert free.forced(32) is None
-    text = after(vocabulary, json_schema({"type": "string"}), tokens_of(vocabulary, '"one, '), asked=True)
-    assert text.forced(32) is None
-
-
 def test_looking_ahead_as_far_as_a_text_of_100_kB_ends_no_answer(vocabulary: Vocabulary) -> None:
     """It uses up the states of a lexer: not of the one that the answer follows."""
     text = json.dumps("x y" * 33_333)
@@ -281,12 +258,6 @@ def test_looking_ahead_as_far_as_a_text_of_100_kB_ends_no_answer(vocabulary: Voc
         constraint.advance(token)
     second = Constraint(vocabulary, json_schema({"const": json.loads(text)}))
     assert second.longest(tokens_of(vocabulary, text[:300])) > 100
-
-
-def test_where_the_answer_may_end_nothing_is_drafted(vocabulary: Vocabulary) -> None:
-    grammar = lark('start: "a" /[ \\n]*/ ("," "b")?')
-    assert drafted(after(vocabulary, grammar, bytes_of(vocabulary, b"a"), asked=True)) == b""
-    assert drafted(after(vocabulary, grammar, bytes_of(vocabulary, b"a,"), asked=True)) == b"b"
 
 
 @settings(max_examples=60)

@@ -249,14 +249,6 @@ GBNF: dict[str, tuple[str, list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", GBNF)
-def test_gbnf_allows_what_it_says(vocabulary: Vocabulary, name: str) -> None:
-    text, valid, invalid = GBNF[name]
-    assert [accepts(vocabulary, gbnf(text), said) for said in (*valid, *invalid)] == [True] * len(valid) + [
-        False
-    ] * len(invalid)
-
-
 @pytest.mark.parametrize(
     "text",
     ["root ::= (", "top ::= [a]", "root ::= undefined", "!", "", "root ::= \0", "root ::= <think>", "(" * 90_000],
@@ -308,14 +300,6 @@ def test_special_tokens_match_only_their_names(vocabulary: Vocabulary) -> None:
     unknown = lark("start: <|no_such_token|>")
     with pytest.raises(OptionError, match="no_such_token"):
         Constraint(vocabulary, unknown)
-
-
-@given(st.text(alphabet="ab<>/x", min_size=1, max_size=6), st.text(alphabet="ab<>/x", max_size=14))
-@settings(max_examples=60, deadline=None)
-def test_until_ends_with_the_first_marker(vocabulary: Vocabulary, marker: str, text: str) -> None:
-    builder = Lark()
-    grammar, whole = builder.grammar(builder.until(marker)), text + marker
-    assert accepts(vocabulary, grammar, whole) == (whole.find(marker) == len(text))
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.errors import ServiceClosed
-from rest_local.llama import library
 from rest_local.llama.context import Context, ContextSettings, abort_all
 from rest_local.llama.model import Model
 from rest_local.stop import Stop
 
-TinyModel = Callable[..., Path]
 N = 2048
 SLOW = Shape(layers=8, width=512, heads=8, kv_heads=8, feed=2048, vocab=512, tied=True)
 
@@ -103,17 +99,6 @@ def test_without_a_running_decode_an_abort_has_no_effect(slow: Model) -> None:
     assert not context.abort()
     context.close()
     assert not context.abort()
-
-
-def test_an_abort_is_not_logged_and_later_messages_are(slow: Model, caplog: pytest.LogCaptureFixture) -> None:
-    """A Python log callback would lose the Ctrl-C that caused the abort."""
-    with _context(slow) as context, caplog.at_level(logging.DEBUG, library.logger.name):
-        _fill(context, 0, N)
-        assert _decode_aborted_by(context, context.abort) == 2
-        assert "abort" not in caplog.text
-        caplog.clear()
-        _context(slow).close()
-        assert caplog.records
 
 
 def test_a_stopped_thread_cannot_decode(slow: Model) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rest_local.llama import cores as module
-from rest_local.llama.cores import SPIN, cores, default_threads, others_run, set_spin_defaults
+from rest_local.llama.cores import SPIN, cores, others_run
 
 
 def machine(
@@ -84,30 +84,6 @@ def test_the_quota_of_the_control_group_is_a_limit(
     root = machine(tmp_path, [str(n) for n in range(8)])
     quota(root, group, version, **files)
     assert cores(set(range(8)), root) == expected
-
-
-def test_on_macos_sysctl_gives_the_performance_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"hw.perflevel0.physicalcpu": "6\n", "hw.physicalcpu": "10\n"}
-
-    def sysctl(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        text = known.get(command[-1])
-        return subprocess.CompletedProcess(command, text is None, text or "", "")
-
-    monkeypatch.setattr(module.platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(module.subprocess, "run", sysctl)
-    assert default_threads() == 6
-    del known["hw.perflevel0.physicalcpu"]  # an Intel Mac
-    assert default_threads() == 10
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [{"GOMP_SPINCOUNT": "0"}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"KMP_BLOCKTIME": "5"}, {"OMP_WAIT_POLICY": ""}],
-)
-def test_variables_of_the_user_stay(variables: dict[str, str]) -> None:
-    environment = dict(variables)
-    set_spin_defaults(environment)
-    assert environment == variables
 
 
 def test_the_variable_is_set_before_the_library_is_loaded() -> None:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.errors import ModelInvalid, OptionError
-from rest_local.llama import library
 from rest_local.llama.loading import LoadParameters
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Override, Placement
@@ -72,14 +71,6 @@ def test_every_kind_of_override_reaches_llama_cpp() -> None:
     assert (values[0].val_i64, values[1].val_f64, values[2].val_bool) == (-3, 0.5, True)
     assert values[3].val_str == b"yarn"
     assert entries[4].key == b""
-
-
-def test_experts_are_placed_in_main_memory(tiny_model: TinyModel) -> None:
-    assert "CPU" in library.buffer_types()
-    placed = (Placement.parse("attn_.*=CPU"),)
-    for options in (ModelOptions(cpu_moe=True), ModelOptions(n_cpu_moe=2), ModelOptions(override_tensor=placed)):
-        with Model.open(tiny_model("gpt-oss"), options=options) as model:
-            assert model.n_layer == 4
 
 
 def test_an_unknown_buffer_or_invalid_pattern_is_refused_in_one_line(tiny_model: TinyModel) -> None:

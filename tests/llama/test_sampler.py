@@ -210,15 +210,6 @@ def test_a_clone_is_independent_and_begins_in_the_same_state(vocabulary: Vocabul
         assert _generate(sampler, rows[5:]) == ahead
 
 
-def test_reset_equals_a_new_sampler(vocabulary: Vocabulary) -> None:
-    rows = _rows(20, vocabulary.size, spread=1.0)
-    for options in ({"temperature": 1.0, "presence_penalty": 2.0}, {"grammar": gbnf('root ::= [0-9]{1,30} "."')}):
-        with Sampler(vocabulary, Sampling(seed=4, **options)) as sampler:  # type: ignore[arg-type]
-            first = _generate(sampler, rows[:1])
-            sampler.reset()
-            assert _generate(sampler, rows[:1]) == first
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

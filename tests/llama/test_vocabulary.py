@@ -51,10 +51,6 @@ def test_bytes_that_are_not_utf8_are_replaced_before_llama_cpp_sees_them(tiny: V
     assert _bytes(tiny, data) == data.decode("utf-8", "replace").encode()
 
 
-def test_a_lone_surrogate_is_replaced(tiny: Vocabulary) -> None:
-    assert _bytes(tiny, "a\ud800b") == b"a?b"
-
-
 def test_a_text_that_is_too_long_is_refused(tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit applies to one call of llama.cpp."""
     monkeypatch.setattr(tokenizer_module, "MAX_TEXT_BYTES", 10)
@@ -67,20 +63,6 @@ def test_special_tokens_are_text_unless_requested(tiny: Vocabulary) -> None:
     assert len(tiny.tokenize(text, special=True)) == 1
     assert len(tiny.tokenize(text)) > 1
     assert _bytes(tiny, text) == text.encode()
-
-
-def test_special_tokens_of_the_tiny_vocabulary(tiny: Vocabulary) -> None:
-    spelled = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "fim_prefix": "<|fim_prefix|>"}
-    spelled |= {"fim_suffix": "<|fim_suffix|>", "fim_middle": "<|fim_middle|>", "fim_sep": "<|file_sep|>"}
-    for name, text in spelled.items():
-        assert tiny.text(getattr(tiny, name)) == text
-    assert not tiny.add_bos
-    (chat_end,) = tiny.tokenize("<|im_end|>", special=True)
-    assert tiny.is_end(int(chat_end))
-    assert tiny.is_control(int(chat_end))
-    assert tiny.piece(int(chat_end)) == b"<|im_end|>"
-    assert tiny.piece(int(chat_end), special=False) == b""
-    assert not tiny.is_end(0)
 
 
 @pytest.mark.parametrize("token", [-1, 384, 2**31 - 1])
@@ -188,3 +170,7 @@ def test_exact_for_every_token_of_a_real_vocabulary(shared_data: Callable[[str],
         detokenizer = Detokenizer(pieces.__getitem__)
         streamed = "".join([*map(detokenizer.feed, tokens), detokenizer.finish()])
         assert streamed == b"".join(pieces[token] for token in tokens).decode("utf-8", "replace")
+
+
+def test_a_lone_surrogate_is_replaced(tiny: Vocabulary) -> None:
+    assert _bytes(tiny, "a\ud800b") == b"a?b"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.mimo2 import convert, halves
+from models.mimo2 import convert
 from rest_local.bench.demo import held_out_modules, standard_library, well_known_modules
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
@@ -62,19 +62,6 @@ def test_as_mimo2_the_demo_model_makes_the_same_choices(demo_gguf: Path, trunk: 
         same = np.concatenate(logits_of(path, texts)).argmax(1) == wanted.argmax(1)
         assert same[clear].all()
         assert same.mean() > 0.99
-
-
-def test_halves_moves_neighbouring_pairs_apart_within_each_head() -> None:
-    rows = np.arange(16)[:, None] * np.ones((1, 3), int)  # two heads of 8
-    assert halves(rows, 8)[:, 0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15]
-
-
-def test_the_rewritten_model_opens_as_any_model(whole: Path, demo_gguf: Path) -> None:
-    with Model.open(whole) as model, Model.open(demo_gguf) as demo:
-        assert (model.n_layer, model.chat_template) == (demo.n_layer, demo.chat_template)
-        text = "def total(items):\n    <|im_end|>"
-        assert model.vocabulary.tokenize(text).tolist() == demo.vocabulary.tokenize(text).tolist()
-        assert model.vocabulary.eos == demo.vocabulary.eos
 
 
 def test_a_conversion_refuses_other_models_and_heads(demo_gguf: Path, trunk: Path, tmp_path: Path) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import random
-import re
 from collections.abc import Callable, Iterator
-from difflib import SequenceMatcher
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from rest_local.bench.demo import held_out_modules, standard_library, well_known_modules
@@ -42,74 +37,6 @@ def demo(demo_gguf: Path) -> Iterator[Model]:
         yield model
 
 
-def split_fim(sample: str) -> tuple[str, str, str]:
-    """Prefix, middle and suffix of a fill-in-the-middle sample."""
-    found = re.fullmatch(
-        r"<\|fim_prefix\|>(.*)<\|fim_suffix\|>(.*)<\|fim_middle\|>(.*)<\|endoftext\|>", sample, re.DOTALL
-    )
-    assert found is not None, sample
-    return found[1], found[3], found[2]
-
-
-def test_fill_in_the_middle_reassembles_to_the_piece_and_half_of_the_gaps_are_whole_lines(prepare: ModuleType) -> None:
-    rng = random.Random(1)
-    parts = [split_fim(prepare.fill_in_the_middle(FUNCTION, rng)) for _ in range(400)]
-    assert all("".join(part) == FUNCTION for part in parts)
-    whole = [p for p in parts if all(text == "" or text.endswith("\n") for text in p[:2])]
-    assert 170 <= len(whole) <= 260  # half of the cuts, and a few of the others by chance
-
-
-def test_pieces_concatenate_to_the_file_and_end_at_line_ends(prepare: ModuleType) -> None:
-    text = FUNCTION * 20 + "the_last_line = 1"
-    for seed in range(20):
-        pieces = list(prepare.pieces(text, random.Random(seed), 300, 700))
-        assert "".join(pieces) == text
-        assert len(pieces) > 3
-        assert all(piece.endswith("\n") and len(piece) >= 300 for piece in pieces[:-1])
-
-
-def test_an_edit_renames_one_name_everywhere_and_nothing_else(prepare: ModuleType) -> None:
-    renamed = set()
-    for seed in range(40):
-        sample = prepare.edit(FUNCTION, random.Random(seed))
-        asked = re.search(r"`(\w+)` (?:to|by) `(\w+)`", sample)
-        assert asked is not None
-        question, answer = re.findall(r"```python\n(.*?)\n```", sample, re.DOTALL)
-        assert question == FUNCTION.rstrip()
-        assert answer == re.sub(rf"\b{asked[1]}\b", asked[2], question)
-        assert len(re.findall(rf"\b{asked[1]}\b", question)) >= 2
-        assert asked[1] not in prepare.NOT_RENAMED
-        if asked[1] != asked[2]:  # the new name can equal the old one; then the sample is a copy
-            renamed.add(asked[1])
-            assert not re.search(rf"\b{asked[1]}\b", answer)
-    assert len(renamed) >= 3
-
-
-def test_nothing_to_rename_gives_no_edit(prepare: ModuleType) -> None:
-    assert prepare.edit("def once():\n    return None\n", random.Random(0)) is None
-
-
-GOOD = FUNCTION * 3
-
-
-@pytest.mark.parametrize(
-    ("path", "text", "expected"),
-    [
-        ("package/module.py", GOOD, True),
-        ("package/tests/module.py", GOOD, False),
-        ("package/_vendor/other/module.py", GOOD, False),
-        ("test_like_name/module.py", GOOD, True),
-        ("short.py", "x = 1\n", False),
-        ("nul.py", GOOD + "\0", False),
-        ("one_line.py", GOOD + "x = '" + "a" * 400 + "'\n", False),
-        ("table.py", GOOD + "x = [1234567890, 1234567890]\n" * 20, False),
-        ("huge.py", GOOD * 2000, False),
-    ],
-)
-def test_usable_accepts_only_ordinary_source(prepare: ModuleType, path: str, text: str, expected: bool) -> None:
-    assert prepare.usable(Path(path), text) is expected
-
-
 @pytest.mark.parametrize(
     ("licence", "expected"),
     [
@@ -126,78 +53,6 @@ def test_usable_accepts_only_ordinary_source(prepare: ModuleType, path: str, tex
 )
 def test_only_permissive_licences_are_read(prepare: ModuleType, licence: str, expected: bool) -> None:
     assert prepare.permissive(licence) is expected
-
-
-def test_functions_are_found_with_the_first_paragraph_of_their_docstring(prepare: ModuleType) -> None:
-    nested = "class A:\n" + "".join(f"    {line}" for line in FUNCTION.splitlines(keepends=True))
-    found = list(prepare.functions(nested))
-    assert [(name, doc) for name, doc, _ in found] == [("total", "Add up all the items that are given.")]
-    assert found[0][2] == FUNCTION
-    assert list(prepare.functions("def broken(:\n")) == []
-
-
-def test_samples_of_a_small_file_are_well_formed_and_of_every_kind(prepare: ModuleType) -> None:
-    text = "".join(FUNCTION.replace("total", f"total_{'abcdefgh'[i]}") for i in range(8))
-    kinds = {"fim": 0, "chat": 0, "plain": 0}
-    for seed in range(30):
-        rng = random.Random(seed)
-        for sample in prepare.samples(text, rng):
-            if sample.startswith("<|fim_prefix|>"):
-                kinds["fim"] += 1
-                assert "".join(split_fim(sample)) in text
-            elif sample.startswith("<|im_start|>"):
-                kinds["chat"] += 1
-                assert sample.endswith(f"\n```<|im_end|>\n{END}")
-                ast.parse(re.findall(r"```python\n(.*?)\n```", sample, re.DOTALL)[-1])
-            else:
-                kinds["plain"] += 1
-                assert sample.removesuffix(END) in text
-    assert min(kinds.values()) > 5, kinds
-    again = [list(prepare.samples(text, random.Random(7))) for _ in range(2)]
-    assert again[0] == again[1]
-
-
-def test_a_piece_written_twice_differs_in_at_most_two_lines(recipe: Callable[[str], ModuleType]) -> None:
-    """The second copy can be drafted from the first."""
-    script = recipe("prepare_repeats")
-    unchanged = 0
-    for seed in range(60):
-        sample = script.twice(FUNCTION, random.Random(seed))
-        assert sample.startswith(FUNCTION)
-        assert sample.endswith(END)
-        again = sample.removesuffix(END)[len(FUNCTION) :].splitlines(keepends=True)
-        kept = sum(
-            block.size for block in SequenceMatcher(None, FUNCTION.splitlines(True), again).get_matching_blocks()
-        )
-        assert kept >= len(FUNCTION.splitlines()) - 2
-        unchanged += FUNCTION in sample[len(FUNCTION) :]
-    assert 10 < unchanged < 50
-
-
-def test_copies_repeat_one_passage_a_window_and_shuffle_every_third(recipe: Callable[[str], ModuleType]) -> None:
-    tokens = np.arange(5000, dtype="<u2")
-    stream = recipe("prepare_repeats").copies(tokens, 21 * 768, 768, np.random.default_rng(1)).reshape(-1, 768)
-    for number, window in enumerate(stream.astype(int)):
-        period = next((p for p in range(40, 250) if (window[p:] == window[:-p]).all()), None)
-        assert (period is None) == (number % 7 == 0)
-        if period:
-            passage = window[:period]
-            assert sorted(passage) == list(range(passage.min(), passage.min() + period))
-            assert (passage.tolist() == sorted(passage)) == (number % 3 != 1)
-
-
-def test_a_mix_takes_whole_windows_by_shares(recipe: Callable[[str], ModuleType]) -> None:
-    streams = [np.full(10_000, value, "<u2") for value in (1, 2)]
-    mixed = recipe("prepare_repeats").mix(streams, [0.75, 0.25], 100, np.random.default_rng(1)).reshape(-1, 100)
-    assert (mixed == mixed[:, :1]).all()
-    assert [int((mixed[:, 0] == value).sum()) for value in (1, 2)] == [100, 33]
-
-
-def test_no_package_takes_more_than_its_share(prepare: ModuleType) -> None:
-    texts = {"large": ["l" * 100] * 1000, "small": ["s" * 100] * 3}
-    files = prepare.choose(texts, 10_000, random.Random(0))
-    assert files.count("s" * 100) == 3
-    assert files.count("l" * 100) == int(prepare.SHARE_OF_ONE_PACKAGE * 10_000 * 2.6) // 100
 
 
 def test_the_held_out_list_names_modules_of_the_standard_library(prepare: ModuleType) -> None:

@@ -90,24 +90,6 @@ def asking(
     return DraftModelScheduler(cast(Any, drafter), plan, known or stats(), budgets)
 
 
-def test_a_pass_costs_a_line_in_its_rows() -> None:
-    times = PassTimes(2.0, 0.5)
-    assert [times.at(n) for n in (0, 1, 2, 5)] == [2.0, 2.0, 2.5, 4.0]
-
-
-def test_slow_passes_count_little_and_quick_ones_much() -> None:
-    times = PassTimes(2.0, 0.5)
-    times.learn(3, 1000.0)
-    assert times.at(1) == pytest.approx(2.0 * 1.15)  # as if it took four times what was expected
-    quick = PassTimes(2.0, 0.5)
-    quick.learn(1, 1.0)
-    assert quick.at(1) == pytest.approx(1.5)
-    assert quick.further / quick.one == pytest.approx(0.25)
-    nothing = PassTimes(0.0, 0.0)
-    nothing.learn(1, 5.0)
-    assert nothing.at(1) == 0.0
-
-
 def test_a_model_without_answers_is_taken_for_a_good_one() -> None:
     made = ModelStats()
     assert made.promise(0) == made.promise(99) == pytest.approx(float(np.mean(INITIAL_CONFIDENCES)))
@@ -115,16 +97,6 @@ def test_a_model_without_answers_is_taken_for_a_good_one() -> None:
     assert made.promise(0) > 0.5
     made.learn([(0, 0.1)])
     assert made.promise(0) == pytest.approx(0.1)
-
-
-def test_a_depth_that_was_seen_seldom_is_like_the_one_above_it() -> None:
-    made = stats(0.9)
-    made.learn([(1, 0.3)] * (FEWEST - 1))
-    assert [made.promise(depth) for depth in range(DEPTHS)] == pytest.approx([0.9] * DEPTHS)
-    made.learn([(1, 0.3)])
-    assert [made.promise(depth) for depth in range(DEPTHS)] == pytest.approx([0.9] + [0.3] * (DEPTHS - 1))
-    made.learn([(DEPTHS + 5, 0.6)] * FEWEST)
-    assert made.promise(DEPTHS + 9) == pytest.approx(0.6)
 
 
 def test_the_speed_is_that_of_many_steps_and_never_below_plain() -> None:
@@ -211,20 +183,6 @@ def test_only_sizes_that_the_credit_affords_count() -> None:
     assert stats().values(plan, 1.0, 1).of([question(1.0)], 0) == [0.0]
     budget.begin(PLAIN, 1.0)
     assert stats().values(plan, 1.0, 1).of([question(1.0)], 0)[0] > 1.0
-
-
-def test_a_likely_path_is_asked_and_its_answer_is_delivered() -> None:
-    drafter, growth = Counted(1.0), Open(question(1.0, number=3))
-    assert asking(drafter, growth)()
-    assert drafter.asked == [[()]]
-    assert growth.got == {3: [(1, 0.9)]}
-
-
-@pytest.mark.parametrize("open_question", [question(1.0, known=0.9), question(0.02, path=(5,))])
-def test_what_is_known_or_unlikely_is_not_asked(open_question: OpenNode) -> None:
-    drafter = Counted(1.0)
-    assert not asking(drafter, Open(open_question))()
-    assert drafter.asked == []
 
 
 def test_all_requests_share_one_pass() -> None:

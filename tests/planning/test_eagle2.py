@@ -14,7 +14,7 @@ from rest_local.drafting.candidates import MODEL
 from rest_local.drafting.models.drafter import BRANCHES, TOP_K
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.policies import EAGLE2_DEPTH, EAGLE2_NODES, Eagle2, eagle2_tree
-from rest_local.planning.policy import NOTHING, StepContext
+from rest_local.planning.policy import StepContext
 
 ROOMY = StepContext(100, 63, 64)
 
@@ -70,13 +70,6 @@ def test_six_levels_and_sixty_nodes() -> None:
     deep = drafted(full((0.9, 0.05)), StepContext(100, 100, 64))[0]
     assert len(deep) == 2 + 4 + 4 * 8
     assert max(deep.depth) == 6
-
-
-def test_no_pass_is_made_for_a_level_without_room() -> None:
-    for limit in (1, 2, 5):
-        tree, drafter = drafted(full(), StepContext(100, limit, 8))
-        assert len(drafter.passes_asked) == limit
-        assert len(tree) == limit
 
 
 def test_where_only_chains_can_be_verified_one_path_is_asked() -> None:
@@ -140,11 +133,3 @@ def test_it_waits_until_the_text_is_caught_up_with() -> None:
     drafter.ready = True
     assert len(eagle2_tree(OnlyModel(drafter), ROOMY)) == 60
     assert len(eagle2_tree(OnlyModel(ByTable(full(), room=False)), ROOMY)) == 0
-
-
-def test_the_policy_is_plain_without_a_model() -> None:
-    policy = Eagle2()
-    assert not policy.draft(OnlyModel(None), ROOMY).tree
-    assert policy.draft(OnlyModel(ByTable(full())), StepContext(100, 0, 0)) is NOTHING
-    draft = policy.draft(OnlyModel(ByTable(full())), ROOMY)
-    assert (len(draft.tree), draft.lookup_us, draft.skipped) == (60, None, True)

@@ -122,11 +122,6 @@ def test_rest_takes_the_most_frequent_of_the_longest_match() -> None:
     assert branches(drafted(Rest(), found, StepContext(100, 63, 1))) == {(1, 2)}
 
 
-def test_rest_counts_matches_above_16_as_one_and_below_2_as_none() -> None:
-    assert branches(drafted(Rest(), {"datastore": [(30, [1]), (16, [2]), (15, [3])]})) == {(1,), (2,)}
-    assert not drafted(Rest(), {"datastore": [(1, [1])]})
-
-
 def test_rest_reads_10_tokens_and_fetches_more_places_only_if_there_are_more() -> None:
     few, many = Fixed({"datastore": [(5, list(range(16)))]}), Fixed({"datastore": [(5, [n % 7]) for n in range(200)]})
     assert max(Rest().draft(few, ROOMY).tree.depth) == 10
@@ -141,11 +136,6 @@ def test_sam_drafts_from_stored_text_only_if_its_match_is_over_5_tokens_longer()
     assert drafted(Sam(), {"context": [(5, [1] * 60)], "datastore": [(10, stored)]}).token[0] == 1
     assert drafted(Sam(), {"context": [(5, [1] * 60)], "datastore": [(11, stored)]}).token[0] == 7
     assert not drafted(Sam(), {"datastore": [(5, stored)]})
-
-
-def test_sam_ignores_the_prediction() -> None:
-    assert not drafted(Sam(), {"prediction": [(32, [9] * 60)]})
-    assert drafted(Sam(), {"prediction": [(32, [9] * 60)], "context": [(5, [1] * 60)]}).token[0] == 1
 
 
 @pytest.mark.parametrize(("match", "nodes"), [(1, 5), (3, 13), (14, 57), (15, 60), (32, 60)])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_sequences import Silent
-from support.prices import FLAT, FixedCurve
+from support.prices import FLAT
 
-from rest_local.drafting.candidates import SOURCES
 from rest_local.drafting.recycled import SuccessorTable
 from rest_local.planning.auto import Auto
-from rest_local.planning.plan import MOST_ROW_MS, SAVING_SHARE, TRIAL_SHARE, RowBudget, is_flat
+from rest_local.planning.plan import MOST_ROW_MS, SAVING_SHARE, TRIAL_SHARE, RowBudget
 from rest_local.planning.policy import StepContext
 
 
@@ -49,15 +47,6 @@ def test_half_of_what_is_saved_is_spent() -> None:
     assert spent / 1000 == pytest.approx(SAVING_SHARE * 0.1 + TRIAL_SHARE, rel=0.02)
 
 
-def test_losses_end_the_spending_until_gains_outweigh_them() -> None:
-    budget = RowBudget()
-    for _ in range(100):
-        budget.settle(-1.0)
-    budget.spend(MOST_ROW_MS)
-    budget.earn(1.0)
-    assert budget.ms == pytest.approx(TRIAL_SHARE)
-
-
 def test_requests_share_the_budget_and_a_step_without_time_for_a_row_reads_none() -> None:
     auto = Auto(FLAT)
     auto.successors = SuccessorTable(10)
@@ -72,23 +61,3 @@ def test_requests_share_the_budget_and_a_step_without_time_for_a_row_reads_none(
     assert one.logits_ms == other.logits_ms == auto.row_budget.ms
     auto.successors = None
     assert auto.logits_ms == 0
-
-
-@pytest.mark.parametrize("ms", [10.0, 100.0])
-def test_it_is_used_where_a_draft_costs_little(ms: float) -> None:
-    """On a steep curve no time for rows is earned and nothing is proposed, whatever the table holds."""
-    for most, used in ((1.2, True), (3.0, False)):
-        auto = Auto(FixedCurve.from_points([0], [1, 8, 64], [[ms, most * ms, 2 * most * ms]]))
-        table = auto.successors = SuccessorTable(10)
-        row = np.zeros(10, np.float32)
-        row[5] = 20.0
-        table.read((1, 2), row)
-        drafted = auto.draft(Silent(), StepContext(10, 4, 4, newest=(1, 2)))
-        assert ("logits" in {SOURCES[r.source] for p in drafted.proposals.values() for r, _ in p.by_source}) == used
-        assert (auto.row_budget.ms > 0) == used
-
-
-def test_the_price_of_eight_tokens_decides() -> None:
-    assert is_flat([1.0] * 7 + [1.3] + [9.0] * 50)
-    assert not is_flat([1.0] * 7 + [1.31] + [9.0] * 50)
-    assert is_flat([1.0])  # no room for a draft

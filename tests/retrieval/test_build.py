@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -126,58 +124,6 @@ def test_new_directories_survive_a_power_cut(tmp_path):
     while path != tmp_path:
         assert path.name in files.names[path.parent]
         path = path.parent
-
-
-def _read_until(path: Path, barrier: Any, stop: Any, problems: Any) -> None:
-    barrier.wait(120)
-    reads = 0
-    while not stop.is_set() or reads < 3:
-        reads += 1
-        try:
-            if content_of(path) not in (OLD, NEW):
-                problems.put("a mix")
-                return
-        except Exception as error:
-            # The writer may delete the files of a snapshot while `check` reads them by name; no other error is allowed.
-            if "cannot be read" not in str(error):
-                problems.put(repr(error))
-                return
-
-
-def test_eight_readers_see_the_old_or_the_new_commit(tmp_path):
-    path = make(tmp_path / "store", OLD)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["numpy", "rest_local.retrieval"])
-    barrier, stop, problems = context.Barrier(9), context.Event(), context.SimpleQueue()
-    # Daemons, because a reader that still runs when the writer fails must not block the end of the test run.
-    readers = [context.Process(target=_read_until, args=(path, barrier, stop, problems), daemon=True) for _ in range(8)]
-    for reader in readers:
-        reader.start()
-    try:
-        barrier.wait(120)
-        for turn in range(40):
-            make(path, OLD if turn % 2 else NEW)
-    finally:
-        stop.set()
-    for reader in readers:
-        reader.join(120)
-        assert reader.exitcode == 0
-    assert problems.empty(), problems.get()
-
-
-def test_places_that_cannot_be_written(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("x")
-    for path in (file, file / "below", Path("/proc/store")):
-        with pytest.raises(DatastoreUnwritable) as caught:
-            make(path, NEW)
-        assert str(path) in str(caught.value)
-    stranger = tmp_path / "documents"
-    stranger.mkdir()
-    (stranger / "thesis.txt").write_text("x")
-    with pytest.raises(DatastoreUnwritable, match="not a datastore"):
-        make(stranger, NEW)
-    assert names(stranger) == {"thesis.txt"}
 
 
 def test_an_empty_corpus_is_refused_and_the_old_one_stays(tmp_path):

@@ -226,13 +226,3 @@ def test_a_commit_in_the_meantime_is_no_damage(store, monkeypatch):
     monkeypatch.setattr(checking, "segment_faults", late)
     assert faults(store) == []
     assert len(looks) > 1
-
-
-def test_a_file_that_cannot_be_read(store, unprivileged):
-    file = sorted(store.glob("*.order.bin"))[0]
-    file.chmod(0)
-    assert kinds(store) == [("unreadable", "order")]
-    file.chmod(0o600)
-    store.chmod(0o500)
-    assert faults(store) == []
-    store.chmod(0o700)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_local.errors import InputInvalid, OptionError, printable
+from rest_local.errors import printable
 from rest_local.retrieval import Skipped, tokenize_documents, walk
 from rest_local.retrieval.sources import listing
 from rest_local.retrieval.sources import walk as corpus
@@ -142,11 +142,6 @@ def test_a_git_work_tree_gives_what_git_would_track(repository):
     subprocess.run(["git", "-C", str(repository), "add", "a.py"], check=True)
     assert set(found(repository)) == {"a.py", "kept/d.py"}
     assert set(found(repository / "kept")) == {"d.py"}
-
-
-def test_an_ignored_directory_that_is_named_is_walked(repository):
-    assert set(found(repository / "ignored")) == {"b.py"}
-    assert set(found(repository / ".ci" / "c.py")) == {"c.py"}
 
 
 def test_a_tracked_directory_that_has_become_a_link_is_not_followed(repository, tmp_path_factory):
@@ -289,13 +284,6 @@ def test_a_deep_tree_is_walked_to_its_end(tmp_path):
         subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
 
 
-def test_a_deep_tree_in_git_is_walked_to_its_end(repository):
-    folder = os.path.join(repository, *["d"] * 300)
-    os.makedirs(folder)
-    Path(folder, "deep.py").write_text("deep")
-    assert "deep" in found(repository).values()
-
-
 class Entry:
     """An entry that scandir returns for an invented directory."""
 
@@ -332,48 +320,6 @@ def test_skipped_files_are_counted_in_memory_that_does_not_depend_on_their_numbe
     assert peak < 1_500_000  # the names alone are 8 MB
 
 
-def test_names_that_git_lists_are_not_held_in_memory(tmp_path, monkeypatch):
-    """Both lists of git come as files: tracked names, some of them twice, and untracked names."""
-
-    def run(command: list[str], stdout: Any, **options: Any) -> Any:
-        if "ls-files" in command:
-            kind = "b" if "--others" in command else "a"
-            for number in range(500 * FOLDERS):
-                stdout.write(f"{number // 1000:03}/{kind}{number % 1000:03}.x\0".encode() * (1 + number % 2))
-        return subprocess.CompletedProcess(command, "check-ignore" in command, b"true")
-
-    monkeypatch.setattr(listing.subprocess, "run", run)
-    listed = listing.git_files(tmp_path)
-    tracemalloc.start()
-    try:
-        count = sum(1 for _ in listed)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert count == 1000 * FOLDERS
-    assert peak < 2_000_000
-
-
-def test_only_files_that_can_occur_again_are_remembered(tmp_path):
-    files(tmp_path, {"a.py": "a", "b.py": "b", "sub/d.py": "d"})
-    os.link(tmp_path / "b.py", tmp_path / "c.py")
-    once, twice = (tmp_path / "a.py").stat(), (tmp_path / "b.py").stat()
-    for roots, remembered in (([tmp_path], False), ([tmp_path, tmp_path / "sub"], True)):
-        seen = corpus._Seen(roots)
-        seen.add(once)
-        seen.add(twice)
-        assert seen.has(once) == remembered
-        assert seen.has(twice)
-
-
-def test_unwanted_files_are_named_by_kind(tmp_path):
-    files(tmp_path, {"a.py": "a", "b.json": "b", "c.JSON": "c", "d.ipynb": "d", "e": "e", "f.\x1b[31m": "f"})
-    skipped = Skipped()
-    assert set(found(tmp_path, skipped=skipped)) == {"a.py"}
-    assert skipped.kinds == {".json": 2, ".ipynb": 1, "no extension": 1, ".\ufffd[31m": 1}
-    assert "5 not a wanted kind of file (2 .json, 1 .ipynb" in skipped.summary()
-
-
 def test_a_gitignore_that_is_a_fifo_or_a_link_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     files(tmp_path, {"a.py": "a", "sub/b.py": "b", "rules": "*.py\n"})
@@ -389,15 +335,6 @@ def test_a_file_is_taken_once(tmp_path):
     files(tmp_path, {"sub/c.py": "c"})
     for roots in ((tmp_path, tmp_path / "sub"), (tmp_path / "sub", tmp_path), (tmp_path, tmp_path)):
         assert sorted(text for _, text in walk(roots)) == ["a", "c"]
-
-
-def test_wrong_arguments_are_refused_before_the_walk(tmp_path):
-    with pytest.raises(InputInvalid, match="no such file"):
-        walk([tmp_path / "nothing"])
-    with pytest.raises(OptionError, match="size"):
-        walk([tmp_path], max_file_size=0)
-    with pytest.raises(OptionError, match="glob"):
-        walk([tmp_path], include=["!"])
 
 
 def test_documents_are_tokenized_in_order_and_few_at_a_time():
@@ -449,3 +386,25 @@ def test_a_tokenizer_that_fails_ends_the_run_and_its_threads():
     with pytest.raises(ZeroDivisionError):
         list(tokenize_documents([("a", "b")] * 20, tokenize, workers=2))
     assert threading.active_count() == before
+
+
+def test_names_that_git_lists_are_not_held_in_memory(tmp_path, monkeypatch):
+    """Both lists of git come as files: tracked names, some of them twice, and untracked names."""
+
+    def run(command: list[str], stdout: Any, **options: Any) -> Any:
+        if "ls-files" in command:
+            kind = "b" if "--others" in command else "a"
+            for number in range(500 * FOLDERS):
+                stdout.write(f"{number // 1000:03}/{kind}{number % 1000:03}.x\0".encode() * (1 + number % 2))
+        return subprocess.CompletedProcess(command, "check-ignore" in command, b"true")
+
+    monkeypatch.setattr(listing.subprocess, "run", run)
+    listed = listing.git_files(tmp_path)
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in listed)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 1000 * FOLDERS
+    assert peak < 2_000_000

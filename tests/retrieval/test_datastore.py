@@ -20,7 +20,6 @@ from oracle import assert_right, every_row
 from stores import NEW, OLD, VOCABULARY, content_of, make
 from support.files import overwrite
 
-import rest_local.retrieval
 from rest_local.errors import (
     DatastoreCorrupt,
     DatastoreError,
@@ -29,7 +28,7 @@ from rest_local.errors import (
     DatastoreVersion,
     DatastoreVocabulary,
 )
-from rest_local.retrieval import MAX_MATCH, Datastore, VocabularyId, build
+from rest_local.retrieval import MAX_MATCH, Datastore
 from rest_local.retrieval.format import KINDS, MANIFEST, Manifest, sealed
 from rest_local.retrieval.home import build_command, read_manifest
 
@@ -112,15 +111,6 @@ def use(path: Path) -> None:
         raise caught
 
 
-def test_all_of_the_package_is_complete():
-    offered = rest_local.retrieval.__all__
-    assert offered == sorted(offered, key=lambda name: (name.islower(), not name.isupper(), name))
-    public = {name for name in vars(rest_local.retrieval) if not name.startswith("_")}
-    folder = Path(rest_local.retrieval.__file__).parent
-    modules = {path.stem for path in (*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py")))}
-    assert public - (modules - {"build"}) == set(offered)
-
-
 @settings(max_examples=40)
 @given(
     st.lists(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=15), min_size=1, max_size=6),
@@ -145,16 +135,6 @@ def test_rows_are_those_of_one_text_however_it_is_cut(tmp_path_factory, document
         found = store.find(array(context), 1000)
         assert found[:2] == (longest, count)
         assert len(set(found[2].tolist())) == count
-
-
-def test_info_describes_the_content(store):
-    with Datastore.open(store) as opened:
-        info = opened.info()
-    assert info["tokens"] == len(opened) == sum(map(len, NEW.values())) + len(NEW)
-    assert (info["documents"], info["segments"]) == (3, 2)
-    assert info["vocabulary"] == {"name": "toy", "size": 1000, "hash": "ab" * 32}
-    assert info["recipe"] == {"paths": ["src"]}
-    assert json.loads(json.dumps(info)) == info
 
 
 def test_files_are_private(store):
@@ -478,42 +458,3 @@ def test_pages_that_cannot_be_trimmed_are_no_error(store):
         opened.trim()
         opened._maps = maps
         assert len(opened)
-
-
-def test_trimmed_pages_are_mapped_again(store):
-    with Datastore.open(store, mmap=True) as opened, Datastore.open(store, mmap=False) as read:
-        before = opened.rows(CONTEXT).continuations
-        opened.trim()
-        read.trim()
-        np.testing.assert_array_equal(opened.rows(CONTEXT).continuations, before)
-
-
-def test_locate_refuses_positions_outside(store):
-    with Datastore.open(store) as opened:
-        for position in (-1, len(opened)):
-            with pytest.raises(IndexError):
-                opened.locate(position)
-
-
-def test_names_of_any_bytes_survive(tmp_path):
-    names = ["ü.py", "new\nline", os.fsdecode(b"latin\xe9.py")]
-    make(tmp_path / "store", {name: [1] for name in names})
-    with Datastore.open(tmp_path / "store") as store:
-        assert store.document_names() == names
-
-
-def test_a_wide_vocabulary_takes_three_bytes(tmp_path):
-    ids = [65_535, 65_536, 151_000]
-    build(tmp_path / "store", [("a", array(ids))], vocabulary=VocabularyId("00", 151_936, "wide"))
-    with Datastore.open(tmp_path / "store") as store:
-        assert store.rows(array(ids[:1]), 1, 3).continuations.tolist() == [[65_536, 151_000, -1]]
-        assert store.segments[0].width == 3
-
-
-def test_small_datastores_are_read_and_large_ones_mapped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Datastore.open(store) as small:
-        assert small._maps == []
-    monkeypatch.setattr("rest_local.retrieval.datastore.SMALL", 0)
-    with Datastore.open(store) as large, Datastore.open(store, mmap=False) as read:
-        assert large._maps
-        assert read._maps == []

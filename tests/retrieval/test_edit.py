@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from rest_local.errors import (
     CorpusEmpty,
-    DatastoreCorrupt,
     DatastoreLocked,
     DatastoreNotFound,
     DatastoreVocabulary,
     OptionError,
 )
-from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import VocabularyId
@@ -44,17 +42,6 @@ def contents(path: Path) -> dict[str, str]:
 
 def put(path: Path, **documents: str) -> None:
     add(path, [(name, tokens(text)) for name, text in documents.items()], vocabulary=VOCABULARY)
-
-
-def test_a_new_datastore_an_addition_and_a_replacement(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    put(path, a="first text")
-    put(path, b="second")
-    put(path, a="instead")
-    assert contents(path) == {"a": "instead", "b": "second"}
-    (written,) = path.glob("*.tokens.bin")
-    assert b"instead"[::-1] in written.read_bytes()[1::2]
-    assert b"first text"[::-1] not in written.read_bytes()[1::2]
 
 
 def test_the_last_document_stays(tmp_path: Path) -> None:
@@ -87,46 +74,6 @@ def test_any_sequence_of_edits_equals_that_of_a_dict(
             put(path, **{name: text})
             expected[name] = text
     assert contents(path) == expected
-
-
-def test_large_segments_that_do_not_change_stay(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    large = [(f"f{n}", tokens("word " * 20_000)) for n in range(6)]
-    build(path, large, vocabulary=VOCABULARY, segment_tokens=250_000)
-    with Datastore.open(path) as store:
-        before = {entry.name: entry.documents for entry in store.manifest.segments}
-    assert list(before.values()) == [2, 2, 2]
-    forget(path, {"f0"})
-    put(path, new="small")
-    with Datastore.open(path) as store:
-        after = {entry.name for entry in store.manifest.segments}
-    assert after > set(list(before)[1:]), "untouched ones are the same files"
-    assert set(contents(path)) == {f"f{n}" for n in range(1, 6)} | {"new"}
-
-
-def test_small_additions_do_not_leave_many_segments(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    for number in range(20):
-        put(path, **{f"f{number}": f"text {number}"})
-    with Datastore.open(path) as store:
-        assert len(store.segments) == 1
-
-
-@pytest.mark.parametrize("edit", ["add", "forget"])
-def test_damage_is_not_written_again_under_a_new_checksum(tmp_path: Path, edit: str) -> None:
-    path = tmp_path / "store"
-    put(path, a="first text", b="second")
-    (file,) = path.glob("*.tokens.bin")
-    data = file.read_bytes()
-    damaged = data.replace(b"\0i\0f", b"\0i\0g")  # it is stored reversed
-    assert damaged != data
-    file.write_bytes(damaged)
-    manifest = (path / "manifest.json").read_bytes()
-    with pytest.raises(DatastoreCorrupt, match="checksum"):
-        put(path, c="third") if edit == "add" else forget(path, {"b"})
-    assert (path / "manifest.json").read_bytes() == manifest
-    file.write_bytes(data)
-    assert contents(path) == {"a": "first text", "b": "second"}
 
 
 def test_refusals_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

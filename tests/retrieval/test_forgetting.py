@@ -10,7 +10,7 @@ from edited import Bytes, Folder, text_on_disk, texts_in
 from rest_local.errors import OptionError
 from rest_local.retrieval.building.indexing import recipe_of
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.sources import Git, Jsonl, Walk, from_recipe
+from rest_local.retrieval.sources import Git, Jsonl, from_recipe
 from rest_local.retrieval.update import updating
 from rest_local.retrieval.update.forgetting import (
     Forgotten,
@@ -171,13 +171,6 @@ def test_any_name_can_be_excluded(tmp_path: Path, name: str) -> None:
     assert texts_in(folder.path) == {held: text for held, text in folder.texts().items() if held != path}
 
 
-def test_the_same_name_below_another_path_stays(tmp_path: Path) -> None:
-    recipe = recipe_of([Walk((str(tmp_path / "a"), str(tmp_path / "b")), exclude=("*.txt",))])
-    first, second = from_recipe(excluding(recipe, [str(tmp_path / "b" / "x.py")], ["*.log"]))
-    assert first == Walk((str(tmp_path / "a"),), exclude=("*.txt", "*.log"))
-    assert second == Walk((str(tmp_path / "b"),), exclude=("*.txt", "*.log", "/x.py"))
-
-
 def test_names_in_sources_of_other_kinds() -> None:
     recipe = recipe_of([Git("/r", "main"), Jsonl("/d/rows.jsonl", "text")])
     assert relative_names(recipe, "/r@main:src/x.py") == ["src/x.py"]
@@ -186,9 +179,3 @@ def test_names_in_sources_of_other_kinds() -> None:
     assert not excludable(recipe, "/d/rows.jsonl:3")
     assert excluding(recipe, ["/d/rows.jsonl:3"]) == recipe
     assert isinstance(rows, Jsonl)
-
-
-def test_a_recipe_without_sources() -> None:
-    recipe = {"paths": ["/s"], "include": [], "exclude": ["*.txt"], "model": "m.gguf"}
-    excluded = excluding(recipe, ["/s/x.py"])
-    assert excluded == {"model": "m.gguf", **recipe_of([Walk(("/s",), exclude=("*.txt", "/x.py"))])}

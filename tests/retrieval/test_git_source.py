@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 import subprocess
@@ -17,8 +16,7 @@ from support.repository import Repository
 from rest_local.errors import InputInvalid, RestLocalError
 from rest_local.retrieval import Skipped
 from rest_local.retrieval.sources import Git
-from rest_local.retrieval.sources import git as git_history
-from rest_local.retrieval.sources.listing import git_command, git_environment, records
+from rest_local.retrieval.sources.listing import git_command, git_environment
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the program git is not installed")
 KEY = "AKIA" + "Z" * 16  # joined here, so that no secret scanner reports this file
@@ -293,43 +291,3 @@ def test_only_changed_lines_with_those_around_are_history(repository: Repository
     skipped = Skipped()
     assert history(repository, skipped, commits=1, max_file_size=500) == {"b.py": "".join(lines)}
     assert skipped.counts["too large"] == 2
-
-
-LOG = b"""commit 0123456789012345678901234567890123456789
-
-diff --git a/a.py b/a.py
-index 1..2 100644
---- a/a.py
-+++ b/a.py
-@@ -1,2 +1,2 @@
- around
--old
-+%s
-\\ No newline at end of file
-diff --git a/b.py b/b.py
-+++ b/b.py
-@@ -0,0 +1 @@
-+b
-"""
-
-
-@pytest.mark.parametrize("long", [b"x" * 10, b"x" * 100, b"+" * 100, b"commit " * 30])
-def test_long_lines_of_a_log_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch, long: bytes) -> None:
-    monkeypatch.setattr(git_history, "_PIECE", 60)
-    first, second = git_history._changes(io.BytesIO(LOG % long), 1000)
-    assert (first.path, b"".join(first.lines)) == ("a.py", b"around\n" + long + b"\n")
-    assert (second.path, b"".join(second.lines)) == ("b.py", b"b\n")
-    cut, _ = git_history._changes(io.BytesIO(LOG % long), 5)
-    assert (cut.lines, cut.size) == ([], 8 + len(long))
-
-
-def test_entries_of_any_listing_are_records() -> None:
-    assert list(records(io.BytesIO(b"a\0b\nc\0"))) == [b"a", b"b\nc"]
-    assert list(records(io.BytesIO(b"".join(b"%d\0" % n for n in range(50_000))))) == [b"%d" % n for n in range(50_000)]
-
-
-def test_a_prepared_source_is_absolute(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(repository.path)
-    source = Git(".").prepared()
-    assert (source.repository, len(source.commit)) == (str(repository.path), 40)
-    assert source.measure() == (2, 10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
@@ -85,19 +84,6 @@ def test_the_index_and_numpy_give_the_same_rows(steps, limit, tail, every_time):
     assert [found.column(depth) for depth in range(5)] == [other.column(depth) for depth in range(5)]
 
 
-@pytest.mark.parametrize("text", [[7] * 200, [1, 2] * 100, list(range(50)) * 8, [*range(50), 0, *range(20, 50)] * 5])
-def test_repeated_text_gives_the_same_rows_by_index_and_by_numpy(text):
-    growing = GrowingText()
-    growing.extend(text)
-    for context in (text, text[:-9], text[-3:], [9, *text[-20:]]):
-        with patch.multiple(module, MAX_PLACES=1000, MAX_LONGER=1000):
-            found = growing.rows(context, 24)
-        with patch.object(module, "MAX_PLACES", -1):
-            other = growing.rows(context, 24)
-        assert found.matches() == other.matches()
-        assert found.positions.tolist() == other.positions.tolist()
-
-
 def test_matches_and_continuations_cross_folded_segments():
     text = list(np.random.default_rng(1).integers(0, 900, 3000))
     growing = GrowingText(1000, 16)
@@ -127,23 +113,9 @@ def test_the_end_of_the_text_gives_no_row():
     assert rows.continuations.tolist() == [[3, 1, 2]]
 
 
-def test_newer_text_comes_first_among_equal_matches():
-    growing = GrowingText()
-    growing.extend([5, 1, 5, 2, 5, 3, 5])
-    assert growing.rows(np.array([5]), 2, 1).continuations.tolist() == [[3], [2]]
-
-
 def test_ids_outside_the_vocabulary_end_a_document():
     growing = GrowingText(100)
     growing.extend([1, 2, 100, 2, 7, -5, 2**31 - 1, 2])
     assert growing.tokens.tolist() == [1, 2, -1, 2, 7, -1, -1, 2]
     rows = growing.rows(np.array([9, 2]), 8, 4)
     assert sorted(rows.continuations.tolist()) == [[-1, -1, -1, -1], [7, -1, -1, -1]]
-
-
-def test_truncate_refuses_a_length_outside_the_text():
-    growing = GrowingText()
-    for length in (-1, 1):
-        with pytest.raises(ValueError, match="truncate"):
-            growing.truncate(length)
-    assert len(growing.rows(np.array([1]))) == 0

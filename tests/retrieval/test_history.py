@@ -197,18 +197,6 @@ def test_histories_are_listed_and_forgotten(home: Path) -> None:
             forget_history(name)
 
 
-def test_a_history_is_forgotten_while_another_process_has_it_open() -> None:
-    kept = opened()
-    kept.add([1, 2, 3, 4])
-    kept.commit()
-    forget_history("toy")
-    assert list_histories() == []
-    assert plain(kept.rows(np.array([1, 2]), 4, 2)) == [(2, [3, 4])]  # its snapshot
-    kept.add([7, 8])
-    kept.close()
-    assert answers_in(kept.path) == [[7, 8]]  # the forgotten answer does not return
-
-
 def _write(path: Path, answers: list[list[int]], barrier: Any, forgotten: Any = None) -> None:
     """`forgotten`: an event to wait for after the first answer."""
     warnings: list[str] = []

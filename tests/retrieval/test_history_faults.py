@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from changes import left_over
 from failpoints import Named, fail_at, kills, put_tree
-from stores import NEW, VOCABULARY, Durable, make
+from stores import VOCABULARY, Durable
 from support.files import files_up_to
 from test_history import answers_in
 
-from rest_local.retrieval import Datastore, History, Segment, VocabularyId, history
+from rest_local.retrieval import History, Segment, history
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST, file_name, sealed
 from rest_local.retrieval.home import read_manifest
@@ -265,19 +265,6 @@ def test_a_directory_of_something_else_is_never_touched(tmp_path: Path, caplog: 
     assert "not a datastore" in record.message
 
 
-def test_places_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("x")
-    for path in (tmp_path / "file" / "toy", Path("/proc/toy")):
-        caplog.clear()
-        say(path, wait_s=0)
-        (record,) = caplog.records
-        assert str(path) in record.message
-    caplog.clear()
-    say(tmp_path / "file", wait_s=0)
-    assert len(caplog.records) == 1
-    assert (tmp_path / "file").read_text() == "x"
-
-
 @pytest.mark.usefixtures("unprivileged")
 def test_a_read_only_directory_is_still_searched(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.chmod(0o500)
@@ -291,20 +278,3 @@ def test_a_read_only_directory_is_still_searched(path: Path, caplog: pytest.LogC
     (record,) = caplog.records
     assert "Permission denied" in record.message
     assert answers_in(path) == BEFORE
-
-
-def test_a_datastore_of_the_user_is_no_history(tmp_path: Path) -> None:
-    store = make(tmp_path / "store", NEW)
-    assert History.open(store, VOCABULARY).tokens == 0
-    assert set_aside(store) == ["store.damaged-1"]
-    with Datastore.open(tmp_path / "store.damaged-1") as renamed:
-        renamed.check()
-
-
-def test_another_model_keeps_a_history_of_its_own(path: Path) -> None:
-    other = VocabularyId("cd" * 32, 500, "other")
-    kept = History.open(path.with_name("other"), other)
-    kept.add([499])
-    kept.close()
-    assert answers_in(path) == BEFORE
-    assert read_manifest(path.with_name("other")).vocabulary == other

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_local.errors import CorpusEmpty, InputInvalid, OptionError
-from rest_local.retrieval import Datastore, build_datastore, build_from_texts
+from rest_local.errors import CorpusEmpty, InputInvalid
+from rest_local.retrieval import Datastore, build_datastore
 
 
 class Bytes:
@@ -68,19 +68,6 @@ def test_files_become_a_named_datastore_with_its_recipe(source: Path, tmp_path: 
     assert json.loads(json.dumps(built.to_dict()))["skipped"] == dict(built.skipped.counts)
 
 
-def test_a_relative_path_is_recorded_as_an_absolute_one(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(source.parent)
-    built = build_datastore("mine", ["source"], vocabulary=Bytes())
-    assert [walk["paths"] for walk in built.manifest.recipe["sources"]] == [[str(source)]]
-
-
-def test_texts_without_files(tmp_path: Path) -> None:
-    built = build_from_texts(tmp_path / "s", iter([("one", "abc"), ("none", "")]), vocabulary=Bytes(), recipe={"x": 1})
-    assert (built.documents, built.tokens, dict(built.manifest.recipe)) == (1, 4, {"x": 1})
-    with Datastore.open(tmp_path / "s") as store:
-        assert store.document_names() == ["one"]
-
-
 def test_an_empty_corpus_names_the_skipped_files_and_keeps_the_old_datastore(source: Path) -> None:
     before = build_datastore("mine", [source], vocabulary=Bytes())
     with pytest.raises(CorpusEmpty, match=r"d\.py: no text to index \(1 binary\)"):
@@ -89,8 +76,3 @@ def test_an_empty_corpus_names_the_skipped_files_and_keeps_the_old_datastore(sou
         build_datastore("mine", [source / "gone"], vocabulary=Bytes())
     with Datastore.open(before.path) as store:
         assert store.manifest == before.manifest
-
-
-def test_memory_bounds_the_segments_of_texts_of_any_origin(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="memory of 1 MB"):
-        build_from_texts(tmp_path / "store", [("a", "text")], vocabulary=Bytes(), memory=1 << 20)

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import NEW, OLD, OTHER, content_of, make
+from stores import NEW, OLD, content_of, make
 
 from rest_local.errors import DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
 from rest_local.retrieval import files, list_datastores, remove
 from rest_local.retrieval.files import LOCK, Files, locked
-from rest_local.retrieval.home import folder, indexes
-from rest_local.retrieval.staging import remove_index
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -128,39 +126,6 @@ def test_a_datastore_is_built_replaced_and_removed(
     assert not path.exists()
     with pytest.raises(DatastoreNotFound):
         remove(path)
-
-
-def test_a_datastore_of_two_vocabularies_is_removed(tmp_path: Path, windows: bool) -> None:
-    """Each vocabulary has a lock of its own, and Windows renames no directory with an open file in it."""
-    path = make(tmp_path / "store", OLD)
-    other = folder(path, "cd" * 32)
-    make(other, NEW)
-    assert len(indexes(path)) == 2
-    remove_index(path, other)
-    assert indexes(path) == [path]
-    make(other, NEW)
-    renamed: list[list[str]] = []
-
-    class Watched(Files):
-        def rename(self, old: Path, new: Path) -> None:
-            renamed.append([str(place.relative_to(old)) for place in sorted(old.rglob(f"*{LOCK}"))])
-            super().rename(old, new)
-
-    remove(path, files=Watched())
-    assert not path.exists()
-    assert renamed == [[] if windows else [LOCK, f"{other.name}/{LOCK}"]]
-
-
-def test_an_index_for_another_vocabulary_has_a_lock_of_its_own(tmp_path: Path, windows: bool) -> None:
-    path = make(make(tmp_path / "store", OLD), NEW, vocabulary=OTHER)
-    assert (folder(path, OTHER.hash) / LOCK).exists() is not windows
-    assert list(path.glob(".*")) == [], "a directory with an open file in it cannot be renamed on Windows"
-    with locked(folder(path, OTHER.hash)):
-        make(path, OLD)
-        with pytest.raises(DatastoreLocked):
-            remove(path)
-    remove(path)
-    assert not path.exists()
 
 
 def test_on_windows_a_lock_of_a_directory_that_is_gone_guards_nothing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import SMALL_SEGMENT
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.staging import MERGE, staging
+from rest_local.retrieval.staging import MERGE
 from rest_local.retrieval.update import merging, updating
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.merging import DEAD, FANOUT, Size, chosen_of, merge, tier_of, without
@@ -146,14 +145,6 @@ def test_a_merge_whose_input_is_gone_is_dropped_and_done_again(folder: Folder) -
     assert len(live_tokens(folder.path)) == 1
 
 
-def test_a_second_merge_does_nothing(folder: Folder) -> None:
-    before = read_manifest(folder.path)
-    with staging(folder.path, Files(), MERGE):
-        assert merge(folder.path, everything=True) is None
-    assert read_manifest(folder.path) == before
-    assert merge(folder.path, everything=True) is not None
-
-
 def test_damage_is_not_written_again_under_a_new_checksum(folder: Folder) -> None:
     file = sorted(folder.path.glob("*.tokens.bin"))[0]
     data = bytearray(file.read_bytes())
@@ -200,8 +191,3 @@ def test_segments_stay_few_and_a_token_is_written_a_few_times(sizes: list[int], 
     assert len(segments) <= (FANOUT - 1) * tiers + large + 1
     assert written <= added * tiers + deleted * (1 / DEAD - 1)
     assert all(one.dead <= DEAD * (one.live + one.dead) for one in segments)
-
-
-def test_tiers() -> None:
-    assert [tier_of(tokens) for tokens in (1, SMALL_SEGMENT, SMALL_SEGMENT + 1, SMALL_SEGMENT * FANOUT)] == [0, 0, 1, 1]
-    assert tier_of(100_000_000) == math.ceil(math.log(100_000_000 / SMALL_SEGMENT, FANOUT)) == 6

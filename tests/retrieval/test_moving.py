@@ -90,14 +90,6 @@ def test_what_is_exported_is_imported(store, tmp_path):
     assert path.stat().st_mode & 0o777 == 0o700
 
 
-def test_an_import_can_be_used_like_any_datastore(store):
-    path = imported(exported(store), "mine")
-    make(path, MORE)
-    make(path, MORE, vocabulary=OTHER)
-    assert held(path) == {"toy": MORE, "other": MORE}
-    assert orphans(path) == set()
-
-
 def test_any_tar_reads_an_export_and_what_it_extracts_is_a_datastore(store, tmp_path):
     data = exported(store)
     assert data.startswith(b"rest-local-export-1.json\0")
@@ -105,10 +97,6 @@ def test_any_tar_reads_an_export_and_what_it_extracts_is_a_datastore(store, tmp_
         assert all(member.isreg() and (member.uid, member.mtime, member.uname) == (0, 0, "") for member in tar)
         tar.extractall(tmp_path / "tar", filter="data")
     assert held(tmp_path / "tar" / "datastore") == BOTH
-
-
-def test_an_export_of_the_same_commit_has_the_same_bytes(store):
-    assert exported(store) == exported(store)
 
 
 def test_one_vocabulary_alone_gets_the_datastores_own_directory(store, tmp_path):
@@ -144,23 +132,6 @@ def test_an_existing_name_is_refused_and_replaced_only_when_asked(store, tmp_pat
     assert held(path) == {**BOTH, "third": MORE}
     assert names(path.parent) == {"store"}
     assert faults(path) == []
-
-
-def test_a_killed_builds_directory_is_no_datastore(store, tmp_path):
-    path = tmp_path / "home" / "store"
-    path.mkdir(parents=True)
-    (path / "lock").touch()
-    (path / f"{'0' * 16}.order.bin").touch()
-    assert held(imported(exported(store))) == BOTH
-    assert orphans(path) == set()
-
-
-def test_a_link_to_another_disk_is_followed(store, tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "store").symlink_to(tmp_path / "disk" / "store")
-    assert held(imported(exported(store))) == BOTH
-    assert held(tmp_path / "disk" / "store") == BOTH
 
 
 def test_names_and_places_that_are_none(store, tmp_path):
@@ -452,27 +423,6 @@ def test_a_file_is_written_as_a_whole_and_not_over_another(store, tmp_path):
     export_file(store, indexes(store), file, overwrite=True)
     with pytest.raises(DatastoreError, match="No such file"):
         export_file(store, indexes(store), tmp_path / "missing" / "out.tar")
-
-
-def test_a_pipe_in_small_pieces(store):
-    class Dripping(io.BytesIO):
-        def read(self, size=-1):
-            return super().read(min(size, 100))
-
-    moved = import_datastore(Dripping(exported(store)))
-    assert held(moved.path) == BOTH
-
-
-def test_a_source_that_cannot_be_read(store, tmp_path):
-    class Broken(io.BytesIO):
-        def read(self, size=-1):
-            if self.tell() > 3000:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return super().read(size)
-
-    with pytest.raises(DatastoreError, match="a\\.tar: it cannot be read: Input/output error"):
-        import_datastore(Broken(exported(store)), label="a.tar")
-    assert names(tmp_path / "home") == set()
 
 
 SMALL = {"toy": OLD, "other": {"a": [1]}}

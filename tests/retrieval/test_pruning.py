@@ -17,7 +17,7 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, FileState, bitmap_of
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.update.pruning import CONTEXT, Target, _Stored, choose, prune, size_of
+from rest_local.retrieval.update.pruning import CONTEXT, Target, choose, prune, size_of
 
 COMMON = [1, 2, 3, 4, 5, 6, 7, 8]
 CONTENT = {
@@ -34,28 +34,6 @@ def contexts(tokens: list[int]) -> list[tuple[int, ...]]:
 
 def bytes_on_disk(path: Path) -> int:
     return sum(file.stat().st_size for file in path.glob("*.bin"))
-
-
-def test_targets_are_read_and_named() -> None:
-    assert Target.parse("seen:2") == Target(seen=2)
-    assert Target.parse("1.5GB") == Target(size=1_500_000_000)
-    assert Target.parse("200 kB") == Target(size=200_000)
-    for target in (Target(seen=3), Target(size=200_000_000), Target(size=1_500)):
-        assert Target.parse(str(target)) == target
-
-
-@pytest.mark.parametrize(
-    "text", ["", "seen:1", "seen:", "seen:70000", "0MB", "-5MB", "200", "200 MiB", "seen:2x", "1e3MB"]
-)
-def test_another_target_is_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="seen:2"):
-        Target.parse(text)
-
-
-def test_a_target_is_one_of_the_two() -> None:
-    for wrong in ({}, {"seen": 2, "size": 5}, {"seen": -1}, {"seen": 1 << 16}):
-        with pytest.raises(ValueError, match="target"):
-            Target(**wrong)
 
 
 def test_what_is_seen_twice_stays_and_the_rest_goes(tmp_path: Path) -> None:
@@ -128,33 +106,6 @@ def make_documents(path: Path, documents: list[Document], segment_tokens: int) -
     build(path, documents, vocabulary=VOCABULARY, segment_tokens=segment_tokens)
 
 
-def test_the_sizes_are_those_of_the_files(tmp_path: Path) -> None:
-    path = make(tmp_path / "store", CONTENT)
-    with Datastore.open(path) as store:
-        stored = _Stored(store)
-        everything = np.arange(len(CONTENT))
-        expected = stored.expected(everything, (4, len(store), 1 << 40))
-    assert bytes_on_disk(path) <= expected.bytes[1] <= bytes_on_disk(path) + 40  # there is no table of states
-
-
-def test_what_fits_is_not_written_again(tmp_path: Path) -> None:
-    path = make(tmp_path / "store", CONTENT)
-    before = (path / "manifest.json").read_bytes()
-    pruned = prune(path, Target(size=10_000_000))
-    assert pruned.documents == (4, 4)
-    assert (path / "manifest.json").read_bytes() == before
-
-
-def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
-    path = make(tmp_path / "store", CONTENT)
-    before = {file.name: file.read_bytes() for file in path.iterdir() if file.name != "lock"}
-    dry = prune(path, Target(seen=2), dry=True)
-    assert {file.name: file.read_bytes() for file in path.iterdir() if file.name != "lock"} == before
-    done = prune(path, Target(seen=2))
-    assert (dry.documents, dry.tokens) == (done.documents, done.tokens)
-    assert done.bytes[1] <= dry.bytes[1] <= done.bytes[1] + 40
-
-
 def test_segments_that_lose_nothing_stay(tmp_path: Path) -> None:
     content = {"a": [1, 2, 3, 4, 5, 6], "b": [1, 2, 3, 4, 5, 6, 7, 8], "c": [1, 2, 3, 4, 5, 6], "d": [6, 7, 8, 9]}
     path = make(tmp_path / "store", content, segment_tokens=9)
@@ -165,15 +116,6 @@ def test_segments_that_lose_nothing_stay(tmp_path: Path) -> None:
     prune(path, Target(seen=2))
     assert content_of(path) == {"a": content["a"]}
     assert {file.name for file in path.glob("*.tokens.bin")} == {f"{stays}.tokens.bin"}
-
-
-def test_pruning_again_changes_nothing(tmp_path: Path) -> None:
-    path = make(tmp_path / "store", CONTENT)
-    size = bytes_on_disk(path) // 2
-    prune(path, Target(size=size))
-    content = content_of(path)
-    assert prune(path, Target(size=size)).documents == (len(content), len(content))
-    assert content_of(path) == content
 
 
 def test_nothing_left_is_refused(tmp_path: Path) -> None:

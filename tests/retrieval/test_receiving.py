@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 from failpoints import Named
-from test_staging import IDENTITY, MEMORY, Bytes, content, opened, source, unnamed, walk
+from test_staging import IDENTITY, MEMORY, Bytes, content, opened, unnamed, walk
 
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.building import cluster
 from rest_local.retrieval.building.cluster import SAMPLE, EndedEarly, Receiving, _shard
 from rest_local.retrieval.building.shards import Plan, build_shard, finished, plan
 from rest_local.retrieval.files import Files
-
-__all__ = ["source"]
 
 Message = tuple[Any, ...]
 
@@ -125,13 +123,6 @@ def test_a_disk_that_fails_at_every_operation(made: Plan, tmp_path: Path) -> Non
         done = finished(made, 0, directory, check=True)
         assert done is None or content(directory) == content(tmp_path / "counted")
         assert [name for name in left(directory) if not name.startswith("shard-")] == []
-
-
-def test_an_error_of_a_task_is_its_last_message(made: Plan) -> None:
-    other = replace(made, vocabulary=replace(made.vocabulary, hash="ff" * 32))
-    *_, last = messages(other)
-    assert last[0] == "failed"
-    assert "the plan is for vocabulary ffff" in last[1]
 
 
 def test_a_vocabulary_that_does_not_open_is_an_error_of_its_node(made: Plan) -> None:

@@ -12,7 +12,7 @@ from failpoints import Named, fail_at, kills, put_tree
 from stores import NEW, OLD, OTHER, VOCABULARY, content_of, make
 from support.files import overwrite
 from test_build import names, orphans
-from test_checking import faults, sign
+from test_checking import faults
 
 from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreUnwritable
 from rest_local.retrieval import Datastore
@@ -87,22 +87,6 @@ def test_what_follows_from_the_text_is_written_again(store, kind, way):
     assert states == (() if kind == "states" else (STATES[SECOND],)), "an update reads a file without a state again"
     assert faults(store) == []
     assert orphans(store) == set()
-
-
-def test_an_order_with_a_right_checksum_and_wrong_content(store):
-    sign(store, "order", lambda data: data.__setitem__(slice(0, 4), b"\xff" * 4))
-    repaired(store)
-    assert content_of(store) == NEW
-    assert faults(store) == []
-
-
-def test_several_faults_are_one_commit(store):
-    damage(store, 0, "order")
-    damage(store, 1, "tokens")
-    before = read_manifest(store).revision
-    repaired(store)
-    assert content_of(store) == {FIRST: NEW[FIRST], THIRD: NEW[THIRD]}
-    assert read_manifest(store).revision == before + 1
 
 
 def test_deleted_documents_stay_deleted(tmp_path):

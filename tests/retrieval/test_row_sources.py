@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 import tracemalloc
@@ -228,14 +227,6 @@ def test_without_pyarrow_the_way_out_is_named(tmp_path: Path, monkeypatch: pytes
         read(Parquet(str(path), "text"), Skipped())
 
 
-def test_importing_the_sources_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, rest_local.retrieval.sources\n"
-        "sys.exit(bool({'pyarrow', 'ray', 'watchfiles', 'jinja2', 'llama_cpp'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.fixture
 def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     def give(data: bytes) -> None:
@@ -256,22 +247,6 @@ def test_the_standard_input(stdin: Callable[[bytes], None]) -> None:
     assert skipped.counts == {"secret": 1}
     assert not Stdin().repeatable
     assert Walk(("src",)).repeatable
-
-
-@pytest.mark.parametrize("unit", [b"line\n", "漢".encode(), b"x", b"\x80"])
-@pytest.mark.parametrize("length", [99, 100, 101, 250, 1000])
-def test_a_long_standard_input_is_several_documents(
-    stdin: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch, unit: bytes, length: int
-) -> None:
-    monkeypatch.setattr("rest_local.retrieval.sources.records.PIECE", 100)
-    data = (unit * length)[:length]
-    stdin(data)
-    found = texts_of(Stdin())
-    assert "".join(text or "" for text in found.values()) == data.decode("utf-8", "replace")
-    assert list(found) == ["-", *(f"-:{number}" for number in range(2, len(found) + 1))]
-    assert len(found) >= -(-length // 100)
-    if unit == b"line\n":
-        assert all((text or "").endswith("\n") for text in found.values() if length % 5 == 0)
 
 
 @pytest.mark.parametrize("site_packages", [False, True])
@@ -307,21 +282,6 @@ def test_a_source_survives_its_recipe(source: Source) -> None:
     assert can_repeat(recipe) == (source.kind != "stdin")
     assert source.about()
     assert {source.kind for source in SOURCES} == KINDS.keys()
-
-
-def test_recipes_of_earlier_versions_and_of_other_origin() -> None:
-    old = {
-        "paths": ["/src"],
-        "include": ["*.py"],
-        "exclude": [],
-        "allow_secrets": False,
-        "max_file_size": 7,
-        "model": "m",
-    }
-    assert from_recipe(old) == [Walk(("/src",), ("*.py",), (), False, 7)]
-    for other in ({}, {"paths": []}, {"kind": "history"}, {"kind": "demo", "sources": [Python().to_dict()]}):
-        assert from_recipe(other) == []
-        assert not can_repeat(other)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
 
-from rest_local.retrieval import MAX_DEPTH, MAX_MATCH, Rows, Segment
+from rest_local.retrieval import Rows, Segment
 from rest_local.retrieval import segment as searching
 from rest_local.retrieval.rows import order_of, pack, width_of
 from rest_local.retrieval.segment import search_all
@@ -79,48 +79,11 @@ def test_the_separator_fits_next_to_the_largest_id():
             Segment.of([], vocab_size)
 
 
-def test_empty_one_token_and_equal_tokens():
-    assert len(Segment.of([], 10).rows(array([1]))) == 0
-    assert len(Segment.of([array([])], 10).rows(array([1]))) == 0
-    assert Segment.of([], 10).find(array([1])) == (0, 0, 0)
-    one = Segment.of([array([7])], 10)
-    assert one.rows(array([7]), 4, 2).continuations.tolist() == [[-1, -1]]
-    assert len(one.rows(array([6]))) == 0
-    assert len(one.rows(array([]))) == 0
-    equal = Segment.of([array([3] * 5000)], 10)
-    rows = equal.rows(array([3] * 100), 64, 16)
-    assert rows.match.tolist() == [MAX_MATCH] * 64
-    assert rows.continuations.max() == 3
-
-
 def test_a_match_beyond_the_limit_is_taken_from_its_middle():
     documents = [array([before, 9, after]) for before in range(5) for after in range(5)]
     rows = Segment.of(documents, 10).rows(array([9]), 5, 1)
     preceding = {int(position) // 4 // 5 for position in rows.positions}
     assert preceding == {2}
-
-
-def test_rows_have_their_types_and_the_deepest_depth():
-    segment = Segment.of([array([1, 2, 3])], 10)
-    rows = segment.rows(array([1]), 8, MAX_DEPTH)
-    assert (rows.continuations.dtype, rows.match.dtype, rows.positions.dtype) == (np.int32, np.int32, np.int64)
-    assert rows.continuations.tolist() == [[2, 3] + [-1] * (MAX_DEPTH - 2)]
-    for limit, depth in ((0, 1), (1, 0), (1, MAX_DEPTH + 1)):
-        with pytest.raises(ValueError, match="limit"):
-            segment.rows(array([1]), limit, depth)
-
-
-def test_a_context_is_cut_at_an_id_outside_the_vocabulary():
-    segment = Segment.of([array([1, 2, 3, 4])], 10)
-    for outside in (-1, 10, 2**31 - 1):
-        assert segment.rows(array([1, outside, 3])).match.tolist() == [1]
-        assert len(segment.rows(array([3, outside]))) == 0
-
-
-def test_slice_is_the_text():
-    segment = Segment.of([array([1, 2]), array([3])], 10)
-    assert segment.slice(0, 5).tolist() == [1, 2, 10, 3, 10]
-    assert segment.slice(1, 1).tolist() == []
 
 
 @settings(max_examples=60)
@@ -137,16 +100,6 @@ def test_only_matches_above_a_length(documents, context, above, vocab_size):
     found = (len(segment) - entries.astype(np.int64)).tolist()
     assert [longer[at][0] for at in found] == match.tolist()
     assert len(set(found)) == len(found)
-
-
-@settings(max_examples=60)
-@given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40), st.sampled_from([257, 151_001]))
-def test_columns_and_rows_are_the_continuations(documents, context, vocab_size):
-    rows = Segment.of(map(array, documents), vocab_size).rows(context, 7, 5)
-    for number, continuation in enumerate(rows.continuations.tolist()):
-        length = continuation.index(-1) + 1 if -1 in continuation else 5  # after an end it is any token
-        assert rows.row(number)[:length] == continuation[:length]
-        assert [rows.column(depth)[number] for depth in range(length)] == continuation[:length]
 
 
 def test_merge_joins_rows_of_different_widths():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from rest_local.errors import (
     DatastoreCorrupt,
     DatastoreExists,
     DatastoreLocked,
-    DatastoreNotFound,
     DatastoreUnwritable,
     DatastoreVocabulary,
 )
-from rest_local.retrieval import Datastore, VocabularyId, list_datastores, remove
+from rest_local.retrieval import Datastore, VocabularyId, remove
 from rest_local.retrieval.building.indexing import estimate, rebuild_datastore
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.format import MANIFEST
@@ -211,18 +209,6 @@ def test_files_of_other_origin_and_links_are_left_alone(both: Path, tmp_path: Pa
     assert content_of(outside) == OLD
 
 
-@pytest.mark.usefixtures("unprivileged")
-def test_a_read_only_datastore_is_read_and_gets_no_index(both: Path) -> None:
-    both.chmod(0o500)
-    try:
-        assert held(both, OTHER) == NEW
-        with pytest.raises(DatastoreUnwritable, match="EACCES"):
-            make(both, OLD, vocabulary=THIRD)
-        assert len(indexes(both)) == 2
-    finally:
-        both.chmod(0o700)
-
-
 def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.int32)
 
@@ -239,25 +225,6 @@ def test_documents_are_added_to_and_forgotten_from_one_vocabulary(both: Path) ->
     assert forget(both, {"more"}, vocabulary_hash=OTHER.hash, whole=True) == 1
     assert indexes(both) == [both]
     assert held(both, VOCABULARY) == OLD
-
-
-def test_forgetting_the_first_index_leaves_the_others(both: Path) -> None:
-    assert forget(both, set(OLD), vocabulary_hash=VOCABULARY.hash, whole=True) == len(OLD)
-    assert held(both, OTHER) == NEW
-    with pytest.raises(DatastoreVocabulary):
-        forget(both, {"both.py"}, vocabulary_hash=VOCABULARY.hash)
-
-
-def test_a_name_with_any_index_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path))
-    make(make(tmp_path / "store", OLD), NEW, vocabulary=OTHER)
-    remove_index(tmp_path / "store", tmp_path / "store")
-    os.makedirs(tmp_path / "empty" / "vocabulary-0000000000000000")
-    assert list_datastores() == ["store"]
-    with pytest.raises(DatastoreNotFound):
-        Datastore.open(tmp_path / "empty", vocabulary_hash=OTHER.hash)
-    remove(tmp_path / "empty")
-    assert names(tmp_path) == {"store"}
 
 
 class Tokenizer(Bytes):

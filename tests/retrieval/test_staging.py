@@ -178,16 +178,6 @@ def test_files_with_the_same_content_are_one_document_with_all_states(source: Pa
     assert built.tokens == 61 + sum(path.stat().st_size for path in source.iterdir()) - 2 * len(text)
 
 
-def test_dense_text_gives_more_segments_not_larger_ones(source: Path, tmp_path: Path) -> None:
-    made = plan(walk(source), MEMORY, IDENTITY)
-    (shard,) = made.shards
-    small = Plan(made.walk, IDENTITY, 50_000, made.shards, made.skipped)
-    entries = build_shard(small, 0, tmp_path, Bytes())
-    assert len(entries) > 2
-    assert max(entry.tokens for entry in entries) <= 50_000
-    assert sum(entry.documents for entry in entries) == len(shard) == 60
-
-
 _MEASURED = """
 import sys
 sys.path[:0] = sys.argv[3:]

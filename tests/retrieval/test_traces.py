@@ -296,15 +296,6 @@ def test_every_writer_clears_before_it_writes(base: Path, way: str) -> None:
     assert goes_on is None or goes_on.exists() == (way != "build")
 
 
-def test_a_list_of_histories_clears_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path))
-    left = tmp_path / "history" / f".removed-{'1' * 16}"
-    left.mkdir(parents=True)
-    (left / file_name("2" * 16, "tokens")).write_text(SECRET)
-    assert list_histories() == []
-    assert traces(tmp_path) == []
-
-
 def test_a_datastore_that_is_copied_here_is_not_taken_for_left(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its segments are there before its manifest."""
     home = base / "home"

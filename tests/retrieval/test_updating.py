@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from edited import Bytes, Folder, live_tokens, texts_in
+from edited import Bytes, Folder, texts_in
 
-from rest_local.errors import CorpusEmpty, DatastoreError, InputInvalid
+from rest_local.errors import InputInvalid
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
@@ -17,7 +17,7 @@ from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Walk
 from rest_local.retrieval.update import updating
-from rest_local.retrieval.update.updating import Updated, add, add_sources, update
+from rest_local.retrieval.update.updating import Updated, add, add_sources
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -124,14 +124,6 @@ def test_paths_by_way_of_a_link(tmp_path: Path) -> None:
     assert texts_in(linked.path) == real.texts()
 
 
-def test_a_path_below_a_link_in_the_folder_deletes_nothing(folder: Folder) -> None:
-    folder.write("sub/x.py", "one")
-    folder.update()
-    (folder.source / "link").symlink_to(folder.source / "sub")
-    assert counts(folder.update(only=[str(folder.source / "link" / "x.py")])) == (0, 0, 0, 0)
-    assert texts_in(folder.path)[str(folder.source / "sub/x.py")] == "one"
-
-
 def test_a_file_that_is_out_of_reach_stays(folder: Folder, unprivileged: None) -> None:
     folder.write("sub/x.py", "one")
     folder.update()
@@ -160,21 +152,6 @@ def test_a_recorded_path_that_vanished_deletes_nothing_unless_told(folder: Folde
     assert texts_in(folder.path) == held
     assert folder.update(missing=True).deleted == 1
     assert texts_in(folder.path) == folder.texts()
-
-
-def test_the_last_file_is_not_deleted(folder: Folder) -> None:
-    for name in ("a.py", "b.py", "copy.py"):
-        folder.delete(name)
-    with pytest.raises(CorpusEmpty, match="no file is left"):
-        folder.update(missing=True)
-    assert len(texts_in(folder.path)) == 3
-
-
-def test_text_of_another_origin_is_refused(tmp_path: Path) -> None:
-    known = Bytes()
-    add(tmp_path / "store", [("x", known.tokenize("x"))], vocabulary=VocabularyId(known.hash, known.size, known.name))
-    with pytest.raises(DatastoreError, match="not built from files"):
-        update(tmp_path / "store", vocabulary=Bytes())
 
 
 def test_documents_of_no_file_stay_beside_files(folder: Folder) -> None:
@@ -267,12 +244,4 @@ def test_the_same_file_by_two_writers_is_read_again(folder: Folder, monkeypatch:
     monkeypatch.setattr(updating, "SMALL_SEGMENT", 20)
     folder.write("much.py", "old\n" * 50)
     folder.update(files=Between(lambda: (folder.write("much.py", "new\n" * 60), folder.update())))
-    assert texts_in(folder.path) == folder.texts()
-
-
-def test_small_updates_leave_one_small_segment(folder: Folder) -> None:
-    for number in range(20):
-        folder.write("b.py", f"text {number}")
-        folder.update()
-    assert len(live_tokens(folder.path)) == 1
     assert texts_in(folder.path) == folder.texts()

@@ -158,14 +158,6 @@ def test_given_paths_are_filtered_as_in_a_walk(tmp_path: Path, monkeypatch: pyte
     assert list(walk_files([root], only=())) == []
 
 
-def test_given_paths_below_a_root_that_is_a_link_or_a_file(tmp_path: Path) -> None:
-    root = files(tmp_path / "root", {"a.py": b"a", "b.unknown": b"b"})
-    (tmp_path / "link").symlink_to(root)
-    assert names(walk_files([tmp_path / "link"], only=[f"{tmp_path}/link/a.py"]), root) == ["a.py"]
-    assert names(walk_files([root / "b.unknown"], only=[f"{root}/b.unknown"]), root) == ["b.unknown"]
-    assert list(walk_files([root / "b.unknown"], only=[f"{root}/a.py"])) == []
-
-
 def test_given_paths_in_another_repository_do_not_slip_in(tmp_path: Path) -> None:
     outer = Repository(tmp_path / "outer")
     outer.commit("one", {"a.py": "a"})
@@ -212,12 +204,3 @@ def test_a_path_of_4096_bytes(tmp_path: Path, left_over: int) -> None:
         assert found[0] == "a.py"
         assert len(found) + skipped.counts["unreadable"] + skipped.counts["vanished"] == 2
     subprocess.run(["rm", "-rf", str(root)], check=True)
-
-
-def test_many_small_files(tmp_path: Path) -> None:
-    """`make soak` does the same with 100 000 files."""
-    root = files(tmp_path, {f"{number % 10}/{number}.py": b"x\n" for number in range(1000)})
-    known = {text.name: text.state for text in walk_files([root]) if text.state}
-    assert len(known) == 1000
-    again = list(walk_files([root], unchanged=lambda name, size, mtime_ns: known[name][1:3] == (size, mtime_ns)))
-    assert [text.text for text in again] == [None] * 1000

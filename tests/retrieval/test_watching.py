@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from rest_local.retrieval.update import watching as watched
 from rest_local.retrieval.update.watching import ADDED, DELETED, MODIFIED, Batch, Commit, Target, Watcher
 
 TOY = SimpleNamespace(hash=VOCABULARY.hash, size=VOCABULARY.size, name=VOCABULARY.name)
-Script = Sequence["Batch | Callable[[], object]"]
 
 
 class Noted:
@@ -131,30 +129,6 @@ def test_an_update_without_changes_is_not_reported(project: Project) -> None:
     assert project.commits == []
 
 
-@pytest.mark.parametrize(
-    "name", [".git/index", ".env", "a.o", "x/.hidden/a.py", "node_modules/a.js", "__pycache__/a.py", "photo.jpeg"]
-)
-def test_files_that_no_walk_takes_cost_nothing(project: Project, name: str) -> None:
-    project.run([(ADDED, project.path(name)), (MODIFIED, project.path(name))])
-    assert project.update.calls == [None]
-
-
-def test_include_says_what_is_wanted(project: Project) -> None:
-    recipe = {"paths": [str(project.folder)], "include": ["*.json"], "exclude": []}
-    shutil.rmtree(project.store)
-    make(project.store, {project.path("a.json"): [1]}, recipe=recipe)
-    project.run([(MODIFIED, project.path("a.py")), (MODIFIED, project.path("a.json"))])
-    assert project.update.calls == [None, {project.path("a.json")}]
-
-
-def test_a_save_by_rename_is_one_changed_file(project: Project) -> None:
-    """As editors do: a new file is renamed over the old one, or the old one is moved to a backup first."""
-    a = project.path("a.py")
-    project.run([(ADDED, a + ".tmp"), (DELETED, a + ".tmp"), (ADDED, a)])
-    project.run([(ADDED, project.path("4913")), (DELETED, project.path("4913")), (DELETED, a), (ADDED, a)])
-    assert project.update.calls == [None, {a}, None, {a}]
-
-
 def test_files_of_a_new_directory_need_no_events(project: Project) -> None:
     wanted = project.write("new/deep/b.py")
     project.write("new/deep/.secret.py")
@@ -162,11 +136,6 @@ def test_files_of_a_new_directory_need_no_events(project: Project) -> None:
     project.write("new/photo.jpeg")
     project.run([(ADDED, project.path("new"))])
     assert project.update.calls == [None, {wanted}]
-
-
-def test_a_directory_that_is_gone_is_one_path_to_look_at(project: Project) -> None:
-    project.run([(DELETED, project.path("gone"))])
-    assert project.update.calls == [None, {project.path("gone")}]
 
 
 def test_a_directory_with_a_dot_is_noticed_later(project: Project) -> None:
@@ -230,15 +199,6 @@ def test_an_empty_folder_may_be_a_drive_that_is_not_mounted(project: Project) ->
     assert project.update.calls == [None]
 
 
-def test_an_empty_folder_of_which_nothing_is_held_is_no_reason_to_wait(project: Project, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    recipe = {"paths": [str(project.folder), str(tmp_path / "empty")]}
-    shutil.rmtree(project.store)
-    make(project.store, {project.path("a.py"): [1]}, recipe=recipe)
-    project.run([])
-    assert project.update.calls == [None]
-
-
 def test_a_folder_that_was_replaced_is_watched_anew(project: Project) -> None:
     def replace() -> None:
         project.folder.rename(project.folder.with_name("old"))
@@ -248,17 +208,6 @@ def test_a_folder_that_was_replaced_is_watched_anew(project: Project) -> None:
     project.run(replace, [(MODIFIED, b)])
     assert project.update.calls == [None, None, {b}]
     assert len(project.watched) == 2
-
-
-def test_a_single_file_is_compared(tmp_path: Path) -> None:
-    """No directory is watched for it, because the one that holds it may be large."""
-    project = Project(tmp_path)
-    shutil.rmtree(project.store)
-    a = project.path("a.py")
-    make(project.store, {a: [1]}, recipe={"paths": [a]})
-    project.run(lambda: None, lambda: project.write("a.py", "another = 1\n"), lambda: None)
-    assert project.update.calls == [None, None]
-    assert project.watched == []
 
 
 def test_another_writer_goes_first(project: Project) -> None:

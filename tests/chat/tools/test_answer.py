@@ -95,13 +95,6 @@ def test_a_call_cut_off_by_a_limit_leaves_no_text_next_to_the_calls(name: str) -
             assert content_of(deltas) == told
 
 
-def test_a_model_that_ends_inside_a_call_has_its_text_kept() -> None:
-    text = "Look.\n" + written("hermes", CALLS[:1]) + "\nand <tool"
-    assert content_of(parse(SIGNS["hermes"], [text])).endswith("and <tool")
-    parser = AnswerFormat.of(SIGNS["hermes"]).parser(tools_of(TOOLS), "")
-    assert content_of([*parser.feed(text), *parser.finish(cut=True)]).endswith("and")
-
-
 VALUES = st.recursive(
     st.one_of(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), st.integers(-999, 999), st.booleans()),
     lambda inner: st.one_of(
@@ -195,13 +188,6 @@ def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:
     if name == "harmony":  # words in a header name channels
         said = [word for word in said if word in out]
     assert [word for word in said if word not in out] == []
-
-
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "harmony"])
-@given(text=st.text(alphabet='<>|[]{}/":=, \nabt_ocl', max_size=40), seed=st.integers(0, 1000))
-@settings(max_examples=30)
-def test_text_without_a_call_stays_as_it_is(name: str, text: str, seed: int) -> None:
-    assert content_of(parse(SIGNS[name], list(cut(text, seed)))) == text
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -353,14 +339,6 @@ def test_channels() -> None:
     assert parse(SIGNS["harmony"], [final], tools=None) == [Reasoning("Hm."), Content("Yes.")]
     assert parse(SIGNS["harmony"], ["Just <text>."]) == [Content("Just <text>.")]
     assert content_of(parse(SIGNS["harmony"], ["<|channel|>never a message"])) == "<|channel|>never a message"
-
-
-def test_ids() -> None:
-    long, short = AnswerFormat.of(SIGNS["hermes"]), AnswerFormat.of(SIGNS["mistral"])
-    ids = {long._new_id() for _ in range(100)}
-    assert len(ids) == 100
-    assert all(known.startswith("call_") for known in ids)
-    assert all(len(known := short._new_id()) == 9 and known.isalnum() for _ in range(50))
 
 
 FUNCTION = {"name": "a"}
