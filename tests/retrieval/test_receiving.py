@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 from failpoints import Named
-from test_staging import IDENTITY, MEMORY, Bytes, content, opened, unnamed, walk
+from test_staging import IDENTITY, MEMORY, Bytes, content, opened, source, unnamed, walk
 
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.building import cluster
 from rest_local.retrieval.building.cluster import SAMPLE, EndedEarly, Receiving, _shard
 from rest_local.retrieval.building.shards import Plan, build_shard, finished, plan
 from rest_local.retrieval.files import Files
+
+__all__ = ["source"]
 
 Message = tuple[Any, ...]
 
