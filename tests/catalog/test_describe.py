@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_cpp import llama_cpp as bindings
 
 from benchmarks.tiny import ARCHITECTURES
 from rest_local import Engine, Model, build_datastore
@@ -20,6 +23,7 @@ from rest_local.errors import ModelInvalid
 from rest_local.llama.gguf import Gguf, read_gguf, shards_of
 from rest_local.paths import cache_dir, demo_model
 
+MOST_ARCHITECTURES = 512
 TinyModel = Callable[..., Path]
 Put = Callable[..., Path]
 
