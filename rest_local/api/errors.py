@@ -162,6 +162,16 @@ def from_error(error: RestLocalError, *, is_local: bool) -> ApiError:
     return ApiError(answer.status, text, code=answer.code)
 
 
+_STATUS = (  # the first that fits
+    (CannotGenerate, 501, "no_generation"),
+    ((QueueFull, GrammarsBusy, ServiceClosed, SlotBusy), 503, "busy"),
+    ((OptionError, PromptEmpty, TemplateFailed, CorpusEmpty), 400, "invalid_value"),
+    (DatastoreNotFound, 404, "datastore_not_found"),
+    ((DatastoreLocked, DatastoreVersion, DatastoreVocabulary), 409, "datastore_conflict"),
+    ((DatastoreError, GenerationError), 500, "failed"),
+)
+
+
 def _answer(error: RestLocalError) -> ApiError:
     text = in_options(str(error))  # of `serve`: only there they can be changed
     if isinstance(error, PromptTooLong):
@@ -172,19 +182,9 @@ def _answer(error: RestLocalError) -> ApiError:
             f"available context size ({error.n_ctx} tokens); shorten it, or start the server with a larger --ctx"
         )
         return ApiError(400, text, code="context_length_exceeded", param="prompt", extra=like_llama)
-    if isinstance(error, CannotGenerate):
-        return ApiError(501, text, code="no_generation")
-    if isinstance(error, (QueueFull, GrammarsBusy, ServiceClosed, SlotBusy)):
-        return ApiError(503, text, code="busy", headers={"retry-after": RETRY_SECONDS})
-    if isinstance(error, (OptionError, PromptEmpty, TemplateFailed, CorpusEmpty)):
-        return ApiError(400, text, code="invalid_value")
-    if isinstance(error, DatastoreNotFound):
-        return ApiError(404, text, code="datastore_not_found")
-    if isinstance(error, (DatastoreLocked, DatastoreVersion, DatastoreVocabulary)):
-        return ApiError(409, text, code="datastore_conflict")
-    if isinstance(error, (DatastoreError, GenerationError)):
-        return ApiError(500, text, code="failed")
-    return ApiError(500, text)
+    found = ((status, code) for kinds, status, code in _STATUS if isinstance(error, kinds))
+    status, code = next(found, (500, None))
+    return ApiError(status, text, code=code, headers={"retry-after": RETRY_SECONDS} if status == 503 else None)
 
 
 def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:

@@ -155,7 +155,10 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
     Raises ApiError 400, which names the place. Cost: in proportion to the number of blocks; texts are not copied.
     """
     if body.thread is not None:
-        raise _threadless()
+        # Anthropic's package then sends all messages; what was evaluated before is found in the cache just the same.
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        text = "thread: this server holds no conversations; send all messages"
+        raise ApiError(400, text, code="invalid_value", param="thread", extra={"details": details})
     tools = openai_tools(body.tools or (), body.tool_choice)
     turns = _turns(body, late_system)
     begun = ""
@@ -165,9 +168,15 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
     if system := _system(body):
         messages.add("system", {"role": "system", "content": system})
     for turn in turns:
-        messages.add_turn(turn)
+        if turn.role == "assistant":
+            messages.add_answer(turn)
+        elif turn.role == "system":
+            text = "\n\n".join(_text(*block) for block in turn.blocks)
+            messages.add(turn.place, {"role": "system", "content": text})
+        else:
+            messages.add_question(turn)
     choice = openai_choice(body.tool_choice, tools)
-    schema = _output_schema(body)
+    schema = (body.output_config and body.output_config.format) or body.output_format
     if begun and (schema is not None or choice not in (None, "auto", "none")):
         raise _wrong(f"messages[{len(body.messages) - 1}]", "an answer that is begun cannot be forced into a form")
     fields: dict[str, Any] = {
@@ -182,14 +191,6 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
     if isinstance(body, MessagesBody):
         fields |= _generation(body)
     return Translated(ChatBody.model_validate(fields), begun, messages.places)
-
-
-def _threadless() -> ApiError:
-    """The answer to a request that has the server hold its conversation. Anthropic's package then sends all of it; what
-    was evaluated before is found in the cache just the same."""
-    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    text = "thread: this server holds no conversations; send all messages"
-    return ApiError(400, text, code="invalid_value", param="thread", extra={"details": details})
 
 
 def serial(body: CountBody) -> bool:
@@ -223,10 +224,6 @@ def _variables(body: CountBody, begun: bool) -> dict[str, Any]:
     return variables
 
 
-def _output_schema(body: CountBody) -> OutputFormat | None:
-    return (body.output_config and body.output_config.format) or body.output_format
-
-
 def _system(body: CountBody) -> str:
     """The system prompt: text, or the text of its blocks, and system messages before the first turn."""
     given = body.system or ""
@@ -258,7 +255,8 @@ def _turns(body: CountBody, late_system: bool) -> list[_Turn]:
             role = "system" if late_system else "user"
         elif not turns and role != "user":
             raise _wrong(f"messages[{number}].role", "the first message must be of the user")
-        blocks = [block for block in _blocks(message.content, place) if not _is_empty(block[1])]
+        given = _blocks(message.content, place)
+        blocks = [(at, block) for at, block in given if block.get("type") != "text" or block.get("text") != ""]
         if not blocks and (role == "user" or number < len(body.messages) - 1):
             raise _wrong(place, "give some content")
         if not turns or turns[-1].role != role:
@@ -278,10 +276,6 @@ def _blocks(content: str | list[JsonObject], place: str) -> Iterator[Block]:
 
 def _listed(blocks: list[JsonObject], place: str) -> Iterator[Block]:
     return ((f"{place}[{number}]", block) for number, block in enumerate(blocks))
-
-
-def _is_empty(block: JsonObject) -> bool:
-    return block.get("type") == "text" and block.get("text") == ""
 
 
 def _begun(turn: _Turn) -> str:
@@ -307,15 +301,7 @@ class _Messages:
         self.list.append(message)
         self.places.append((place, list(parts)))
 
-    def add_turn(self, turn: _Turn) -> None:
-        if turn.role == "assistant":
-            self._add_answer(turn)
-        elif turn.role == "system":
-            self.add(turn.place, {"role": "system", "content": "\n\n".join(_text(*block) for block in turn.blocks)})
-        else:
-            self._add_question(turn)
-
-    def _add_question(self, turn: _Turn) -> None:
+    def add_question(self, turn: _Turn) -> None:
         parts: list[Block] = []
         for place, block in turn.blocks:
             if block.get("type") == "tool_result":
@@ -324,7 +310,9 @@ class _Messages:
             if block.get("type") != "tool_result":
                 parts += ((place, part) for part in _parts(place, block))
         if parts:
-            content = _content([part for _, part in parts])
+            content: str | list[JsonObject] = [part for _, part in parts]
+            if all(part["type"] == "text" for _, part in parts):
+                content = "\n".join(part["text"] for _, part in parts)
             self.add(turn.place, {"role": "user", "content": content}, (place for place, _ in parts))
 
     def _add_result(self, place: str, block: JsonObject) -> list[Block]:
@@ -344,7 +332,7 @@ class _Messages:
         self.add(place, {"role": "tool", "tool_call_id": known, "name": self._names[known], "content": text})
         return [(at, part) for at, part in parts if part["type"] != "text"]
 
-    def _add_answer(self, turn: _Turn) -> None:
+    def add_answer(self, turn: _Turn) -> None:
         texts, thoughts, calls = [], [], []
         for place, block in turn.blocks:
             kind = block.get("type")
@@ -395,12 +383,6 @@ def _unknown(place: str, block: JsonObject) -> Exception:
     return _wrong(f"{place}.type", f"blocks of type {shown} are not supported here")
 
 
-def _content(parts: list[JsonObject]) -> str | list[JsonObject]:
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
-
-
 def _parts(place: str, block: JsonObject, in_result: bool = False) -> list[JsonObject]:
     kind = block.get("type")
     if kind == "text":
@@ -410,7 +392,12 @@ def _parts(place: str, block: JsonObject, in_result: bool = False) -> list[JsonO
     if kind == "document":
         return _document(place, block)
     if kind == "search_result":
-        return [_as_text(_search_result(place, block))]
+        given = block.get("content")
+        if not _is_content(given):
+            raise _wrong(f"{place}.content", "give a list of blocks")
+        text = "\n".join(_text(*inner) for inner in _blocks(given, f"{place}.content"))
+        title, source = _field(place, block, "title"), _field(place, block, "source")
+        return [_as_text(f"<search_result>\ntitle: {title}\nsource: {source}\n{text}\n</search_result>")]
     if kind == "tool_reference" and in_result:
         return [_as_text(f"The tool {_field(place, block, 'tool_name')} is available.")]
     raise _unknown(place, block)
@@ -451,15 +438,6 @@ def _document(place: str, block: JsonObject) -> list[JsonObject]:
         raise _wrong(f"{source_place}.type", "documents are read as text only; extract the text, and send that")
     head = [f"{name}: {block[name]}" for name in ("title", "context") if isinstance(block.get(name), str)]
     return [_as_text("\n".join(["<document>", *head])), *inner, _as_text("</document>")]
-
-
-def _search_result(place: str, block: JsonObject) -> str:
-    given = block.get("content")
-    if not _is_content(given):
-        raise _wrong(f"{place}.content", "give a list of blocks")
-    text = "\n".join(_text(*inner) for inner in _blocks(given, f"{place}.content"))
-    title, source = _field(place, block, "title"), _field(place, block, "source")
-    return f"<search_result>\ntitle: {title}\nsource: {source}\n{text}\n</search_result>"
 
 
 _RUN_THERE = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")

@@ -39,12 +39,9 @@ class Blocks:
     def feed(self, deltas: Iterable[Delta]) -> list[Event]:
         return [event for delta in deltas for event in self._feed(delta)]
 
-    def finish(self) -> list[Event]:
-        return self._close()
-
     def _feed(self, delta: Delta) -> list[Event]:
-        if self._serial and isinstance(delta, (CallStart, Content)) and self._calls:
-            self._ended = True
+        if self._serial and isinstance(delta, (CallStart, Content)):
+            self._ended |= any(block["type"] == "tool_use" for block in self.content)
         if self._ended:
             return []
         if isinstance(delta, CallStart):
@@ -52,57 +49,40 @@ class Blocks:
         if isinstance(delta, CallArguments):
             self._arguments += delta.text
             return [self._grown("input_json_delta", "partial_json", delta.text)]
-        kind, name = ("text", "text") if isinstance(delta, Content) else ("thinking", "thinking")
-        events = [] if self._is_open(kind) else self._begin(_empty(kind))
+        kind = "text" if isinstance(delta, Content) else "thinking"  # also the name of the field
+        more = {} if kind == "text" else {"signature": ""}
+        is_open = self._open and self.content[-1]["type"] == kind
+        events = [] if is_open else self._begin({"type": kind, kind: ""} | more)
         if isinstance(delta, Reasoning) and not self._shows_thinking:
             return events
-        self.content[-1][name] += delta.text
-        return [*events, self._grown(f"{kind}_delta", name, delta.text)]
-
-    @property
-    def _calls(self) -> int:
-        return sum(block["type"] == "tool_use" for block in self.content)
-
-    def _is_open(self, kind: str) -> bool:
-        return self._open and self.content[-1]["type"] == kind
+        self.content[-1][kind] += delta.text
+        return [*events, self._grown(f"{kind}_delta", kind, delta.text)]
 
     def _begin(self, block: dict[str, Any]) -> list[Event]:
-        events = self._close()
+        events = self.finish()
         self.content.append(block)
         self._open, self._arguments = True, ""
-        return [*events, {"type": "content_block_start", "index": self._index, "content_block": dict(block)}]
+        return [*events, {"type": "content_block_start", "index": len(self.content) - 1, "content_block": dict(block)}]
 
     def _grown(self, kind: str, name: str, text: str) -> Event:
-        return {"type": "content_block_delta", "index": self._index, "delta": {"type": kind, name: text}}
+        return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": {"type": kind, name: text}}
 
-    def _close(self) -> list[Event]:
+    def finish(self) -> list[Event]:
+        """The events at the end of a block, and of the answer."""
         if not self._open:
             return []
         self._open, block = False, self.content[-1]
-        stop: Event = {"type": "content_block_stop", "index": self._index}
+        stop: Event = {"type": "content_block_stop", "index": len(self.content) - 1}
         if block["type"] == "tool_use":
-            block["input"] = _input(self._arguments)
+            try:  # of a call that a limit cut off the arguments that are complete; none of what is not JSON
+                given = from_json(self._arguments or "{}", allow_partial=True)
+            except ValueError:
+                given = None
+            block["input"] = given if isinstance(given, dict) else {}
         if block["type"] == "thinking":
             block["signature"] = SIGNATURE
             return [self._grown("signature_delta", "signature", SIGNATURE), stop]
         return [stop]
-
-    @property
-    def _index(self) -> int:
-        return len(self.content) - 1
-
-
-def _empty(kind: str) -> dict[str, Any]:
-    return {"type": "text", "text": ""} if kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """The arguments of a call. A call that a limit cut off has those that are complete; what is not JSON has none."""
-    try:
-        value = from_json(arguments or "{}", allow_partial=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 PING_SECONDS = 10.0

@@ -253,9 +253,9 @@ def thinking_variables(think: bool | str | None) -> dict[str, Any] | None:
 
 
 def prompt_messages(body: GenerateBody) -> list[Message]:
-    system = [OllamaMessage(role="system", content=body.system)] if body.system else []
+    system = [Message(role="system", content=body.system)] if body.system else []
     asked = OllamaMessage(role="user", content=body.prompt)
-    return [*(_message(each, "system") for each in system), _message(asked, "", images=_parts(body.images, "images"))]
+    return [*system, _message(asked, images=_parts(body.images, "images"))]
 
 
 def chat_messages(body: OllamaChatBody) -> list[Message]:
@@ -274,7 +274,7 @@ def chat_messages(body: OllamaChatBody) -> list[Message]:
             ]
         if message.role == "tool":
             more |= _answered(message, waiting)
-        found.append(_message(message, place, images=_parts(message.images, f"{place}.images"), **more))
+        found.append(_message(message, images=_parts(message.images, f"{place}.images"), **more))
     return found
 
 
@@ -287,7 +287,7 @@ def _answered(message: OllamaMessage, waiting: list[tuple[str, str]]) -> dict[st
     return {key: value for key, value in {"tool_call_id": known, "name": message.tool_name or name}.items() if value}
 
 
-def _message(message: OllamaMessage, place: str, *, images: Sequence[dict[str, Any]] = (), **more: Any) -> Message:
+def _message(message: OllamaMessage, *, images: Sequence[dict[str, Any]] = (), **more: Any) -> Message:
     content: Any = message.content
     if images:
         content = [*([{"type": "text", "text": message.content}] if message.content else []), *images]
@@ -298,10 +298,8 @@ def _message(message: OllamaMessage, place: str, *, images: Sequence[dict[str, A
 
 def _parts(images: Sequence[str] | None, place: str) -> list[dict[str, Any]]:
     """OpenAI's content parts. `place`: the field, for errors. Raises ApiError 400."""
-    return [
-        {"type": "image_url", "image_url": {"url": _data_url(image, f"{place}[{number}]")}}
-        for number, image in enumerate(images or ())
-    ]
+    urls = [_data_url(image, f"{place}[{number}]") for number, image in enumerate(images or ())]
+    return [{"type": "image_url", "image_url": {"url": url}} for url in urls]
 
 
 def _data_url(image: str, place: str) -> str:
@@ -387,7 +385,11 @@ class OllamaCall:
             self._chat = Chat(self._context, self._plain)
             requests = self._chat.requests()
             sends_tokens = not body.images  # images have no ids that a client could send back
-        requests = [_after(each, body.context, engine) for each in requests]
+        if body.context:  # the tokens of an earlier conversation
+            before, bos = checked_ids(engine, body.context), engine.model.vocabulary.bos
+            (made,) = requests
+            prompt = made.prompt[1:] if list(made.prompt[:1]) == [bos] else made.prompt
+            requests = [replace(made, prompt=[*before, *prompt])]
         self._tokens = requests[0].prompt if sends_tokens else None
         return requests
 
@@ -410,16 +412,6 @@ class OllamaCall:
 
 
 CONTEXTS = 10  # that an answer without a limit may fill, as in Ollama, where old text is dropped
-
-
-def _after(made: Request, context: Sequence[int] | None, engine: Engine) -> Request:
-    """The request with the tokens of an earlier conversation in front. Raises OptionError for an unknown id."""
-    if not context:
-        return made
-    prompt, bos = list(made.prompt), engine.model.vocabulary.bos
-    if prompt[:1] == [bos]:
-        del prompt[0]
-    return replace(made, prompt=[*checked_ids(engine, context), *prompt])
 
 
 class OllamaAnswer(Answer[GenerationBody]):

@@ -157,14 +157,11 @@ class Completion:
             return self._prompts, self._top or 0
         if not shifts_context(engine, self._body):
             raise PromptTooLong(longest, engine.n_ctx)
-        raise ApiError(
-            400,
+        text = (
             f"echo with logprobs: the prompt has {longest} tokens and the context holds {engine.n_ctx}; a context "
-            "shift shortens it for an answer, but all of it cannot be scored; leave out echo or logprobs, or shorten "
-            "it",
-            code="context_length_exceeded",
-            param="prompt",
+            "shift shortens it for an answer, but all of it cannot be scored; leave out echo or logprobs, or shorten it"
         )
+        raise ApiError(400, text, code="context_length_exceeded", param="prompt")
 
     def answer(self, answered: Sequence[HasResult]) -> CompletionAnswer:
         reports = self._top is not None
@@ -253,17 +250,11 @@ class ChatAnswer(OpenAIAnswer[ChatBody]):
         return [self._event(number, {"delta": {}}, finish_reason=reason, **self._closing(number))]
 
     def whole(self) -> dict[str, Any]:
-        choices = [
-            {
-                "index": number,
-                "message": message_of(choice.deltas),
-                "logprobs": chat_logprobs(self.engine.model.vocabulary, choice.logprobs)
-                if self.body.logprobs
-                else None,
-                "finish_reason": self._finish_reason(number),
-            }
-            for number, choice in enumerate(self.choices)
-        ]
+        vocabulary, choices = self.engine.model.vocabulary, []
+        for number, choice in enumerate(self.choices):
+            logprobs = chat_logprobs(vocabulary, choice.logprobs) if self.body.logprobs else None
+            fields = {"index": number, "message": message_of(choice.deltas), "logprobs": logprobs}
+            choices.append(fields | {"finish_reason": self._finish_reason(number)})
         return self._head("chat.completion") | {"choices": choices} | self._counts()
 
     def _finish_reason(self, number: int) -> str:

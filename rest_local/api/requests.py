@@ -322,26 +322,24 @@ def infill_tokens(
     start = [vocabulary.bos] if vocabulary.add_bos and vocabulary.bos is not None else []
     begun = _ids(vocabulary, prompt)
     room = max(engine.n_ctx - 1 - min(answer, engine.n_ctx // 2) - len(start) - len(begun) - 3, 0)
-    left, right = _shortened(_ids(vocabulary, prefix), _ids(vocabulary, suffix), room)
+    left, right = _ids(vocabulary, prefix), _ids(vocabulary, suffix)
+    keep = min(len(left), max(int(PREFIX_SHARE * room), room - len(right)))
+    left, right = left[len(left) - keep :], right[: room - keep]
     around = _context(vocabulary, extra, room - len(left) - len(right))
     return [*start, *around, before, *left, after, *right, middle, *begun]
 
 
-def _shortened(left: list[int], right: list[int], room: int) -> tuple[list[int], list[int]]:
-    share = int(PREFIX_SHARE * room)
-    keep = min(len(left), max(share, room - len(right)))
-    return left[len(left) - keep :], right[: room - keep]
-
-
 def _context(vocabulary: Vocabulary, extra: Sequence[tuple[str, str]], room: int) -> list[int]:
     """As many of the last files as fit, with markers of repository and file where the model has them."""
-    parts = [_file(vocabulary, name, text) for name, text in extra]
-    if not parts:
+    if not extra:
         return []
-    head: list[int] = []
-    if vocabulary.fim_rep is not None:
-        head = [vocabulary.fim_rep, *_ids(vocabulary, f"{REPOSITORY}\n")]
-    tail = [] if vocabulary.fim_sep is None else [vocabulary.fim_sep, *_ids(vocabulary, "filename\n")]
+    repository, separator = vocabulary.fim_rep, vocabulary.fim_sep
+    head = [] if repository is None else [repository, *_ids(vocabulary, f"{REPOSITORY}\n")]
+    if separator is None:
+        parts, tail = [_ids(vocabulary, f"{text}\n") for _, text in extra], []
+    else:
+        parts = [[separator, *_ids(vocabulary, f"{name or 'tmp'}\n{text}")] for name, text in extra]
+        tail = [separator, *_ids(vocabulary, "filename\n")]
     room -= len(head) + len(tail)
     taken: list[list[int]] = []
     for part in reversed(parts):
@@ -350,12 +348,6 @@ def _context(vocabulary: Vocabulary, extra: Sequence[tuple[str, str]], room: int
             break
         taken.insert(0, part)
     return [*head, *(token for part in taken for token in part), *tail] if taken else []
-
-
-def _file(vocabulary: Vocabulary, name: str, text: str) -> list[int]:
-    if vocabulary.fim_sep is None:
-        return _ids(vocabulary, f"{text}\n")
-    return [vocabulary.fim_sep, *_ids(vocabulary, f"{name or 'tmp'}\n{text}")]
 
 
 def _ids(vocabulary: Vocabulary, text: str) -> list[int]:

@@ -184,23 +184,20 @@ def _custom(tool: Mapping[str, Any], place: str, namespace: str | None) -> Offer
     description = tool.get("description") or ""
     if not isinstance(description, str):
         raise wrong(f"{place}.description", "give text")
-    parameters = {
-        "type": "object",
-        "properties": {"input": schema},
-        "required": ["input"],
-        "additionalProperties": False,
-    }
     function = {
         "name": known_name(name, namespace),
-        "description": "\n\n".join(part for part in (description, note) if part),
-        "parameters": parameters,
+        "description": "\n\n".join(filter(None, (description, note))),
+        "parameters": _object({"input": schema}) | {"additionalProperties": False},
     }
     return Offered("custom", name, namespace, function | ({"strict": True} if keeps else {}))
 
 
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), "required": list(properties)}
+
+
 def _search(tool: Mapping[str, Any]) -> Offered:
-    parameters = tool.get("parameters")
-    default = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    parameters, default = tool.get("parameters"), _object({"query": {"type": "string"}})
     function = {
         "name": SEARCH,
         "description": str(tool.get("description") or "Search for tools that are not listed here."),
@@ -364,11 +361,9 @@ def expression_of(text: str) -> str | None:
     if len(text) > MAX_CHARACTERS:
         return None
     try:
-        rules = _rules(text)
-        found = _Expression(rules).of("start")
+        return _Expression(_rules(text)).of("start")
     except (_Unread, RecursionError):
         return None
-    return found
 
 
 def _rules(text: str) -> dict[str, list[Token] | str]:
@@ -465,8 +460,10 @@ class _Expression:
             raise _Unread
         found = f"(?:{found})"
         while tokens and (tokens[0][1] in ("?", "*", "+") or tokens[0][0] == "times"):
-            found = f"(?:{found}{_times(tokens[0][1])})"
-            tokens = tokens[1:]
+            times, tokens = tokens[0][1], tokens[1:]
+            if times.startswith("~"):
+                times = f"{{{times[1:].replace(' ', '').replace('..', ',')}}}"
+            found = f"(?:{found}{times})"
         return found, tokens
 
 
@@ -486,10 +483,3 @@ def _plain(text: str) -> str:
         return _ESCAPES[found[1]]
 
     return re.sub(r"\\(.)", one, text)
-
-
-def _times(value: str) -> str:
-    if not value.startswith("~"):
-        return value
-    least, _, most = value[1:].replace(" ", "").partition("..")
-    return f"{{{least},{most}}}" if most else f"{{{least}}}"

@@ -181,10 +181,7 @@ class Messages:
             raise wrong(f"{place}.type", f"items of type {kind[:40]!r} are not supported", code="unknown_item_type")
         read(item, place)
 
-    def system(self, text: str, place: str) -> None:
-        self._append({"role": "system", "content": text}, place)
-
-    def _append(self, message: Message, place: str) -> None:
+    def append(self, message: Message, place: str) -> None:
         self.messages.append(message)
         self.places.append(place)
 
@@ -192,7 +189,7 @@ class Messages:
         """The assistant's message at the end, or a new one if that has one of these fields."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(last.get(name) for name in blocking):
-            self._append({"role": "assistant", "content": ""}, place)
+            self.append({"role": "assistant", "content": ""}, place)
         return self.messages[-1]
 
     def _message(self, item: Item, place: str) -> None:
@@ -203,7 +200,7 @@ class Messages:
             raise wrong(f"{place}.content", "give text or a list of parts")
         content = _content(item["content"], f"{place}.content")
         if role != "assistant":
-            self._append({"role": role, "content": content}, place)
+            self.append({"role": role, "content": content}, place)
         else:
             self._turn(place, "content", "tool_calls")["content"] = content
 
@@ -260,7 +257,7 @@ class Messages:
         known = self._calls.get(call_id)
         if known is None:
             raise wrong(f"{place}.call_id", f"no call before it has the id {call_id[:80]!r}", code="call_not_found")
-        self._append({"role": "tool", "tool_call_id": call_id, "name": known, "content": content}, place)
+        self.append({"role": "tool", "tool_call_id": call_id, "name": known, "content": content}, place)
 
     def _more_tools(self, item: Item, place: str) -> None:
         tools = item.get("tools")
@@ -351,12 +348,19 @@ class Turn:
         toolbox.add(body.tools or (), "tools", shown=True)
         messages = Messages(toolbox)
         if body.instructions:
-            messages.system(body.instructions, "instructions")
-        for item in _before(body.previous_response_id, store, owner):
-            messages.add(item, "previous_response_id")
+            messages.append({"role": "system", "content": body.instructions}, "instructions")
+        if previous := body.previous_response_id:
+            conversation = store.conversation(previous, owner)
+            if conversation is None:
+                text = f"previous_response_id: no response {previous[:80]!r} is kept; it was forgotten, or never stored"
+                raise ApiError(400, text, code="previous_response_not_found", param="previous_response_id")
+            for item in items_of(conversation):
+                messages.add(item, "previous_response_id")
         new_id = new_response_id(body.previous_response_id)
         added = []
-        for number, item in enumerate(_given_items(body.input)):
+        asked = body.input or []
+        items = [{"type": "message", "role": "user", "content": asked}] if isinstance(body.input, str) else asked
+        for number, item in enumerate(items):
             place = f"input[{number}]"
             read = _referred(typed(item, place), place, store, owner)
             messages.add(read, place)
@@ -429,20 +433,6 @@ class Turn:
         return KeptResponse(self.id, self.body.previous_response_id, self.owner, self.added, response)
 
 
-def _before(previous: str | None, store: ResponseStorage, owner: str) -> list[Item]:
-    if not previous:
-        return []
-    conversation = store.conversation(previous, owner)
-    if conversation is None:
-        text = f"previous_response_id: no response {previous[:80]!r} is kept; it was forgotten, or never stored"
-        raise ApiError(400, text, code="previous_response_not_found", param="previous_response_id")
-    return items_of(conversation)
-
-
-def _given_items(given: str | list[Item] | None) -> list[Item]:
-    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given or []
-
-
 def _referred(item: Item, place: str, store: ResponseStorage, owner: str) -> Item:
     """The item, or the kept one that it refers to."""
     if item["type"] != "item_reference":
@@ -463,23 +453,18 @@ def _shared(body: ResponseBody) -> dict[str, Any]:
         fields["rest_local"] = extension.model_copy(update={"context_shift": True})
     if body.max_output_tokens is not None:
         fields["max_tokens"] = body.max_output_tokens
-    if body.text and body.text.format:
-        fields["response_format"] = _format(body.text.format)
+    wanted = body.text.format if body.text else None
+    if wanted is not None and wanted.type == "json_object":
+        fields["response_format"] = {"type": "json_object"}
+    elif wanted is not None and wanted.type == "json_schema":
+        schema = {"name": wanted.name, "schema": wanted.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if body.includes_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     fields["prompt_cache_key"] = body.prompt_cache_key
     fields["parallel_tool_calls"] = body.parallel_tool_calls
     fields["chat_template_kwargs"] = _variables(body)
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _format(wanted: TextFormat) -> dict[str, Any] | None:
-    """`text.format` as a chat's `response_format`."""
-    if wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": wanted.name, "schema": wanted.schema_}}
 
 
 def _variables(body: ResponseBody) -> dict[str, Any] | None:

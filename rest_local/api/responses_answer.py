@@ -140,9 +140,7 @@ class Writer:
         """Events with their numbers, in the order in which they are sent."""
         first = self._sequence
         self._sequence += len(events)
-        return [
-            {"type": event["type"], "sequence_number": first + i} | event for i, event in enumerate(events)
-        ]  # fmt: skip
+        return [{"type": event["type"], "sequence_number": i} | event for i, event in enumerate(events, first)]
 
     def add(self, deltas: Iterable[Delta], logprobs: Logprobs | None = None) -> list[Event]:
         """Events for these deltas. `logprobs`: of the tokens that came with them; those of text are reported."""
@@ -164,21 +162,19 @@ class Writer:
     def _events(self, delta: Delta) -> list[Event]:
         if isinstance(delta, CallStart):
             return self._begin(self._call(delta))
-        if isinstance(delta, CallArguments):
-            return self._more(delta.text)
         events: list[Event] = []
-        kind = "message" if isinstance(delta, Content) else "reasoning"
-        if self._open is None or self._open.kind != kind:
-            events = self._begin(self._text(kind))
+        if not isinstance(delta, CallArguments):
+            kind = "message" if isinstance(delta, Content) else "reasoning"
+            if self._open is None or self._open.kind != kind:
+                events = self._begin(self._text(kind))
         if isinstance(delta, Reasoning):
             self.reasoning += delta.text
-        return [*events, *self._more(delta.text)]
+        assert self._open is not None
+        return [*events, *self._open.more(delta.text, self._released())]
 
     def _text(self, kind: str) -> Item:
-        if kind == "reasoning":
-            fields: dict[str, Any] = {"type": kind, "status": "in_progress", "summary": [], "content": []}
-        else:
-            fields = {"type": kind, "status": "in_progress", "role": "assistant", "content": []}
+        more: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+        fields = {"type": kind, "status": "in_progress"} | more | {"content": []}
         return Item(self._id, self._next, fields, sealed=self._sealed and kind == "reasoning")
 
     @property
@@ -187,7 +183,6 @@ class Writer:
 
     def _call(self, delta: CallStart) -> Item:
         tool = self._toolbox.of(delta.name)
-        index = self._next
         shared: dict[str, Any] = {"status": "in_progress", "call_id": delta.id}
         named = {"name": tool.name} | ({"namespace": tool.namespace} if tool.namespace else {})
         if tool.kind == "custom":
@@ -196,16 +191,12 @@ class Writer:
             fields = {"type": "tool_search_call"} | shared | {"execution": "client", "arguments": {}}
         else:
             fields = {"type": "function_call"} | shared | named | {"arguments": ""}
-        return Item(self._id, index, fields)
+        return Item(self._id, self._next, fields)
 
     def _begin(self, item: Item) -> list[Event]:
         events = self._end("completed")
         self._open = item
         return [*events, *item.begin()]
-
-    def _more(self, text: str) -> list[Event]:
-        assert self._open is not None
-        return self._open.more(text, self._released())
 
     def _end(self, status: str) -> list[Event]:
         if self._open is None:
@@ -273,7 +264,7 @@ class ResponseAnswer(Answer[ChatBody]):
         return named_events(events)
 
     def complete(self, number: int) -> list[bytes]:
-        return named_events(self._writer.close(cut=self._cut))
+        return named_events(self._writer.close(cut=self.finish_reason(0) == "length"))
 
     def end(self) -> list[bytes]:
         response = self._final()
@@ -282,7 +273,7 @@ class ResponseAnswer(Answer[ChatBody]):
 
     def whole(self) -> dict[str, Any]:
         self._writer.add(self.choices[0].deltas, self._logprobs(self.choices[0].logprobs))
-        self._writer.close(cut=self._cut)
+        self._writer.close(cut=self.finish_reason(0) == "length")
         return self._final()
 
     def error_event(self, error: ApiError) -> bytes:
@@ -297,18 +288,14 @@ class ResponseAnswer(Answer[ChatBody]):
         events = self._writer.numbered(responses_error(error), {"type": "response.failed", "response": failed})
         return b"".join(named_events(events))
 
-    @property
-    def _cut(self) -> bool:
-        return self.finish_reason(0) == "length"
-
     def _final(self) -> dict[str, Any]:
         """The response, which is kept before the client hears of it."""
         told: dict[str, Any] = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
-        if self._cut:
+        status = "incomplete" if self.finish_reason(0) == "length" else "completed"
+        if status == "incomplete":
             told["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             told["completed_at"] = int(time.time())
-        status = "incomplete" if self._cut else "completed"
         response = self._turn.response(self.context.model, status, self._writer.items, **told)
         if self._turn.stores and not self._keep(self._turn.kept(response)):
             response["store"] = False
@@ -323,10 +310,7 @@ class ResponseAnswer(Answer[ChatBody]):
             of_answer |= prediction_counts(self.results)
         return {
             "input_tokens": found.prompt,
-            "input_tokens_details": {
-                "cached_tokens": found.cached if self.shows_steps else 0,
-                "cache_write_tokens": 0,
-            },
+            "input_tokens_details": {"cached_tokens": found.cached if self.shows_steps else 0, "cache_write_tokens": 0},
             "output_tokens": found.completion,
             "output_tokens_details": of_answer,
             "total_tokens": found.prompt + found.completion,
