@@ -358,8 +358,9 @@ class Turn:
                 messages.add(item, "previous_response_id")
         new_id = new_response_id(body.previous_response_id)
         added = []
-        asked = body.input or []
-        items = [{"type": "message", "role": "user", "content": asked}] if isinstance(body.input, str) else asked
+        items = [] if body.input is None else body.input
+        if isinstance(items, str):
+            items = [{"type": "message", "role": "user", "content": items}]
         for number, item in enumerate(items):
             place = f"input[{number}]"
             read = _referred(typed(item, place), place, store, owner)
