@@ -16,7 +16,7 @@ import importlib
 import sys
 from pathlib import Path
 
-FIGURES = ("startup", "driver", "speed", "exact", "many", "batch", "server", "published")
+FIGURES = ("driver", "exact", "many", "batch", "server", "published")
 
 
 def names() -> dict[str, str]:

@@ -1,10 +1,7 @@
 """Writes GGUF files tensor by tensor, for fixtures, synthetic models and models with other layers.
 
 - `write` takes tensors and a vocabulary, made here or copied. It holds one tensor in memory at a time.
-- `deepened` makes a llama-shaped model slower without changing its output: after its own layers it adds copies whose
-  results are multiplied by zero.
-- `thinned` removes layers, which gives a faster model that often agrees. Together they are a large model and its draft
-  model, where no large weights are available.
+- `thinned` removes layers, which gives a faster model that often agrees: a draft model, where no weights are available.
 
 Needs the `gguf` package (extras `test` and `models`).
 """
@@ -18,7 +15,6 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -166,32 +162,12 @@ def _byte_tokens() -> list[str]:
     return [chr(byte) if byte in printable else next(others) for byte in range(256)]
 
 
-_ADDED = ("attn_output.weight", "ffn_down.weight")  # the matrices through which a layer adds to the residual stream
 _SKIPPED = ("GGUF.", "general.architecture", "split.", "llama.block_count")
-
-
-def deepened(source: Path, path: Path, n_layers: int, quant: str | None = None) -> Path:
-    """Write `source` with `n_layers` layers in all; the added ones are quantized as `quant` (None: like the others). It
-    takes seconds. Raises ValueError if `source` has more layers.
-    """
-    reader = gguf.GGUFReader(source)
-    own = _layers(reader)
-    if n_layers < own:
-        raise ValueError(f"{source} has {own} layers already")
-    return _rebuilt(reader, path, [*range(own), *(i % own for i in range(own, n_layers))], own, quant)
 
 
 def thinned(source: Path, path: Path, layers: Sequence[int]) -> Path:
     """Write `source` with only these of its layers."""
-    return _rebuilt(gguf.GGUFReader(source), path, layers, len(layers))
-
-
-def _layers(reader: gguf.GGUFReader) -> int:
-    return int(reader.fields["llama.block_count"].contents())
-
-
-def _rebuilt(reader: gguf.GGUFReader, path: Path, layers: Sequence[int], n_real: int, quant: str | None = None) -> Path:
-    """Write a model whose layer k is `layers[k]` of the original; layers from `n_real` on add nothing."""
+    reader = gguf.GGUFReader(source)
     keys: dict[str, Any] = {"block_count": len(layers)}
     vocabulary = Vocabulary(0)
     for name, entry in reader.fields.items():
@@ -202,23 +178,11 @@ def _rebuilt(reader: gguf.GGUFReader, path: Path, layers: Sequence[int], n_real:
     tensors = [_tensor(tensor, tensor.name) for tensor in reader.tensors if not tensor.name.startswith("blk.")]
     for place, layer in enumerate(layers):
         prefix = f"blk.{layer}."
-        for tensor in reader.tensors:
-            if tensor.name.startswith(prefix):
-                part = tensor.name.removeprefix(prefix)
-                name = f"blk.{place}.{part}"
-                tensors.append(_idle(tensor, name, part, quant) if place >= n_real else _tensor(tensor, name))
+        of_layer = [tensor for tensor in reader.tensors if tensor.name.startswith(prefix)]
+        tensors += [_tensor(each, f"blk.{place}.{each.name.removeprefix(prefix)}") for each in of_layer]
     return write(path, "llama", keys, vocabulary, tensors)
 
 
 def _tensor(tensor: Any, name: str) -> Tensor:
     """A tensor of the original under another name."""
     return Tensor(name, tuple(int(n) for n in reversed(tensor.shape)), tensor.tensor_type, lambda: tensor.data)
-
-
-def _idle(tensor: Any, name: str, part: str, quant: str | None) -> Tensor:
-    """A tensor of a layer that adds nothing; matrices are quantized as `quant`."""
-    same = _tensor(tensor, name)
-    values: Array = dequantize(tensor.data, tensor.tensor_type)
-    kind = gguf.GGMLQuantizationType[quant] if quant and len(same.shape) > 1 else tensor.tensor_type
-    data: Array = quantize(np.zeros_like(values) if part in _ADDED else values, kind)
-    return Tensor(name, same.shape, kind, lambda: data)

@@ -1,11 +1,10 @@
 """What llama.cpp's n-gram types draft, counted by the program itself and by the rules of this project.
 
-    python -m benchmarks peer_counts record FILE --server LLAMA_SERVER --target GGUF
-    python -m benchmarks peer_counts compare FILE
+    python -m benchmarks peer_counts FILE --server LLAMA_SERVER --target GGUF
 
-`record` completes prompts greedily, each with every type in a server of its own, and writes the prompts and answers as
-tokens, with the counts of the server's `timings`. `compare` goes through the same answers with the rules of
-`benchmarks.peers` and `benchmarks.ngram_peers`. Both print a table; docs/howto/peer-drafts.md has it.
+It completes prompts greedily, each with every type in a server of its own, and writes the prompts and answers as
+tokens, with the counts of the server's `timings`. Then it goes through the same answers with the rules of
+`benchmarks.peers` and `benchmarks.ngram_peers`. A test compares both; docs/howto/peer-drafts.md has the sums.
 """
 
 from __future__ import annotations
@@ -105,37 +104,13 @@ def compare(recorded: dict[str, Any]) -> dict[str, list[tuple[str, Counts, Count
     return result
 
 
-def table(compared: dict[str, list[tuple[str, Counts, Counts]]]) -> Iterator[str]:
-    """The sums of each type, and the answers that differ."""
-    for kind, rows in compared.items():
-        theirs, ours = ([sum(counts) for counts in zip(*map(_numbers, side), strict=True)] for side in _columns(rows))
-        yield f"{kind:14} steps, drafted, accepted: {theirs}, rule {ours}"
-        for name, one, other in rows:
-            if one != other:
-                yield f"  {name}: {one}, rule {other}"
-
-
-def _numbers(counts: Counts) -> tuple[int, int, int]:
-    return counts.steps, counts.drafted, counts.accepted
-
-
-def _columns(rows: Sequence[tuple[str, Counts, Counts]]) -> tuple[list[Counts], list[Counts]]:
-    return [theirs for _, theirs, _ in rows], [ours for _, _, ours in rows]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--server", type=Path, help="llama-server")
-    parser.add_argument("--target", type=Path)
+    parser.add_argument("--server", type=Path, required=True, help="llama-server")
+    parser.add_argument("--target", type=Path, required=True)
     args = parser.parse_args()
-    if args.command == "record":
-        if args.server is None or args.target is None:
-            parser.error("record needs --server and --target")
-        args.file.write_text(json.dumps(record(args.server, args.target)) + "\n", "ascii")
-    compared = compare(json.loads(args.file.read_text("ascii")))
-    print("\n".join(table(compared)))
-    print(
-        json.dumps({kind: sum(one == other for _, one, other in rows) / len(rows) for kind, rows in compared.items()})
-    )
+    recorded = record(args.server, args.target)
+    args.file.write_text(json.dumps(recorded) + "\n", "ascii")
+    for kind, rows in compare(recorded).items():
+        print(kind, f"{sum(theirs == ours for _, theirs, ours in rows)} of {len(rows)} answers have the same counts")

@@ -1,8 +1,7 @@
-"""Drafts of llama.cpp's own driver: record them, compare the drafters of this project with them, and measure its speed.
+"""Drafts of llama.cpp's own driver: record them, and compare the drafters of this project with them.
 
     python -m benchmarks peer_drafts record FILE --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]
     python -m benchmarks peer_drafts compare FILE --target GGUF --head TYPE[=GGUF] [--json]
-    python -m benchmarks peer_drafts speed --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]...
 
 docs/howto/peer-drafts.md says how to build `llama-server`. TYPE is its `--spec-type`: `draft-simple`, `draft-eagle3` or
 `draft-mtp`. Without a file, the MTP layers are those of the target's own.
@@ -13,9 +12,6 @@ not depend on the version of Python.
 
 `compare` goes through the same steps with the drafter of this project: it drafts a chain at each step, then accepts
 what the recording accepted, whatever the drafter said. A step that differs so does not change those after it.
-
-`speed` measures the answers to the same prompts without drafts and with each drafter and draft length, interleaved. It
-prints ratios to the speed without drafts.
 """
 
 from __future__ import annotations
@@ -29,7 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,7 +51,6 @@ TOKENS = 128
 N_MAX = 8  # drafted tokens of a step; the server's default is 3
 N_CTX = 2048
 NEAR = 0.95  # a token of at least this share of the likeliest one's probability may be drafted instead of it
-SPEED_N_MAX = (3, 8, 16)
 START_SECONDS, LIMIT_SECONDS = 60.0, 600.0
 
 _ARGUMENTS = (
@@ -260,41 +254,6 @@ def record(binary: Path, target: Path, head: Path | None, kind: str, n_max: int,
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def speed(
-    binary: Path, target: Path, heads: dict[str, Path | None], n_maxes: Sequence[int], n_tokens: int, repeats: int
-) -> dict[str, Any]:
-    """By drafter, draft length and kind of prompt: the median of the ratio to the speed without drafts, and the median
-    of tokens per decode step. Every answer is measured next to one without drafts, `repeats` times; the median counts.
-    """
-    asked = list(prompt_tokens(target))
-    result: dict[str, Any] = {}
-    with serving(binary, target, ["-lv", "2"]) as plain:
-        plain.start(START_SECONDS)
-        for kind, head in heads.items():
-            for n_max in n_maxes:
-                with serving(binary, target, [*drafting(kind, n_max, head), "-lv", "2"]) as drafted:
-                    drafted.start(START_SECONDS)
-                    rows = [(group, *_pair(plain, drafted, tokens, n_tokens, repeats)) for group, _, tokens in asked]
-                result[f"{kind} {n_max}"] = {
-                    group: {
-                        "speedup": round(median(ratio for g, ratio, _ in rows if g == group), 3),
-                        "mat": round(median(mat for g, _, mat in rows if g == group), 2),
-                    }
-                    for group in dict.fromkeys(row[0] for row in rows)
-                }
-    return result
-
-
-def _pair(plain: Server, drafted: Server, prompt: Sequence[int], n_tokens: int, repeats: int) -> tuple[float, float]:
-    """The ratio of the speeds, and tokens per decode step with drafts."""
-    ratios = []
-    for _ in range(repeats):
-        one, other = (complete(server, prompt, n_tokens)["timings"] for server in (plain, drafted))
-        ratios.append(other["predicted_per_second"] / one["predicted_per_second"])
-    n, accepted = other["predicted_n"], other["draft_n_accepted"]
-    return median(ratios), n / (n - accepted)
 
 
 Choice = list[int]
@@ -521,30 +480,27 @@ def head_of(argument: str) -> tuple[str, Path | None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("record", "compare", "speed"))
-    parser.add_argument("file", type=Path, nargs="?", help="the recording")
+    parser.add_argument("command", choices=("record", "compare"))
+    parser.add_argument("file", type=Path, help="the recording")
     parser.add_argument("--server", type=Path, help="llama-server")
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument(
-        "--head", type=head_of, action="append", required=True, metavar="TYPE[=GGUF]",
+        "--head", type=head_of, required=True, metavar="TYPE[=GGUF]",
         help="the server's --spec-type, and the file of the head; without a file, the target has it",
     )  # fmt: skip
-    parser.add_argument("--n-max", type=int, action="append", help="drafted tokens of a step")
+    parser.add_argument("--n-max", type=int, default=N_MAX, help="drafted tokens of a step")
     parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of each prompt, for the speed")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
-    if (args.command == "speed") != (args.file is None) or (args.command == "compare") != (args.server is None):
-        parser.error("record needs FILE and --server, compare needs FILE, and speed needs --server")
-    kind, head = args.head[0]
+    if (args.command == "record") != (args.server is not None):
+        parser.error("only record needs --server")
+    kind, head = args.head
     if args.command == "record":
-        record(args.server, args.target, head, kind, (args.n_max or [N_MAX])[0], args.tokens).write(args.file)
+        record(args.server, args.target, head, kind, args.n_max, args.tokens).write(args.file)
         result = {"recorded": args.file.name}
-    elif args.command == "compare":
+    else:
         followed = compare(Recording.read(args.file), args.target, head)
         if not args.json:
             print("\n".join(report(followed)))
         result = summary(followed)
-    else:
-        result = speed(args.server, args.target, dict(args.head), args.n_max or SPEED_N_MAX, args.tokens, args.repeats)
     print(json.dumps(result))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.thresholds import Threshold
 from benchmarks.transcripts import FORMATS, changes_of, renames_of, transcripts
 from rest_local.bench.replay import FREE, replay
 from rest_local.bench.workload import Recorded, load, load_edits
+from rest_local.calibration.cost import LARGEST
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
 from rest_local.drafting.growth import Draft
-from rest_local.drafting.sources import Sources
+from rest_local.drafting.sources import DEPTH, Lookup, Sources
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.planning.acceptance import PRIORS
-from rest_local.planning.policy import StepCost
+from rest_local.planning.acceptance import PRIORS, Acceptance, TokenCalibrator
+from rest_local.planning.auto import LONG_RUN
+from rest_local.planning.plan import draft
+from rest_local.planning.policy import Stateless, StepContext, StepCost
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.home import datastore_path
@@ -47,6 +50,42 @@ COMMITS, RENAMES = (300, 16), (60, 8)  # edits of agents: changes that are left 
 WHOLE_FILE = 0.3  # weight of formats that write whole files, whose answers are long
 
 Floats = NDArray[np.float64]
+
+
+class Threshold(Stateless):
+    """A policy that drafts every node whose joint probability reaches `least`, and at most the `nodes` likeliest."""
+
+    name = "threshold"
+
+    def __init__(self, least: float, nodes: int = LARGEST - 1) -> None:
+        self.least = least
+        self.nodes = nodes
+        self.acceptance = Acceptance()
+        self.calibrator = TokenCalibrator()
+        self._depth = DEPTH
+
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
+        """The largest tree that the threshold and the budget allow."""
+        limit = min(self.nodes, at.limit)
+        begun = time.perf_counter()
+        rows = sources.rows(depth=self._depth)
+        lookup_us = 1e6 * (time.perf_counter() - begun)
+        result = draft(
+            rows,
+            self.acceptance.estimate,
+            lambda p: p >= self.least,
+            limit,
+            at.leaves,
+            calibrate=self.calibrator.calibrate,
+        )
+        result.lookup_us = lookup_us
+        return result
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        """Learn like `auto`."""
+        self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
+        self.acceptance.learn(drafted.outcomes(tokens))
+        self.calibrator.learn(drafted.calibrations(tokens))
 
 
 class Counting(Threshold):

@@ -79,6 +79,8 @@ class Server:
         try:
             status, content = self._request("POST", path, json.dumps(body).encode(), seconds)
         except (OSError, http.client.HTTPException) as error:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)  # it may be ending, and write why
             raise self._failed(f"gives no answer ({type(error).__name__}: {error})") from error
         taken = time.perf_counter() - begun
         try:
@@ -120,12 +122,14 @@ class Server:
 
 @dataclass(frozen=True)
 class Binary:
-    """A llama-server. `kinds`: its speculative types; none if it is too old for --spec-type."""
+    """A llama-server. `kinds`: its speculative types; none if it is too old for --spec-type. `options`: that it still
+    takes, each with its default, "" where the help names none.
+    """
 
     path: str
     version: str
     kinds: tuple[str, ...]
-    options: frozenset[str]
+    options: Mapping[str, str]
 
     @classmethod
     def of(cls, name: str | os.PathLike[str]) -> Binary:
@@ -135,10 +139,18 @@ class Binary:
             raise ServerFailed(f"{os.fspath(name)}: no such program")
         version = re.search(r"^version: *(\S.*)", _said(path, "--version"), re.MULTILINE)
         described = _said(path, "--help")
-        options = frozenset(re.findall(r"(?<![\w-])--?[a-z][\w-]*", described))
-        if version is None or not {"--model", "--port", "--ctx-size"} <= options:
+        blocks = [
+            re.match(r"((?:--?[a-z][\w-]*,? *)+)(.*)", text, re.DOTALL) for text in re.split(r"\n(?=-)", described)
+        ]
+        options = {
+            option: next(iter(re.findall(r"\(default: (\S+)\)", found[2])), "")
+            for found in blocks
+            if found and "argument has been removed" not in found[2]
+            for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", found[1])
+        }
+        if version is None or not {"--model", "--port", "--ctx-size"} <= set(options):
             raise ServerFailed(f"{path}: not a llama-server, by what it writes for --version and --help")
-        kinds = re.search(r"--spec-type\s+([a-z0-9,\s-]*?)(?=\s{2,}[a-z]|\s--|\n\s*\n|$)", described)
+        kinds = re.search(r"--spec-type\s+([\[\]|a-z0-9,\s-]*?)(?=\s{2,}[a-z]|\s--|\n\s*\n|$)", described)
         found = re.findall(r"[a-z0-9]+(?:-[a-z0-9]+)*", kinds[1]) if kinds else []
         return cls(path, version[1].strip()[:100], tuple(dict.fromkeys(found)), options)
 

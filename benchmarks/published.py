@@ -1,4 +1,4 @@
-"""The replays whose figures the README and docs/LOG.md quote, and the time of an entropy.
+"""The replays whose figures the README and docs/LOG.md quote.
 
     python -m benchmarks published [--data FOLDER] [--edits REPOSITORY]... [--quick] [--only WORKLOAD]...
 
@@ -15,20 +15,14 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
-from statistics import median
 from typing import Any
-
-import numpy as np
 
 from benchmarks.bounds import compare_with_bounds
 from benchmarks.peers import compare_peers
-from benchmarks.thresholds import full_sweep
 from rest_local.bench.demo import standard_library
 from rest_local.bench.workload import open_workload
 from rest_local.calibration.curves import load_curve, shipped
-from rest_local.decoding.logprobs import entropy_of
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
 from rest_local.retrieval import build_datastore
@@ -49,7 +43,7 @@ KEPT = (
 
 
 def _curves_of(data: Path, name: str, folder: Path, edits: tuple[str, ...], quick: bool) -> dict[str, Any]:
-    """The results of `auto` by curve, and MAT against nodes per step."""
+    """The results of `auto` by curve."""
     file, vocabulary = SETS[name]
     with Model.open(data / vocabulary, vocab_only=True) as model:
         stores: list[str] = []
@@ -76,28 +70,14 @@ def _curves_of(data: Path, name: str, folder: Path, edits: tuple[str, ...], quic
             for curve, row in found.items():
                 best = max(peers, key=lambda name: peers[name][curve])
                 row["best_peer"], row["over_best_peer"] = best, round(row["speedup"] / peers[best][curve], 4)
-            if not edits and not quick:
-                found["sweep"] = [(row["nodes_per_step"], row["mat"]) for row in full_sweep(workload)]
             return found
-
-
-def _entropy_ms(n_vocab: int = 152_000) -> float:
-    logits = np.random.default_rng(0).standard_normal(n_vocab).astype(np.float32)
-    times = []
-    for _ in range(101):
-        begun = time.perf_counter()
-        entropy_of(logits)
-        times.append(1e3 * (time.perf_counter() - begun))
-    return median(times)
 
 
 def _print_table(result: dict[str, Any]) -> None:
     """Print a row for each workload and curve, then the mean shares of edits and of the other workloads."""
     shares: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for label, rows in result.items():
-        for curve, row in rows.items() if isinstance(rows, dict) else ():
-            if curve == "sweep":
-                continue
+        for curve, row in rows.items():
             print(
                 f"{label:20} {curve:24} {row['speedup']:7.3f}  {row['share_of_oracle']:4.0%} of the oracle "
                 f"{row['share_of_fair']:4.0%} of the bound  worst {row['worst_answer']:.3f}  "
@@ -117,11 +97,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("REST_LOCAL_SHARED"))
     parser.add_argument("--edits", action="append", metavar="REPOSITORY")
-    parser.add_argument("--quick", action="store_true", help="a part of the answers, and no sweep")
+    parser.add_argument("--quick", action="store_true", help="a part of the answers")
     parser.add_argument("--only", action="append", metavar="WORKLOAD", help="MT-Bench, chat, HumanEval or edits")
     args = parser.parse_args()
-    result: dict[str, Any] = {"entropy_ms": round(_entropy_ms(), 3)}
-    print(f"entropy of 152 000 logits: {result['entropy_ms']} ms")
+    result: dict[str, Any] = {}
     repositories = tuple(args.edits or [str(Path(__file__).parents[1])])
     with tempfile.TemporaryDirectory() as folder:
         for name, edits in (*((name, ()) for name in SETS), *(("HumanEval", (each,)) for each in repositories)):

@@ -1,182 +1,312 @@
 """Whole programs, one after the other, that write the same recorded answers: a race by the clock.
 
-    python -m benchmarks race --llama-server PATH --vocab GGUF --git REPOSITORY [--rounds 5] [--json]
+    python -m benchmarks race --llama-server PATH --vocab GGUF --data FOLDER --json FILE [--work FOLDER]
+        [--size 0.5B] [--rounds 5] [--minutes N] [--workloads NAME,...] [--sides NAME,...]
 
 - The model is a player (`benchmarks.player`), so every runtime writes the recorded text at the price of a real model.
-- Answers are whole-file edits from the history of a repository: the message of a commit and the old file are the
-  prompt, the new file from the first changed token on is the answer.
-- Sides: llama-server without drafts and with each of its n-gram types (`+`: with --draft-min 48 --draft-max 64), and
-  `rest-local serve` with drafting off, with the request's text alone, and with the old file as prediction.
+- `benchmarks.race_texts` says what the workloads are.
+- Sides: llama-server without drafts and with each of its n-gram types (`+`: drafts of 48 to 64 tokens, where that is
+  not its default), llama-cpp-python's prompt lookup (10 tokens, and the 2 that it advises for CPUs), and `rest-local
+  serve` with drafting off, with the request's text alone, and `stored`: with prediction, datastore and history.
 - Each run starts a server, evaluates the prompt, then times the answer from the request to its last byte by this
-  program's clock. Sides take turns within a round, in another order in each round.
-- The result of a side is its time over that of llama-server without drafts, answer by answer: the geometric mean and
-  its 95% interval over answers and rounds. Plain decoding of both programs shows whether the comparison is fair.
+  program's clock. All sides of an answer run one after the other, in another order each time.
+- A round has an answer of each workload. FILE keeps all runs, and a race with the same FILE goes on where it ended, so
+  it can be run in parts. `--minutes` ends it between two answers. `--work` keeps the player for the next part.
+- A run does not count if other programs or the host take more than 5% of the processors.
+
+`python -m benchmarks race_report FILE` computes the results, and draws them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import math
 import os
 import random
-import statistics
+import resource
+import shutil
+import subprocess
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import player
+from benchmarks import player, race_report
 from benchmarks.program import Binary, Server, ServerFailed
-from rest_local.bench.workload import Recorded, load_edits
+from benchmarks.race_texts import Task, Texts, named
+from rest_local.bench.demo import filters, standard_library
+from rest_local.decoding.opening import open_history
+from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
+from rest_local.retrieval import build_datastore
+from rest_local.retrieval.history import History
 
 START_SECONDS, ANSWER_SECONDS = 300.0, 600.0
-PLAIN = "llama-server"
+PLAIN, OFF, COLD, STORED = race_report.PLAIN, race_report.OFF, race_report.COLD, race_report.STORED
 N_GRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-LONG = {"--spec-draft-n-min": "48", "--spec-draft-n-max": "64", "--draft-min": "48", "--draft-max": "64"}
+KEPT = ("tasks", "runs", "failed", "revisions", "rounds")  # of a file with earlier runs
+LONG = {"n-min": 48, "n-max": 64, "size-m": 64}  # of --spec-TYPE-...; older versions: --draft-min and --draft-max
 
 
 @dataclass(frozen=True)
 class Side:
-    """A program: the command that starts it, and whether its requests carry the prediction."""
+    """A program. `command` starts it; `stored`: with the texts that were written before."""
 
     name: str
     command: Sequence[str]
-    predicts: bool = False
-
-    def fields(self, answer: Recorded) -> dict[str, Any]:
-        """What it adds to a request."""
-        return {"prediction": {"type": "content", "content": answer.category}} if self.predicts else {}
+    stored: bool = False
 
 
-def sides(binary: Binary | None, model: Path, context: int, arguments: Sequence[str]) -> Iterator[Side]:
-    """Every side. `arguments`: of both programs."""
+def long_drafts(binary: Binary, kind: str) -> list[str]:
+    """The options for drafts of 48 to 64 tokens by this version's help; none where they change nothing."""
+    wanted = {f"--spec-{kind}-{name}": str(value) for name, value in LONG.items()}
+    if not wanted.keys() & binary.options.keys():
+        wanted = {"--draft-min": "48", "--draft-max": "64"}
+    known = {name: value for name, value in wanted.items() if binary.options.get(name, value) != value}
+    return [word for pair in known.items() for word in pair]
+
+
+def sides(binary: Binary | None, model: Path, context: int, threads: int, arguments: Sequence[str]) -> Iterator[Side]:
+    """Every side. `arguments`: of llama-server and rest-local."""
+    common = ["-m", str(model), "-c", str(context), "-t", str(threads)]
     if binary is not None:
-        command = [binary.path, "-m", str(model), "-c", str(context), "-np", "1", *arguments]
+        command = [binary.path, *common, "-np", "1", *arguments]
         yield Side(PLAIN, command)
-        longer = [word for name in [name for name in LONG if name in binary.options][:2] for word in (name, LONG[name])]
         for kind in (kind for kind in N_GRAMS if kind in binary.kinds):
             yield Side(kind, [*command, "--spec-type", kind])
-            yield Side(f"{kind}+", [*command, "--spec-type", kind, *longer])
-    serve = [sys.executable, "-m", "rest_local", "serve", "-m", str(model), "-c", str(context), "--slots", "1"]
-    serve += ["--no-history", "--no-code", "--sessions", "0", *arguments]
-    yield Side("rest-local off", [*serve, "--policy", "off"])
-    yield Side("rest-local", serve)
-    yield Side("rest-local prediction", serve, predicts=True)
+            if longer := long_drafts(binary, kind):
+                yield Side(f"{kind}+", [*command, "--spec-type", kind, *longer])
+    lookup = [sys.executable, "-m", "benchmarks", "lookup_server", *common, "--tokens"]
+    yield Side("prompt lookup", [*lookup, "10"])
+    yield Side("prompt lookup 2", [*lookup, "2"])
+    serve = [sys.executable, "-m", "rest_local", "serve", *common, "--slots", "1", "--no-code", "--sessions", "0"]
+    serve += arguments
+    yield Side(OFF, [*serve, "--no-history", "--policy", "off"])
+    yield Side(COLD, [*serve, "--no-history"])
+    yield Side(STORED, serve, stored=True)
 
 
-def timed(side: Side, answer: Recorded) -> tuple[float, list[int]]:
-    """Seconds and tokens of one answer by a new server. The prompt was evaluated before. Raises ServerFailed."""
-    body = {"prompt": answer.prompt, "temperature": 0, "return_tokens": True, "cache_prompt": True}
-    body |= side.fields(answer)
-    with Server(side.command) as server:
-        server.start(START_SECONDS)
-        server.post("/completion", {**body, "n_predict": 1}, ANSWER_SECONDS)
-        found, seconds = server.post("/completion", {**body, "n_predict": len(answer.answer)}, ANSWER_SECONDS)
-    return seconds, [int(token) for token in found["tokens"]]
+def timed(side: Side, task: Task, store: Path) -> tuple[float, list[int]]:
+    """Seconds and tokens of one answer by a new server. Its prompt was evaluated before. Raises ServerFailed."""
+
+    def complete(prompt: Sequence[int], count: int, **more: Any) -> tuple[dict[str, Any], float]:
+        body = {"prompt": prompt, "n_predict": count, "temperature": 0, "return_tokens": True, "cache_prompt": True}
+        return server.post("/completion", {**body, **more}, ANSWER_SECONDS)
+
+    more: dict[str, Any] = {}
+    if side.stored and task.prediction:
+        more = {"prediction": {"type": "content", "content": task.prediction}}
+    datastore = ["-d", str(store / "datastore")] if side.stored and (store / "datastore").is_dir() else []
+    with tempfile.TemporaryDirectory() as folder:
+        if side.stored and (store / "data").is_dir():
+            shutil.copytree(store / "data", folder, dirs_exist_ok=True)
+        os.environ["REST_LOCAL_DATA"] = folder
+        with Server([*side.command, *datastore]) as server:
+            server.start(START_SECONDS)
+            if task.before:
+                complete(task.before[0], len(task.before[1]))
+            complete(task.prompt, 1, **more)
+            found, seconds = complete(task.prompt, len(task.answer), **more)
+    return seconds, [int(token) for token in found.get("tokens", ())]
 
 
-def answers(repository: Path, vocabulary: Path, count: int, tokens: int, context: int) -> list[Recorded]:
-    """Edits of which at least half of `tokens` tokens fit `context`. `category` holds the text of the prediction."""
-    with Model.open(vocabulary, vocab_only=True) as model:
-        found = []
-        for each in load_edits(repository, model.vocabulary, 20 * count, predict=True):
-            room = min(tokens, context - len(each.prompt) - 16)
-            if room >= tokens // 2 and len(each.answer) >= tokens // 2:
-                text = b"".join(map(model.vocabulary.piece, each.prediction)).decode("utf-8", "replace")
-                found.append(Recorded(each.name, each.prompt, each.answer[:room], (), text))
-        return found[:count]
+@contextlib.contextmanager
+def watched() -> Iterator[dict[str, float]]:
+    """While the body runs its programs, the shares of all processors that others and the host took. Nothing where the
+    system does not say.
+    """
+    found: dict[str, float] = {}
+    (busy, stolen, total), own = _processors(), _own_seconds()
+    yield found
+    (busy_now, stolen_now, total_now), own_now = _processors(), _own_seconds()
+    if all_time := total_now - total:
+        found["others"] = round(max(0.0, busy_now - busy - (own_now - own)) / all_time, 4)
+        found["host"] = round((stolen_now - stolen) / all_time, 4)
+
+
+def _processors() -> tuple[float, float, float]:
+    """Seconds of all processors: busy, taken by the host, all; zeros where the system does not say."""
+    path = Path("/proc/stat")
+    if not path.exists():
+        return 0.0, 0.0, 0.0
+    seconds = [int(text) / os.sysconf("SC_CLK_TCK") for text in path.read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(seconds) - seconds[3] - seconds[4] - seconds[7], seconds[7], sum(seconds)
+
+
+def _own_seconds() -> float:
+    """Processor time of this process and of those that it waited for."""
+    used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def race(
-    model: Path, racers: Sequence[Side], edits: Sequence[Recorded], rounds: int, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """Run all. A side that fails or writes another text is left out from then on, with the reason."""
-    seconds: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
-    failed: dict[str, str] = {}
-    order = random.Random(1)
-    for number, answer in enumerate(edits):
-        player.play(model, answer.prompt, answer.answer)
-        for turn in range(rounds):
-            for side in order.sample(racers, len(racers)):
-                if (name := side.name) in failed:
+    found: dict[str, Any], model: Path, tasks: Sequence[Task], racers: Sequence[Side], stores: Mapping[str, Path],
+    limit: float, tell: Callable[[str], None], save: Callable[[], None],
+) -> None:  # fmt: skip
+    """Add runs to `found["runs"]` until every side has all rounds or `limit` seconds are over. A side that fails or
+    writes another text is left out from then on; the reason is in `found["failed"]`.
+    """
+    runs, begun, longest = found["runs"], time.monotonic(), 0.0
+    done = {(run["task"], run["round"], run["side"]) for run in runs}
+    by_workload: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_workload.setdefault(task.workload, []).append(task)
+    for turn in range(found["rounds"]):
+        for of_workload in by_workload.values():
+            task, start = of_workload[turn % len(of_workload)], time.monotonic()
+            missing = [side for side in racers if (task.id, turn, side.name) not in done]
+            if not missing:
+                continue
+            if start - begun + longest > limit:
+                tell(f"ends after {(start - begun) / 60:.1f} minutes; the same command goes on")
+                return
+            player.play(model, *([task.before] if task.before else []), (task.prompt, task.answer))
+            for side in random.Random(f"{task.id} {turn}").sample(missing, len(missing)):
+                if side.name in found["failed"]:
                     continue
                 try:
-                    taken, tokens = timed(side, answer)
+                    with watched() as load:
+                        seconds, tokens = timed(side, task, stores[task.workload])
+                    if tokens[: len(task.answer)] != task.answer:
+                        pairs = enumerate(zip(tokens, task.answer, strict=False))
+                        same = next((i for i, (a, b) in pairs if a != b), len(tokens))
+                        raise ServerFailed(f"writes another text than the answer from token {same} of {task.name}")
                 except ServerFailed as error:
-                    failed[name] = str(error)
+                    found["failed"][side.name] = str(error)
+                    tell(f"{side.name} is left out: {error}")
                     continue
-                if tokens[: len(answer.answer)] != answer.answer:
-                    same = next((i for i, (a, b) in enumerate(zip(tokens, answer.answer, strict=False)) if a != b), -1)
-                    failed[name] = f"writes another text than the recorded answer from token {same} of {answer.name}"
-                    continue
-                seconds[name][number, turn] = taken
-                tell(f"{answer.name} round {turn + 1}: {name} {1000 * taken / len(answer.answer):.2f} ms a token")
-    reference = seconds.get(PLAIN) or seconds["rest-local off"]
-    return {
-        "answers": [{"name": e.name, "prompt": len(e.prompt), "tokens": len(e.answer)} for e in edits],
-        "rounds": rounds,
-        "plain_ms_per_token": 1000 * statistics.median(reference[n, t] / len(edits[n].answer) for n, t in reference),
-        "speed_up": {name: _speed_up(reference, runs) for name, runs in seconds.items()},
-        "failed": failed,
-    }
+                run = {"task": task.id, "round": turn, "side": side.name, "seconds": round(seconds, 5), **load}
+                runs.append(run)
+                why = f" does not count: {race_report.why_not(run)}" if race_report.why_not(run) else ""
+                per_token = 1000 * seconds / len(task.answer)
+                tell(f"{turn + 1} {task.id}: {side.name} {per_token:.2f} ms a token{why}")
+            save()
+            longest = max(longest, time.monotonic() - start)
 
 
-def _speed_up(reference: dict[tuple[int, int], float], runs: dict[tuple[int, int], float]) -> dict[str, float]:
-    """Geometric mean over answers of the median time of `reference` by that of `runs`, its 95% interval, the worst."""
-    logs = []
-    for number in sorted({number for number, _ in runs}):
-        here = [statistics.median(t for (n, _), t in each.items() if n == number) for each in (reference, runs)]
-        logs.append(math.log(here[0] / here[1]))
-    spread = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs))
-    middle = statistics.fmean(logs)
-    low, high = (math.exp(middle + sign * spread) for sign in (-1, 1))
-    return {"mean": math.exp(middle), "low": low, "high": high, "worst": math.exp(min(logs))}
+def prepared(work: Path, workload: str, texts: Texts, count: int, model: Path) -> tuple[list[Task], Path]:
+    """The tasks of a workload, and the folder with its earlier texts. Both are kept in `work`."""
+    folder = work / f"{workload} {texts.prompt} {texts.answer}"
+    listed = folder / "tasks.json"
+    if not listed.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        tasks = texts.tasks(workload, count)
+        if history := texts.history(workload):
+            os.environ["REST_LOCAL_DATA"] = str(folder / "data")
+            with Model.open(model) as opened, contextlib.closing(_history_of(opened)) as kept:
+                for answer in history:
+                    kept.add(answer)
+        if workload == "code":
+            include, exclude = filters()
+            store, library = folder / "datastore", [standard_library()]
+            build_datastore(store, library, vocabulary=texts.vocabulary, include=include, exclude=exclude)
+        listed.write_text(json.dumps([asdict(task) for task in tasks]))
+    return [Task(**each) for each in json.loads(listed.read_text())][:count], folder
+
+
+def _history_of(model: Model) -> History:
+    kept = open_history(model)
+    assert kept is not None
+    return kept
+
+
+def _revision() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"{os.cpu_count()} x {name}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-server", metavar="PATH", help="without it only the sides of rest-local run")
+    parser.add_argument("--llama-server", metavar="PATH", help="without it only the other sides run")
     parser.add_argument("--vocab", type=Path, required=True, help="a GGUF with the vocabulary")
-    parser.add_argument("--git", type=Path, required=True, help="repository whose edits are replayed")
-    parser.add_argument("--edits", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=240, help="of an answer at most")
+    parser.add_argument("--data", type=Path, default=os.environ.get("REST_LOCAL_SHARED"), help="recorded answers")
+    parser.add_argument("--git", type=Path, default=Path(__file__).parents[1], help="repository whose edits are used")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="results; goes on with what is there")
+    parser.add_argument("--work", type=Path, help="folder for the player and the texts; default: a temporary one")
+    parser.add_argument("--size", choices=player.SIZES, default="0.5B", help="of the player")
+    parser.add_argument("--quant", choices=player.QUANTS, default="Q4_0")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--width", type=int, default=3072, help="of the player; also its context in tokens")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--quant", default="Q4_0")
-    parser.add_argument("--only", default="", help="names of sides, separated by commas; default: all")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("arguments", nargs="*", help="for both programs, after --, such as -ngl 99 or -t 2")
+    parser.add_argument("--answers", type=int, default=5, help="of each workload, one in each round")
+    parser.add_argument("--prompt", type=int, default=600, help="tokens at most")
+    parser.add_argument("--tokens", type=int, default=128, help="of an answer at most")
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--minutes", type=float, default=1e9, help="at most")
+    parser.add_argument("--workloads", default="", help="beginnings of names, separated by commas; default: all")
+    parser.add_argument("--sides", default="", help="names, separated by commas; default: all")
+    parser.add_argument("arguments", nargs="*", help="for llama-server and rest-local, after --, such as -ngl 99")
     args = parser.parse_args()
-    if args.edits < 2:
-        parser.error("an interval needs two edits at least")
-    with tempfile.TemporaryDirectory() as folder:
-        places = {"CACHE": "cache", "DATA": "data", "CONFIG": "none.toml"}
-        os.environ.update({f"REST_LOCAL_{name}": str(Path(folder) / place) for name, place in places.items()})
-        model = Path(folder) / "player.gguf"
-        player.write(args.vocab, model, width=args.width, layers=args.layers, quant=args.quant)
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def save() -> None:
+        args.json.write_text(json.dumps(found) + "\n")
+
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        work = args.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        width, layers = player.SIZES[args.size]
+        model = work / f"player-{args.size}-{args.quant}.gguf"
         try:
             binary = Binary.of(args.llama_server) if args.llama_server else None
-        except ServerFailed as error:
+            chosen = named(list(filter(None, args.workloads.split(","))))
+            racers = list(sides(binary, model, width, args.threads, args.arguments))
+            only = list(filter(None, args.sides.split(","))) or [side.name for side in racers]
+            if unknown := set(only) - {side.name for side in racers}:
+                raise ValueError(f"no such side: {', '.join(unknown)}; there are {', '.join(s.name for s in racers)}")
+        except (ServerFailed, ValueError) as error:
             parser.error(str(error))
-        racers = list(sides(binary, model, args.width, args.arguments))
-        only = set(filter(None, args.only.split(",")))
-        racers = [racer for racer in racers if not only or racer.name in only]
-        edits = answers(args.git, args.vocab, args.edits, args.tokens, args.width)
-        if len(edits) < 2:
-            parser.error(f"{args.git} has {len(edits)} edits of {args.tokens // 2} tokens that fit {args.width}")
-        load = os.getloadavg()[0]
-        found = race(model, racers, edits, args.rounds, lambda line: print(line, file=sys.stderr, flush=True))
-    found |= {"load_before": load, "player": f"{args.layers}x{args.width} {args.quant}", "arguments": args.arguments}
-    found["llama_server"] = binary.version if binary else None
-    if not args.json:
-        for name, each in found["speed_up"].items():
-            print(f"{name:24} {each['mean']:.2f} ({each['low']:.2f} to {each['high']:.2f}), worst {each['worst']:.2f}")
-        for name, reason in found["failed"].items():
-            print(f"{name:24} left out: {reason}")
-    print(json.dumps(found))
+        for name, place in {"CACHE": "cache", "CONFIG": "none.toml"}.items():
+            os.environ[f"REST_LOCAL_{name}"] = str(work / place)
+        work.mkdir(parents=True, exist_ok=True)
+        if not model.exists():
+            part = model.with_suffix(".part")
+            player.write(args.vocab, part, width=width, layers=layers, quant=args.quant).rename(model)
+        found: dict[str, Any] = {
+            "player": f"{args.size} {args.quant}", "llama_server": binary.version if binary else None,
+            "machine": _processor(), "threads": args.threads, "arguments": args.arguments, "rounds": args.rounds,
+        }  # fmt: skip
+        tasks: list[Task] = []
+        stores: dict[str, Path] = {}
+        with Model.open(args.vocab, vocab_only=True) as opened:
+            texts = Texts(opened.vocabulary, args.git, args.data, args.prompt, args.tokens)
+            for workload in chosen:
+                try:
+                    of_it, stores[workload] = prepared(work, workload, texts, args.answers, model)
+                    tasks += of_it
+                except (FileNotFoundError, ValueError) as error:
+                    tell(f"{workload}: left out, {error}")
+        found |= {"tasks": {}, "runs": [], "failed": {}, "revisions": []}
+        if args.json.exists():
+            earlier = json.loads(args.json.read_text())
+            if differing := [key for key in found if key not in KEPT and earlier[key] != found[key]]:
+                parser.error(f"{args.json} is of another race ({', '.join(differing)}); name another file")
+            found |= {key: earlier[key] for key in ("tasks", "runs", "revisions")}
+        for task in tasks:
+            found["tasks"][task.id] = {
+                "workload": task.workload, "prompt": len(task.prompt), "tokens": len(task.answer)
+            }  # fmt: skip
+        if (revision := _revision()) not in found["revisions"]:
+            found["revisions"].append(revision)
+        if not (work / "cache").exists() and tasks:
+            tell("one answer that does not count, in which rest-local learns what a batch costs here")
+            warm = next(side for side in racers if side.name == COLD)
+            player.play(model, (tasks[0].prompt, tasks[0].answer))
+            timed(warm, tasks[0], work)
+        limit = 60 * args.minutes - (time.monotonic() - begun)
+        race(found, model, tasks, [side for side in racers if side.name in only], stores, limit, tell, save)
+        save()
+    print("\n".join(race_report.lines(found)))

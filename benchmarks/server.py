@@ -1,6 +1,6 @@
 """The cost of HTTP: a real server process over loopback, compared with the engine's own time.
 
-    python -m benchmarks server [--model GGUF] [--part first|overhead|keys|clients|stalled|schema]... [--seconds 60]
+    python -m benchmarks server [--model GGUF] [--part first|overhead|protocols|clients]... [--seconds 60]
 
 - `first`: time to the first token on a prompt that is in the KV cache, less the forward passes.
 - `overhead`: a stream of 300 tokens by HTTP, compared with the same request in an engine without a server and with one
@@ -8,15 +8,10 @@
   round, the ratio of the fastest runs, which counts on a busy machine, and the processor time in milliseconds of the
   event loops of both processes: that which clients reach, and that of the model.
 - `protocols`: the same stream by each protocol, compared with the time of its own forward passes, interleaved.
-- `keys`: an /infill request for each keystroke, each cancelled by the next; the wait of the user at a pause, and the
-  slots that are lost.
 - `clients`: eight clients at once for `--seconds`: errors, the least served client relative to the most served,
   throughput relative to one client alone.
-- `stalled`: peak memory of a server with 24 streams that no client reads, with 100 log-probabilities per token.
-- `schema`: the longest gap between two events of a stream while the schema of another request, an enum of 50 000
-  integers, is compiled and followed, by the policy of that other request.
 
-Except in `schema`, drafting is off, so that every round does the same work.
+Drafting is off, so that every round does the same work.
 """
 
 from __future__ import annotations
@@ -34,7 +29,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
-from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -49,16 +43,7 @@ SLOTS = 8
 N_CTX = 2048
 STREAMED = 300
 WAIT_SECONDS = 600
-PAUSE_EVERY = 10  # keystrokes
-STALLED = 24  # streams
-CHOICES = 50_000  # integers of the enum
 SAME: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "rest_local": {"policy": "off"}}
-_ENDLESS: dict[str, Any] = {
-    **SAME,
-    "n_predict": 1_000_000,
-    "stream": True,
-    "rest_local": {"policy": "off", "context_shift": True},
-}
 
 
 @dataclass
@@ -78,14 +63,6 @@ class Process:
         """Processor time of the event loops so far, in milliseconds; 0 if the system does not report it."""
         times = [Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in self.pids]
         return sum(int(each.read_text("ascii").split()[0]) for each in times if each.exists()) / 1e6
-
-    def memory_mb(self, name: str) -> float:
-        """`VmRSS`, the resident memory, or `VmHWM`, its maximum so far, of all processes in MB; 0 if the system does
-        not report it."""
-        statuses = [Path(f"/proc/{pid}/status") for pid in self.pids]
-        texts = [each.read_text("ascii") for each in statuses if each.exists()]
-        found = [re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE) for text in texts]
-        return round(sum(int(each[1]) for each in found if each) / 1024, 1)
 
     def forward_seconds(self) -> float:
         """The seconds that all requests so far spent on their prompts and their tokens, as `/metrics` counts them."""
@@ -280,45 +257,6 @@ def _without_http(service: Service, prompt: list[int], tokens: int = STREAMED) -
     return time.perf_counter() - begun
 
 
-def keys(server: Process, strokes: int) -> dict[str, Any]:
-    """A user types a key every 30 ms and waits for the answer after every tenth key. The requests are those of
-    llama.vim: the current line is the beginning of the text in the gap.
-    """
-    text, at = _texts(1, 3000)[0], 1000
-    suffix = text[at + strokes :]
-    extra = [{"filename": "other.py", "text": _texts(2, 1500)[1]}]
-    waited: list[float] = []
-    cut = 0
-    connection: HTTPConnection | None = None
-    for number in range(1, strokes + 1):
-        above, newline, line = text[: at + number].rpartition("\n")
-        body: dict[str, Any] = {"input_prefix": above + newline, "prompt": line, "input_suffix": suffix}
-        body |= {"input_extra": extra, "n_predict": 16, **SAME}
-        if connection is not None:
-            connection.close()
-        connection = server.connect()
-        if number % PAUSE_EVERY == 0:
-            waited.append(1e3 * post(connection, "/infill", body)[2])
-            continue
-        connection.request("POST", "/infill", json.dumps(body), {"content-type": "application/json"})
-        cut += 1
-        time.sleep(0.03)
-    lost = _busy_after(server, 5.0)
-    return {"strokes": strokes, "cut": cut, "waited_ms": round(median(waited), 1), "slots_lost": lost}
-
-
-def _busy_after(server: Process, seconds: float) -> int:
-    """Slots that are still busy without any request."""
-    deadline = time.monotonic() + seconds
-    while (busy := _busy(server)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return busy
-
-
-def _busy(server: Process) -> int:
-    return sum(slot["is_processing"] for slot in server.get("/slots"))
-
-
 def clients(server: Process, seconds: float, at_once: int = SLOTS) -> dict[str, Any]:
     """Tokens of each client, all at once and one alone."""
     together, errors = _crowd(server, at_once, seconds)
@@ -332,7 +270,6 @@ def clients(server: Process, seconds: float, at_once: int = SLOTS) -> dict[str, 
         "fairness": round(min(together) / max(*together, 1), 3),
         "tokens_per_second": {name: round(rate, 1) for name, rate in rates.items()},
         "ratio": round(rates["together"] / rates["alone"], 3) if rates["alone"] else None,
-        "slots_lost": _busy_after(server, 5.0),
     }
 
 
@@ -361,71 +298,6 @@ def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int
     return [round(value) for value in tokens], sum(errors)
 
 
-def stalled(model: str | None) -> dict[str, Any]:
-    """Endless streams whose clients read nothing, in a separate server, until the server ends them."""
-    body = {"n_probs": 100, **_ENDLESS}
-    with serving(model, STALLED) as server, contextlib.ExitStack() as open_connections:
-        before = server.memory_mb("VmRSS")
-        for text in _texts(STALLED, 200):
-            connection = open_connections.enter_context(contextlib.closing(server.connect()))
-            data = json.dumps(body | {"prompt": text})
-            connection.request("POST", "/completion", data, {"content-type": "application/json"})
-        begun = time.monotonic()
-        while not _busy(server) and time.monotonic() - begun < 5.0:
-            time.sleep(0.01)
-        busy = _busy_after(server, WAIT_SECONDS)
-        return {
-            "streams": STALLED,
-            "before_mb": before,
-            "peak_mb": server.memory_mb("VmHWM"),
-            "seconds": round(time.monotonic() - begun, 1),
-            "slots_lost": busy,
-        }
-
-
-def schema(server: Process) -> dict[str, Any]:
-    """Gaps of one stream, alone and while a request with a large schema is served, for each policy of that request."""
-    found: dict[str, Any] = {}
-    for number, policy in enumerate(("off", "auto", "rest")):
-        arrived: list[float] = []
-        ended = threading.Event()
-        reader = threading.Thread(target=_read_until, args=(server, arrived, ended))
-        reader.start()
-        time.sleep(3.0)
-        # Other integers each time, because a schema that was compiled before costs nothing.
-        enum = list(range(number * CHOICES, (number + 1) * CHOICES))
-        body = {"prompt": "A number: ", "json_schema": {"enum": enum}, "n_predict": 16, "temperature": 0}
-        begun = time.perf_counter()
-        with contextlib.closing(server.connect()) as connection:
-            value, _, took = post(connection, "/completion", body | {"rest_local": {"policy": policy}})
-        time.sleep(0.2)
-        ended.set()
-        reader.join()
-        found[policy] = {
-            "request_ms": round(1e3 * took),
-            "answer": value["content"],
-            "gap_alone_ms": _longest_gap([time for time in arrived if time < begun]),
-            "gap_ms": _longest_gap([time for time in arrived if begun - 0.1 < time < begun + took + 0.1]),
-        }
-    return found
-
-
-def _read_until(server: Process, arrived: list[float], ended: threading.Event) -> None:
-    """An endless stream that records the time of each event."""
-    body = json.dumps({"prompt": _texts(1, 400)[0], **_ENDLESS})
-    with contextlib.closing(server.connect()) as connection:
-        connection.request("POST", "/completion", body, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        while not ended.is_set() and (line := answer.readline()):
-            if line.startswith(b"data: {"):
-                arrived.append(time.perf_counter())
-
-
-def _longest_gap(arrived: list[float]) -> float:
-    """In milliseconds."""
-    return round(1e3 * max((b - a for a, b in pairwise(arrived)), default=0.0), 1)
-
-
 def _texts(n: int, characters: int) -> list[str]:
     """Beginnings of modules that the demo model was not trained on."""
     library = standard_library()
@@ -433,7 +305,7 @@ def _texts(n: int, characters: int) -> list[str]:
     return [begin_of(texts[i % len(texts)][40 * (i // len(texts)) :], characters) for i in range(n)]
 
 
-PARTS = ("first", "overhead", "protocols", "keys", "clients", "stalled", "schema")
+PARTS = ("first", "overhead", "protocols", "clients")
 
 
 def main() -> None:
@@ -441,7 +313,6 @@ def main() -> None:
     parser.add_argument("--model", help="a GGUF; default: the demo model")
     parser.add_argument("--part", action="append", choices=PARTS, help="repeatable; default: all")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of overhead; first takes four times as many")
-    parser.add_argument("--strokes", type=int, default=200, help="keystrokes of keys")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of clients")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
@@ -451,10 +322,7 @@ def main() -> None:
             "first": lambda: first_token(server, 4 * args.rounds),
             "overhead": lambda: overhead(server, args.model, args.rounds),
             "protocols": lambda: protocols(server, args.rounds),
-            "keys": lambda: keys(server, args.strokes),
             "clients": lambda: clients(server, args.seconds),
-            "stalled": lambda: stalled(args.model),
-            "schema": lambda: schema(server),
         }
         for name in args.part or PARTS:
             result[name] = measure[name]()

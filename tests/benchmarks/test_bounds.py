@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.bounds import OracleMatch, fair, oracle, reaches
-from benchmarks.thresholds import Threshold
+from benchmarks.priors import Threshold
 from rest_local.bench.replay import replay
 from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import LARGEST, CostCurve
