@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 import click
-import pytest
 
 import rest_local
 import rest_local.errors
@@ -90,14 +89,13 @@ def test_a_command_that_is_not_run_is_found() -> None:
     assert not_run("Do:\n\n    make x\n") == ["make x"]
 
 
-@pytest.mark.parametrize("document", [each for each in DOCUMENTS if each.name != "CLI.md"], ids=name_of)
-def test_every_command_is_run_by_a_test_or_says_why_not(document: Path) -> None:
+def test_every_command_is_run_by_a_test_or_says_why_not() -> None:
     """Blocks of `sh` and `python` of the README and the tutorial's pages are run by test_tutorial.py, and blocks of
     `curl` by server/clients/test_documented_commands.py."""
-    text = text_of(document)
-    assert not_run(text) == []
-    if document.name not in RUN_BY_TUTORIAL:
-        for _, language, lines in blocks_of(text):
+    for document in DOCUMENTS:
+        text = text_of(document)
+        assert document.name == "CLI.md" or not_run(text) == [], document
+        for _, language, lines in () if document.name in (*RUN_BY_TUTORIAL, "CLI.md") else blocks_of(text):
             starts = [line for line in lines.splitlines() if re.match(r"\w", line)]
             assert language != "sh" or all(line.startswith("curl ") for line in starts), lines
 
@@ -165,16 +163,16 @@ def test_every_test_that_reliability_names_exists() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_lead_somewhere() -> None:
     missing = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(document)):
-        if EXTERNAL.match(target):
-            continue
-        name, _, anchor = target.partition("#")
-        path = (document.parent / name).resolve() if name else document
-        if not path.exists() or (anchor and anchor not in anchors_of(path)):
-            missing.append(target)
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(document)):
+            if EXTERNAL.match(target):
+                continue
+            name, _, anchor = target.partition("#")
+            path = (document.parent / name).resolve() if name else document
+            if not path.exists() or (anchor and anchor not in anchors_of(path)):
+                missing.append(f"{name_of(document)}: {target}")
     assert missing == []
 
 
@@ -231,9 +229,9 @@ def test_the_reference_of_the_api_is_complete() -> None:
     assert "::: rest_local.errors\n" in text, "where the errors are"
 
 
-@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "DESIGN.md", "FORMAT.md"])
-def test_modules_that_are_named_exist(document: str) -> None:
-    path = ROOT / "docs" / document
-    assert [name for name in dotted_names(path) if not exists(name)] == []
-    files = re.findall(r"`(?:rest_local/)?((?:" + "|".join(ROOMS) + r")/[\w/]+\.py)`", prose_of(path))
-    assert [name for name in files if not (ROOT / "rest_local" / name).exists()] == []
+def test_modules_that_are_named_exist() -> None:
+    for document in ("ARCHITECTURE.md", "DESIGN.md", "FORMAT.md"):
+        path = ROOT / "docs" / document
+        assert [name for name in dotted_names(path) if not exists(name)] == []
+        files = re.findall(r"`(?:rest_local/)?((?:" + "|".join(ROOMS) + r")/[\w/]+\.py)`", prose_of(path))
+        assert [name for name in files if not (ROOT / "rest_local" / name).exists()] == []

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -58,9 +59,14 @@ BELOW: dict[str, set[str]] = {
 }  # fmt: skip
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Yield the full name of every module that `path` imports, inside functions and TYPE_CHECKING too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -92,10 +98,8 @@ def test_table_of_contents_is_sorted_and_complete() -> None:
     assert set(rest_local.__all__) == {*rest_local._HOME, "__version__"}
 
 
-@pytest.mark.parametrize("name", rest_local.__all__)
-def test_every_name_loads(name: str) -> None:
-    value = getattr(rest_local, name)
-    assert name == "__version__" or value.__name__ == name
+def test_every_name_loads() -> None:
+    assert [getattr(rest_local, name).__name__ for name in rest_local._HOME] == [*rest_local._HOME]
 
 
 def test_every_error_is_in_the_table_of_contents() -> None:
@@ -142,20 +146,20 @@ def test_only_the_llama_room_imports_the_library() -> None:
     assert offenders == []
 
 
-@pytest.mark.parametrize("room", sorted(BELOW))
-def test_imports_point_downwards(room: str) -> None:
+def test_imports_point_downwards() -> None:
     offenders = []
-    for path in sorted((PACKAGE / room).rglob("*.py")):
-        for name in imports_of(path):
-            parts = name.split(".")
-            if parts[0] == "rest_local" and len(parts) > 1 and parts[1] in BELOW.keys() - BELOW[room] - {room}:
-                offenders.append(f"{path.relative_to(PACKAGE)} imports {name}")
+    for room, below in BELOW.items():
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            for name in imports_of(path):
+                parts = name.split(".")
+                if parts[0] == "rest_local" and len(parts) > 1 and parts[1] in BELOW.keys() - below - {room}:
+                    offenders.append(f"{path.relative_to(PACKAGE)} imports {name}")
     assert offenders == []
 
 
 def imports_at_once(path: Path) -> Iterator[str]:
     """Yield the names that `path` imports when it is loaded itself: not in functions, not for types alone."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

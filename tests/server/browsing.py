@@ -103,12 +103,15 @@ FAULTS = """() => {
   }
   for (const each of document.querySelectorAll("[tabindex]")) if (each.tabIndex > 0) faults.push("a positive tabindex");
   const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const painted = new Map();
   const paint = colours => {
-    brush.fillStyle = "#fff";
+    const key = colours.join();
+    if (painted.has(key)) return painted.get(key);
     for (const colour of ["#fff", ...colours]) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1) }
     const [r, g, b] = [...brush.getImageData(0, 0, 1, 1).data].map(v => v / 255)
       .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-    return .2126 * r + .7152 * g + .0722 * b;
+    painted.set(key, .2126 * r + .7152 * g + .0722 * b);
+    return painted.get(key);
   };
   for (const each of document.querySelectorAll("body *")) {
     const speaks = [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim());

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from fake_service import FakeEngine, FakeService
+from fake_service import scripted_server
 from live import Live, served
 
 from rest_local.decoding.engine import Engine
@@ -44,28 +42,6 @@ def demo() -> Iterator[Live]:
     serving = Serving(settings, "demo", lambda: Engine.load(slots=4), drain_seconds=5)
     with served(serving) as live:
         assert serving.loaded.wait(300)
-        yield live
-
-
-@contextlib.contextmanager
-def scripted_server(*, room: int = 64, n_ctx: int = 512, drain_seconds: int = 5, **settings: Any) -> Iterator[Live]:
-    """A server with a scripted service."""
-    made: list[FakeService] = []
-
-    def service(engine: Any, queue: int) -> Any:
-        made.append(FakeService(engine, room=room))
-        return made[0]
-
-    serving = Serving(
-        replace(Settings(port=0), **settings),
-        "demo",
-        lambda: FakeEngine(n_ctx),  # type: ignore[arg-type, return-value]
-        start=service,
-        drain_seconds=drain_seconds,
-    )
-    with served(serving) as live:
-        assert serving.loaded.wait(60)
-        live.service = made[0]
         yield live
 
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from live import Live, served
+
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.following import DatastoreSwap
@@ -22,6 +24,8 @@ from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
+from rest_local.server.app import Serving
+from rest_local.server.settings import Settings
 
 
 class FakeEngine:
@@ -167,3 +171,25 @@ def origin(**fields: Any) -> Any:
     return SimpleNamespace(
         **{"source": "datastore", "probability": 0.5, "match": 4, "file": "a.py", "line": 3} | fields
     )
+
+
+@contextlib.contextmanager
+def scripted_server(*, room: int = 64, n_ctx: int = 512, drain_seconds: int = 5, **settings: Any) -> Iterator[Live]:
+    """A server with a scripted service."""
+    made: list[FakeService] = []
+
+    def service(engine: Any, queue: int) -> Any:
+        made.append(FakeService(engine, room=room))
+        return made[0]
+
+    serving = Serving(
+        replace(Settings(port=0), **settings),
+        "demo",
+        lambda: FakeEngine(n_ctx),  # type: ignore[arg-type, return-value]
+        start=service,
+        drain_seconds=drain_seconds,
+    )
+    with served(serving) as live:
+        assert serving.loaded.wait(60)
+        live.service = made[0]
+        yield live

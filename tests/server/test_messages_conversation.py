@@ -274,11 +274,11 @@ WRONG: list[tuple[str, list[Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("place", "messages", "fields"), WRONG)
-def test_an_error_names_its_place(place: str, messages: list[Any], fields: dict[str, Any]) -> None:
-    error = refusal(*messages, **fields)
-    assert error.message.startswith(f"{place}: ")
-    assert error.param == place.partition("[")[0].partition(".")[0]
+def test_an_error_names_its_place() -> None:
+    for place, messages, fields in WRONG:
+        error = refusal(*messages, **fields)
+        assert error.message.startswith(f"{place}: ")
+        assert error.param == place.partition("[")[0].partition(".")[0]
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import schemathesis
+from fake_service import scripted_server
 from hypothesis import HealthCheck, Phase, given, settings
 from live import Live
-from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from rest_local.server.app import create_app
 from rest_local.server.operations import describe
@@ -41,15 +40,21 @@ def test_keys_are_described_if_there_are_any() -> None:
 
 @pytest.fixture(scope="module")
 def schema() -> Any:
+    import schemathesis
+
     return schemathesis.openapi.from_dict(describe(DESCRIBED, False))
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with scripted_server(metrics=True) as live:
+        yield live
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of schemathesis' own libraries
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_nothing_that_fits_the_description_is_a_fault(
-    scripted: Callable[..., Live], schema: Any, method: str, path: str
-) -> None:
-    live = scripted(metrics=True)
+def test_nothing_that_fits_the_description_is_a_fault(live: Live, schema: Any, method: str, path: str) -> None:
+    from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
     @settings(
         max_examples=EXAMPLES,

@@ -1,4 +1,5 @@
-"""Hours of a datastore's life in minutes: builds killed at random moments, and readers while a writer works.
+"""Hours of a datastore's life in minutes: two vocabularies whose writers are killed at random moments, and readers
+while a writer works. Kills of one datastore are in soak_kills.py.
 
 Not collected by `make test`, whose tests kill at every step of one small build; `make soak` names this file.
 REST_LOCAL_SOAK_SECONDS is the time of each test, 60 without it.
@@ -21,7 +22,7 @@ from stores import OTHER, VOCABULARY, content_of, make
 
 from rest_local.errors import DatastoreNotFound, DatastoreVocabulary
 from rest_local.retrieval import Datastore, remove
-from rest_local.retrieval.format import MANIFEST, owns
+from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.home import folder
 from rest_local.retrieval.staging import remove_index
 
@@ -41,39 +42,6 @@ def number_in(content: dict[str, list[int]]) -> int:
     mark = int(next(iter(content)).partition("-")[0])
     assert content == commit_of(mark), f"a mix of commits: {list(content)}"
     return mark
-
-
-def write_for_ever(path: Path, first: int) -> None:
-    number = first
-    while True:
-        make(path, commit_of(number), segment_tokens=150)
-        number += 1
-
-
-def test_builds_killed_at_random(tmp_path: Path) -> None:
-    """Whenever a build dies: a whole commit is there, it is clean, and the next build removes what is left over."""
-    path, rng, deadline = tmp_path / "store", random.Random(1), time.monotonic() + SECONDS
-    make(path, commit_of(0))
-    number, killed, advanced = 0, 0, 0
-    while time.monotonic() < deadline:
-        writer = CONTEXT.Process(target=write_for_ever, args=(path, number + 1))
-        writer.start()
-        before = number
-        time.sleep(rng.uniform(0.0, 3.0))  # anywhere: while Python starts, in the first commit, between two
-        os.kill(writer.pid or 0, signal.SIGKILL)
-        writer.join()
-        assert writer.exitcode == -signal.SIGKILL
-        killed += 1
-        number = number_in(content_of(path))
-        advanced += number != before
-        make(path, commit_of(number := number + 1), segment_tokens=150)
-        assert number_in(content_of(path)) == number % 997
-        manifest = (path / MANIFEST).read_text("utf-8")
-        names = {file.name for file in path.iterdir()}
-        left = [name for name in names if ".new-" in name or (owns(name) and name.partition(".")[0] not in manifest)]
-        assert left == []
-    print(f"{killed} builds killed, {advanced} of them after a commit")
-    assert advanced > 0, "no build got as far as a commit"
 
 
 def change_for_ever(path: Path, first: int) -> None:

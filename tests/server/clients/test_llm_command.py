@@ -1,19 +1,18 @@
-"""The `llm` command line, run as its users run it, with the configuration that docs/CLIENTS.md gives."""
+"""The `llm` command line in this process, with the configuration that docs/CLIENTS.md gives."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 
 import pytest
+from click.testing import CliRunner, Result
 from live import Live, Scripted, prompt_of
 
 pytestmark = pytest.mark.skipif(find_spec("llm") is None, reason="the package llm is not installed")
-Llm = Callable[..., subprocess.CompletedProcess[str]]
+Llm = Callable[..., Result]
 TOOL = """
 def word_count(text: str) -> int:
     "Counts words."
@@ -26,13 +25,16 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Llm:
     """`llm(live, "prompt", "-o", "temperature", "0")`. One home, because its first use makes a database: 1 s."""
     home = tmp_path_factory.mktemp("llm")
 
-    def run(live: Live, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(live: Live, *arguments: str) -> Result:
+        from llm.cli import cli
+
         settings = f'- model_id: rest-local\n  model_name: demo\n  api_base: "{live.url}/v1"\n'
         settings += "  supports_tools: true\n  supports_schema: true\n"
         (home / "extra-openai-models.yaml").write_text(settings)
-        environment = os.environ | {"LLM_USER_PATH": str(home), "OPENAI_API_KEY": "any"}
-        command = [sys.executable, "-m", "llm", "-m", "rest-local", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        runner = CliRunner(env={"LLM_USER_PATH": str(home), "OPENAI_API_KEY": "any"})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return runner.invoke(cli, ["prompt", "-m", "rest-local", *arguments])
 
     return run
 
@@ -40,23 +42,23 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Llm:
 def test_it_prompts_and_streams(demo: Live, llm: Llm) -> None:
     options = ("def add(a, b):", "-o", "max_tokens", "12", "-o", "temperature", "0")
     streamed, whole = llm(demo, *options), llm(demo, *options, "--no-stream")
-    assert streamed.returncode == 0, streamed.stderr
-    assert whole.returncode == 0, whole.stderr
+    assert streamed.exit_code == 0, streamed.stderr
+    assert whole.exit_code == 0, whole.stderr
     assert streamed.stdout.strip()
     assert whole.stdout.strip()
 
 
 def test_it_sends_a_schema(demo: Live, llm: Llm) -> None:
     done = llm(demo, "number", "--schema", json.dumps({"type": "object", "properties": {"small": {"type": "boolean"}}}))
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert isinstance(json.loads(done.stdout), dict)
 
 
 def test_it_continues_a_conversation(demo: Live, llm: Llm) -> None:
     first = llm(demo, "Add two numbers.", "-s", "You write Python.", "-o", "max_tokens", "8")
-    assert first.returncode == 0, first.stderr
+    assert first.exit_code == 0, first.stderr
     second = llm(demo, "Now multiply them.", "-c", "-o", "max_tokens", "8")
-    assert second.returncode == 0, second.stderr
+    assert second.exit_code == 0, second.stderr
     assert second.stdout.strip()
 
 
@@ -76,7 +78,7 @@ def test_it_calls_a_tool_and_continues(scripted: Scripted, llm: Llm) -> None:
 
     live.service.answer = Turns()
     done = llm(live, "How many words?", "--functions", TOOL)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.strip().endswith("Three words.")
     prompt = prompt_of(live, 1)
     assert "word_count" in prompt
@@ -86,5 +88,5 @@ def test_it_calls_a_tool_and_continues(scripted: Scripted, llm: Llm) -> None:
 def test_it_shows_the_error_message(scripted: Scripted, llm: Llm) -> None:
     live = scripted()
     done = llm(live, "hi", "-o", "max_tokens", "-7")
-    assert done.returncode != 0
+    assert done.exit_code != 0
     assert "max_tokens" in done.stderr

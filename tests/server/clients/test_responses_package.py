@@ -415,55 +415,55 @@ def test_a_key_does_not_continue_what_another_has_begun(scripted: Scripted) -> N
 MESSAGE = {"role": "user", "content": "Hi"}
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "input"),
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 3}, "input"),
-        ({"input": [3]}, "input"),
-        ({"input": [{}]}, "input[0].type"),
-        ({"input": [MESSAGE, MESSAGE, MESSAGE, {"type": "sonnet"}]}, "input[3].type"),
-        ({"input": [{"type": None}]}, "input[0].type"),
-        ({"input": [{"role": "poet", "content": "Hi"}]}, "input[0].role"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": None}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "image_url"),
-        ({"input": [MESSAGE, {"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[1].call_id"),
-        ({"input": [MESSAGE, {"type": "custom_tool_call_output", "call_id": "c", "output": "x"}]}, "input[1].call_id"),
-        ({"input": [MESSAGE, {"type": "function_call", "call_id": "c"}]}, "input[1].name"),
-        ({"input": [{"type": "reasoning", "summary": [{}]}]}, "input[0].summary[0].text"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
-        ({"input": "Hi", "tools": [READ, {"type": "code_interpreter"}]}, "tools[1].type"),
-        ({"input": "Hi", "tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"input": "Hi", "tools": [{**PATCH, "format": {"type": "grammar"}}]}, "tools[0].format.definition"),
-        ({"input": "Hi", "tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]}, "tools[0].tools"),
-        ({"input": "Hi", "tool_choice": "required"}, "tool_choice"),
-        ({"input": "Hi", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        ({"input": "Hi", "tools": [READ], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
-        ({"input": "Hi", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
-        ({"input": "Hi", "text": {"format": {"type": "yaml"}}}, "text"),
-        ({"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"input": "Hi", "background": True}, "background"),
-        ({"input": "Hi", "conversation": "conv_1"}, "conversation"),
-        ({"input": "Hi", "prompt": {"id": "p"}}, "prompt"),
-        ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "Hi", "metadata": {"a": 1}}, "metadata"),
-        ({"input": "Hi", "truncation": "some"}, "truncation"),
-        ({"input": "word " * 4000}, "input"),
-    ],
-)
-def test_bad_input_is_refused_by_its_place(scripted: Scripted, body: dict[str, Any], param: str) -> None:
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({}, "input"),
+    ({"input": None}, "input"),
+    ({"input": []}, "input"),
+    ({"input": 3}, "input"),
+    ({"input": [3]}, "input"),
+    ({"input": [{}]}, "input[0].type"),
+    ({"input": [MESSAGE, MESSAGE, MESSAGE, {"type": "sonnet"}]}, "input[3].type"),
+    ({"input": [{"type": None}]}, "input[0].type"),
+    ({"input": [{"role": "poet", "content": "Hi"}]}, "input[0].role"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"input": [{"role": "user", "content": None}]}, "input[0].content"),
+    ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "image_url"),
+    ({"input": [MESSAGE, {"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[1].call_id"),
+    ({"input": [MESSAGE, {"type": "custom_tool_call_output", "call_id": "c", "output": "x"}]}, "input[1].call_id"),
+    ({"input": [MESSAGE, {"type": "function_call", "call_id": "c"}]}, "input[1].name"),
+    ({"input": [{"type": "reasoning", "summary": [{}]}]}, "input[0].summary[0].text"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+    ({"input": "Hi", "tools": [READ, {"type": "code_interpreter"}]}, "tools[1].type"),
+    ({"input": "Hi", "tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"input": "Hi", "tools": [{**PATCH, "format": {"type": "grammar"}}]}, "tools[0].format.definition"),
+    ({"input": "Hi", "tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]}, "tools[0].tools"),
+    ({"input": "Hi", "tool_choice": "required"}, "tool_choice"),
+    ({"input": "Hi", "tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+    ({"input": "Hi", "tools": [READ], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+    ({"input": "Hi", "text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+    ({"input": "Hi", "text": {"format": {"type": "yaml"}}}, "text"),
+    ({"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"input": "Hi", "background": True}, "background"),
+    ({"input": "Hi", "conversation": "conv_1"}, "conversation"),
+    ({"input": "Hi", "prompt": {"id": "p"}}, "prompt"),
+    ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
+    ({"input": "Hi", "metadata": {"a": 1}}, "metadata"),
+    ({"input": "Hi", "truncation": "some"}, "truncation"),
+    ({"input": "word " * 4000}, "input"),
+]
+
+
+def test_bad_input_is_refused_by_its_place(scripted: Scripted) -> None:
     live = scripted()
-    answer = live.post("/v1/responses", body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert param in error["param"]
-    assert error["param"] in error["message"] or error["code"] == "context_length_exceeded"
-    assert not live.service.streams
+    for body, param in WRONG:
+        answer = live.post("/v1/responses", body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert param in error["param"]
+        assert error["param"] in error["message"] or error["code"] == "context_length_exceeded"
+        assert not live.service.streams
 
 
 def test_a_schema_that_cannot_be_kept_names_the_clients_field(scripted: Scripted) -> None:

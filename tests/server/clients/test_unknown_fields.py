@@ -88,10 +88,10 @@ def test_a_client_cannot_fill_the_log(told: Callable[[], list[str]]) -> None:
     assert len(told()) == bodies.MAX_WARNINGS
 
 
-@pytest.mark.parametrize("request_", recorded.ALL, ids=lambda request: f"{request.client} {request.path}")
-def test_no_field_of_a_recorded_client_is_unknown(request_: recorded.Recorded, told: Callable[[], list[str]]) -> None:
-    check(body(request_.body), KINDS[request_.path.partition("?")[0]])
-    assert told() == []
+def test_no_field_of_a_recorded_client_is_unknown(told: Callable[[], list[str]]) -> None:
+    for each in recorded.ALL:
+        check(body(each.body), KINDS[each.path.partition("?")[0]])
+        assert told() == [], (each.client, each.path)
 
 
 def test_a_field_of_one_call_is_unknown_to_none_of_the_others(told: Callable[[], list[str]]) -> None:
