@@ -16,6 +16,8 @@ The nodes are those of all sequences together, which the planner distributes.
 - `auto`: the unchanged policy, with the times of a model whose plain step takes 20 ms (`cpu`), or of a consumer GPU
   (`device`).
 - `looking`: `auto` with a lookup at every step.
+- `copy` (`device`): `auto` in a long copy: the prediction is the answer, and `nodes` nodes of each sequence cost a
+  tenth of a plain step. All are accepted, so as many rows of logits are read, each from memory (0.04 ms and more).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +39,7 @@ import numpy as np
 from benchmarks.device import Device
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.bench.demo import held_out_modules, standard_library
-from rest_local.calibration.cost import CostCurve
+from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request
 from rest_local.decoding.request_state import RequestState, VerifiedStep
@@ -155,17 +158,28 @@ def on_device(
         "auto": lambda: Auto(curve),
         "plain": Off,
     }
-    result |= {side: {} for side in policies}
-    stored, texts = _modules(max(sequences), context_tokens + 12 * steps)
+    result |= {side: {} for side in (*policies, "copy")}
+    per_step = max(12, nodes + 2)
+    stored, texts = _modules(max(sequences), context_tokens + per_step * steps)
     with tempfile.TemporaryDirectory() as directory:
         path = synthetic(SUBMISSION, "Q8_0", Path(directory) / "small.gguf")
         with Model.open(path) as model:
             for n in sequences:
-                settings = ContextSettings(n_ctx=1024 + n * (context_tokens + 12 * steps), n_slots=n, threads=1)
-                for side, policy in policies.items():
+                settings = ContextSettings(n_ctx=1024 + n * (context_tokens + per_step * steps), n_slots=n, threads=1)
+                copying: Callable[[], Policy] = partial(Auto, _copying(nodes, n))
+                for side, policy in [*policies.items(), ("copy", copying)]:
                     with Context(model, settings) as context:
-                        result[side][n] = _serve(model, context, policy(), steps, context_tokens, texts[:n], stored)
+                        result[side][n] = _serve(
+                            model, context, policy(), steps, context_tokens, texts[:n], stored, side == "copy"
+                        )
     return result
+
+
+def _copying(nodes: int, n: int) -> CostCurve:
+    """`nodes` nodes for each of `n` sequences cost a tenth of a plain step, further ones too much."""
+    most = min(n * (1 + nodes), LARGEST - 1)
+    costs = [DEVICE_MS, 1.1 * DEVICE_MS, 10 * DEVICE_MS]
+    return CostCurve.from_points([0], [1, most, most + 1], [costs])
 
 
 def _modules(n: int, length: int) -> tuple[Segment, list[list[int]]]:
@@ -199,6 +213,7 @@ def _serve(
     length: int,
     texts: Sequence[Sequence[int]],
     stored: Segment,
+    predicted: bool = False,
 ) -> dict[str, float]:
     """Decode a request for each text at the same time, for `steps` steps or until the shortest text ends."""
     capability = Capability("none" if policy.name == "off" else "tree", "bench")
@@ -208,7 +223,10 @@ def _serve(
         for text in texts:
             sampler = stack.enter_context(Sampler(model.vocabulary, Sampling()))
             sources = Sources([], SHAPE.vocab, stored)
-            sequences.append(_sequence(model, policy, sampler, sources, text[:length], len(text) - length - 64))
+            n = len(text) - length - 64
+            sequences.append(
+                _sequence(model, policy, sampler, sources, text[:length], n, text[length:] if predicted else ())
+            )
             scheduler.submit(sequences[-1])
         while any(not sequence.answer.begun for sequence in sequences):
             scheduler.step()
@@ -235,10 +253,16 @@ def _serve(
 
 
 def _sequence(
-    model: Model, policy: Policy, sampler: Sampler, sources: Sources, prompt: Sequence[int], n: int
+    model: Model,
+    policy: Policy,
+    sampler: Sampler,
+    sources: Sources,
+    prompt: Sequence[int],
+    n: int,
+    prediction: Sequence[int] = (),
 ) -> RequestState:
     answer = Answer(Statistics(), Detokenizer(model.vocabulary.piece), n, (), _never)
-    request = Request(prompt, max_tokens=n)
+    request = Request(prompt, max_tokens=n, prediction=prediction)
     return RequestState(request, policy.fork(), sampler, answer, lambda slot: sources, _never)
 
 
@@ -321,7 +345,7 @@ def main() -> None:
     result = {where: measure[where](args.steps, args.nodes, **_given(args.sequences)) for where in args.on or measure}
     if not args.json:
         for where, found in result.items():
-            for side in [side for side in ("drafted", "looking", "auto", "plain") if side in found]:
+            for side in [side for side in ("drafted", "looking", "auto", "copy", "plain") if side in found]:
                 for n, row in found[side].items():
                     print(f"{where:6} {side:8} {n} sequences {row['nodes_per_step']:5} nodes  {_shown(row)}")
     print(json.dumps(result))

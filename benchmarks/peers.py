@@ -69,6 +69,9 @@ class Peer(Stateless):
         """No rows: a peer only drafts."""
         return []
 
+    def rows_after(self, *_: object, **__: object) -> list[SourceRows]:
+        return []
+
     def repeats(self, n: int = 8) -> bool:
         return False
 

@@ -208,6 +208,9 @@ class Unmatched(Sources):
     def rows(self, *_: Any, **__: Any) -> list[SourceRows]:
         return []
 
+    def rows_after(self, *_: object, **__: object) -> list[SourceRows]:
+        return []
+
     def repeats(self, n: int = 8) -> bool:
         return False
 

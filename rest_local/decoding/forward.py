@@ -88,6 +88,9 @@ class Forward:
         self.drafter: Drafter | None = None
         self._measured = overlaps is None
         self._make_room = make_room
+        self._spare_s = 0.0  # for which the last pass was waited for, with what was drafted ahead in that time
+        self._ahead_s = 0.0  # that drafting ahead took in this pass
+        self._usual_ahead_s = 0.0  # that it takes
         self._broken_off = False  # whether the last decode ended neither well nor with everything restored
 
     def step(
@@ -96,13 +99,15 @@ class Forward:
         parts: Sequence[Part] = (),
         idle_cells: int = 0,
         meanwhile: Callable[[], None] = lambda: None,
+        ahead: Callable[[RequestState], None] = RequestState.draft_ahead,
     ) -> list[Outcome]:
         """One pass. By request, those of `parts` last: what it gave, at least a token for each of `running`, or the
         error of that request alone.
 
-        `idle_cells`: tokens that idle slots keep. `meanwhile`: called once, when the pass is submitted. Raises
-        DecodeFailed and RequestFailed where nothing was evaluated (code 1: there is no room for it in the cells), and
-        what `meanwhile` raises.
+        `idle_cells`: tokens that idle slots keep. `meanwhile`: called once, when the pass is submitted. `ahead`: called
+        for each of `running` after that, where the device computes long enough. Raises DecodeFailed and RequestFailed
+        where nothing was evaluated (code 1: there is no room for it in the cells), and what `meanwhile` and `ahead`
+        raise.
         """
         slots = [state.slot for state in _all(running, parts)]  # a request that ends meanwhile has none
         texts = [state.sources.draft_text for state in _all(running, parts)]
@@ -113,6 +118,8 @@ class Forward:
             self._draft(running, clock)
             self._submit(running, parts, clock)
             meanwhile()
+            if self.overlaps and not parts and self.drafter is None:
+                self._draft_ahead(running, ahead)
             logits = self._read_logits(running, clock)
             self.chosen = True
             outcomes = self._take(running, slots, logits, clock) + _commit(parts, slots[len(running) :], clock)
@@ -226,18 +233,31 @@ class Forward:
                         state.slot.clear()
                 raise DecodeFailed(code, len(batch.token))
 
+    def _draft_ahead(self, running: Sequence[RequestState], ahead: Callable[[RequestState], None]) -> None:
+        """Prepare the next drafts, where the last pass left the time that this takes."""
+        if self._spare_s < self._usual_ahead_s:
+            self._usual_ahead_s *= 0.99  # so that it is tried again in some hundred passes
+            return
+        begun = time.perf_counter()
+        for state in running:
+            if not state.done:
+                ahead(state)
+        self._ahead_s = time.perf_counter() - begun
+        self._usual_ahead_s += 0.1 * (self._ahead_s - self._usual_ahead_s)
+
     def _read_logits(self, running: Sequence[RequestState], clock: PassClock) -> NDArray[np.float32]:
         """Wait for the pass: float32 [roots and nodes, n_vocab], overwritten by the next one.
 
         A pass of prompts alone is waited for as well, or the first step of an answer would be charged with it.
         """
-        begun = time.perf_counter()
+        begun = time.perf_counter() - self._ahead_s
         if running:
             logits = self.backend.logits(clock.n_running + clock.n_nodes)
         else:
             logits = _NOTHING
             self.backend.synchronize()
         clock.ready = time.perf_counter()
+        self._spare_s, self._ahead_s = clock.ready - begun, 0.0
         if self._measured:
             self.overlaps = clock.ready - begun > clock.submitted - clock.submitting
         return logits

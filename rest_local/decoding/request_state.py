@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,9 @@ from rest_local.decoding.logprobs import TokenLogprobs, entropy_of, logprobs_of
 from rest_local.decoding.request import Request
 from rest_local.decoding.results import PassClock, Step, StepClock, Timings
 from rest_local.decoding.stream import Answer, Piece, Progress, Result
-from rest_local.decoding.verify import Relaxed, TokenConstraint, Verdict, prune, verify
+from rest_local.decoding.verify import Chooser, Relaxed, TokenConstraint, Verdict, prune, verify, verify_chain
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
-from rest_local.drafting.growth import Decode, Draft, origins_of
+from rest_local.drafting.growth import Decode, Draft, likely_outcome, origins_of
 from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
@@ -45,15 +45,8 @@ from rest_local.planning.policy import NEWEST, NO_CHECKPOINT, Checkpoint, Policy
 log = logging.getLogger("rest_local.faults")
 
 TARGET = "target"  # the source of a token that the model chose and no source drafted
+LEAST_LIKELY = 0.2  # probability of an outcome from which the step after it is drafted ahead
 RELAXED_MARK = "~"  # after the source of a token that relaxed verification accepted
-
-
-class Chooser(Protocol):
-    """The sampler: `rest_local.llama.sampler.Sampler`, or a fake. Closed when the request is done."""
-
-    def sample(self, logits: NDArray[np.float32]) -> int: ...
-    def accept(self, token: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class VerifiedStep(NamedTuple):
@@ -119,6 +112,7 @@ class RequestState:
         self._connect, self._ends, self._finished = connect, ends, finished
         self._relaxed, self._constraint, self._decode, self._remaining = relaxed, constraint, decode, remaining
         self.drafted = Draft(self.tree)
+        self._at = StepContext(0, 0, 0)  # of that draft
         self._entropies: tuple[float, ...] = ()
         self._newest_row: NDArray[np.float32] | None = None  # a buffer: a fresh one takes longer to map than to fill
         self._n_given = 0  # tokens that the slot held when it was given to this request
@@ -299,13 +293,11 @@ class RequestState:
             draft_text.begin_step()
         forced = None if self._constraint is None else partial(self._forced, self._constraint, limit)
         before, last = [*NO_BIGRAM, *self.tokens[-2:]][-2:]
-        drafted = self.drafted = self.policy.draft(
-            sources,
-            StepContext(
-                n_ctx, limit, leaves, self._entropies, n_other, clock.entropy, forced, (before, last), n_again,
-                NO_CHECKPOINT if limit <= self.slot.backend.rollback else self._checkpoint,
-            ),
+        at = self._at = StepContext(
+            n_ctx, limit, leaves, self._entropies, n_other, clock.entropy, forced, (before, last), n_again,
+            NO_CHECKPOINT if limit <= self.slot.backend.rollback else self._checkpoint,
         )  # fmt: skip
+        drafted = self.drafted = self.policy.draft(sources, at)
         self.tree = drafted.tree
         if drafted.lookup_us is not None:
             self.statistics.lookup_us.append(drafted.lookup_us)
@@ -321,6 +313,15 @@ class RequestState:
         costs = self.slot.costs
         ms = costs.save_ms + costs.rejected * costs.restore_ms
         return Checkpoint(self.slot.backend.rollback, ms, costs.rejected, costs.again)
+
+    def draft_ahead(self) -> None:
+        """While the step is computed: prepare the next draft, for the likeliest outcome. Not for a request with a
+        grammar or relaxed verification, whose tokens depend on more than the draft.
+        """
+        if self._constraint is None and self._relaxed is None:
+            tokens = likely_outcome(self.drafted, self.tree, LEAST_LIKELY)
+            if tokens and len(tokens) < self.answer.left:
+                self.policy.prepare(self.sources, self._at, tokens)
 
     def _forced(self, constraint: TokenConstraint, most: int, path: Sequence[int]) -> list[ForcedRows]:
         """What the grammar allows only one way after the draft tokens of `path`: one row, or none."""
@@ -413,6 +414,9 @@ class RequestState:
         because verification is relaxed, and the probabilities after the samplers, where they are reported.
         """
         tree, order = self.tree, self.layout.order if self.layout else []
+        if tree.n_leaves <= 1 and self._relaxed is None and self._remaining is None:
+            verdict = verify_chain(tree, rows, self.chooser, self._ends)
+            return verdict, list(range(len(verdict.tokens))), [], None
         visited: list[int] = []
         relaxed: list[int] = []
         told: list[TokenLogprobs] = []

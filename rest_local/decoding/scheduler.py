@@ -19,11 +19,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from types import TracebackType
 
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Part, RequestFailed
@@ -59,6 +59,26 @@ class _Pass:
     @property
     def served(self) -> list[RequestState]:
         return [*self.running, *(state for state, _ in self.parts)]
+
+
+class _ErrorsOf:
+    """Ends a request of a scheduler with the error in its block."""
+
+    __slots__ = ("_scheduler", "_state")
+
+    def __init__(self, scheduler: Scheduler, state: RequestState) -> None:
+        self._scheduler, self._state = scheduler, state
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._scheduler.fail(self._state, error)
+        return True
 
 
 class Scheduler:
@@ -143,6 +163,10 @@ class Scheduler:
         for state in list(self.admitted):
             with self._errors_of(state):
                 state.deliver()
+
+    def _draft_ahead(self, state: RequestState) -> None:
+        with self._errors_of(state):
+            state.draft_ahead()
 
     def has(self, state: RequestState) -> bool:
         return state in self.admitted or state in self.waiting
@@ -310,7 +334,9 @@ class Scheduler:
             return False
         while tried is not None:
             try:
-                outcomes = self.forward.step(tried.running, tried.parts, self.slots.idle_cells, self.deliver)
+                outcomes = self.forward.step(
+                    tried.running, tried.parts, self.slots.idle_cells, self.deliver, self._draft_ahead
+                )
             except (DecodeFailed, RequestFailed) as error:
                 tried = self._plan_again(tried, error)
                 continue
@@ -487,19 +513,17 @@ class Scheduler:
             if _is_late(state):
                 self._finish(state, "length")
 
-    @contextmanager
-    def _errors_of(self, state: RequestState) -> Iterator[None]:
-        """An error in here ends this request. If the error was not expected, its cells are given up: it is not known
-        what they hold.
+    def _errors_of(self, state: RequestState) -> _ErrorsOf:
+        """An error in a block with this ends the request."""
+        return _ErrorsOf(self, state)
+
+    def fail(self, state: RequestState, error: Exception) -> None:
+        """End a request with an error. If the error was not expected, its cells are given up: it is not known what they
+        hold.
         """
-        try:
-            yield
-        except RestLocalError as error:
-            self._finish(state, "error", error)
-        except Exception as error:
-            if state.is_admitted:
-                state.slot.clear()
-            self._finish(state, "error", error_of(error))
+        if not isinstance(error, RestLocalError) and state.is_admitted:
+            state.slot.clear()
+        self._finish(state, "error", error_of(error))
 
     def _finish(self, state: RequestState, reason: str, error: RestLocalError | None = None) -> None:
         """End a request wherever it is; its slot keeps what it holds until it is needed."""

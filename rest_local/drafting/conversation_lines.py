@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from copy import copy
 from typing import NamedTuple
 
 KEY = 8  # bytes without indentation by which the places of a line are found
@@ -174,6 +175,12 @@ class Reading:
         self.repeats = False  # it repeats an earlier string
         self._is_new = False  # whether no shown line begins as this one
         self._runs: dict[tuple[int, int], int] = {}  # by list and place of the next line: lines before it that agree
+
+    def fork(self) -> Reading:
+        """An independent one in the same state."""
+        other = copy(self)
+        other.line, other.whole = self.line[:], self.whole[:]
+        return other
 
     def end_line(self, shown: ConversationLines) -> bool:
         """The line is complete. Returns whether it was shown. 3 us, and 0.5 us for each place."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -57,7 +58,8 @@ class EditSource:
     def _begin(self) -> None:
         self._pending: list[int] = []  # tokens of the answer that were not read yet
         self._raw, self._string = Reading(), Reading()
-        self._own = Lines()  # lines of the answer
+        self._own = Lines()  # lines of the answer; forks share them
+        self._newest: list[bytes] = []  # that are not in `_own` yet
         self._in_string = self._is_value = self._escaped = False
         self._head = b""  # what stands before the newest value: `"old_string": "`
         self._closed = 0  # bytes of the line up to the end of the newest string
@@ -95,7 +97,28 @@ class EditSource:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add tokens of the answer. They are read when they matter."""
+        self._keep_lines()
         self._pending.extend(tokens)
+
+    def _keep_lines(self) -> None:
+        for line in self._newest:
+            self._own.add(line)
+        self._newest = []
+
+    def fork(self) -> EditSource | None:
+        """An independent one in the same state, as long as only one of the two is extended from its second `extend` on.
+        None while the conversation is not read to its end. 10 us.
+        """
+        self._read_answer()
+        self._keep_lines()
+        if self._waiting:
+            return None
+        other = copy(self)
+        other._pending, other._newest, other._removed = [], [], self._removed[:]
+        other._raw, other._string = self._raw.fork(), self._string.fork()
+        other._followed = self._followed and self._followed.fork()
+        other._others = [each.fork() for each in self._others]
+        return other
 
     @property
     def evidence_kind(self) -> int:
@@ -202,7 +225,7 @@ class EditSource:
     def _end_raw_line(self) -> None:
         line = bytes(self._raw.line)
         self._end_line(self._raw)
-        self._own.add(line)
+        self._newest.append(line)
         if self._in_string:
             self._in_string = False
             self._drop()
@@ -310,6 +333,9 @@ class EditSource:
         key = line.lstrip()[: 3 * KEY]
         if len(key) < KEY:
             return
+        for place in reversed(range(len(self._newest))):
+            if self._newest[place].lstrip().startswith(key):
+                yield self._newest[place].lstrip(), b"\n" + b"".join(self._newest[place + 1 : place + 2])
         for index in (self._own, self._shown.lines):
             for place in reversed(index.beginning_with(key)[-4:]):
                 following = b"\n" + b"\n".join(index.lines[place + 1 : place + 2])

@@ -154,6 +154,22 @@ class Draft:
             node = self.tree.child(node, token)
 
 
+def likely_outcome(draft: Draft, tree: DraftTree, least: float) -> list[int]:
+    """The tokens that a step with `tree`, which is `draft` or its first nodes, is likeliest to give: a branch, and the
+    likeliest token after it. Nothing where none is proposed there, or all together are less likely than `least`.
+    """
+    node, tokens = ROOT, []
+    while children := tree.children_of(node):
+        node = max(children, key=tree.probability.__getitem__)
+        tokens.append(tree.token[node])
+    proposal = draft.proposals.get(node)
+    if proposal is None or not proposal.merged:
+        return []
+    token, (probability, _, _) = max(proposal.merged.items(), key=lambda found: found[1][0])
+    joint = probability * (1.0 if node == ROOT else tree.probability[node])
+    return [*tokens, token] if joint >= least else []
+
+
 Estimate = Callable[[int], float]  # evidence cell -> probability that the candidate is accepted if its parent is
 # Corrects the probabilities of the candidates below a node, by the two tokens before them.
 Calibrate = Callable[[PrecedingBigram, Merged], list[Calibrated]]
@@ -211,6 +227,7 @@ class Growth:
         ] = []  # (-joint, arrival, parent, token, ..)
         self._recycled = next((rows for rows in sources if isinstance(rows, RecycledRows)), None)
         self._arrivals = 0
+        self._counted = 0  # nodes that count as grown; more are in the tree after `rewind`
         self._model = ModelRows()
         self._number = {ROOT: 0}  # of the path to a node, in `_model`
         self._members: dict[int, Members] = {}  # of the nodes whose question is open, without `_model`
@@ -220,9 +237,11 @@ class Growth:
     @property
     def best(self) -> float:
         """Joint probability of the likeliest node that can be added; 0 if there is none."""
-        heap, tree = self._heap, self.draft.tree
-        if len(tree.token) >= self.most:
+        heap, tree, counted = self._heap, self.draft.tree, self._counted
+        if counted >= self.most:
             return 0.0
+        if counted < len(tree.token):
+            return tree.probability[counted]
         while heap and not self._is_current(heap[0]):
             heappop(heap)
         return -heap[0][0] if heap else 0.0
@@ -239,12 +258,33 @@ class Growth:
 
     def grow(self) -> None:
         """Add that node. Call it only while `best` is not 0."""
-        minus_joint, _, parent, token, source, members, _ = heappop(self._heap)
         tree = self.draft.tree
+        self._counted += 1
+        if self._counted <= len(tree.token):
+            return
+        minus_joint, _, parent, token, source, members, _ = heappop(self._heap)
         node = tree.add(token, parent, -minus_joint, source)
         if self._promise is not None:
             self._number[node] = self._model.below(self._number[parent], token)
         self._expand(node, -minus_joint, tree.depth[node], members)
+
+    def rewind(self, most: int) -> None:
+        """Begin again: `grow` will add the same nodes in the same order, at no cost, and then others. So a tree can be
+        grown before it is known how many nodes are worth their price. Not with a drafting model.
+        """
+        self._counted, self.most = 0, most
+
+    def grow_again(self, worth: Callable[[float], bool]) -> bool:
+        """After `rewind`: add the same nodes while they are worth it; whether all were, so that others may be."""
+        for probability in self.draft.tree.probability[: self.most]:
+            if not worth(probability):
+                return False
+            self._counted += 1
+        return True
+
+    def end(self) -> None:
+        """Drop the nodes that were not added again."""
+        self.draft.tree = self.draft.tree.cut(self._counted)
 
     # Questions to a drafting model
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +49,12 @@ class LineCursor:
         self._next = 0  # line that is not tokenized yet
         self._text = b""  # the newest bytes that were tokenized
         self._breaks = bytearray()  # by token: 1 if a line ends at it or at the one before
+
+    def fork(self) -> LineCursor:
+        """An independent one in the same state."""
+        other = copy(self)
+        other.prediction, other._breaks = self.prediction.fork(), self._breaks[:]
+        return other
 
     def begin(self, line: int, written: int, level: int, prefix: bytes = b"") -> int:
         """Expect what follows the first `written` bytes of a line without indentation; `prefix` comes before. At least

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Container, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class Lookup(Protocol):
     def rows(
         self, limit: int | None = None, depth: int = DEPTH, only: Container[str] = SOURCES
     ) -> list[SourceRows]: ...
+    def rows_after(self, tokens: Sequence[int], depth: int = DEPTH) -> list[SourceRows]: ...
     def repeats(self, n: int) -> bool: ...
 
 
@@ -57,8 +58,20 @@ class Searchable(Protocol):
     def rows(self, context: Sequence[int], limit: int, depth: int) -> Rows: ...
 
 
+class _Assumed(NamedTuple):
+    """What a sequence becomes if these tokens are added next."""
+
+    tokens: list[int]
+    prediction: Prediction | None
+    edits: EditSource | None
+
+
 class Sources:
-    """The sources of one sequence. `extend` adds tokens to the sequence; `rows` searches every source for its end."""
+    """The sources of one sequence. `extend` adds tokens to the sequence; `rows` searches every source for its end.
+
+    `rows_after` searches for the end that the sequence is likely to have next. If `extend` then adds those tokens, they
+    need not be read again; otherwise nothing of them is left.
+    """
 
     def __init__(
         self,
@@ -80,6 +93,7 @@ class Sources:
         self._prediction: Prediction | None = None
         self._growing = GrowingText()
         self._indexed = 0  # number of tokens of the sequence in `_growing`
+        self._assumed: _Assumed | None = None  # `_growing` has these tokens as well
         self._whole = True  # False during an update: after an interrupt there, `restart` rebuilds everything
 
     def use(self, datastores: Sequence[Datastore], history: Searchable | None = None) -> None:
@@ -92,8 +106,9 @@ class Sources:
         prediction.
         """
         if not self._whole:
-            self._bytes, self._growing, self._indexed = bytearray(), GrowingText(), 0
+            self._bytes, self._growing, self._indexed, self._assumed = bytearray(), GrowingText(), 0, None
             self._whole = True
+        self._drop_assumed()
         same = common_prefix(np.frombuffer(self._bytes, np.int32), tokens) if self._bytes else 0
         if 4 * same < len(self._bytes):
             self._whole = False
@@ -112,6 +127,13 @@ class Sources:
     def extend(self, tokens: Sequence[int]) -> None:
         """Add tokens that were accepted."""
         self._append(tokens)
+        if self._assumed is not None:
+            if self._assumed.tokens == tokens:
+                self._indexed += len(tokens)
+                self._prediction, self._edits = self._assumed.prediction, self._edits and self._assumed.edits
+                self._assumed = None
+                return
+            self._drop_assumed()
         if self._prediction:
             self._prediction.extend(tokens)
         if self._edits:
@@ -149,33 +171,73 @@ class Sources:
         `limit`: the maximum of rows from a store; None takes ROWS. `depth`: tokens in a row, at
         most 64. `only`: the sources to search.
         """
+        self._drop_assumed()
+        if "context" in only:
+            self._index()
         context = self._from(max(0, len(self._bytes) // 4 - MAX_MATCH))
+        return self._search_all(context, limit, depth, only, self._prediction, self._edits)
+
+    def rows_after(self, tokens: Sequence[int], depth: int = DEPTH) -> list[SourceRows]:
+        """The rows that `rows` will return after these tokens, if `extend` adds them next. They hold until it adds
+        others. Without a row where that cannot be told cheaply.
+        """
+        self._drop_assumed()
+        self._index()
+        prediction, edits = self._prediction and self._prediction.fork(), self._edits and self._edits.fork()
+        if (self._edits and not edits) or self._growing.room < len(tokens):
+            return []
+        tokens = list(tokens)
+        for source in (prediction, edits):
+            if source:
+                source.extend(tokens)
+        self._whole = False
+        self._growing.extend(tokens)
+        self._assumed = _Assumed(tokens, prediction, edits)
+        self._whole = True
+        context = [*self._from(max(0, len(self._bytes) // 4 - MAX_MATCH)), *tokens][-MAX_MATCH:]
+        return self._search_all(context, None, depth, SOURCES, prediction, edits)
+
+    def _drop_assumed(self) -> None:
+        if self._assumed is not None:
+            self._whole = False
+            self._growing.truncate(self._indexed)
+            self._assumed = None
+            self._whole = True
+
+    def _search_all(
+        self,
+        context: list[int],
+        limit: int | None,
+        depth: int,
+        only: Container[str],
+        prediction: Prediction | None,
+        edits: EditSource | None,
+    ) -> list[SourceRows]:
+        """The rows of every source, whose texts end with `context`."""
         found: list[tuple[str, Rows, object]] = []
         if "datastore" in only:
             for store in list(self._datastores):
                 found.append(("datastore", self._search(store, context, limit or ROWS, depth), store))
         if "history" in only and self._history is not None:
             found.append(("history", self._search(self._history, context, limit or ROWS, depth), None))
-        if "prediction" in only and self._prediction:
-            found.append(("prediction", self._prediction.rows(context, depth), None))
+        if "prediction" in only and prediction:
+            found.append(("prediction", prediction.rows(context, depth), None))
         own = None
         if "context" in only:
-            self._index()
             own = self._growing.rows(context, limit or ROWS, depth)
             found.append(("context", own, None))
         before, last = [*NO_BIGRAM, *context[-2:]][-2:]
         sources = [
             SourceRows(SOURCE_NUMBER[source], rows, store, (before, last)) for source, rows, store in found if len(rows)
         ]
-        if "edit" in only and (edited := self._edited(context, depth, own, (before, last))):
+        if "edit" in only and edits and (edited := self._edited(edits, context, depth, own, (before, last))):
             sources.append(edited)
         return sources
 
-    def _edited(self, context: Sequence[int], depth: int, own: Rows | None, newest: PrecedingBigram) -> EditRows | None:
+    def _edited(
+        self, edits: EditSource, context: Sequence[int], depth: int, own: Rows | None, newest: PrecedingBigram
+    ) -> EditRows | None:
         """Rows of what the answer edits; None without any. `own`: the rows of the request's own text."""
-        edits = self._edits
-        if edits is None:
-            return None
         try:
             rows, breaks = edits.rows(context, depth)
         except Exception:  # costs drafts, never an answer

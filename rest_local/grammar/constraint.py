@@ -85,6 +85,11 @@ class Constraint:
         return self.ignore_end or self._accepted + n < self.min_tokens
 
     @property
+    def never_forbids(self) -> bool:
+        """Whether every token is allowed at every place."""
+        return self._matcher is None and not self._banned and not self.ignore_end and not self.min_tokens
+
+    @property
     def is_free(self) -> bool:
         """Whether nothing is forbidden from here on."""
         return self._matcher is None and not self._banned and not self.forbids_ends

@@ -62,6 +62,7 @@ class Acceptance:
         self._marginal_hits = [0.0] * _N_MARGINALS
         self._marginal_seen = [0.0] * _N_MARGINALS
         self._known: dict[int, float] = {}  # estimates since the last change
+        self.changes = 0  # calls of `learn`
 
     def estimate(self, cell: int) -> float:
         """Probability in (0, 1) that a candidate with this evidence is the model's token. Takes under 1 us, and 0.1 us
@@ -82,6 +83,7 @@ class Acceptance:
     def learn(self, outcomes: Iterable[tuple[int, bool]]) -> None:
         """Count (cell, whether it was the model's token) for every proposal, submitted or not."""
         self._known.clear()
+        self.changes += 1
         for cell, hit in outcomes:
             marginal = self._marginal[cell]
             self._seen[cell] += 1.0

@@ -13,10 +13,11 @@ import copy
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.drafting.candidates import GRAMMAR
-from rest_local.drafting.growth import Draft, DraftModelBudget, Growth
+from rest_local.drafting.candidates import GRAMMAR, PrecedingBigram, SourceRows
+from rest_local.drafting.growth import Draft, DraftModelBudget, Growth, Promise
 from rest_local.drafting.models.drafter import Drafter, DraftText
 from rest_local.drafting.recycled import LogitsRow, RecycledRows, SuccessorTable
 from rest_local.drafting.sources import DEPTH, Lookup
@@ -43,8 +44,20 @@ from rest_local.planning.policy import NO_CHECKPOINT, NOTHING, StepContext, Step
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
 # drafts grow long where two texts diverge, and edits lose 3 to 5%
+SELDOM = 0.1  # of the steps: where fewer are foreseen, the next draft is prepared in every tenth or so
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A draft that was grown while the step before it was computed, for the case that this gives `tokens`."""
+
+    tokens: Sequence[int]
+    growth: Growth
+    depth: int
+    estimates: int  # `Acceptance.changes` when it was grown
+    right: bool = False  # the step has given `tokens`
 
 
 class Auto:
@@ -85,6 +98,8 @@ class Auto:
         self._saving = 0.0  # milliseconds that the current draft is expected to save
         self._to_skip = 0  # further steps in which nothing has to be decided
         self._skipped = 0  # steps of the rest so far
+        self._prepared: Prepared | None = None
+        self._foreseen = 1.0  # share of the steps that gave the tokens for which a draft was prepared
         self._unknown = False  # whether a drafting model is asked first, in the current step
 
     def fork(self) -> Auto:
@@ -134,6 +149,7 @@ class Auto:
         """The tree with the best expected rate, often empty. With other requests in the pass, the result also holds the
         growth from which all trees are grown together.
         """
+        prepared, self._prepared = self._prepared, None
         if self._to_skip and not at.n_other and at.limit and at.forced is None:
             self._to_skip -= 1
             self._skipped += 1
@@ -146,8 +162,7 @@ class Auto:
         plain = self.plain_ms(at.n_ctx)
         self.budget.earn(plain)
         self.pass_budget.earn(plain, TRIAL_SHARE)
-        recycles = self.successors is not None and is_flat(self._prices.at(at.n_ctx)[0][at.n_other :])
-        if recycles:
+        if self.successors is not None and is_flat(self._prices.at(at.n_ctx)[0][at.n_other :]):
             self.row_budget.earn(plain)
         if at.limit < 1:
             return NOTHING
@@ -157,17 +172,18 @@ class Auto:
         if not wanted and not forced and not text:
             return SKIPPED
         begun = time.perf_counter()
-        found = sources.rows(depth=self._depth) if wanted else []
+        if not wanted or forced or text or (prepared and not self._fits(prepared, at)):
+            prepared = None
+        found = sources.rows(depth=self._depth) if wanted and prepared is None else []
         lookup_us = 1e6 * (time.perf_counter() - begun)
-        found = [*found, *forced]
-        if recycles and self.successors is not None:
-            found.append(RecycledRows(self.successors, at.newest))
         plan = self.plan(at.n_ctx, at.limit)
         most = len(plan.cost) - 1 if at.n_other else at.limit
-        promise = self.model_stats.promise if text else None
-        growth = Growth(
-            found, self.acceptance.estimate, most, at.leaves, self.calibrator.calibrate, at.forced, promise, at.newest
-        )
+        if prepared:
+            growth = prepared.growth
+            growth.rewind(most)
+        else:
+            promise = self.model_stats.promise if text else None
+            growth = self._growth([*found, *forced], most, at, at.newest, promise)
         self._unknown = growth.promised > growth.best
         if not self._unknown:  # found text goes on here: what such a step yields says nothing about one without it
             plan.rate = None
@@ -176,19 +192,55 @@ class Auto:
         if at.n_other:
             result.growth, result.model_budget = growth, model_budget
         else:
-            grow([growth], plan.worth, most, self._answers(plan, [model_budget] if model_budget else []))
+            if not prepared or growth.grow_again(plan.worth):
+                grow([growth], plan.worth, most, self._answers(plan, [model_budget] if model_budget else []))
             result.tree = result.tree.cut(plan.best)
             if set(result.tree.source) != {GRAMMAR}:  # else the lookup has nothing to do with it
                 self._saving = plan.saving
         result.lookup_us, result.skipped = (lookup_us, False) if wanted else (None, True)
         return result
 
+    def prepare(self, sources: Lookup, at: StepContext, tokens: Sequence[int]) -> None:
+        """As `Policy.prepare`: the lookup, and a tree as large as it would be in the step at work."""
+        if self._foreseen < SELDOM:
+            self._foreseen += 0.01 * SELDOM
+            return
+        depth = LARGEST - 1 if len(tokens) > LONG_RUN else DEPTH
+        found = sources.rows_after(tokens, depth)
+        if found:
+            before, last = [at.newest[1], *tokens][-2:]
+            growth = self._growth(found, at.limit, at, (before, last))
+            grow([growth], self.plan(at.n_ctx, at.limit).worth, at.limit)
+            self._prepared = Prepared(tokens, growth, depth, self.acceptance.changes)
+
+    def _fits(self, prepared: Prepared, at: StepContext) -> bool:
+        """Whether the draft of this step would be the same."""
+        same = (prepared.depth, prepared.estimates) == (self._depth, self.acceptance.changes)
+        return prepared.right and same and prepared.growth.draft.tree.max_leaves == at.leaves
+
+    def _growth(
+        self,
+        found: list[SourceRows],
+        most: int,
+        at: StepContext,
+        newest: PrecedingBigram,
+        promise: Promise | None = None,
+    ) -> Growth:
+        """What grows from these rows, which follow the tokens `newest`."""
+        if self.successors is not None and is_flat(self._prices.at(at.n_ctx)[0][at.n_other :]):
+            found.append(RecycledRows(self.successors, newest))
+        estimate, calibrate = self.acceptance.estimate, self.calibrator.calibrate
+        return Growth(found, estimate, most, at.leaves, calibrate, at.forced, promise, newest)
+
     def grow_together(self, drafts: Sequence[Draft], n_ctx: int, limit: int, n_other: int) -> tuple[list[int], int]:
         """Grow the trees of several requests best first, by marginal gain under t(n)."""
         plan = self.joint_plan(n_ctx, limit, n_other)
         budgets = [budget for drafted in drafts if (budget := drafted.model_budget)]
         growths = [growth for drafted in drafts if (growth := drafted.growth)]
-        return grow(growths, plan.worth, limit, self._answers(plan, budgets)), plan.best
+        order = grow(growths, plan.worth, limit, self._answers(plan, budgets))
+        for growth in growths:
+            growth.end()
+        return order, plan.best
 
     def _answers(self, plan: Plan, budgets: Sequence[DraftModelBudget]) -> Answers:
         """What asks the drafting model for the trees of these requests."""
@@ -235,6 +287,9 @@ class Auto:
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
+        if (prepared := self._prepared) is not None:
+            prepared.right = prepared.tokens == tokens
+            self._foreseen += 0.1 * (prepared.right - self._foreseen)
         if drafted is SKIPPED_STEP:
             self._uncounted.append(done)
             return

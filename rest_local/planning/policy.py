@@ -112,6 +112,11 @@ class Policy(Protocol):
         """The tree to submit, at most `at.limit` nodes and `at.leaves` leaves; empty for a plain step."""
         ...
 
+    def prepare(self, sources: Lookup, at: StepContext, tokens: Sequence[int]) -> None:
+        """While the step of the last `draft` is computed: make the next draft for the case that it gives `tokens`. If
+        it does, `draft` returns what it would have returned otherwise, sooner. `at`: of the last `draft`.
+        """
+
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Learn from the `tokens` that the model generated after this draft, submitted or not, and from the step's
         times. The next forward pass waits for this call, so anything over some 10 us is left to `catch_up`.
@@ -144,6 +149,9 @@ class Stateless:
     def grow_together(self, drafts: Sequence[Draft], n_ctx: int, limit: int, n_other: int) -> tuple[Sequence[int], int]:
         """Do nothing: these policies draft whole trees."""
         return (), 0
+
+    def prepare(self, sources: Lookup, at: StepContext, tokens: Sequence[int]) -> None:
+        """Do nothing."""
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Learn nothing."""

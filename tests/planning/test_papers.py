@@ -50,6 +50,9 @@ class Fixed:
 
     def extend(self, tokens: Sequence[int]) -> None: ...
 
+    def rows_after(self, *_: object, **__: object) -> list[SourceRows]:
+        return []
+
     def repeats(self, n: int = 8) -> bool:
         return False
 

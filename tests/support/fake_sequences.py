@@ -39,6 +39,9 @@ class Silent:
     def rows(self, *_: object, **__: object) -> list[SourceRows]:
         return []
 
+    def rows_after(self, *_: object, **__: object) -> list[SourceRows]:
+        return []
+
     def repeats(self, n: int = 8) -> bool:
         return False
 

@@ -58,6 +58,12 @@ class Fortune:
     def repeats(self, n: int = 8) -> bool:
         return False
 
+    def rows_after(self, tokens: Sequence[int], *_: object) -> list[SourceRows]:
+        self._tokens += tokens
+        found = self.rows()
+        del self._tokens[-len(tokens) :]
+        return found
+
     def rows(self, *_: object, **__: object) -> list[SourceRows]:
         rows = self._rng.integers(0, N_VOCAB, (self._width, self._depth))
         for row in rows:
