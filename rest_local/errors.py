@@ -4,14 +4,14 @@
     ├── OptionError                    exit 2: a wrong option or argument
     ├── InputInvalid                   a file that was named is missing, unreadable, or not what it should be
     ├── ConfigInvalid                  the configuration file is damaged, or has an unknown key or a wrong value
-    ├── OutputInvalid                  an output of a batch contains something else
+    ├── OutputInvalid                  an output of a batch contains something else; it was not changed
     ├── OutputUnwritable               disk full, permission; what was written stays
     ├── ResultInvalid                  a benchmark's result or journal is damaged, foreign or of another format
     ├── InstallationIncomplete         a library that is needed is not there, or has another version
     │   └── LibraryUnfit               llama-cpp-python cannot be loaded, or lacks something
     ├── ClusterFailed                  no Ray, no cluster, no room in it, or no replica that stays alive
     ├── ModelError
-    │   ├── ModelNotFound
+    │   ├── ModelNotFound              no file at that path, and no model of that name
     │   │   └── ModelNotHere           a name of a hub that is not on the disk
     │   ├── ModelInvalid               truncated, foreign, hostile or unsupported GGUF
     │   ├── AdapterInvalid             not a LoRA adapter, damaged, or of another model
@@ -21,7 +21,7 @@
     │       └── DownloadFailed         broken off, no room on the disk, or not what the hub names
     ├── GenerationError
     │   ├── PromptTooLong              with both numbers
-    │   ├── PromptEmpty
+    │   ├── PromptEmpty                there is no token to start from
     │   ├── TemplateFailed             the chat template is broken, or refused the messages
     │   │   └── TemplateTooCostly      it takes too much time or memory
     │   ├── QueueFull                  too many requests wait
@@ -33,16 +33,16 @@
     │   ├── EditRefused                what came of an edit is not written
     │   └── Unexpected                 a fault of this program or of what it uses, of any kind
     └── DatastoreError
-        ├── DatastoreNotFound
+        ├── DatastoreNotFound          no datastore of that name or path
         ├── DatastoreCorrupt           path and what is wrong with it
         ├── DatastoreVersion           newer, older or foreign format
         ├── DatastoreVocabulary        no index for this vocabulary
         ├── DatastoreExists            not replaced without being asked to
-        ├── DatastoreLocked            another process is building
+        ├── DatastoreLocked            another process is writing
         ├── DatastoreUnwritable        disk full, permission, failed fsync: the old commit is intact
         ├── HistoryNotFound            no history of that name
-        ├── CorpusEmpty
-        └── CorpusTooLarge
+        ├── CorpusEmpty                nothing in the given paths could be indexed
+        └── CorpusTooLarge             a segment holds fewer than 2^31 tokens
 
 Messages name parameters of the Python API in backticks (`n_ctx`). The command line and the server write the option in
 their place (`in_options`). The command line prints the message as one line and exits with `exit_code`: 2 for what is
@@ -132,8 +132,6 @@ class ConfigInvalid(RestLocalError):
 
 
 class OutputInvalid(RestLocalError):
-    """A file that a batch is to add its answers to contains something else. It was not changed."""
-
     def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
         way_out = way_out or "give another output, or `replace` to write it anew"
         super().__init__(f"output {path} {cause}; {way_out}")
@@ -141,8 +139,6 @@ class OutputInvalid(RestLocalError):
 
 
 class OutputUnwritable(RestLocalError):
-    """The output of a batch cannot be written. The lines that were written before stay."""
-
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"output {path}: {cause}; the answers in it are whole, and the same command goes on with them")
         self.path, self.cause = path, cause
@@ -174,8 +170,6 @@ class ModelError(RestLocalError):
 
 
 class ModelNotFound(ModelError):
-    """No file at that path, and no model of that name."""
-
     def __init__(
         self,
         path: str | PathLike[str],
@@ -195,8 +189,6 @@ class ModelNotHere(ModelNotFound):
 
 
 class ModelInvalid(ModelError):
-    """The file is not a model that llama.cpp can load."""
-
     def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
         way_out = way_out or "get the file again, or update llama-cpp-python if the model is newer"
         super().__init__(f"model {path}: {cause}; {way_out}")
@@ -204,16 +196,12 @@ class ModelInvalid(ModelError):
 
 
 class AdapterInvalid(ModelError):
-    """The file is not a LoRA adapter of this model."""
-
     def __init__(self, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"LoRA adapter {path}: {cause}; leave it out, or give one made for this very model")
         self.cause = cause
 
 
 class ProjectorInvalid(ModelError):
-    """The file is not a projector for images of this model, or cannot be used here."""
-
     def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
         way_out = way_out or "give another `mmproj`, one that was made for this very model, or none"
         super().__init__(f"projector {path}: {cause}; {way_out}")
@@ -221,8 +209,6 @@ class ProjectorInvalid(ModelError):
 
 
 class ModelNotOurs(ModelError):
-    """The model belongs to another program, or to the user alone: rest-local does not delete it."""
-
     def __init__(self, name: str, owner: str, way_out: str) -> None:
         super().__init__(f"model {name}: belongs to {owner}; {way_out}")
 
@@ -261,15 +247,11 @@ class CannotGenerate(GenerationError):
 
 
 class PromptEmpty(GenerationError):
-    """There is no token to start from."""
-
     def __init__(self) -> None:
         super().__init__("the prompt is empty and the model has no start token; give some text")
 
 
 class TemplateFailed(GenerationError):
-    """The model's chat template could not be rendered, or refused the messages."""
-
     def __init__(self, cause: str) -> None:
         super().__init__(
             f"the model's chat template: {' '.join(cause.split())}; check the order and roles of the messages"
@@ -282,43 +264,31 @@ class TemplateTooCostly(TemplateFailed):
 
 
 class GrammarsBusy(GenerationError):
-    """Grammars of other requests are compiled for too long."""
-
     def __init__(self) -> None:
         super().__init__("the grammars of other requests take long to compile; try again later")
 
 
 class QueueFull(GenerationError):
-    """The queue of waiting requests is full."""
-
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} requests are waiting already; try again later")
 
 
 class ServiceClosed(GenerationError):
-    """The engine is shutting down, or broke."""
-
     def __init__(self) -> None:
         super().__init__("the engine takes no more requests; start it again")
 
 
 class SlotBusy(GenerationError):
-    """A request uses the slot."""
-
     def __init__(self, number: int) -> None:
         super().__init__(f"slot {number} serves a request; try again when it is idle")
 
 
 class ReaderTooSlow(GenerationError):
-    """The reader of a stream lags too far."""
-
     def __init__(self) -> None:
         super().__init__("the answer was ended because its reader is too slow; read faster, or ask for fewer tokens")
 
 
 class DecodeFailed(GenerationError):
-    """`llama_decode` returned a code that could not be recovered from."""
-
     def __init__(self, code: int, n_tokens: int) -> None:
         super().__init__(
             f"llama_decode returned {code} for a batch of {n_tokens} tokens; the state was cleared, try again"
@@ -327,16 +297,12 @@ class DecodeFailed(GenerationError):
 
 
 class EditRefused(GenerationError):
-    """The answer of a model is not written to the file that it was to change."""
-
     def __init__(self, path: str | PathLike[str], cause: str, way_out: str) -> None:
         super().__init__(f"file {path}: {cause}; nothing was written; {way_out}")
         self.path, self.cause = path, cause
 
 
 class Unexpected(GenerationError):
-    """The request ended with an unexpected error, whose text may hold anything."""
-
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"the request ended with an unexpected error: {error!r}; the log says where")
 
@@ -346,23 +312,17 @@ class DatastoreError(RestLocalError):
 
 
 class DatastoreNotFound(DatastoreError):
-    """No datastore of that name or path."""
-
     def __init__(self, path: str | PathLike[str]) -> None:
         super().__init__(f"datastore {path}: not found; `rest-local index list` shows what there is")
 
 
 class DatastoreCorrupt(DatastoreError):
-    """A file of the datastore is damaged."""
-
     def __init__(self, path: str | PathLike[str], what: str) -> None:
         super().__init__(f"datastore {path}: {what}; build it again with `rest-local index build`")
         self.path, self.what = path, what
 
 
 class DatastoreVersion(DatastoreError):
-    """The format is not one this version reads."""
-
     def __init__(self, path: str | PathLike[str], found: str, supported: str) -> None:
         super().__init__(
             f"datastore {path}: format {found}, this version reads {supported}; "
@@ -380,8 +340,6 @@ class DatastoreVocabulary(DatastoreError):
 
 
 class DatastoreExists(DatastoreError):
-    """A build would replace what is there."""
-
     def __init__(self, path: str | PathLike[str], vocabulary: str) -> None:
         super().__init__(
             f"datastore {path}: exists already for vocabulary {vocabulary}; replace it (`replace`) or give another name"
@@ -389,16 +347,12 @@ class DatastoreExists(DatastoreError):
 
 
 class DatastoreLocked(DatastoreError):
-    """Another process is writing to the datastore."""
-
     def __init__(self, path: str | PathLike[str], owner: str) -> None:
         super().__init__(f"datastore {path}: locked by {owner}; wait for it to finish or stop it")
         self.owner = owner
 
 
 class DatastoreUnwritable(DatastoreError):
-    """Writing failed; the previous commit is intact."""
-
     def __init__(self, path: str | PathLike[str], cause: str, way_out: str = "") -> None:
         more = f"; {way_out}" if way_out else ""
         super().__init__(f"datastore {path}: cannot be written: {cause}; what was there before is intact{more}")
@@ -406,22 +360,16 @@ class DatastoreUnwritable(DatastoreError):
 
 
 class HistoryNotFound(DatastoreError):
-    """No history of that name."""
-
     def __init__(self, name: str) -> None:
         super().__init__(f"history {name!r}: not found; `rest-local history list` shows what there is")
 
 
 class CorpusEmpty(DatastoreError):
-    """Nothing in the given paths could be indexed."""
-
     def __init__(self, paths: str, skipped: str) -> None:
         super().__init__(f"corpus {paths}: no text to index ({skipped}); check the paths, `include` and `exclude`")
 
 
 class CorpusTooLarge(DatastoreError):
-    """A segment holds fewer than 2^31 tokens."""
-
     def __init__(self, n_tokens: int) -> None:
         super().__init__(
             f"corpus of {n_tokens} tokens: a segment holds fewer than 2147483648; build several datastores"

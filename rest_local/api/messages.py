@@ -12,17 +12,10 @@
   turn: in front of the conversation it would change the prompt's beginning, so that all of it is evaluated again.
 - Documents and search results become text. What would have to be fetched is refused.
 
-Tools:
-
-- A tool with a schema of its own is translated.
-- Tools that Anthropic defines and the client runs (`bash_*`, `text_editor_*`, `memory_*`) have no schema in a request:
-  Anthropic's models were trained with it. Other models get it here, and the client gets the calls that it expects.
-- Tools that Anthropic's servers run (search, fetch, code execution) cannot run here. They are left out where other
-  tools are offered, because agents offer them to every model. A request that has no other tool, or that forces one of
-  them, is refused: its client would take what the model makes up for the result of a search.
-- `computer_*`, toolsets and any other type are refused: they need what local models were not trained for.
-- `defer_loading` is ignored: all tools are offered from the start, so a search among them (`tool_search_*`) finds
-  nothing that was not offered.
+docs/SERVER.md says which tools are translated, left out or refused. Those that Anthropic defines and the client runs
+have no schema in a request, because Anthropic's models were trained with it: other models get it here. Those that
+Anthropic's servers run are left out where there are others, because agents offer them to every model; where there are
+none, or one is forced, a client would take what the model makes up for the result of a search.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
 """The tools of a request to the Responses API: what the model is offered, and whose call it then makes.
 
-Chat templates know functions with JSON arguments only, so every tool is offered as one:
-
-- `function`: as it is.
-- `custom`, whose call is text: a function with one argument, `input`. Its format is told to the model, and a grammar
-  keeps it where it can be written as one regular expression (`expression_of`).
-- `tool_search` that the client executes: a function with the search's parameters.
-- `namespace`: its tools, each called `namespace__tool`; those of OpenAI's own `functions` have no prefix.
-
-Tools that OpenAI's servers execute are left out where an answer without them is an answer (web search, images, a search
-for tools that the server would execute). Others are refused: a client that sends them expects what they find.
+Chat templates know functions with JSON arguments only, so every tool is offered as one (docs/howto/responses.md). The
+call of a `custom` tool is text: it becomes a function with one argument, `input`, and a grammar keeps its format where
+that can be written as one regular expression (`expression_of`). Tools that OpenAI's servers execute are left out where
+an answer without them is an answer, and refused where a client expects what they find.
 """
 
 from __future__ import annotations

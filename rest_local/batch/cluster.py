@@ -7,10 +7,8 @@ Contract:
 
 - Every job gets exactly one answer, as from `rest_local.batch.worker`: in exact mode with the same bytes, on machines
   of one kind. Only the driver, which calls `answers`, writes.
-- A node or a replica that is lost costs the jobs that it had and had not answered. They are done again, by the others.
-  A job that three replicas did not survive is answered with an error.
-- Ray starts the replicas and moves the jobs. Every node needs the same version of this package, and the same file of
-  the model under its path or name.
+- Jobs of a node or a replica that is lost are done again, by the others. A job that three replicas did not survive is
+  answered with an error.
 
 How: the jobs go through Ray Data in groups; a replica sends what it has answered about once a second. Ray does not
 repeat a group by itself, because it would repeat it on the same actor, which waits for a node to come back. The driver
@@ -103,8 +101,27 @@ class Cluster:
         if not left:
             return
         setup = _Setup(config, opened, max_tokens, _identity(config))
+        lost: Counter[int] = Counter()  # by number of the job: datasets that ended without its answer
+        without = 0  # datasets in a row that gave no answer
         with connected(self.address):
-            yield from _Rounds(self, left, setup, warn).answers()
+            while left:  # one dataset
+                before, cause = len(left), ""
+                try:
+                    yield from _once(left, lost, _share(self, config), setup)
+                    lost.update(left.keys())
+                except Exception as error:
+                    if not is_rays(error):
+                        raise
+                    cause = ": " + first_line(error)
+                without = 0 if len(left) < before else without + 1
+                if without == TRIES - 1 and len(left) > 1:
+                    raise ClusterFailed(f"no replica stays alive{cause}; see the logs of Ray")
+                if left:
+                    warn(f"a node or a replica was lost; {len(left)} of {before} requests are done again")
+                for number in [number for number, tries in lost.items() if tries >= TRIES]:
+                    del lost[number]
+                    text = f"{TRIES} replicas ended while they answered this request; see the logs of Ray"
+                    yield failed(left.pop(number), ApiError(500, text))
 
 
 @dataclass(frozen=True)
@@ -127,52 +144,20 @@ class _Setup:
     version: str = __version__
 
 
-class _Rounds:
-    """Datasets of the jobs that are left, until none is."""
-
-    def __init__(self, cluster: Cluster, left: dict[int, Job], setup: _Setup, warn: Callable[[str], None]) -> None:
-        self._cluster, self._left, self._setup, self._warn = cluster, left, setup, warn
-        self._lost: Counter[int] = Counter()  # by number of the job: datasets that ended without its answer
-
-    def answers(self) -> Iterator[JobAnswer]:
-        without = 0  # datasets in a row that gave no answer
-        while self._left:
-            before, cause = len(self._left), ""
-            try:
-                yield from self._once(_share(self._cluster, self._setup.config))
-                self._lost.update(self._left.keys())
-            except Exception as error:
-                if not is_rays(error):
-                    raise
-                cause = ": " + first_line(error)
-            without = 0 if len(self._left) < before else without + 1
-            if without == TRIES - 1 and len(self._left) > 1:
-                raise ClusterFailed(f"no replica stays alive{cause}; see the logs of Ray")
-            if self._left:
-                self._warn(f"a node or a replica was lost; {len(self._left)} of {before} requests are done again")
-            yield from self._given_up()
-
-    def _once(self, share: _Share) -> Iterator[JobAnswer]:
-        """One dataset. Jobs that were lost go in smaller groups, and at last alone: one of them may end its replica."""
-        losses = max(self._lost.values(), default=0)
-        alone = losses == TRIES - 1
-        size = max(min(GROUP >> 3 * losses, len(self._left) // (GROUPS_PER_REPLICA * share.count)), 1)
-        size = 1 if alone else size
-        jobs = list(self._left.values())
-        groups = [jobs[start : start + size] for start in range(0, len(jobs), size)]
-        for number, record, timings in _stream(groups, share, self._setup, alone=alone):
-            job = self._left.pop(number, None)
-            if job is not None:  # else it was answered before, by a replica that was thought lost
-                del self._lost[number]
-                yield JobAnswer(job, record, timings)
-
-    def _given_up(self) -> Iterator[JobAnswer]:
-        for number in [number for number, tries in self._lost.items() if tries >= TRIES]:
-            del self._lost[number]
-            yield failed(
-                self._left.pop(number),
-                ApiError(500, f"{TRIES} replicas ended while they answered this request; see the logs of Ray"),
-            )
+def _once(left: dict[int, Job], lost: Counter[int], share: _Share, setup: _Setup) -> Iterator[JobAnswer]:
+    """One dataset of the jobs that are left; those that are answered are taken out. Jobs that were lost go in smaller
+    groups, and at last alone: one of them may end its replica.
+    """
+    losses = max(lost.values(), default=0)
+    alone = losses == TRIES - 1
+    size = 1 if alone else max(min(GROUP >> 3 * losses, len(left) // (GROUPS_PER_REPLICA * share.count)), 1)
+    jobs = list(left.values())
+    groups = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+    for number, record, timings in _stream(groups, share, setup, alone=alone):
+        job = left.pop(number, None)
+        if job is not None:  # else it was answered before, by a replica that was thought lost
+            del lost[number]
+            yield JobAnswer(job, record, timings)
 
 
 def _stream(

@@ -62,10 +62,6 @@ class Recording:
         """Do nothing: there is nothing to free."""
 
 
-def _never(token: int) -> bool:
-    return False
-
-
 @dataclass
 class Runner:
     """A context that runs one answer at a time."""
@@ -78,8 +74,8 @@ class Runner:
         """Milliseconds from the first token of the answer to the last, and the statistics of its steps."""
         rest = answer.answer[1:]
         request = Request([*answer.prompt, answer.answer[0]], max_tokens=len(rest))
-        recording = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(rest), (), _never)
-        sequence = RequestState(request, policy, Recording(rest), recording, lambda slot: sources, _never)
+        recording = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(rest), (), lambda token: False)
+        sequence = RequestState(request, policy, Recording(rest), recording, lambda _: sources, lambda token: False)
         sequence.admit(self.slot)
         self.forward.evaluate_prompt(sequence)
         begin(sources, answer)
@@ -143,9 +139,8 @@ def wall_clock(
     cut = [replace(answer, answer=answer.answer[:tokens]) for answer in counted(recorded)]
     with opened(path, cut) as paying:
         runner, curve, fitting = paying.runner, paying.curve, paying.fitting
-        measured = [_round(runner, fitting, make_sources, make_policy, curve, number) for number in range(-1, rounds)][
-            1:
-        ]  # the first round only refines the curve
+        _round(runner, fitting, make_sources, make_policy, curve, -1)  # it only refines the curve
+        measured = [_round(runner, fitting, make_sources, make_policy, curve, number) for number in range(rounds)]
         implied = replay_by_curve(fitting, make_sources, make_policy(settled(curve)), settled(curve)).to_dict()
         report = _report(runner.model.name, paying.settings, measured, implied)
     report |= {"answers": len(fitting), "left_out": len(cut) - len(fitting)}

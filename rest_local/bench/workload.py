@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rest_local.drafting.sources import Sources
-from rest_local.errors import InputInvalid, OptionError, RestLocalError
+from rest_local.errors import InputInvalid, OptionError
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.home import datastore_path
-from rest_local.retrieval.sources.listing import git_command, git_environment
+from rest_local.retrieval.sources.git import Blobs
+from rest_local.retrieval.sources.listing import run_git
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -159,9 +159,9 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
     if not repository.is_dir():
         raise InputInvalid("repository", repository, "no such directory")
     found = []
-    with _Blobs(repository) as blobs:
+    with Blobs(repository) as blobs:
         for edit in _edits(repository):
-            old, new = blobs.text(edit.old), blobs.text(edit.new)
+            old, new = (_text(blobs.read(blob, MAX_BYTES)) for blob in (edit.old, edit.new))
             if old is None or new is None or old == new:
                 continue
             recorded = whole_file_edit(edit.path, edit.message, old, new, vocabulary)
@@ -178,6 +178,16 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
     return found
 
 
+def _text(data: bytes | None) -> str | None:
+    """The text of a blob; None if it is missing, not text, or outside the size limits."""
+    if data is None or len(data) < MIN_BYTES or b"\0" in data:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
 def whole_file_edit(path: str, message: str, old: str, new: str, vocabulary: Vocabulary) -> Recorded:
     """The answer is the new file, from the first changed token on; the rest of the old file is the prediction."""
     head, before, after = (
@@ -191,16 +201,10 @@ def whole_file_edit(path: str, message: str, old: str, new: str, vocabulary: Voc
 
 def _edits(repository: Path) -> Iterator[Edit]:
     """Changes of regular files, the newest commit first."""
-    command = git_command(
+    log = run_git(
         repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
         "--no-abbrev", "--no-color", "--format=%x00%H%x00%B%x00", "HEAD", "--",
     )  # fmt: skip
-    try:
-        log = subprocess.run(command, capture_output=True, check=False, timeout=300, env=git_environment())
-    except FileNotFoundError as error:
-        raise RestLocalError("--git needs the program git; install it") from error
-    except subprocess.TimeoutExpired as error:
-        raise InputInvalid("repository", repository, f"git log takes longer than {error.timeout:.0f} s") from error
     if log.returncode:
         lines = log.stderr.decode("utf-8", "replace").strip().splitlines() or [f"git exits with {log.returncode}"]
         raise InputInvalid("repository", repository, lines[0])
@@ -219,52 +223,6 @@ def _regular(changes: Sequence[str]) -> list[tuple[str, str, str]]:
         if old_mode.startswith("100") and new_mode.startswith("100"):
             found.append((path, old, new))
     return found
-
-
-class _Blobs:
-    """Reads blobs through one process `git cat-file --batch`."""
-
-    def __init__(self, repository: Path) -> None:
-        try:
-            self._process = subprocess.Popen(
-                git_command(repository, "cat-file", "--batch"),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=git_environment(),
-            )  # fmt: skip
-        except FileNotFoundError as error:
-            raise RestLocalError("--git needs the program git; install it") from error
-
-    def text(self, blob: str) -> str | None:
-        """The text of a blob; None if it is missing, not text, or outside the size limits."""
-        into, out = self._process.stdin, self._process.stdout
-        if into is None or out is None:
-            return None
-        into.write(f"{blob}\n".encode())
-        into.flush()
-        header = out.readline().split()
-        if len(header) != 3:
-            return None
-        data = _read(out, int(header[2]))
-        if not MIN_BYTES <= int(header[2]) <= MAX_BYTES or b"\0" in data:
-            return None
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError:
-            return None
-
-    def __enter__(self) -> _Blobs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-
-
-def _read(out: IO[bytes], size: int) -> bytes:
-    """Read a blob of `size` bytes and the newline after it. Only the beginning of a long one is returned."""
-    data = out.read(min(size, MAX_BYTES + 1))
-    rest = size - len(data) + 1
-    while rest > 0 and (part := out.read(min(rest, 2**20))):
-        rest -= len(part)
-    return data
 
 
 @dataclass

@@ -38,11 +38,8 @@ def complete_keys(context: click.Context, parameter: click.Parameter, incomplete
     from click.shell_completion import CompletionItem
 
     found = settings.options_by_key(context.find_root().command)
-    return [
-        CompletionItem(key, help=(found[key][0].help or "").partition(". ")[0])
-        for key in sorted(found)
-        if key.startswith(incomplete)
-    ]
+    shown = {key: (found[key][0].help or "").partition(". ")[0] for key in sorted(found) if key.startswith(incomplete)}
+    return [CompletionItem(key, help=text) for key, text in shown.items()]
 
 
 def complete_values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -189,10 +186,9 @@ def _row(key: str, options: Sequence[click.Option], found: Settings, model: str 
     in_file = found.find(key, model)
     if in_file is None:
         return {"key": key, "value": _default(options), "source": "default"}
-    line = found.line(key, in_file.profile)
-    if in_file.profile is not None:
-        return {"key": key, "value": in_file.value, "source": "profile", "profile": in_file.profile, "line": line}
-    return {"key": key, "value": in_file.value, "source": "file", "line": line}
+    profile = {} if in_file.profile is None else {"profile": in_file.profile}
+    source = {"key": key, "value": in_file.value, "source": "profile" if profile else "file"}
+    return source | profile | {"line": found.line(key, in_file.profile)}
 
 
 def _warn_of_variables(options: Iterable[str]) -> None:

@@ -179,17 +179,15 @@ def describe(comparison: Comparison) -> str:
     """
     speed = f"{comparison.drafted.tokens_per_second:.0f} tokens/s"
     same = "same output" if comparison.identical else "output differs at near-ties"
-    return f"{comparison.speedup:5.2f} x  {speed}, {same}: {_what(comparison)}"
-
-
-def _what(comparison: Comparison) -> str:
     if comparison.prompt.kind != "unseen":
         accepted, tokens = comparison.drafted.result.draft.accepted, len(comparison.drafted.result.tokens)
-        return f"{comparison.prompt.title}, {accepted / max(tokens, 1):.0%} drafted"
-    if comparison.speedup >= REPEATS:  # the answer repeats itself
-        return f"{comparison.prompt.title}, not stored: repeats its own text"
-    costs = "costs nothing" if comparison.speedup >= FREE else f"costs {1 - comparison.speedup:.0%}"
-    return f"{comparison.prompt.title}, nothing to find: {costs}"
+        what = f"{accepted / max(tokens, 1):.0%} drafted"
+    elif comparison.speedup >= REPEATS:  # the answer repeats itself
+        what = "not stored: repeats its own text"
+    else:
+        costs = "costs nothing" if comparison.speedup >= FREE else f"costs {1 - comparison.speedup:.0%}"
+        what = f"nothing to find: {costs}"
+    return f"{comparison.speedup:5.2f} x  {speed}, {same}: {comparison.prompt.title}, {what}"
 
 
 _threads, _gpu_layers = options.device_options(option)

@@ -237,9 +237,8 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     cpu = {"compiled by": compiled, "matrix units used": used or "none", "not used": unused or "none"}
     yield from _section("CPU", cpu)
     yield from _section("model", facts["model"])
-    yield from _section(
-        "drafting", {"kind": drafting["kind"], "why": drafting["reason"], "lookups": drafting["lookups"]}
-    )
+    why = {"kind": drafting["kind"], "why": drafting["reason"], "lookups": drafting["lookups"]}
+    yield from _section("drafting", why)
     yield from _section("settings", {**facts["settings"], **rope})
     yield from _section("threads", facts["threads"])
     yield from _section("self-test", self_test)

@@ -59,8 +59,10 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
 
     A server that runs writes again what it has in memory: end it first.
     """
-    from rest_local.cli.chat.conversation import session_names
+    from rest_local.cli.chat.conversation import forget_sessions, session_names
+    from rest_local.paths import data_dir, delete_unfinished
     from rest_local.retrieval.history import forget_history, list_histories
+    from rest_local.router.run import sweep
 
     if (name is not None) + everything > 1 or not (name is not None or everything or prompts):
         raise click.UsageError("give the NAME that `rest-local history list` shows, --all or --prompts")
@@ -72,7 +74,12 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
         confirm(f"Delete {', and '.join(what)}?", "--yes forgets without asking, which a pipe cannot answer")
     forgotten = []
     if prompts:
-        _forget_prompts()
+        forget_sessions()
+        delete_unfinished(data_dir())
+        for path in _asked():
+            with contextlib.suppress(FileNotFoundError):
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        sweep()
         if not as_json:
             click.echo("forgotten: what was asked")
     try:
@@ -104,22 +111,6 @@ def _asked() -> Iterator[Path]:
     if (typed := data_dir() / "chat_history").exists():
         yield typed
     yield from sorted((cache_dir() / SESSIONS).rglob("*"), reverse=True)
-
-
-def _forget_prompts() -> None:
-    """Delete every file that holds what was asked, also what killed processes left. Raises InputInvalid where another
-    process has a chat open, OSError.
-    """
-    from rest_local.cli.chat.conversation import forget_sessions
-    from rest_local.paths import data_dir, delete_unfinished
-    from rest_local.router.run import sweep
-
-    forget_sessions()
-    delete_unfinished(data_dir())
-    for path in _asked():
-        with contextlib.suppress(FileNotFoundError):
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-    sweep()
 
 
 def _row(listed: HistoryEntry) -> tuple[str, ...]:

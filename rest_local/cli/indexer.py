@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -251,19 +251,26 @@ class Indexer:
         self._thread.join()
 
     def _read(self) -> None:
-        last: deque[str] = deque(maxlen=_LAST_LINES)
-        for event in self._events(last):
-            kind = event["event"]
-            if kind in ("warning", "failed"):
-                _tell(warn, str(event.get("message")))
-            elif kind == "ready":
-                self._ready = f"ready: {held(event['tokens'], event['documents'])}"
-                self._show_ready()
-            if kind in ("ready", "commit"):
-                self.committed()
+        last: deque[str] = deque(maxlen=_LAST_LINES)  # its last words where it fails
+        assert self._child.stdout is not None
+        with self._child.stdout as lines:
+            for line in lines:
+                try:
+                    event = json.loads(line)
+                    kind = event["event"]
+                except (ValueError, TypeError, KeyError):
+                    last.append(line.decode("utf-8", "replace").strip())
+                    continue
+                if kind in ("warning", "failed"):
+                    _tell(warn, str(event.get("message")))
+                elif kind == "ready":
+                    self._ready = f"ready: {held(event['tokens'], event['documents'])}"
+                    self._show_ready()
+                if kind in ("ready", "commit"):
+                    self.committed()
         code = self._child.wait()
         if code and not self._closing:
-            why = " / ".join(last) or f"exit code {code}"
+            why = " / ".join(filter(None, last)) or f"exit code {code}"
             _tell(warn, f"datastores are not kept up to date any more: the indexing process ended: {why}")
 
     def _show_ready(self) -> None:
@@ -271,20 +278,6 @@ class Indexer:
             text, self._ready = (self._ready, None) if self._tells_ready else (None, self._ready)
         if text is not None:
             _tell(say, text)
-
-    def _events(self, last: deque[str]) -> Iterator[dict[str, Any]]:
-        """What the child tells. Other lines are its last words where it fails, and go to `last`."""
-        assert self._child.stdout is not None
-        with self._child.stdout as lines:
-            for line in lines:
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    event = None
-                if isinstance(event, dict) and "event" in event:
-                    yield event
-                elif text := line.decode("utf-8", "replace").strip():
-                    last.append(text)
 
 
 def held(tokens: int, documents: int) -> str:

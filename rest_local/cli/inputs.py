@@ -43,38 +43,27 @@ def model_name(value: str | Path | None) -> str:
 
 
 def read_grammar(grammar_file: Path | None, json_schema: Path | None) -> Grammar | None:
-    """The grammar of --grammar-file or --json-schema, None without them. Raises OptionError for both, InputInvalid."""
+    """The grammar of --grammar-file (Lark where its name ends in `.lark`, else GBNF) or of --json-schema, None without
+    them. Raises OptionError for both, InputInvalid.
+    """
     if grammar_file is not None and json_schema is not None:
         raise OptionError("--grammar-file and --json-schema: give one of them")
-    if json_schema is not None:
-        return schema_grammar(json_schema)
-    return None if grammar_file is None else file_grammar(grammar_file)
-
-
-def file_grammar(path: Path) -> Grammar:
-    """The grammar in a file: Lark where its name ends in `.lark`, else GBNF. Raises InputInvalid."""
-    from rest_local.grammar import gbnf, lark
-
-    text = read_text(path, "grammar file")
-    try:
-        return lark(text) if path.suffix == ".lark" else gbnf(text)
-    except OptionError as error:
-        raise InputInvalid("grammar file", path, str(error)) from error
-
-
-def schema_grammar(path: Path) -> Grammar:
-    """The grammar of a JSON schema file. Raises InputInvalid."""
+    path, what = (grammar_file, "grammar file") if json_schema is None else (json_schema, "JSON schema")
+    if path is None:
+        return None
     import json
 
-    from rest_local.grammar import json_schema
+    from rest_local import grammar
 
-    text = read_text(path, "JSON schema")
+    text = read_text(path, what)
     try:
-        return json_schema(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise InputInvalid("JSON schema", path, f"no JSON: {error}") from error
+        if json_schema is not None:
+            return grammar.json_schema(json.loads(text))
+        return grammar.lark(text) if path.suffix == ".lark" else grammar.gbnf(text)
     except OptionError as error:
-        raise InputInvalid("JSON schema", path, str(error)) from error
+        raise InputInvalid(what, path, str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise InputInvalid(what, path, f"no JSON: {error}") from error
 
 
 def read_text(path: Path, what: str) -> str:

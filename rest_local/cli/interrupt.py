@@ -76,19 +76,13 @@ def _count(reading: int) -> None:
         elif byte[0] in (signal.SIGINT, signal.SIGTERM):
             interrupts += byte[0] == signal.SIGINT
             if interrupts > 1:
-                _show_cursor()
+                for terminal in filter(os.isatty, (1, 2)):  # progress bars and live displays have hidden the cursor
+                    with contextlib.suppress(OSError):
+                        os.write(terminal, b"\x1b[?25h")
+                        break
                 for put_back in at_end:
                     put_back()
                 os._exit(EXIT_CODE)
             # end the `llama_decode` that runs, if one does, so that the handler's turn comes; loads nothing by itself
             if abort_all := getattr(sys.modules.get("rest_local.llama.context"), "abort_all", None):
                 abort_all()
-
-
-def _show_cursor() -> None:
-    """Progress bars and live displays hide the cursor, and nothing else puts it back when a process ends at once."""
-    for terminal in (1, 2):
-        with contextlib.suppress(OSError):
-            if os.isatty(terminal):
-                os.write(terminal, b"\x1b[?25h")
-                return

@@ -181,17 +181,12 @@ def _done(name: str, path: Path, size: int, as_json: bool) -> None:
 def _list(hub: Hub, repository: Repository, as_json: bool) -> None:
     missing = {choice.label: hub.missing(repository, choice) for choice in repository.choices}
     if as_json:
-        return print_json(
-            [
-                {
-                    "name": f"{repository.name}:{choice.label}",
-                    "bytes": choice.size,
-                    "files": [file.name for file in choice.files],
-                    "missing": missing[choice.label],
-                }
-                for choice in repository.choices
-            ]
-        )
+        listed = []
+        for choice in repository.choices:
+            named = {"name": f"{repository.name}:{choice.label}", "bytes": choice.size}
+            files = [file.name for file in choice.files]
+            listed.append({**named, "files": files, "missing": missing[choice.label]})
+        return print_json(listed)
     rows = []
     for choice in repository.choices:
         left = missing[choice.label]

@@ -66,7 +66,8 @@ def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] 
 
 def _add_index(name: str | Path, model: Model, build: bool | None, is_named: bool) -> bool:
     """Build the index for the model's vocabulary if that is wanted, else say how. Whether it was built."""
-    from rest_local.retrieval.building.indexing import recorded_sources
+    from rest_local.decoding.opening import turn_renderer
+    from rest_local.retrieval.building.indexing import build_from_sources, recorded_sources
     from rest_local.retrieval.home import build_command, datastore_path, newest_manifest
 
     path, vocabulary = datastore_path(name), model.vocabulary
@@ -75,7 +76,18 @@ def _add_index(name: str | Path, model: Model, build: bool | None, is_named: boo
         if build or asks:
             sources = recorded_sources(path)
             if build or _wanted(name, model, sources):
-                return _build(name, model, sources)
+                made, render = {"model": str(model.path.absolute())}, turn_renderer(model, sources)
+                with terminal.build_bar(False, sources) as progress:
+                    build_from_sources(
+                        name,
+                        sources,
+                        vocabulary=vocabulary,
+                        recipe=made,
+                        progress=progress,
+                        replace=False,
+                        render=render,
+                    )
+                return True
             _note("declined", path, vocabulary.hash)
     except RestLocalError as error:  # the answer can do without
         warn(f"{error}; going on without it")
@@ -99,19 +111,6 @@ def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
         f"Build it from {guess.files:,} files ({in_bytes(guess.text)}; {takes})?",
         default=True,
     )
-
-
-def _build(name: str | Path, model: Model, sources: list[Source]) -> bool:
-    from rest_local.decoding.opening import turn_renderer
-    from rest_local.retrieval.building.indexing import build_from_sources
-
-    with terminal.build_bar(False, sources) as progress:
-        made = {"model": str(model.path.absolute())}
-        render = turn_renderer(model, sources)
-        build_from_sources(
-            name, sources, vocabulary=model.vocabulary, recipe=made, progress=progress, replace=False, render=render
-        )
-    return True
 
 
 def _marker(kind: str, path: Path, vocabulary_hash: str) -> Path:

@@ -111,9 +111,8 @@ def choice(
         mmproj = mmproj.absolute()  # the process of the model may have another directory
     own = replace(config, model=model.path, mmproj=mmproj)
     path = model.path or demo_model()
-    return ModelChoice(
-        model.name, path, partial(_load, own, live, template, variables or {}), partial(_need, own, path), aliases
-    )
+    load, need = partial(_load, own, live, template, variables or {}), partial(_need, own, path)
+    return ModelChoice(model.name, path, load, need, aliases)
 
 
 def _load(config: EngineConfig, live: Live, template: str | None, variables: dict[str, object]) -> Engine:

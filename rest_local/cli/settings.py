@@ -98,11 +98,11 @@ class Settings:
 
     def __init__(self, path: Path, text: str = "") -> None:
         self.path, self._text = path, text
-        self._top = _parse(path, text)
-        profiles = self._top.pop(PROFILE, {})
+        top = _parse(path, text)
+        profiles = top.pop(PROFILE, {})
         if not isinstance(profiles, dict) or not all(isinstance(table, dict) for table in profiles.values()):
             raise ConfigInvalid(path, self.line(PROFILE), f'write [{PROFILE}."GLOB"], and the keys in the lines below')
-        self._profiles: dict[str, dict[str, Any]] = profiles
+        self._tables: dict[str | None, dict[str, Any]] = {None: top, **profiles}  # in the order of the file
 
     @classmethod
     def load(cls) -> Settings:
@@ -112,23 +112,21 @@ class Settings:
         return cls(config_file(), read(config_file()))
 
     def keys(self) -> set[str]:
-        return {*self._top, *(key for table in self._profiles.values() for key in table)}
+        return {key for table in self._tables.values() for key in table}
 
     def profiles(self, key: str) -> list[str | None]:
         """The tables that hold a key, in the order of the file, None for the top."""
-        top: list[str | None] = [None] if key in self._top else []
-        return [*top, *(glob for glob, table in self._profiles.items() if key in table)]
+        return [glob for glob, table in self._tables.items() if key in table]
 
     def value(self, key: str, profile: str | None = None) -> Any:
         """The value in one table. Raises KeyError."""
-        return (self._top if profile is None else self._profiles[profile])[key]
+        return self._tables[profile][key]
 
     def find(self, key: str, model: str | None) -> Found | None:
         """The value that counts for a model, named as -m names it; None: the demo model."""
-        for glob in reversed(self._profiles):
-            if key in self._profiles[glob] and matches(glob, model):
-                return Found(self._profiles[glob][key], glob)
-        return Found(self._top[key]) if key in self._top else None
+        globs = reversed(self.profiles(key))
+        glob = next((glob for glob in globs if glob is None or matches(glob, model)), "")
+        return None if glob == "" else Found(self._tables[glob][key], glob)
 
     def line(self, key: str, profile: str | None = None) -> int | None:
         """The line on which a value ends, from 1."""
@@ -229,14 +227,9 @@ def _check_kind(option: click.Option, value: Any) -> None:
     else:
         fits, wanted = number or isinstance(value, str), "a number, or a text in quotes"
     if not fits:
-        plain = isinstance(value, (bool, int, float, str))
-        shown = (
-            json.dumps(value)
-            if isinstance(value, bool)
-            else repr(value)
-            if plain
-            else f"a value of the kind {type(value).__name__}"
-        )
+        shown = json.dumps(value) if isinstance(value, bool) else repr(value)
+        if not isinstance(value, (bool, int, float, str)):
+            shown = f"a value of the kind {type(value).__name__}"
         raise ValueError(f"{shown} is not {wanted}")
 
 

@@ -4,14 +4,9 @@ Contract: the settings that the user wants go in. If a child process can compute
 the child crashes, hangs, or runs out of memory, safer settings are tried in turn: no snapshots of a recurrent state
 (where memory is short), weights not repacked, flash attention off, fewer layers on the GPU, the CPU alone.
 
-- The child loads the model, makes a context for each of the settings, and decodes 1, 2, 8 and 32 tokens in it (on a GPU
-  also a full batch, which needs the most memory). It reports each stage, so the last line names the one at which it
-  crashed.
-- The choice is remembered in the cache directory, for each set of model files, settings, llama.cpp and machine.
-- One warning names the cause and the remedy.
-- The choice overrides the user's: `--flash-attn on` that crashes is turned off, because a slow answer is better than
-  none.
-- If no settings work, the model is refused.
+The child loads the model, makes a context for each of the settings, and decodes 1, 2, 8 and 32 tokens in it (on a GPU
+also a full batch, which needs the most memory). It reports each stage, so the last line names the one at which it
+crashed. docs/ARCHITECTURE.md, Faults, says what is remembered, and what overrides the user.
 """
 
 from __future__ import annotations

@@ -22,28 +22,8 @@ from rest_local.retrieval.sources.walk import walk
 from rest_local.retrieval.staging import remove
 
 __all__ = [
-    "MAX_DEPTH",
-    "MAX_MATCH",
-    "Built",
-    "Datastore",
-    "GrowingText",
-    "History",
-    "Rows",
-    "Segment",
-    "Skipped",
-    "VocabularyId",
-    "build",
-    "build_datastore",
-    "build_from_sources",
-    "build_from_texts",
-    "datastore_path",
-    "datastores_home",
-    "forget_history",
-    "history_home",
-    "list_datastores",
-    "list_histories",
-    "rebuild_datastore",
-    "remove",
-    "tokenize_documents",
-    "walk",
-]
+    "MAX_DEPTH", "MAX_MATCH", "Built", "Datastore", "GrowingText", "History", "Rows", "Segment", "Skipped",
+    "VocabularyId", "build", "build_datastore", "build_from_sources", "build_from_texts", "datastore_path",
+    "datastores_home", "forget_history", "history_home", "list_datastores", "list_histories", "rebuild_datastore",
+    "remove", "tokenize_documents", "walk",
+]  # fmt: skip

@@ -396,7 +396,8 @@ def _entry(name: str) -> HistoryEntry | None:
     except (DatastoreError, OSError) as error:
         if not holds_files(path):
             return None  # it was deleted meanwhile, or has no commit yet
-        return HistoryEntry(name, error=_fault(name, error))
+        state = "set aside" if DAMAGED in name else "cannot be used"
+        return HistoryEntry(name, error=f"{state}: {cause_of(error)}; `rest-local history forget {name}` deletes it")
     return HistoryEntry(
         name,
         manifest.recipe.get("model", ""),
@@ -406,9 +407,3 @@ def _entry(name: str) -> HistoryEntry | None:
         last_use.isoformat(timespec="seconds"),
         "set aside" if DAMAGED in name else "",
     )
-
-
-def _fault(name: str, error: Exception) -> str:
-    """The error and its remedy, which differs from that of a datastore."""
-    state = "set aside" if DAMAGED in name else "cannot be used"
-    return f"{state}: {cause_of(error)}; `rest-local history forget {name}` deletes it"

@@ -52,11 +52,10 @@ async def search(request: HttpRequest) -> Response:
     """
     body = await parse(request, SearchBody)
     if not state_of(request).settings.shows_steps:
-        raise ApiError(
-            403, "the content of datastores is not shown to other machines; see --share-statistics", code="withheld"
-        )
+        text = "the content of datastores is not shown to other machines; see --share-statistics"
+        raise ApiError(403, text, code="withheld")
     _, engine = state_of(request).loaded()
-    path = _known(engine, request.path_params["name"])
+    path = _path(engine, request.path_params["name"])
     found = await state_of(request).workers.run(request, lambda: _search(engine, path, body.text, body.limit or PLACES))
     return json_response(found)
 
@@ -64,13 +63,13 @@ async def search(request: HttpRequest) -> Response:
 async def add_document(request: HttpRequest) -> Response:
     body = await parse(request, DocumentBody)
     service, engine = state_of(request).loaded()
-    path = _place(engine, request.path_params["name"])
+    path = _path(engine, request.path_params["name"], may_be_new=True)
     return json_response(await state_of(request).workers.run(request, lambda: _add(service, engine, path, body)))
 
 
 async def forget_document(request: HttpRequest) -> Response:
     service, engine = state_of(request).loaded()
-    path, document = _known(engine, request.path_params["name"]), request.path_params["document"]
+    path, document = _path(engine, request.path_params["name"]), request.path_params["document"]
 
     def work() -> int:
         known = engine.model.vocabulary.identity
@@ -101,25 +100,16 @@ def _open_paths(engine: Engine) -> dict[str, Path]:
     return {store.path.name: store.path for store in engine.datastores}
 
 
-def _known(engine: Engine, name: str) -> Path:
-    """Raises ApiError 404."""
+def _path(engine: Engine, name: str, *, may_be_new: bool = False) -> Path:
+    """Of the datastore `name`. Raises ApiError 404; 400 for an invalid name where it may be a new one."""
     opened = _open_paths(engine)
     if name in opened:
         return opened[name]
-    if name in list_datastores():
-        return datastore_path(name)
-    raise ApiError(404, "no such datastore; GET /datastores lists them", code="datastore_not_found")
-
-
-def _place(engine: Engine, name: str) -> Path:
-    """The path of datastore `name`, which may be new. Raises ApiError 400 for an invalid name."""
-    opened = _open_paths(engine)
-    if name in opened:
-        return opened[name]
-    if not NEW_NAME.fullmatch(name):
-        raise ApiError(
-            400, "a datastore's name may contain letters, digits, dots, dashes and underscores", param="name"
-        )
+    if may_be_new and not NEW_NAME.fullmatch(name):
+        text = "a datastore's name may contain letters, digits, dots, dashes and underscores"
+        raise ApiError(400, text, param="name")
+    if not may_be_new and name not in list_datastores():
+        raise ApiError(404, "no such datastore; GET /datastores lists them", code="datastore_not_found")
     return datastore_path(name)
 
 
@@ -151,15 +141,12 @@ def _shown(engine: Engine, path: Path) -> Path:
 
 def _search(engine: Engine, path: Path, text: str, limit: int) -> dict[str, Any]:
     vocabulary = engine.model.vocabulary
-    identity = vocabulary.identity
+    known, name, tokens = vocabulary.hash, vocabulary.name, vocabulary.tokenize(text)
 
     def decode(tokens: Any) -> str:
         return prompt_text(vocabulary, [int(token) for token in tokens if token >= 0])
 
-    tokens = vocabulary.tokenize(text)
-    with Datastore.open(
-        path, vocabulary_hash=identity.hash, vocabulary_name=identity.name, mmap=_mmap(engine)
-    ) as store:
+    with Datastore.open(path, vocabulary_hash=known, vocabulary_name=name, mmap=_mmap(engine)) as store:
         context = tokens[: len(tokens) - store.to_leave_off(tokens)]
         match, places, positions = store.find(context, limit)
         found = []

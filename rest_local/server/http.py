@@ -160,11 +160,14 @@ class TimedProtocol(H11Protocol):
         self.transport.close()
 
     def _say(self, error: ApiError) -> None:
-        """Send an error that is the last answer of the connection."""
-        answer = response_of(error)
-        head = h11.Response(status_code=answer.status_code, headers=[*answer.raw_headers, (b"connection", b"close")])
-        for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event))
+        self.transport.write(_last_answer(self.conn, error))
+
+
+def _last_answer(conn: h11.Connection, error: ApiError) -> bytes:
+    """An error that ends the connection."""
+    answer = response_of(error)
+    head = h11.Response(status_code=answer.status_code, headers=[*answer.raw_headers, (b"connection", b"close")])
+    return b"".join(conn.send(each) or b"" for each in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()))
 
 
 _logged_at = -LOG_SECONDS
@@ -173,11 +176,8 @@ _logged_at = -LOG_SECONDS
 def _refuse(transport: asyncio.Transport, most: int) -> None:
     """Answers 503, and logs at most one line a minute: many connections must not fill the log."""
     global _logged_at
-    busy = response_of(ApiError(503, "too many connections", code="busy", headers={"retry-after": RETRY_SECONDS}))
-    conn = h11.Connection(h11.SERVER)
-    head = h11.Response(status_code=busy.status_code, headers=[*busy.raw_headers, (b"connection", b"close")])
-    events = (head, h11.Data(data=bytes(busy.body)), h11.EndOfMessage())
-    transport.write(b"".join(conn.send(event) or b"" for event in events))
+    busy = ApiError(503, "too many connections", code="busy", headers={"retry-after": RETRY_SECONDS})
+    transport.write(_last_answer(h11.Connection(h11.SERVER), busy))
     transport.close()
     if time.monotonic() - _logged_at >= LOG_SECONDS:
         _logged_at = time.monotonic()

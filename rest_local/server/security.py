@@ -122,11 +122,9 @@ def _large_head(scope: Scope) -> ApiError | None:
     size = len(scope["raw_path"]) + len(scope["query_string"])
     size += sum(len(name) + len(value) + len(b": \r\n") for name, value in scope["headers"])
     most = MAX_HEAD - OWN_HEAD
-    return (
-        _closing_error(431, f"the head of the request is larger than {most} bytes", "head_too_large")
-        if size > most
-        else None
-    )
+    if size <= most:
+        return None
+    return _closing_error(431, f"the head of the request is larger than {most} bytes", "head_too_large")
 
 
 SECRET, CLIENT = "x-rest-local-secret", "x-rest-local-client"

@@ -119,7 +119,7 @@ def test_a_full_update_at_the_start_then_the_changed_files_only(project: Project
     a, b = project.path("a.py"), project.path("b.py")
     project.run([(MODIFIED, a)], [(ADDED, b), (MODIFIED, a)], [])
     assert project.update.calls == [None, {a}, {a, b}]
-    assert [commit.to_dict()["changed"] for commit in project.commits] == [1, 1, 1]
+    assert [commit.counts.changed for commit in project.commits] == [1, 1, 1]
 
 
 def test_an_update_without_changes_is_not_reported(project: Project) -> None:

@@ -73,7 +73,8 @@ def chat(
     asked = _question(question)
     pictures = [inputs.read_image(path) for path in images]
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
-    config = _conversing(config, template)  # before anything is asked about code to draft from
+    if template is None:  # with a template of the user's any model will do
+        config = opening.conversing(config)  # before anything is asked about code to draft from
     open_ = partial(_open, template=template, live=live.chosen())
     with ExitStack() as stack:
         named = None if session is None else stack.enter_context(NamedSession(session))
@@ -112,16 +113,11 @@ def _question(argument: str | None) -> str | None:
     return with_attachments(asked, [Attachment("", piped)] if piped.strip() else [])
 
 
-def _conversing(config: EngineConfig, template: str | None) -> EngineConfig:
-    """As `opening.conversing`; with a template of the user's, any model will do."""
-    return config if template is not None else opening.conversing(config)
-
-
 def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
     """An engine of a model that can chat, with this template where it is given. Raises ModelError."""
     from rest_local.cli.chat.talk import require_template
 
-    engine = opening.open_engine(_conversing(config, template), live)
+    engine = opening.open_engine(config if template is not None else opening.conversing(config), live)
     try:
         if template is not None:
             engine.model.chat_template = template

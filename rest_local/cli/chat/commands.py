@@ -27,11 +27,8 @@ from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLoca
 from rest_local.llama.options import Sampling
 
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
-_NUMBERS = tuple(
-    field.name for field in fields(Sampling) if field.name not in ("logit_bias", "grammar")
-)  # of `Sampling`, set by name
-_OWN = ("tokens", "stop", "markdown")
-KEYS = (*_NUMBERS, *_OWN)
+_NUMBERS = tuple(each.name for each in fields(Sampling) if each.name not in ("logit_bias", "grammar"))
+KEYS = (*_NUMBERS, "tokens", "stop", "markdown")
 WIDEST = 100  # columns of a help text
 
 

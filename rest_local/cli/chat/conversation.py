@@ -73,10 +73,6 @@ class Conversation:
         self.messages.append({"role": "user", "content": content})
         self.attachments, self.images = [], []
 
-    def answer(self, message: Message) -> None:
-        """Add the model's answer to the newest question."""
-        self.messages.append(message)
-
     def take_back(self) -> bool:
         """Drop a question that has no answer; whether there was one."""
         if not self.messages or self.messages[-1]["role"] != "user":
@@ -187,10 +183,8 @@ class NamedSession:
         """Replace the file. A failure costs a warning: the conversation goes on."""
         from rest_local.paths import write_atomically
 
-        data = {
-            "format": FORMAT, "model": model, "system": conversation.system, "messages": conversation.messages,
-        }  # fmt: skip
-        text = json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+        held = {"system": conversation.system, "messages": conversation.messages}
+        text = json.dumps({"format": FORMAT, "model": model, **held}, ensure_ascii=False, indent=1) + "\n"
         try:
             write_atomically(self.path, text.encode("utf-8", "replace"), durable=True)
         except OSError as error:

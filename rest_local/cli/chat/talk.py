@@ -167,7 +167,7 @@ class Talk:
         return MarkdownDisplay(colours) if self.settings.markdown else Plain(at_terminal=True)
 
     def _keep(self, result: Result, message: dict[str, object]) -> None:
-        self.conversation.answer(message)
+        self.conversation.messages.append(message)
         self.results.append(result)
         self._cells_are_new, self._n_read = True, self._n_characters()
         self.write()

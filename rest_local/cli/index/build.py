@@ -337,11 +337,8 @@ def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
 
     path = datastore_path(name)
     found = manifests(path).get(find(path, vocabulary.hash))
-    if (
-        found is None
-        or not terminal.can_ask()
-        or (isinstance(found, Manifest) and found.vocabulary.hash != vocabulary.hash)
-    ):
+    of_another = isinstance(found, Manifest) and found.vocabulary.hash != vocabulary.hash
+    if found is None or of_another or not terminal.can_ask():
         return False
     held = _about(found) if isinstance(found, Manifest) else f"damaged: {found}"
     terminal.confirm(f"Datastore {name} exists ({held}). Replace it?")

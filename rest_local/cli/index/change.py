@@ -104,32 +104,13 @@ def _change_each(
             stale.append({"vocabulary": about, "cause": f"{error}{way_on}"})
             warn(f"datastore {name}: the index for vocabulary {about} is stale: {error}{way_on}")
             continue
-        rows.append(_row(updated, time.perf_counter() - began))
+        rows.append({**updated.to_dict(), "seconds": round(time.perf_counter() - began, 3)})
         if not as_json:
             _report(name, rows[-1])
     if not rows:
         raise DatastoreError(f"datastore {name}: no index could be changed")
     if as_json:
         print_json({"name": name, "path": str(path_of(name)), "indexes": rows, "stale": stale})
-
-
-def _row(updated: Updated, seconds: float) -> dict[str, Any]:
-    """JSON-ready. tokens: of what was tokenized; total: of the index, without deleted documents' number."""
-    segments = updated.manifest.segments
-    return {
-        "vocabulary": updated.manifest.vocabulary.name,
-        "added": updated.added,
-        "changed": updated.changed,
-        "deleted": updated.deleted,
-        "unchanged": updated.unchanged,
-        "tokens": updated.tokens,
-        "total": sum(segment.tokens for segment in segments),
-        "documents": sum(segment.live for segment in segments),
-        "segments": len(segments),
-        "skipped": dict(updated.skipped.counts),
-        "secrets": updated.skipped.secrets,
-        "seconds": round(seconds, 3),
-    }
 
 
 def _report(name: str, row: dict[str, Any]) -> None:

@@ -252,10 +252,16 @@ def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: R
     files, text = sum(files for files, _ in measured), sum(size for _, size in measured)
     sizes: deque[int] = deque()
     reading = Reading(Skipped(), render=render)
-    texts = _noting_sizes(chain.from_iterable([source.texts(reading) for source in sources]), sizes)
+
+    def texts() -> Iterator[Text]:
+        for text in chain.from_iterable([source.texts(reading) for source in sources]):
+            if text.text is not None:
+                sizes.append(len(text.text) if text.text.isascii() else len(text.text.encode("utf-8", "surrogatepass")))
+                yield text
+
     done = tokens = 0
     began = sampled = time.perf_counter()
-    for number, document in enumerate(tokenize_documents(texts, vocabulary)):
+    for number, document in enumerate(tokenize_documents(texts(), vocabulary)):
         if number == 1:  # the time up to the first is that of starting: git lists the files, threads begin
             began, done, tokens = sampled, 0, 0
         done, tokens, sampled = done + sizes.popleft(), tokens + len(document.tokens), time.perf_counter()
@@ -264,13 +270,6 @@ def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: R
     share = text / done if done else 0.0
     seconds = (sampled - began) * share + tokens * share / SORTED_A_SECOND
     return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
-
-
-def _noting_sizes(texts: Iterable[Text], sizes: deque[int]) -> Iterator[Text]:
-    for text in texts:
-        if text.text is not None:
-            sizes.append(len(text.text) if text.text.isascii() else len(text.text.encode("utf-8", "surrogatepass")))
-            yield text
 
 
 SMALL_TEXT = 16 << 20  # bytes of text that one process has done before others have started

@@ -346,30 +346,23 @@ def build_shards(
         while workers:
             for pipe in wait(list(workers)):
                 assert isinstance(pipe, Connection)
-                if _answer(pipe, workers[pipe], progress):
-                    if left:
-                        pipe.send(left.popleft())
-                    else:
-                        workers.pop(pipe).stop()
+                try:
+                    kind, *content = pipe.recv()
+                except (EOFError, ConnectionError) as error:
+                    (ended := workers[pipe].process).join()
+                    what = f"a process of the build ended with code {ended.exitcode}"
+                    raise DatastoreError(f"{what}; less `memory` or fewer `jobs` may help") from error
+                if kind == "failed":
+                    raise content[0]
+                if kind == "progress":
+                    progress(*content)
+                elif left:  # it waits for a shard
+                    pipe.send(left.popleft())
+                else:
+                    workers.pop(pipe).stop()
     finally:
         for worker in workers.values():
             worker.stop()
-
-
-def _answer(pipe: Connection, worker: _Worker, report: Progress) -> bool:
-    """Take one message. Returns whether the process waits for a shard."""
-    try:
-        kind, *content = pipe.recv()
-    except (EOFError, ConnectionError) as error:
-        worker.process.join()
-        raise DatastoreError(
-            f"a process of the build ended with code {worker.process.exitcode}; less `memory` or fewer `jobs` may help"
-        ) from error
-    if kind == "failed":
-        raise content[0]
-    if kind == "progress":
-        report(*content)
-    return bool(kind == "ready")
 
 
 def _work(pipe: Connection, plan: Plan, directory: Path, opener: Opener, files: Files) -> None:
@@ -392,7 +385,12 @@ def _work(pipe: Connection, plan: Plan, directory: Path, opener: Opener, files: 
                     workers=1,
                 )
     except Exception as error:
-        pipe.send(("failed", _portable(error)))
+        # Errors of this package take other arguments than their message, so another process cannot raise them.
+        if isinstance(error, RestLocalError):
+            error = DatastoreError(str(error))
+        elif not isinstance(error, OSError):
+            error = DatastoreError(f"a process of the build failed: {printable(repr(error))}")
+        pipe.send(("failed", error))
 
 
 def _listen(pipe: Connection, numbers: deque[int], arrived: threading.Semaphore) -> None:
@@ -403,12 +401,3 @@ def _listen(pipe: Connection, numbers: deque[int], arrived: threading.Semaphore)
         except (EOFError, OSError):
             os._exit(1)
         arrived.release()
-
-
-def _portable(error: Exception) -> Exception:
-    """An error as another process can raise it: errors of this package take other arguments than their message."""
-    if isinstance(error, OSError):
-        return error
-    if isinstance(error, RestLocalError):
-        return DatastoreError(str(error))
-    return DatastoreError(f"a process of the build failed: {printable(repr(error))}")

@@ -94,16 +94,8 @@ def look(path: Path, directories: Iterable[Path] | None = None, *, thorough: boo
     return [*found, Looked(path.parent, None, b"", tuple(_removed(path.parent)))]
 
 
-def _look_at(directory: Path, thorough: bool) -> Looked:
-    for _ in range(_ATTEMPTS):
-        found = _look_once(directory, thorough)
-        if not found.faults or found.seal == seal_of(directory):
-            break
-    return found
-
-
-def _look_once(directory: Path, thorough: bool) -> Looked:
-    seal, manifest, faults, total = seal_of(directory), None, [], 0
+def _look_at(directory: Path, thorough: bool, attempts: int = _ATTEMPTS) -> Looked:
+    seal, manifest, faults, total = seal_of(directory), None, list[Fault](), 0
     try:
         manifest = read_manifest(directory)
     except DatastoreCorrupt as error:
@@ -112,12 +104,14 @@ def _look_once(directory: Path, thorough: bool) -> Looked:
         if os.path.lexists(directory / MANIFEST):
             faults.append(Fault(directory, MANIFEST, "version", str(error)))
     for entry in manifest.segments if manifest else ():
-        found = segment_faults(directory, entry, manifest.vocabulary, thorough=thorough) if manifest else []
+        found = segment_faults(directory, entry, manifest.vocabulary, thorough=thorough)  # type: ignore[union-attr]
         faults += found
         total += sum(entry.files[kind].size for kind in {*entry.files} - {fault.part for fault in found})
     if not any(fault.kind in ("manifest", "version") for fault in faults):  # else nothing says what is in use
         faults += _left(directory, manifest)
     faults += _removed(directory)
+    if faults and attempts > 1 and seal != seal_of(directory):  # there was a commit in the meantime
+        return _look_at(directory, thorough, attempts - 1)
     return Looked(directory, manifest, seal, tuple(faults), total)
 
 
@@ -396,7 +390,7 @@ def read_documents(directory: Path, entry: SegmentEntry, size: int, bad: set[str
 
 
 def _lost_names(looked: Looked, lost: tuple[SegmentEntry, ...]) -> tuple[str, ...] | None:
-    known = [names for names in (_names(looked, entry) for entry in lost) if names is not None]
+    known = [names for entry in lost if (names := _names(looked, entry)) is not None]
     return tuple(name for names in known for name in names) if known or not lost else None
 
 

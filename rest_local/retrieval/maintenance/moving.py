@@ -69,7 +69,10 @@ def export(path: Path, directories: Sequence[Path], output: BinaryIO, *, recipe:
     """
     with contextlib.ExitStack() as stack:
         held = [_opened(directory, stack) for directory in directories]
-        found = tuple(_to_send(manifest, recipe) for manifest, _ in held)
+        found = tuple(
+            changed(one, recipe={key: value for key, value in one.recipe.items() if recipe or key in _KEPT})
+            for one, _ in held
+        )
         folders = ["", *(folder(path, manifest.vocabulary.hash).name for manifest in found[1:])]
         content = [manifest.to_bytes() for manifest in found]
         writer = Writer(output)
@@ -248,11 +251,6 @@ def _opened(directory: Path, stack: contextlib.ExitStack) -> tuple[Manifest, dic
     raise DatastoreCorrupt(directory, f"{Path(missing.filename).name} is missing") from missing
 
 
-def _to_send(manifest: Manifest, recipe: bool) -> Manifest:
-    kept = manifest.recipe if recipe else {key: manifest.recipe[key] for key in _KEPT if key in manifest.recipe}
-    return changed(manifest, recipe=kept)
-
-
 HEAD = "rest-local-export-1.json"
 TAIL = "rest-local-export.sha256"
 MAGIC = "rest-local export"
@@ -280,7 +278,13 @@ class Writer:
             raise DatastoreCorrupt(path, "it has another size than the manifest says")
         digest, left = hashlib.sha256(), wanted.size
         self._write(_header(name, wanted.size))
-        while chunk := _read(file, min(_CHUNK, left), path):
+        while left:
+            try:
+                chunk = file.read(min(_CHUNK, left))
+            except OSError as error:
+                raise DatastoreCorrupt(path, f"it cannot be read: {error.strerror or error}") from error
+            if not chunk:
+                break
             digest.update(chunk)
             self._write(chunk)
             left -= len(chunk)
@@ -366,13 +370,6 @@ class Reader:
         self._digest.update(data)
         self.read += len(data)
         return data
-
-
-def _read(file: BinaryIO, count: int, path: Path) -> bytes:
-    try:
-        return file.read(count)
-    except OSError as error:
-        raise DatastoreCorrupt(path, f"it cannot be read: {error.strerror or error}") from error
 
 
 def member(where: str, name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,33 +104,16 @@ def _tiers(tokens: list[int]) -> list[dict[str, int | None]]:
 def _tops(sizes: list[tuple[str, int]]) -> dict[str, list[dict[str, Any]]]:
     """The lists `largest`, `extensions` and `folders`."""
     names = [os.path.dirname(name) for name, _ in sizes]
-    shared = os.path.commonpath(names) if names and _comparable(names) else ""
-    extensions: Counter[str] = Counter()
-    folders: Counter[str] = Counter()
+    comparable = len({os.path.isabs(name) for name in names}) == 1
+    shared = os.path.commonpath(names) if comparable else ""
+    found = {"largest": Counter(dict(sizes)), "extensions": Counter[str](), "folders": Counter[str]()}
     for name, tokens in sizes:
-        extensions[os.path.splitext(name)[1] or os.path.basename(name)] += tokens
-        folders[_folder(name, shared)] += tokens
-    return {
-        "largest": _top(Counter(dict(sizes))),
-        "extensions": _top(extensions),
-        "folders": _top(folders),
-    }
-
-
-def _comparable(names: list[str]) -> bool:
-    return len({os.path.isabs(name) for name in names}) == 1
-
-
-def _folder(name: str, shared: str) -> str:
-    """The folder right below `shared` that holds a file, `shared` itself for a file in it."""
-    below = os.path.relpath(name, shared) if shared else name
-    first, separator, _ = below.partition(os.sep)
-    return os.path.join(shared, first) if separator else shared or "."
-
-
-def _top(tokens: Mapping[str, int]) -> list[dict[str, Any]]:
-    first = sorted(tokens.items(), key=lambda item: (-item[1], item[0]))[:TOP]
-    return [{"name": name, "tokens": count} for name, count in first]
+        found["extensions"][os.path.splitext(name)[1] or os.path.basename(name)] += tokens
+        below = os.path.relpath(name, shared) if shared else name
+        first, separator, _ = below.partition(os.sep)  # the folder right below `shared`, or `shared` itself
+        found["folders"][os.path.join(shared, first) if separator else shared or "."] += tokens
+    tops = {key: sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOP] for key, counts in found.items()}
+    return {key: [{"name": name, "tokens": count} for name, count in top] for key, top in tops.items()}
 
 
 def _age(created: str) -> float | None:

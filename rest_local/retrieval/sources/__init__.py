@@ -7,16 +7,6 @@ from rest_local.retrieval.sources.source import Reading, Render, Source
 from rest_local.retrieval.sources.walk import Python, Walk
 
 __all__ = [
-    "Chat",
-    "Git",
-    "Jsonl",
-    "Parquet",
-    "Python",
-    "Reading",
-    "Render",
-    "Source",
-    "Stdin",
-    "Walk",
-    "from_recipe",
+    "Chat", "Git", "Jsonl", "Parquet", "Python", "Reading", "Render", "Source", "Stdin", "Walk", "from_recipe",
     "source_of",
-]
+]  # fmt: skip

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,7 +108,7 @@ def files_of_commit(repository: Path, commit: str, name: str, filters: Filters, 
     """The text of every file of a commit that is worth indexing, named `NAME:PATH`, with a state that stays the same
     while the blob does. Raises InputInvalid if git cannot list the commit.
     """
-    with _Blobs(repository) as blobs:
+    with Blobs(repository) as blobs:
         for entry in entries(repository, commit, filters, reading.skipped):
             title, mark = f"{name}:{entry.path}", int(entry.blob[:_MARK_DIGITS], 16) or 1
             reading.looked_at(entry.size)
@@ -148,14 +149,14 @@ def entries(repository: Path, commit: str, filters: Filters, skipped: Skipped) -
 
 
 @dataclass(slots=True)
-class _Blobs:
+class Blobs:
     """A process `git cat-file --batch`, started at the first question."""
 
     repository: Path
     _process: subprocess.Popen[bytes] | None = None
 
-    def read(self, blob: str) -> bytes | None:
-        """The content, None if the repository does not have it."""
+    def read(self, blob: str, most: int = sys.maxsize) -> bytes | None:
+        """The content, None if the repository does not have it, or it has more than `most` bytes."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -165,7 +166,12 @@ class _Blobs:
             head = process.stdout.readline().split()
             if len(head) != 3 or not head[2].isdigit():
                 return None
-            return process.stdout.read(int(head[2]) + 1)[:-1]
+            size = int(head[2])
+            data = process.stdout.read(min(size, most))
+            left = size + 1 - len(data)  # with the line feed after it
+            while left and (rest := process.stdout.read(min(left, 1 << 20))):
+                left -= len(rest)
+            return data if size <= most else None
         except BrokenPipeError:  # git gave up on a damaged object
             self._end()
             return None
@@ -184,7 +190,7 @@ class _Blobs:
             with contextlib.suppress(BrokenPipeError):
                 process.communicate()
 
-    def __enter__(self) -> _Blobs:
+    def __enter__(self) -> Blobs:
         return self
 
     def __exit__(self, *_: object) -> None:

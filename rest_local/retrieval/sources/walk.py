@@ -131,13 +131,10 @@ def list_files(
         except OSError:
             skipped.add("vanished")
             continue
-        reason = "" if stat.S_ISREG(status.st_mode) else "not a regular file"
-        if stat.S_ISLNK(status.st_mode):
-            reason = "link"
-        reason = reason or ("too large" if status.st_size > filters.max_file_size else "")
-        reason = reason or ("duplicate" if seen.has(status) else "")
-        if reason:
-            skipped.add(reason, path)
+        if not stat.S_ISREG(status.st_mode):
+            skipped.add("link" if stat.S_ISLNK(status.st_mode) else "not a regular file", path)
+        elif status.st_size > filters.max_file_size or seen.has(status):
+            skipped.add("too large" if status.st_size > filters.max_file_size else "duplicate", path)
         else:
             seen.add(status)
             yield path, status.st_size, status.st_mtime_ns

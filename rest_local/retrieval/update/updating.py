@@ -75,6 +75,19 @@ class Updated:
     manifest: Manifest
     skipped: Skipped
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready. tokens: of what was tokenized; total, documents: of the index, without deleted documents."""
+        segments = self.manifest.segments
+        return {
+            "vocabulary": self.manifest.vocabulary.name,
+            **{name: getattr(self, name) for name in ("added", "changed", "deleted", "unchanged", "tokens")},
+            "total": sum(segment.tokens for segment in segments),
+            "documents": sum(segment.live for segment in segments),
+            "segments": len(segments),
+            "skipped": dict(self.skipped.counts),
+            "secrets": self.skipped.secrets,
+        }
+
 
 class _Moved(Exception):
     """Another writer's commit makes what was read useless."""
@@ -104,8 +117,7 @@ def update(
     file would be left. After an error the old commit is intact. O(states) and what the walk and the new text cost.
     """
     given = _Given(path, vocabulary, progress or no_progress, files or Files(), render)
-    updated = _again(given, lambda base: _update(given, base, only, missing))
-    return _merged(given, updated) if merging else updated
+    return _again(given, merging, lambda base: _update(given, base, only, missing))
 
 
 def add_sources(
@@ -123,13 +135,7 @@ def add_sources(
     """
     given = _Given(path, vocabulary, progress or no_progress, files or Files(), render)
     prepared = [source.prepared() for source in sources]
-    updated = _again(given, lambda base: _add_sources(given, base, prepared))
-    return _merged(given, updated) if merging else updated
-
-
-def _merged(given: _Given, updated: Updated) -> Updated:
-    merged = _merge(given.path, given.vocabulary.hash, given.files, None)
-    return replace(updated, manifest=merged) if merged else updated
+    return _again(given, merging, lambda base: _add_sources(given, base, prepared))
 
 
 def _merge(
@@ -190,15 +196,17 @@ class _Given:
         return Datastore.open(self.path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=True)
 
 
-def _again(given: _Given, attempt: Callable[[Datastore], Updated]) -> Updated:
-    """The result of an attempt that no other writer disturbed."""
+def _again(given: _Given, merging: bool, attempt: Callable[[Datastore], Updated]) -> Updated:
+    """The result of an attempt that no other writer disturbed, and of the merge after it."""
     clear(given.path, given.files)
     for _ in range(_ATTEMPTS):
         with given.open() as base:
             try:
-                return attempt(base)
+                updated = attempt(base)
             except (_Moved, FileNotFoundError):  # a newer commit deleted a file, or `forget` a staging directory
                 continue
+        merged = _merge(given.path, given.vocabulary.hash, given.files, None) if merging else None
+        return replace(updated, manifest=merged) if merged else updated
     raise DatastoreLocked(given.path, "other writers, one after another")
 
 
@@ -425,17 +433,15 @@ def united(held: Sequence[Source], more: Sequence[Source]) -> list[Source]:
     """Recorded sources and more of them, each once. Walks with the same filters become one."""
     found = list(held)
     for source in more:
-        same = next((i for i, one in enumerate(found) if _filters_alike(one, source)), None)
+        walk = replace(source, paths=()) if isinstance(source, Walk) else None
+        alike = (i for i, one in enumerate(found) if isinstance(one, Walk) and replace(one, paths=()) == walk)
+        same = next(alike, None)
         if same is None:
             found += [source] if source not in found else []
         else:
             paths = dict.fromkeys(roots_of([found[same], source]))
             found[same] = replace(found[same], paths=tuple(paths))  # type: ignore[call-arg]
     return found
-
-
-def _filters_alike(one: Source, other: Source) -> bool:
-    return isinstance(one, Walk) and isinstance(other, Walk) and replace(one, paths=()) == replace(other, paths=())
 
 
 def present(sources: Sequence[Source], known: Mapping[str, FileState], missing: bool) -> list[Source]:

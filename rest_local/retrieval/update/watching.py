@@ -84,19 +84,7 @@ class Commit:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready. tokens: of the files that were read; total: of the index."""
-        counts = self.counts
-        return {
-            "name": self.target.name,
-            "vocabulary": self.target.vocabulary.name,
-            "added": counts.added,
-            "changed": counts.changed,
-            "deleted": counts.deleted,
-            "tokens": counts.tokens,
-            "total": counts.manifest.tokens,
-            "documents": counts.manifest.documents,
-            "seconds": round(self.seconds, 3),
-        }
+        return {"name": self.target.name, **self.counts.to_dict(), "seconds": round(self.seconds, 3)}
 
 
 @dataclass
