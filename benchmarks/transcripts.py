@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rest_local.bench.workload import Recorded, _Blobs, _edits
+from rest_local.bench.workload import Recorded, edits_of
 from rest_local.chat.tools.format import write_calls
 from rest_local.llama.vocabulary import Vocabulary
 
@@ -187,14 +187,11 @@ FORMATS = (
 def changes_of(repository: Path, skip: int, most: int) -> list[Change]:
     """Changes of text files in the history of HEAD, the newest first, without the first `skip` of them."""
     found = []
-    with _Blobs(repository) as blobs:
-        for edit in _edits(repository):
-            old, new = blobs.text(edit.old), blobs.text(edit.new)
-            if old is None or new is None or old == new or max(len(old), len(new)) > LONGEST:
-                continue
+    for edit, old, new in edits_of(repository):
+        if max(len(old), len(new)) <= LONGEST:
             found.append(Change(edit.path, edit.message.strip(), old, new))
-            if len(found) == skip + most + 1:  # one more, as the earlier edit of the last
-                break
+        if len(found) == skip + most + 1:  # one more, as the earlier edit of the last
+            break
     return found[skip:]
 
 

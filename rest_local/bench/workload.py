@@ -159,16 +159,12 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
     if not repository.is_dir():
         raise InputInvalid("repository", repository, "no such directory")
     found = []
-    with Blobs(repository) as blobs:
-        for edit in _edits(repository):
-            old, new = (_text(blobs.read(blob, MAX_BYTES)) for blob in (edit.old, edit.new))
-            if old is None or new is None or old == new:
-                continue
-            recorded = whole_file_edit(edit.path, edit.message, old, new, vocabulary)
-            recorded = replace(recorded, name=f"{edit.commit[:10]}:{edit.path}")
-            found.append(recorded if predict else replace(recorded, prediction=()))
-            if len(found) == most:
-                break
+    for edit, old, new in edits_of(repository):
+        recorded = whole_file_edit(edit.path, edit.message, old, new, vocabulary)
+        recorded = replace(recorded, name=f"{edit.commit[:10]}:{edit.path}")
+        found.append(recorded if predict else replace(recorded, prediction=()))
+        if len(found) == most:
+            break
     if not found:
         raise InputInvalid(
             "repository",
@@ -176,6 +172,15 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
             f"no commit changes a text file of {MIN_BYTES} to {MAX_BYTES} bytes; give one with a history of edits",
         )
     return found
+
+
+def edits_of(repository: Path) -> Iterator[tuple[Edit, str, str]]:
+    """Each change of a text file within the size limits, with the old and the new text, the newest commit first."""
+    with Blobs(repository) as blobs:
+        for edit in _edits(repository):
+            old, new = (_text(blobs.read(blob, MAX_BYTES)) for blob in (edit.old, edit.new))
+            if old is not None and new is not None and old != new:
+                yield edit, old, new
 
 
 def _text(data: bytes | None) -> str | None:
