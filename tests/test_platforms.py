@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -52,10 +53,10 @@ files.WINDOWS = True
 """
 
 
-def run_hidden(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_hidden(code: str, *arguments: str, folder: Path = PACKAGE.parent) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", HIDDEN + code, *arguments],
-        cwd=PACKAGE.parent, capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-c", HIDDEN + code, *arguments], env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
@@ -65,41 +66,40 @@ def test_every_module_imports_without_what_windows_lacks() -> None:
     assert len(MODULES) > 100
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--help",), "Commands:"),
-        (("generate", "-n", "3", "--no-history", "def main():"), ""),
-        (("generate", "-n", "3", "def main():"), ""),
-        (("doctor", "--json"), '"versions"'),
-        (("history", "list"), "demo"),
-    ],
-    ids=["help", "generate", "history", "doctor", "list"],
-)
-def test_commands_work_without_what_windows_lacks(arguments: tuple[str, ...], expected: str) -> None:
-    done = run_hidden("from rest_local.cli.main import main\nmain()\n", *arguments)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip()
-    assert expected in done.stdout
-
-
-def test_a_datastore_is_built_without_what_windows_lacks(tmp_path: Path) -> None:
-    (tmp_path / "text.py").write_text("def main():\r\n    pass\r\n", newline="")
-    arguments = ("index", "build", str(tmp_path / "text.py"), "-o", str(tmp_path / "store"))
-    done = run_hidden("from rest_local.cli.main import main\nmain()\n", *arguments)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "of 1 file," in done.stdout
-
-
-def test_chat_templates_and_grammars_work_without_what_windows_lacks() -> None:
-    code = """
+COMMANDS: list[tuple[list[str], str]] = [
+    (["--help"], "Commands:"),
+    (["generate", "-n", "3", "--no-history", "def main():"], ""),
+    (["generate", "-n", "3", "def main():"], ""),
+    (["doctor", "--json"], '"versions"'),
+    (["history", "list"], "demo"),
+    (["index", "build", "text.py", "-o", "store"], "of 1 file,"),
+]
+RUN = """
+import contextlib, io, json
 from rest_local.chat import renderer
-print(renderer.render_limited("{{ name }}", {"name": "it"}))
+from rest_local.cli.main import run
 from rest_local.server.http import connection_limit, outlives_terminal
-print(connection_limit(), outlives_terminal())
+
+told = []
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        told.append((run(arguments), shown.getvalue()))
+told.append([renderer.render_limited("{{ name }}", {"name": "it"}), connection_limit(), outlives_terminal()])
+print(json.dumps(told))
 """
-    done = run_hidden(code)
-    assert done.stdout.split() == ["it", "1024", "True"], done.stderr[-2000:]
+
+
+def test_commands_work_without_what_windows_lacks(tmp_path: Path) -> None:
+    """One after another in one process; so do chat templates, and what the server asks the system."""
+    (tmp_path / "text.py").write_text("def main():\r\n    pass\r\n", newline="")
+    done = run_hidden(RUN, json.dumps([arguments for arguments, _ in COMMANDS]), folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    *said, others = json.loads(done.stdout.splitlines()[-1])
+    for (arguments, expected), (code, shown) in zip(COMMANDS, said, strict=True):
+        assert code == 0, (arguments, done.stderr[-2000:])
+        assert shown.strip(), arguments
+        assert expected in shown, arguments
+    assert others == ["it", 1024, True]
 
 
 def test_without_counts_of_preemptions_no_load_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:

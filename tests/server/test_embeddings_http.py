@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 from live import Live, served
 from support.pooled import with_pooling
@@ -25,14 +24,6 @@ def embedding(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPath
     with served(serving) as live:
         assert serving.loaded.wait(300)
         yield live
-
-
-def test_the_openai_package_gets_vectors(embedding: Live) -> None:
-    with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="x", max_retries=0) as client:
-        made = client.embeddings.create(model="tiny", input=["hello", "more text"])
-        assert [entry.index for entry in made.data] == [0, 1]
-        assert len(made.data[0].embedding) == 64
-        assert made.usage.prompt_tokens == made.usage.total_tokens > 1
 
 
 def test_a_generating_model_embeds_where_an_override_names_a_pooling(

@@ -6,7 +6,6 @@ Every answer and every event is checked against the types of the `anthropic` pac
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +18,6 @@ from pydantic import TypeAdapter
 
 from rest_local.api.messages_answer import MessagesAnswer
 from rest_local.chat.tools import answer as answer_formats
-from rest_local.errors import DecodeFailed
 
 Event = tuple[str, dict[str, Any]]
 HI = [{"role": "user", "content": "hi"}]
@@ -308,28 +306,6 @@ def test_the_count_is_that_of_the_prompt(scripted: Scripted) -> None:
     assert live.post("/v1/messages/count_tokens", long).json()["input_tokens"] > 1000, "beyond the context too"
 
 
-def test_a_stream_that_fails_ends_with_an_error_event(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(streamed, live)
-        submitted = live.service.stream()
-        submitted.give("half")
-        submitted.end("error", error=DecodeFailed(-3, 4))
-        events = asking.result(60)
-    assert events[-1][0] == "error"
-    assert events[-1][1]["error"]["type"] == "api_error"
-    assert "message_stop" not in [name for name, _ in events]
-
-
-def test_a_client_that_leaves_frees_its_slot(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
-    with live.client() as client, client.stream("POST", "/v1/messages", json=BODY | {"stream": True}) as answer:
-        assert next(answer.iter_lines()) == "event: message_start"
-    assert live.service.stream().cancelled.wait(30)
-
-
 def test_a_loading_server_says_so(scripted: Scripted) -> None:
     live = scripted()
     service, live.serving.state.service = live.serving.state.service, None
@@ -339,11 +315,3 @@ def test_a_loading_server_says_so(scripted: Scripted) -> None:
         live.serving.state.service = service
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["type"] == "overloaded_error"
-
-
-def test_many_at_once(scripted: Scripted) -> None:
-    live = scripted()
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda number: streamed(live, max_tokens=number + 1), range(24)))
-    assert all(events[-1][0] == "message_stop" for events in found)
-    assert threading.active_count() < 100

@@ -81,7 +81,7 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
     return dict(answer.json()["error"])
 
 
-@pytest.mark.parametrize("arch", [None, "llama", "gemma3", "mamba", "lfm2"])
+@pytest.mark.parametrize("arch", [None, "gemma3", "mamba", "lfm2"])
 def test_saved_erased_and_restored(start: Start, tiny_model: Callable[..., Path], arch: str | None) -> None:
     live = start(model=tiny_model(arch) if arch else None)
     prompt = TEXT[: 1200 if arch is None else 400]
@@ -287,39 +287,7 @@ def test_a_small_disk_is_full(
     assert all(path.stat().st_size for path in small_disk.rglob("*.cells"))
 
 
-# Conversations that come back by themselves
-
-
-def chat(live: Live, messages: list[dict[str, str]], **fields: Any) -> tuple[str, dict[str, Any]]:
-    body = {"messages": messages, "max_tokens": 8, "temperature": 0, **fields}
-    answer = live.post("/v1/chat/completions", body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]["message"]["content"], answer.json()
-
-
-def test_the_second_turn_after_a_restart_evaluates_what_is_new(start: Start) -> None:
-    live = start(n_ctx=2048)
-    first = TEXT + "x = first([1, 2])\n"
-    said = complete(live, first)
-    live.stop()
-    second = first + said["content"] + "\ny = 2\n"
-    live = start(n_ctx=2048)
-    found = complete(live, second)
-    assert found["timings"]["prompt_n"] <= 20
-    live.stop()
-    live = start(n_ctx=2048, limit=0)
-    assert complete(live, second)["content"] == found["content"]
-
-
-def test_a_named_session_is_kept_however_short(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "LEAST_TOKENS", 10_000)
-    live = start()
-    complete(live, "# other\n" + TEXT)
-    complete(live, TEXT[:1000], prompt_cache_key="agent-1")
-    live.stop()
-    live = start()
-    assert complete(live, TEXT[:1000])["timings"]["prompt_n"] == 1
-    assert complete(live, "# other\n" + TEXT)["timings"]["cache_n"] < 16
+# Keys and their owners
 
 
 def test_a_key_that_is_no_text_is_400(start: Start) -> None:
