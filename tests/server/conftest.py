@@ -47,7 +47,7 @@ def demo() -> Iterator[Live]:
 
 @pytest.fixture
 def scripted() -> Iterator[Callable[..., Live]]:
-    """`scripted(keys=(b"k",), room=2)`: servers of this test alone."""
+    """`scripted(keys=(b"k",), room=2, answer=None)`: servers of this test alone."""
     with contextlib.ExitStack() as stack:
         yield lambda **options: stack.enter_context(scripted_server(**options))
 

@@ -102,12 +102,14 @@ class FakeStream:
         self.end("cancelled")
 
 
+HELLO = ("Hello", " world")
+
+
 class FakeService:
     """`answer`: the pieces of every answer, given at once; with None, the test gives them through `streams`."""
 
-    def __init__(self, engine: FakeEngine, *, room: int = 64) -> None:
-        self.engine, self.room = engine, room
-        self.answer: Iterable[str] | None = ("Hello", " world")
+    def __init__(self, engine: FakeEngine, *, room: int = 64, answer: Iterable[str] | None = HELLO) -> None:
+        self.engine, self.room, self.answer = engine, room, answer
         self.streams: list[FakeStream] = []
         self.closed = False
         self._news = threading.Condition()
@@ -174,12 +176,14 @@ def origin(**fields: Any) -> Any:
 
 
 @contextlib.contextmanager
-def scripted_server(*, room: int = 64, n_ctx: int = 512, drain_seconds: int = 5, **settings: Any) -> Iterator[Live]:
+def scripted_server(
+    *, room: int = 64, answer: Iterable[str] | None = HELLO, n_ctx: int = 512, drain_seconds: int = 5, **settings: Any
+) -> Iterator[Live]:
     """A server with a scripted service."""
     made: list[FakeService] = []
 
     def service(engine: Any, queue: int) -> Any:
-        made.append(FakeService(engine, room=room))
+        made.append(FakeService(engine, room=room, answer=answer))
         return made[0]
 
     serving = Serving(

@@ -39,8 +39,7 @@ def lines(log: io.StringIO) -> list[dict[str, Any]]:
 
 
 def test_a_request_is_one_line_without_what_was_said(scripted: Scripted, log: io.StringIO) -> None:
-    live = scripted(keys=(b"topsecretkey",))
-    live.service.answer = ("the completion text",)
+    live = scripted(keys=(b"topsecretkey",), answer=("the completion text",))
     body = {"messages": [{"role": "user", "content": "the prompt text"}]}
     live.post("/v1/chat/completions?x=query", body, headers={"authorization": "Bearer topsecretkey"})
     live.post("/v1/chat/completions", body, headers={"authorization": "Bearer wrongkey"})

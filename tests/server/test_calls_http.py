@@ -54,23 +54,20 @@ def test_a_call_is_recognized_however_the_text_is_cut(scripted: Scripted, size: 
 
 
 def test_an_answer_with_only_a_call_has_no_content(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = [CALL]
+    live = scripted(answer=[CALL])
     assert live.post(PATH, BODY).json()["choices"][0]["message"]["content"] is None
 
 
 @pytest.mark.parametrize("more", [{"tools": None}, {"tool_choice": "none"}])
 def test_without_tools_markers_are_text(scripted: Scripted, more: dict[str, Any]) -> None:
-    live = scripted()
-    live.service.answer = [CALL]
+    live = scripted(answer=[CALL])
     choice = live.post(PATH, BODY | more).json()["choices"][0]
     assert choice["message"]["content"] == CALL
     assert choice["finish_reason"] == "stop"
 
 
 def test_each_choice_has_a_parser_of_its_own(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = [CALL[:10], CALL[10:]]
+    live = scripted(answer=[CALL[:10], CALL[10:]])
     choices = live.post(PATH, BODY | {"n": 3}).json()["choices"]
     assert [len(choice["message"]["tool_calls"]) for choice in choices] == [1, 1, 1]
 
@@ -115,8 +112,7 @@ def test_a_model_that_reasons_may_do_so_before_a_response_format(scripted: Scrip
 
 
 def test_a_forced_call_is_constrained(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = [CALL]
+    live = scripted(answer=[CALL])
     live.post(PATH, BODY | {"tool_choice": "required"})
     live.post(PATH, BODY)
     forced, free = (stream.request.sampling.grammar for stream in live.service.streams)
@@ -126,8 +122,7 @@ def test_a_forced_call_is_constrained(scripted: Scripted) -> None:
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
 def test_half_a_call_at_a_limit_is_not_text(scripted: Scripted, reason: str) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     asked = live.later(PATH, BODY)
     stream = live.service.stream()
     stream.give(CALL + '\n<tool_call>\n{"name": "ad')

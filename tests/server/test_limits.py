@@ -95,8 +95,7 @@ def fill(live: Live, number: int = 0) -> int:
 def test_a_reader_that_stalls_is_cut_off(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(streaming, "BACKLOG", 1 << 40)
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with sent(live, "/completion", STREAM, buffer=4096):
         assert fill(live) < MOST_PIECES
     live.service.answer = ("next",)
@@ -154,8 +153,7 @@ def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pyt
     """The limit ends the request long before the stall limit; a client that reads on gets the error."""
     monkeypatch.setattr(http, "STALL_SECONDS", 3600.0)
     monkeypatch.setattr(streaming, "BACKLOG", 500)
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with sent(live, "/completion", STREAM, buffer=4096) as client:
         assert fill(live) < MOST_PIECES
         said = b""
@@ -171,8 +169,7 @@ def test_an_answer_that_is_not_streamed_has_no_backlog_limit(
 ) -> None:
     """Its client reads nothing before the end, so it cannot lag."""
     monkeypatch.setattr(streaming, "BACKLOG", 10)
-    live = scripted()
-    live.service.answer = ("x",) * 1000
+    live = scripted(answer=("x",) * 1000)
     assert live.post("/completion", {"prompt": "x"}).json()["content"] == "x" * 1000
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import httpx
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from live import Live, Scripted, prompt_of
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from rest_local.api.messages_answer import MessagesAnswer
 from rest_local.chat.tools import answer as answer_formats
@@ -29,7 +29,14 @@ TOOL = {
 }
 CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a.py"}}\n</tool_call>'
 KEY = {"x-api-key": "k"}
-STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+@cache
+def types() -> tuple[type[BaseModel], TypeAdapter[Any]]:
+    """The package's types of a message and of an event of its stream. Their import takes 3 s."""
+    from anthropic.types import Message, RawMessageStreamEvent
+
+    return Message, TypeAdapter(RawMessageStreamEvent)
 
 
 def events_of(text: str) -> list[Event]:
@@ -41,7 +48,7 @@ def events_of(text: str) -> list[Event]:
         found.append((name.removeprefix("event: "), event))
         assert found[-1][0] == event["type"]
         if event["type"] not in ("ping", "error"):
-            STREAM_EVENT.validate_python(event)
+            types()[1].validate_python(event)
     return found
 
 
@@ -53,7 +60,7 @@ def whole(live: Live, **more: Any) -> dict[str, Any]:
     answer = live.post("/v1/messages", BODY | more)
     assert answer.status_code == 200, answer.text
     message: dict[str, Any] = answer.json()
-    Message.model_validate(message)
+    types()[0].model_validate(message)
     return message
 
 
@@ -96,8 +103,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("said", ANSWERS.values(), ids=list(ANSWERS))
 def test_a_stream_adds_up_to_the_whole_answer(scripted: Scripted, said: tuple[str, ...]) -> None:
-    live = scripted()
-    live.service.answer = said
+    live = scripted(answer=said)
     one, other = whole(live, tools=[TOOL]), added_up(streamed(live, tools=[TOOL]))
     for message in (one, other):
         message["id"] = ""
@@ -108,8 +114,7 @@ def test_a_stream_adds_up_to_the_whole_answer(scripted: Scripted, said: tuple[st
 
 
 def test_events_come_in_their_order(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = ANSWERS["all"]
+    live = scripted(answer=ANSWERS["all"])
     events = streamed(live, tools=[TOOL])
     names = [name for name, _ in events]
     assert (names[0], names[-2:]) == ("message_start", ["message_delta", "message_stop"])
@@ -131,8 +136,7 @@ def test_events_come_in_their_order(scripted: Scripted) -> None:
     ],
 )
 def test_stop_reasons(scripted: Scripted, stream: bool, ends: Any, reason: str, sequence: str | None) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(streamed if stream else whole, live, stop_sequences=["END"])
         submitted = live.service.stream()
@@ -145,8 +149,7 @@ def test_stop_reasons(scripted: Scripted, stream: bool, ends: Any, reason: str, 
 
 
 def test_a_full_context_is_told_from_a_limit(scripted: Scripted) -> None:
-    live = scripted(n_ctx=64)
-    live.service.answer = None
+    live = scripted(n_ctx=64, answer=None)
     asking = live.later("/v1/messages", BODY)
     submitted = live.service.stream()
     submitted.give(" a" * submitted.request.max_tokens)
@@ -155,24 +158,21 @@ def test_a_full_context_is_told_from_a_limit(scripted: Scripted) -> None:
 
 
 def test_one_call_at_a_time(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = ANSWERS["two calls"]
+    live = scripted(answer=ANSWERS["two calls"])
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     assert len(whole(live, tools=[TOOL], tool_choice=choice)["content"]) == 1
     assert len(whole(live, tools=[TOOL])["content"]) == 2
 
 
 def test_tools_that_may_not_be_called_are_not_offered(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = (CALL,)
+    live = scripted(answer=(CALL,))
     message = whole(live, tools=[TOOL], tool_choice={"type": "none"})
     assert message["content"] == [{"type": "text", "text": CALL}]
     assert message["stop_reason"] == "end_turn"
 
 
 def test_the_answer_goes_on_where_the_client_began_it(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = (" wrong.",)
+    live = scripted(answer=(" wrong.",))
     begun = [*HI, {"role": "assistant", "content": "The sign is"}]
     assert whole(live, messages=begun)["content"] == [{"type": "text", "text": " wrong."}]
     assert prompt_of(live).endswith("The sign is")
@@ -218,8 +218,7 @@ def test_a_call_is_forced_by_a_grammar(scripted: Scripted) -> None:
 def test_pings_come_while_nothing_else_does(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the prompt is evaluated, and while a thought that is not shown is generated; none after the end."""
     monkeypatch.setattr(MessagesAnswer, "QUIET_SECONDS", 0.02)
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     body = BODY | {"stream": True, "thinking": {"type": "adaptive", "display": "omitted"}}
     names: list[str] = []
     with live.client() as client, client.stream("POST", "/v1/messages", json=body) as answer:
@@ -248,8 +247,7 @@ def named(answer: httpx.Response) -> Iterator[str]:
 
 
 def test_a_busy_stream_has_no_pings(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = ("a",) * 50
+    live = scripted(answer=("a",) * 50)
     assert "ping" not in [name for name, _ in streamed(live)]
 
 

@@ -187,8 +187,7 @@ def test_pages_of_allowed_origins_can(scripted: Scripted) -> None:
 
 def test_other_machines_do_not_learn_what_was_in_memory(scripted: Scripted) -> None:
     def last(**settings: Any) -> dict[str, Any]:
-        live = scripted(keys=(b"k",), **settings)
-        live.service.answer = None
+        live = scripted(keys=(b"k",), **settings, answer=None)
         waiting = live.later("/api/chat", {"messages": HELLO, "stream": False}, headers=KEY)
         asked = live.service.stream()
         asked.timings = {"cached_tokens": 400, "prompt_tokens": 3, "prompt_ms": 1234.5, "predicted_ms": 163.0}
@@ -284,8 +283,7 @@ def test_numbers_of_parameters() -> None:
 
 @pytest.mark.parametrize("wanted", [None, -1, -2])
 def test_an_answer_that_shifts_ends_after_ten_contexts(scripted: Callable[..., Live], wanted: int | None) -> None:
-    live = scripted(n_ctx=64)
-    live.service.answer = ["x"]
+    live = scripted(n_ctx=64, answer=["x"])
     options = {} if wanted is None else {"num_predict": wanted}
     for path, body in (("/api/generate", {"prompt": "a", "raw": True}), ("/api/generate", {"prompt": "a"})):
         live.post(path, {"shift": True, "stream": False, "options": options, **body})

@@ -116,8 +116,7 @@ CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "b.py"}}\n</too
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_arrive_whole(scripted: Scripted, stream: bool) -> None:
-    live = scripted()
-    live.service.answer = ("I read", " it.\n", *CALL, "\n", *CALL.replace("b.py", "c.py"))
+    live = scripted(answer=("I read", " it.\n", *CALL, "\n", *CALL.replace("b.py", "c.py")))
     with ollama.Client(host=live.url) as client:
         answer = client.chat("demo", MESSAGES, tools=[TOOL], stream=stream)
         parts = list(answer) if stream else [answer]
@@ -131,8 +130,7 @@ def test_calls_arrive_whole(scripted: Scripted, stream: bool) -> None:
 
 
 def test_a_call_that_is_cut_off_is_left_out(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with ollama.Client(host=live.url) as client:
         stream = client.chat("demo", MESSAGES, tools=[TOOL], stream=True)
         parts = iter(stream)
@@ -157,8 +155,7 @@ def _started(live: Live, parts: Iterator[ollama.ChatResponse]) -> Any:
 
 
 def test_reasoning_is_apart(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = ("<think>\nhm", " so\n</think>\n\n", "Four.")
+    live = scripted(answer=("<think>\nhm", " so\n</think>\n\n", "Four."))
     with ollama.Client(host=live.url) as client:
         whole = client.chat("demo", MESSAGES, think=True)
         parts = list(client.generate("demo", "2 + 2?", think=True, stream=True))
@@ -168,8 +165,7 @@ def test_reasoning_is_apart(scripted: Scripted) -> None:
 
 
 def test_a_fault_in_mid_stream_is_an_error(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with ollama.Client(host=live.url) as client:
         parts = iter(client.chat("demo", MESSAGES, stream=True))
         asked = _started(live, parts)

@@ -333,8 +333,7 @@ def test_a_disconnect_during_the_pause_ends_the_request(
     scripted: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PACE", NEVER)
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with live.client() as client:
         with client.stream("POST", "/completion", json={"prompt": "x", "stream": True}) as answer:
             stream = live.service.stream()
@@ -348,8 +347,7 @@ def test_a_disconnect_during_the_pause_ends_the_request(
 
 def test_a_limit_on_lines_ends_an_answer_that_is_not_streamed(scripted: Callable[..., Live]) -> None:
     """Only with such a limit is the text of such an answer read before its end."""
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     asked = live.later("/infill", {"input_prefix": "", "input_suffix": "", "n_indent": 4})
     stream = live.service.stream()
     stream.give("x = 1\n")

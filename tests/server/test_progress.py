@@ -68,8 +68,7 @@ def test_nothing_is_told_unasked(demo: Live) -> None:
 
 def test_other_machines_are_told_neither(scripted: Callable[..., Live]) -> None:
     """How much of a prompt was in memory tells what another client sent."""
-    live = scripted(host="127.0.0.1", keys=(b"k",), allowed_hosts=("models.example",))
-    live.service.answer = None
+    live = scripted(host="127.0.0.1", keys=(b"k",), allowed_hosts=("models.example",), answer=None)
     body = CALLS["/completion"] | WANTED | {"timings_per_token": True, "prompt": "x"}
     with (
         live.client(headers={"authorization": "Bearer k"}) as client,

@@ -29,8 +29,7 @@ def chunks(text: str) -> list[Any]:
 
 @pytest.mark.parametrize("body", [CHAT, CHAT | {"stream": False}, {"prompt": "x"}, {"prompt": "x", "stream": True}])
 def test_a_client_that_goes_away_ends_its_request(scripted: Scripted, body: dict[str, Any]) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     connection = sent(live, CHAT_PATH if "messages" in body else "/completion", body)
     stream = live.service.stream()
     stream.give("some text")
@@ -39,8 +38,7 @@ def test_a_client_that_goes_away_ends_its_request(scripted: Scripted, body: dict
 
 
 def test_a_disconnect_before_the_first_token_ends_all_choices(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     connection = sent(live, CHAT_PATH, CHAT | {"n": 3})
     streams = [live.service.stream(number) for number in range(3)]
     connection.close()
@@ -48,8 +46,7 @@ def test_a_disconnect_before_the_first_token_ends_all_choices(scripted: Scripted
 
 
 def test_a_slow_client_runs_on_until_it_disconnects(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     connection = sent(live, CHAT_PATH, CHAT)
     stream = live.service.stream()
     for _ in range(3000):
@@ -61,8 +58,7 @@ def test_a_slow_client_runs_on_until_it_disconnects(scripted: Scripted) -> None:
 
 
 def test_a_full_queue_is_503_and_says_when_to_come_again(scripted: Scripted) -> None:
-    live = scripted(room=2)
-    live.service.answer = None
+    live = scripted(room=2, answer=None)
     waiting = [sent(live, CHAT_PATH, CHAT) for _ in range(2)]
     streams = [live.service.stream(number) for number in range(2)]
     answer = live.post(CHAT_PATH, CHAT)
@@ -77,8 +73,7 @@ def test_a_full_queue_is_503_and_says_when_to_come_again(scripted: Scripted) -> 
 
 
 def test_choices_are_queued_together_or_refused_together(scripted: Scripted) -> None:
-    live = scripted(room=2)
-    live.service.answer = None
+    live = scripted(room=2, answer=None)
     with sent(live, "/completion", {"prompt": "x"}), sent(live, "/completion", {"prompt": "x"}):
         streams = [live.service.stream(number) for number in range(2)]
         assert live.post(CHAT_PATH, CHAT | {"n": 3}).status_code == 503
@@ -90,8 +85,7 @@ def test_choices_are_queued_together_or_refused_together(scripted: Scripted) -> 
 
 
 def test_an_error_before_the_first_byte_has_its_status(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     asked = live.later("/completion", {"prompt": "x"})
     live.service.stream().end("error", error=DecodeFailed(-3, 4))
     answer = asked.result(30)
@@ -118,8 +112,7 @@ def test_a_prompt_that_is_too_long_is_named_as_the_client_sent_it(
 
 
 def test_an_error_during_a_stream_is_its_last_event(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with live.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
         stream = live.service.stream()
         stream.give("half")
@@ -135,8 +128,7 @@ def test_an_error_during_a_stream_is_its_last_event(scripted: Scripted) -> None:
 @pytest.mark.parametrize("limit", [{"n_indent": 4}, {"t_max_predict_ms": 0.001}])
 def test_a_complete_answer_stops_the_engine(scripted: Scripted, limit: dict[str, Any], stream: bool) -> None:
     """The model would continue after the block, or the line, that was requested."""
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     asked = live.later("/completion", {"prompt": "if x:\n", "stream": stream, **limit})
     submitted = live.service.stream()
     for part in ("    y = 1\n", "    z = 2\n", "w = 3\n", "v = 4\n"):
@@ -150,8 +142,7 @@ def test_a_complete_answer_stops_the_engine(scripted: Scripted, limit: dict[str,
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_choice_that_fails_ends_the_others(scripted: Scripted, stream: bool) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     asked = live.later(CHAT_PATH, CHAT | {"n": 3, "stream": stream})
     first, second, third = (live.service.stream(number) for number in range(3))
     second.end("error", error=DecodeFailed(-3, 4))
@@ -162,8 +153,7 @@ def test_a_choice_that_fails_ends_the_others(scripted: Scripted, stream: bool) -
 
 
 def test_a_stop_lets_a_running_answer_end(scripted: Scripted) -> None:
-    live = scripted(drain_seconds=30)
-    live.service.answer = None
+    live = scripted(drain_seconds=30, answer=None)
     with live.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
         stream = live.service.stream()
         stream.give("first")
@@ -181,8 +171,7 @@ def test_a_stop_lets_a_running_answer_end(scripted: Scripted) -> None:
 
 
 def test_a_stop_cancels_answers_after_the_drain_time(scripted: Scripted) -> None:
-    live = scripted(drain_seconds=0)
-    live.service.answer = None
+    live = scripted(drain_seconds=0, answer=None)
     connection = sent(live, CHAT_PATH, CHAT)
     stream = live.service.stream()
     live.serving.stop()

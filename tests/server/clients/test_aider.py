@@ -66,8 +66,7 @@ def test_aider_edits_a_file(
     said: str,
     stream: str,
 ) -> None:
-    live = scripted(n_ctx=8192)
-    live.service.answer = pieces(said, 7)
+    live = scripted(n_ctx=8192, answer=pieces(said, 7))
     done = aider(live, "--edit-format", form, stream, "--message", "fix the sign")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "m.py").read_text() == "def add(a, b):\n    return a + b\n", done.stdout

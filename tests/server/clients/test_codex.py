@@ -112,8 +112,7 @@ def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[st
 
 @pytest.mark.parametrize("form", CALLS)
 def test_its_recorded_requests_edit_a_file(scripted: Scripted, form: str) -> None:
-    live = scripted(n_ctx=8192)
-    live.service.answer = (CALLS[form][:30], CALLS[form][30:])
+    live = scripted(n_ctx=8192, answer=(CALLS[form][:30], CALLS[form][30:]))
     recorded = OPENAI[f"CODEX_{form.upper()}"]
     thought, called = turn(live, recorded, [])
     assert thought["summary"] == []

@@ -30,8 +30,7 @@ def lines(answer: httpx.Response) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("request_", [OLLAMA["ZED_CHAT"], OLLAMA["WEBUI_CHAT"]], ids=lambda each: each.client)
 def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
-    live = scripted(aliases=("coder",))
-    live.service.answer = ("I read", " it.\n", *CALL)
+    live = scripted(aliases=("coder",), answer=("I read", " it.\n", *CALL))
     found = lines(send(live, request_))
     calls = [call["function"] for each in found for call in each["message"].get("tool_calls", ())]
     assert [(call["name"], call["arguments"]) for call in calls] == [("read_file", {"path": "b.py"})]
@@ -43,8 +42,7 @@ def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
 
 def test_zed_reads_every_line(scripted: Scripted) -> None:
     """Its parser refuses a line without one of these, and a call with more than its function."""
-    live = scripted(aliases=("coder",))
-    live.service.answer = tuple(CALL)
+    live = scripted(aliases=("coder",), answer=tuple(CALL))
     found = lines(send(live, OLLAMA["ZED_CHAT"]))
     for each in found:
         assert each["model"] == "coder:latest"
@@ -96,8 +94,7 @@ def test_continue_chats_and_fills_gaps(demo: Live) -> None:
 
 
 def test_continue_calls_tools_without_a_stream(scripted: Scripted) -> None:
-    live = scripted(aliases=("coder",))
-    live.service.answer = tuple(CALL)
+    live = scripted(aliases=("coder",), answer=tuple(CALL))
     message = send(live, OLLAMA["CONTINUE_TOOLS"]).json()["message"]
     assert message["role"] == "assistant"
     assert [call["function"]["name"] for call in message["tool_calls"]] == [TOOLS[0]["function"]["name"]]

@@ -62,8 +62,7 @@ def test_many_asynchronous_streams_at_once(demo: Live) -> None:
 
 
 def test_an_abandoned_stream_frees_its_slot(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
 
     async def leave() -> None:
         async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="any") as client:
@@ -77,8 +76,7 @@ def test_an_abandoned_stream_frees_its_slot(scripted: Scripted) -> None:
 
 
 def test_calls_arrive_in_deltas(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = CALL
+    live = scripted(answer=CALL)
     with (
         client_of(live) as client,
         client.chat.completions.stream(model="demo", messages=MESSAGES, tools=TOOLS) as stream,
@@ -101,8 +99,7 @@ def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
 
 
 def test_arguments_are_parsed_into_a_type(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = ('<tool_call>\n{"name": "Place", "arguments": {"path": "a.py", "line": 7}}\n</tool_call>',)
+    live = scripted(answer=('<tool_call>\n{"name": "Place", "arguments": {"path": "a.py", "line": 7}}\n</tool_call>',))
     with client_of(live) as client:
         made = client.chat.completions.parse(
             model="demo", messages=MESSAGES, tools=[openai.pydantic_function_tool(Place)]
@@ -141,8 +138,7 @@ def test_the_client_retries_when_the_queue_is_full(scripted: Scripted) -> None:
 
 
 def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with client_of(live) as client:
         stream = client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
         submitted = live.service.stream()

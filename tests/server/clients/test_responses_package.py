@@ -116,8 +116,7 @@ def test_the_events_of_text_have_their_order(scripted: Scripted) -> None:
 
 
 def test_reasoning_calls_and_text_are_items_of_their_own(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = pieces("<think>Look first.</think>I read it.\n" + call("read_file", path="a.py"))
+    live = scripted(answer=pieces("<think>Look first.</think>I read it.\n" + call("read_file", path="a.py")))
     events = events_of(live, {"input": "What is in a.py?", "tools": [READ]})
     item = ["output_item.added"]
     part = [*item, "content_part.added"]
@@ -138,8 +137,7 @@ def test_reasoning_calls_and_text_are_items_of_their_own(scripted: Scripted) -> 
 
 
 def test_the_text_of_a_custom_tool_is_no_json(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = pieces(call("apply_patch", input=PATCHED), 3)
+    live = scripted(answer=pieces(call("apply_patch", input=PATCHED), 3))
     events = events_of(live, {"input": "Edit it.", "tools": [PATCH]})
     assert list(kinds(events))[2:-1] == [
         "output_item.added",
@@ -164,15 +162,13 @@ def test_the_text_of_a_custom_tool_is_no_json(scripted: Scripted) -> None:
     ],
 )
 def test_a_custom_call_in_another_form_loses_nothing(scripted: Scripted, arguments: str, text: str) -> None:
-    live = scripted()
-    live.service.answer = pieces(f'<tool_call>\n{{"name": "apply_patch", "arguments": {arguments}}}\n</tool_call>')
+    live = scripted(answer=pieces(f'<tool_call>\n{{"name": "apply_patch", "arguments": {arguments}}}\n</tool_call>'))
     events = events_of(live, {"input": "Edit it.", "tools": [PATCH]})
     assert events[-1]["response"]["output"][0]["input"] == text
 
 
 def test_a_search_for_tools_is_the_clients(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = pieces(call("tool_search", query="files"))
+    live = scripted(answer=pieces(call("tool_search", query="files")))
     tools = [{"type": "tool_search", "execution": "client", "description": "Find tools.", "parameters": {}}]
     with client_of(live) as client:
         made = client.responses.create(model="demo", input="Find a tool.", tools=tools)
@@ -190,8 +186,7 @@ def test_a_search_for_tools_is_the_clients(scripted: Scripted) -> None:
 
 
 def test_tools_in_a_loop(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = pieces("<think>Hm.</think>" + call("read_file", path="a.py"))
+    live = scripted(answer=pieces("<think>Hm.</think>" + call("read_file", path="a.py")))
     with client_of(live) as client:
         first = client.responses.create(
             model="demo", input=[{"role": "user", "content": "What is in a.py?"}], tools=[READ], store=False,
@@ -338,8 +333,7 @@ def test_a_limit_leaves_an_answer_incomplete(demo: Live) -> None:
 
 
 def test_an_answer_without_text_is_an_empty_message(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = ()
+    live = scripted(answer=())
     with client_of(live) as client:
         made = client.responses.create(model="demo", input="Hi")
     assert (made.output_text, len(made.output)) == ("", 1)
@@ -360,8 +354,7 @@ def test_logprobs_are_those_of_the_text(demo: Live) -> None:
 
 
 def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with client_of(live) as client:
         stream = client.responses.create(model="demo", input="Hi", stream=True)
         submitted = live.service.stream()
@@ -372,8 +365,7 @@ def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
 
 
 def test_the_last_event_of_a_failed_stream_has_what_there_was(scripted: Scripted) -> None:
-    live = scripted()
-    live.service.answer = None
+    live = scripted(answer=None)
     with (
         live.client() as client,
         client.stream("POST", "/v1/responses", json={"input": "Hi", "stream": True}) as answer,

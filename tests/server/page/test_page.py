@@ -145,8 +145,7 @@ def test_the_chart_changes_with_every_step(quiet: Live, opened: Open) -> None:
 
 @pytest.mark.parametrize("way", ["Escape", "the button"])
 def test_stop_ends_the_request_and_frees_its_slot(scripted: Callable[..., Live], opened: Open, way: str) -> None:
-    live = scripted(room=1)
-    live.service.answer = None
+    live = scripted(room=1, answer=None)
     page = opened(live)
     ask(page, "hello")
     live.service.stream().give("begun")
