@@ -109,8 +109,9 @@ class Forward:
         where nothing was evaluated (code 1: there is no room for it in the cells), and what `meanwhile` and `ahead`
         raise.
         """
-        slots = [state.slot for state in _all(running, parts)]  # a request that ends meanwhile has none
-        texts = [state.sources.draft_text for state in _all(running, parts)]
+        states = _all(running, parts)
+        slots = [state.slot for state in states]  # a request that ends meanwhile has none
+        texts = [] if self.drafter is None else [state.sources.draft_text for state in states]
         before = [slot.n_past for slot in slots]
         clock = PassClock(sum(before) + idle_cells, len(running), bool(parts))
         done = self.chosen = self._broken_off = False
@@ -145,11 +146,13 @@ class Forward:
                 leaves = state.slot.n_branches if self.capability.kind == "tree" else 1
                 limit = 0 if clock.prompted else self._limit(state, n_other + n_again)
                 state.draft(limit, leaves, clock.n_ctx, n_other, n_again)
+                if not n_other:
+                    state.prune()
         if n_other > 0:
             self._share(running, clock)
-        for state in running:
-            with _ErrorsOf(state):
-                state.prune()
+            for state in running:
+                with _ErrorsOf(state):
+                    state.prune()
 
     def _limit(self, state: RequestState, n_other: int) -> int:
         """Most nodes of a tree: by the answer, the context, the batch and the model."""
@@ -377,8 +380,8 @@ def _image_of(running: Sequence[RequestState], parts: Sequence[Part]) -> ImageRo
         return state.images.rows(state.slot, n)
 
 
-def _all(running: Sequence[RequestState], parts: Sequence[Part]) -> list[RequestState]:
-    return [*running, *(state for state, _ in parts)]
+def _all(running: Sequence[RequestState], parts: Sequence[Part]) -> Sequence[RequestState]:
+    return [*running, *(state for state, _ in parts)] if parts else running
 
 
 def _simplify(running: Sequence[RequestState], states: Sequence[RequestState]) -> bool:

@@ -136,7 +136,8 @@ class Scheduler:
         self._admit()
         self._shift()
         self._look_ahead()
-        self._restore()
+        if any(each.is_restoring for each in self.admitted):
+            self._restore()
         served = [each for each in self.admitted if not each.is_restoring]
         first = [each for each in served if not each.request.background]
         others = [each for each in served if each.request.background]

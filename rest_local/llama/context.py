@@ -96,6 +96,11 @@ class Batch:
             raise ValueError(f"{n} tokens do not fit a batch of {self.capacity}")
         if min(n_ids) < 1 or max(n_ids) > self.max_ids:
             raise ValueError(f"a token has 1 to {self.max_ids} sequence ids")
+        if n == 1:  # a plain step: a third of the time
+            self._token[0], self._pos[0], self._n_ids[0], self._output[0] = tokens[0], pos[0], n_ids[0], output[0]
+            self._ids[: self._row_bytes] = self._id_rows[first_id[0]]
+            self.n_tokens = self.struct.n_tokens = 1
+            return
         self._token[:n] = array("i", tokens)
         self._pos[:n] = array("i", pos)
         self._n_ids[:n] = array("i", n_ids)
