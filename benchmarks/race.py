@@ -8,8 +8,8 @@
 - Sides: llama-server without drafts and with each of its n-gram types (`+`: drafts of 48 to 64 tokens, where that is
   not its default), llama-cpp-python's prompt lookup (10 tokens, and the 2 that it advises for CPUs), and `rest-local
   serve` with drafting off, with the request's text alone, and `stored`: with prediction, datastore and history.
-- Each run starts a server, evaluates the prompt, then times the answer from the request to its last byte by this
-  program's clock. All sides of an answer run one after the other, in another order each time.
+- For each answer all sides start a new server. These read the prompt and then write the answer one after the other, in
+  another order each time. An answer is timed from the request to its last byte by this program's clock.
 - A round has an answer of each workload. FILE keeps all runs, and a race with the same FILE goes on where it ended, so
   it can be run in parts. `--minutes` ends it between two answers. `--work` keeps the player for the next part.
 - A run does not count if other programs or the host take more than 5% of the processors.
@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ from rest_local.decoding.opening import open_history
 from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
 from rest_local.retrieval import build_datastore
-from rest_local.retrieval.history import History
 
 START_SECONDS, ANSWER_SECONDS = 300.0, 600.0
 PLAIN, OFF, COLD, STORED = race_report.PLAIN, race_report.OFF, race_report.COLD, race_report.STORED
@@ -90,28 +90,77 @@ def sides(binary: Binary | None, model: Path, context: int, threads: int, argume
     yield Side(STORED, serve, stored=True)
 
 
-def timed(side: Side, task: Task, store: Path) -> tuple[float, list[int]]:
-    """Seconds and tokens of one answer by a new server. Its prompt was evaluated before. Raises ServerFailed."""
+class Run:
+    """A server that is ready to write one answer. `close` ends it. Raises ServerFailed."""
 
-    def complete(prompt: Sequence[int], count: int, **more: Any) -> tuple[dict[str, Any], float]:
-        body = {"prompt": prompt, "n_predict": count, "temperature": 0, "return_tokens": True, "cache_prompt": True}
-        return server.post("/completion", {**body, **more}, ANSWER_SECONDS)
-
-    more: dict[str, Any] = {}
-    if side.stored and task.prediction:
-        more = {"prediction": {"type": "content", "content": task.prediction}}
-    datastore = ["-d", str(store / "datastore")] if side.stored and (store / "datastore").is_dir() else []
-    with tempfile.TemporaryDirectory() as folder:
-        if side.stored and (store / "data").is_dir():
-            shutil.copytree(store / "data", folder, dirs_exist_ok=True)
+    def __init__(self, side: Side, task: Task, store: Path) -> None:
+        self.task, self._more = task, dict[str, Any]()
+        self._stack = contextlib.ExitStack()
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
         os.environ["REST_LOCAL_DATA"] = folder
-        with Server([*side.command, *datastore]) as server:
-            server.start(START_SECONDS)
-            if task.before:
-                complete(task.before[0], len(task.before[1]))
-            complete(task.prompt, 1, **more)
-            found, seconds = complete(task.prompt, len(task.answer), **more)
-    return seconds, [int(token) for token in found.get("tokens", ())]
+        words: list[str] = []
+        if side.stored:
+            if task.prediction:
+                self._more = {"prediction": {"type": "content", "content": task.prediction}}
+            if (store / "data").is_dir():
+                shutil.copytree(store / "data", folder, dirs_exist_ok=True)
+            if (store / "datastore").is_dir():
+                words = ["-d", str(store / "datastore")]
+        self._server = self._stack.enter_context(Server([*side.command, *words]))
+
+    def prepare(self) -> None:
+        """Wait for the start, and evaluate the prompt."""
+        self._server.start(START_SECONDS)
+        if self.task.before:
+            self._complete(self.task.before[0], len(self.task.before[1]))
+        self._complete(self.task.prompt, 1)
+
+    def answer(self) -> float:
+        """The seconds of the answer."""
+        wanted = self.task.answer
+        found, seconds = self._complete(self.task.prompt, len(wanted))
+        tokens = [int(token) for token in found.get("tokens", ())]
+        if tokens[: len(wanted)] != wanted:
+            same = next((i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False)) if a != b), len(tokens))
+            raise ServerFailed(f"writes another text than the answer from token {same} of {self.task.name}")
+        return seconds
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _complete(self, prompt: Sequence[int], count: int) -> tuple[dict[str, Any], float]:
+        body = {"prompt": prompt, "n_predict": count, "temperature": 0, "return_tokens": True, "cache_prompt": True}
+        return self._server.post("/completion", {**body, **self._more}, ANSWER_SECONDS)
+
+
+def group(
+    task: Task, racers: Sequence[Side], store: Path, failed: dict[str, str], tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """One answer of all sides: their servers start together, read the prompt and then write, one after the other."""
+    ready: dict[str, Run] = {}
+    times: dict[str, float] = {}
+
+    def tried(name: str, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except ServerFailed as error:
+            failed[name] = str(error)
+            tell(f"{name} is left out: {error}")
+            if name in ready:
+                ready.pop(name).close()
+
+    with watched() as load:
+        try:
+            for side in racers:
+                if run := tried(side.name, partial(Run, side, task, store)):
+                    ready[side.name] = run
+            for step in (Run.prepare, Run.answer):
+                for name, run in list(ready.items()):
+                    times[name] = tried(name, partial(step, run))
+        finally:
+            for run in ready.values():
+                run.close()
+    return [{"side": name, "seconds": round(times[name], 5), **load} for name in ready]
 
 
 @contextlib.contextmanager
@@ -158,32 +207,20 @@ def race(
     for turn in range(found["rounds"]):
         for of_workload in by_workload.values():
             task, start = of_workload[turn % len(of_workload)], time.monotonic()
-            missing = [side for side in racers if (task.id, turn, side.name) not in done]
+            able = [side for side in racers if side.name not in found["failed"]]
+            missing = [side for side in able if (task.id, turn, side.name) not in done]
             if not missing:
                 continue
             if start - begun + longest > limit:
                 tell(f"ends after {(start - begun) / 60:.1f} minutes; the same command goes on")
                 return
             player.play(model, *([task.before] if task.before else []), (task.prompt, task.answer))
-            for side in random.Random(f"{task.id} {turn}").sample(missing, len(missing)):
-                if side.name in found["failed"]:
-                    continue
-                try:
-                    with watched() as load:
-                        seconds, tokens = timed(side, task, stores[task.workload])
-                    if tokens[: len(task.answer)] != task.answer:
-                        pairs = enumerate(zip(tokens, task.answer, strict=False))
-                        same = next((i for i, (a, b) in pairs if a != b), len(tokens))
-                        raise ServerFailed(f"writes another text than the answer from token {same} of {task.name}")
-                except ServerFailed as error:
-                    found["failed"][side.name] = str(error)
-                    tell(f"{side.name} is left out: {error}")
-                    continue
-                run = {"task": task.id, "round": turn, "side": side.name, "seconds": round(seconds, 5), **load}
-                runs.append(run)
+            order = random.Random(f"{task.id} {turn}").sample(missing, len(missing))
+            for run in group(task, order, stores[task.workload], found["failed"], tell):
+                runs.append({"task": task.id, "round": turn, **run})
                 why = f" does not count: {race_report.why_not(run)}" if race_report.why_not(run) else ""
-                per_token = 1000 * seconds / len(task.answer)
-                tell(f"{turn + 1} {task.id}: {side.name} {per_token:.2f} ms a token{why}")
+                per_token = 1000 * run["seconds"] / len(task.answer)
+                tell(f"{turn + 1} {task.id}: {run['side']} {per_token:.2f} ms a token{why}")
             save()
             longest = max(longest, time.monotonic() - start)
 
@@ -198,21 +235,17 @@ def prepared(work: Path, workload: str, texts: Texts, count: int, model: Path) -
         tasks = texts.tasks(workload, count)
         if history := texts.history(workload):
             os.environ["REST_LOCAL_DATA"] = str(folder / "data")
-            with Model.open(model) as opened, contextlib.closing(_history_of(opened)) as kept:
-                for answer in history:
-                    kept.add(answer)
+            with Model.open(model) as opened:
+                if kept := open_history(opened):
+                    for answer in history:
+                        kept.add(answer)
+                    kept.close()
         if workload == "code":
             include, exclude = filters()
             store, library = folder / "datastore", [standard_library()]
             build_datastore(store, library, vocabulary=texts.vocabulary, include=include, exclude=exclude)
         listed.write_text(json.dumps([asdict(task) for task in tasks]))
     return [Task(**each) for each in json.loads(listed.read_text())][:count], folder
-
-
-def _history_of(model: Model) -> History:
-    kept = open_history(model)
-    assert kept is not None
-    return kept
 
 
 def _revision() -> str:
@@ -305,7 +338,7 @@ def main() -> None:
             tell("one answer that does not count, in which rest-local learns what a batch costs here")
             warm = next(side for side in racers if side.name == COLD)
             player.play(model, (tasks[0].prompt, tasks[0].answer))
-            timed(warm, tasks[0], work)
+            group(tasks[0], [warm], work, found["failed"], tell)
         limit = 60 * args.minutes - (time.monotonic() - begun)
         race(found, model, tasks, [side for side in racers if side.name in only], stores, limit, tell, save)
         save()

@@ -29,7 +29,7 @@ OTHERS, HOST = 0.05, 0.05  # shares of the processors that other programs and th
 SAMPLES = 2000
 ROOT = Path(__file__).parents[1]
 PICTURE = "results/race.svg"  # in docs
-COLOURS = {COLD: "#1b6ac9", STORED: "#0b3d78", "ngram-simple": "#e8a33d", "ngram-map-k": "#d9822b"}
+COLOURS = {COLD: "#1b6ac9", STORED: "#12a594", "ngram-simple": "#e8a33d", "ngram-map-k": "#d9822b"}
 MORE_COLOURS = ("#c05621", "#9c4221", "#b7791f", "#718096", "#a0aec0", "#805ad5", "#b794f4", "#38a169", "#68d391")
 
 

@@ -352,30 +352,6 @@ def _job(job: tuple[str, str, bool]) -> list[Cell]:
     return measure(label, _workloads[label], curve, constant)
 
 
-HEADER = (
-    f"{'workload':10}{'curve':25}{'right':>6}{'pass':>6}{'chain':>8}{'k':>4}{'retrieval':>11}{'model':>8}{'all':>8}"
-    f"{'all/chain':>11}{'all/retr.':>11}{'passes':>8}{'nodes':>7}"
-)
-
-
-def rows(cells: Sequence[Cell]) -> str:
-    """A line for each cell."""
-    return "\n".join(
-        f"{c.workload:10}{c.curve:25}{c.acceptance:6.2f}{c.cost:6.2f}{c.chain:8.3f}{c.length:4}{c.retrieval:11.3f}"
-        f"{c.model:8.3f}{c.all:8.3f}{c.to_chain:11.3f}{c.to_retrieval:11.3f}{c.passes:8.2f}{c.nodes:7.2f}"
-        for c in cells
-    )
-
-
-def conclusions(cells: Sequence[Cell]) -> list[str]:
-    """The means and the worst ratios of each workload and of all."""
-    return [
-        f"{label:10} all/chain mean {chain[0]:.3f}, least {chain[1]:.3f}; "
-        f"all/retrieval mean {retrieval[0]:.3f}, least {retrieval[1]:.3f}"
-        for label, (chain, retrieval) in summary(cells).items()
-    ]
-
-
 def summary(cells: Sequence[Cell]) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:
     """By workload and for all: (mean, least) of all/chain and of all/retrieval."""
     found = {}
@@ -406,11 +382,8 @@ def main() -> None:
                 _workloads[label] = recorded(Path(args.data), label, Path(folder), args.tokens)
         jobs = [(label, curve, args.constant) for label in _workloads for curve in args.curve or shipped()]
         with ProcessPoolExecutor(args.jobs, get_context("fork")) as pool:
-            cells = []
-            for found in pool.map(_job, jobs):
-                cells += found
-                if not args.json:
-                    print(rows(found), flush=True)
+            cells = [cell for found in pool.map(_job, jobs) for cell in found]
     if not args.json:
-        print(HEADER, *conclusions(cells), sep="\n")
+        print(*cells, sep="\n")
+        print("(mean, least) of all/chain and of all/retrieval:", summary(cells))
     print(json.dumps([cell._asdict() for cell in cells]))
