@@ -33,6 +33,7 @@ from rest_local.planning.plan import (
     Plan,
     Prices,
     RowBudget,
+    Savings,
     Trigger,
     grow,
     is_flat,
@@ -42,8 +43,8 @@ from rest_local.planning.plan import (
 from rest_local.planning.policy import NO_CHECKPOINT, NOTHING, StepContext, StepCost
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
-LONG_RUN = 12  # after this many accepted tokens in one step, a draft may be as long as a batch; without this bound,
-# drafts grow long where two texts diverge, and edits lose 3 to 5%
+LONG_RUN = 12  # after this many accepted tokens without a rejected one, a draft may be as long as a batch; without this
+# bound, drafts grow long where two texts diverge, and edits lose 3 to 5%
 SELDOM = 0.1  # of the steps: where fewer are foreseen, the next draft is prepared in every tenth or so
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
@@ -83,6 +84,7 @@ class Auto:
         self.successors: SuccessorTable | None = None  # the source `logits`
         self.row_budget = RowBudget()
         self._prices = Prices(curve, self.driver)
+        self._savings = Savings()
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
         self._uncounted: list[StepCost] = []  # plain steps of rests, likewise
         self._make_own(Gains())
@@ -94,7 +96,7 @@ class Auto:
         self.trigger = Trigger(gains)
         self._n_other = 0  # roots of other requests in the current step
         self._n_again, self._checkpoint = 0, NO_CHECKPOINT  # of the current step
-        self._depth = DEPTH
+        self._run = 0  # accepted tokens since a drafted one was rejected
         self._saving = 0.0  # milliseconds that the current draft is expected to save
         self._to_skip = 0  # further steps in which nothing has to be decided
         self._skipped = 0  # steps of the rest so far
@@ -116,9 +118,10 @@ class Auto:
         """Start a new request."""
         self._count_skipped()
         self._n_other = 0
-        self._depth = DEPTH
-        plain, credit = self.plain_ms(n_ctx), self.model_stats.initial_credit if self.drafter else 0.0
-        self.budget.begin(plain, credit)
+        self._run = 0
+        plain = self.plain_ms(n_ctx)
+        credit = plain * self.model_stats.initial_credit if self.drafter else 0.0
+        self.budget.begin(plain, credit + self._savings.begin(plain))
         self.pass_budget.begin(plain, credit)
         self.trigger.begin()
 
@@ -138,11 +141,9 @@ class Auto:
 
     def plan(self, n_ctx: int, limit: int) -> Plan:
         """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes, within the budget."""
-        cost, n_other = self._prices.at(n_ctx)[0], self._n_other
-        first = min(n_other + self._n_again, LARGEST - 1)
-        affordable = bisect_right(cost, cost[first] + self.budget.most) - 1 - first
-        plan = self.joint_plan(n_ctx, min(limit, affordable), n_other)
-        plan.budget = self.budget
+        plan = self.joint_plan(n_ctx, limit, self._n_other)
+        affordable = bisect_right(plan.cost, plan.cost[0] + self.budget.credit)
+        plan.cost = plan.cost[: max(1, affordable)]
         return plan
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
@@ -174,7 +175,7 @@ class Auto:
         begun = time.perf_counter()
         if not wanted or forced or text or (prepared and not self._fits(prepared, at)):
             prepared = None
-        found = sources.rows(depth=self._depth) if wanted and prepared is None else []
+        found = sources.rows(depth=_depth(self._run)) if wanted and prepared is None else []
         lookup_us = 1e6 * (time.perf_counter() - begun)
         plan = self.plan(at.n_ctx, at.limit)
         most = len(plan.cost) - 1 if at.n_other else at.limit
@@ -205,7 +206,7 @@ class Auto:
         if self._foreseen < SELDOM:
             self._foreseen += 0.01 * SELDOM
             return
-        depth = LARGEST - 1 if len(tokens) > LONG_RUN else DEPTH
+        depth = _depth(self._run + len(tokens) - 1)
         found = sources.rows_after(tokens, depth)
         if found:
             before, last = [at.newest[1], *tokens][-2:]
@@ -215,7 +216,7 @@ class Auto:
 
     def _fits(self, prepared: Prepared, at: StepContext) -> bool:
         """Whether the draft of this step would be the same."""
-        same = (prepared.depth, prepared.estimates) == (self._depth, self.acceptance.changes)
+        same = (prepared.depth, prepared.estimates) == (_depth(self._run), self.acceptance.changes)
         return prepared.right and same and prepared.growth.draft.tree.max_leaves == at.leaves
 
     def _growth(
@@ -341,7 +342,7 @@ class Auto:
         """Charge what the draft cost beyond a plain step and credit what it saved; refine the cost curve and the
         driver's times.
         """
-        self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
+        self._run = done.n_accepted + (self._run if 0 < done.n_accepted == done.n_nodes else 0)
         if done.updates_curve:
             size = 1 + done.n_other + done.n_nodes + done.n_again + done.n_other_nodes
             self.curve.observe(size, done.n_ctx, done.decode_ms)
@@ -359,6 +360,7 @@ class Auto:
             return
         saved = (self._saved(done) if charged else 0.0) - done.query_ms
         self.budget.settle(saved)
+        self._savings.add(saved)
         if done.lookup_ms is not None:
             expected = max(saved, 0.0) if done.n_other else self._saving
             self.trigger.learn(expected / plain)
@@ -374,3 +376,8 @@ class Auto:
         """Milliseconds of the pass, as they are charged."""
         size = min(done.n_other + done.n_nodes + done.n_again + done.n_other_nodes, LARGEST - 1)
         return min(done.decode_ms + done.driver_ms, OUTLIER_CLIP * self._prices.at(done.n_ctx)[0][size])
+
+
+def _depth(run: int) -> int:
+    """How long a draft may be after so many accepted tokens without a rejected one."""
+    return LARGEST - 1 if run >= LONG_RUN else DEPTH

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import Drafter, Query
-from rest_local.planning.plan import MARGIN, TRIAL_SHARE, Plan
+from rest_local.planning.plan import TRIAL_SHARE, Plan
 
 INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model
 INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
@@ -35,6 +35,7 @@ LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of 
 # 0.89, a model of acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of 1.20
 # (`benchmarks.simulated_drafters`)
 INITIAL_CONFIDENCES = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99)
+MARGIN = 1.02  # over plain decoding, that a drafting model is taken to give at least
 DEPTHS = 4  # depths whose confidences are kept apart; the last one holds all deeper ones
 KEPT = 128  # confidences, for each depth
 FEWEST = 24  # confidences; a depth with fewer borrows from the one above it, so that a good model is asked deeper
@@ -105,11 +106,8 @@ class ModelStats:
         """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed again after
         REFRESH answers at the root, or if a price has changed.
         """
-        cost = plan.cost
+        cost = plan.cost[: _SIZES[bisect_right(_SIZES, len(plan.cost)) - 1]]
         prices = (cost[0], plan.price_of_time, pass_ms)
-        if plan.budget is not None:
-            affordable = bisect_right(cost, cost[0] + plan.budget.credit)
-            cost = cost[: _SIZES[bisect_right(_SIZES, max(affordable, 1)) - 1]]
         key = (self._learned // REFRESH, *(round(math.log(max(price, 1e-6)) / STEP) for price in prices))
         known = self._values.get((len(cost), n_requests))
         if known is None or known[0] != key:

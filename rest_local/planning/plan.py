@@ -1,11 +1,11 @@
 """How many nodes to submit in one step: the best rate of tokens per millisecond that the request's budget allows.
 
 - `Prices` gives the milliseconds of a step by its number of tokens: the cost curve plus the driver's own time.
-- `Budget` bounds what a request may lose to drafts that fail, in milliseconds. Every step earns a small share of a
-  plain step, a draft pays what it costs beyond a plain step, and accepted tokens pay back what they save. A draft may
-  cost at most the credit plus a fixed share of its expected saving, and may never take the credit below a floor. So at
-  any point of a request, whatever the text and however wrong the estimates are, drafts have lost at most `ALLOWANCE` of
-  its plain time and `FLOOR` plain steps.
+- `Budget` bounds what a request may lose to drafts that fail, in milliseconds. It begins with a share of what drafts
+  save for a request on average (`Savings`), every step earns a small share of a plain step, a draft pays what it costs
+  beyond a plain step, and accepted tokens pay back what they save. A draft may cost at most the credit. So at any point
+  of a request, whatever the text and however wrong the estimates are, drafts have lost at most what it began with and
+  `ALLOWANCE` of its plain time.
 - `Plan` maximises (guaranteed + expected accepted tokens) / t(n) over the number of nodes; 0 nodes is plain decoding.
 - `Trigger` decides about lookups: a step makes one if it is expected to save more time than it takes. The saving is
   learned for each combination of what is known without a lookup: the entropy of the distribution that gave the newest
@@ -141,13 +141,35 @@ def in_words(plain_ms: float) -> str:
 REFRESH_STEPS = 16  # steps after which the price table is computed again from the cost curve
 REFRESH_MS = 50.0  # at least this much time of plain steps: with what the curve has observed it takes 0.2 ms
 _BUCKET = 128  # tokens of context after which it is computed again as well
-MARGIN = 1.02  # a draft must promise this much more than plain decoding
+RETURN = 0.25  # of what a draft costs beyond a plain step, that it must be expected to save: the tree that looks best
+# has the luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them
 
 ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
-SAVING_SHARE = 0.5  # share of the expected saving that a draft may cost beyond the credit
-FLOOR = 7.0  # plain steps by which that may overdraw the credit
+SAVINGS_SHARE = 0.1  # of what drafts save for a request, that the next one may lose at once
+SAVINGS_DECAY = 15 / 16  # weight of a request against the one after it
+FIRST_SAVING = 20.0  # plain steps that drafts are taken to save for a request before there was one
 TRIAL_SHARE = 0.005  # of plain time, that may be lost to each of what is tried in addition: passes of a drafting model,
 # rows of logits, an entropy
+
+
+class Savings:
+    """What drafts save for a request on average, in milliseconds, over some sixteen requests of an engine."""
+
+    def __init__(self) -> None:
+        self._requests = self._total = 0.0
+
+    def begin(self, plain: float) -> float:
+        """Count a request whose plain step takes `plain` ms, and return what it may lose at once."""
+        if not self._requests:
+            self._requests, self._total = 1.0, FIRST_SAVING * plain
+        credit = SAVINGS_SHARE * max(0.0, self._total / self._requests)
+        self._requests = 1 + SAVINGS_DECAY * self._requests
+        self._total *= SAVINGS_DECAY
+        return credit
+
+    def add(self, saved: float) -> None:
+        """Count what a draft saved against plain steps, negative if it failed."""
+        self._total += saved
 
 
 class Budget:
@@ -160,9 +182,9 @@ class Budget:
         self._plain = 1.0
 
     def begin(self, plain: float, credit: float = 0.0) -> None:
-        """Start a new request whose plain step takes `plain` ms. `credit`: plain steps that it may lose at once."""
+        """Start a new request whose plain step takes `plain` ms. `credit`: what it may lose at once."""
         self._plain = plain
-        self.credit = credit * plain
+        self.credit = credit
 
     def earn(self, plain: float, allowance: float = ALLOWANCE) -> None:
         """Start a step; a plain one would take `plain` ms."""
@@ -173,15 +195,6 @@ class Budget:
         """As `earn`, for steps at the price of the last one."""
         for _ in range(steps):
             self.earn(self._plain)
-
-    @property
-    def most(self) -> float:
-        """The most that the next draft may cost, whatever its expected saving."""
-        return self.credit + FLOOR * self._plain
-
-    def allows(self, extra: float, saving: float) -> bool:
-        """Whether a draft may cost `extra` more than a plain step. `saving`: what it is expected to save."""
-        return extra <= self.credit + min(SAVING_SHARE * saving, FLOOR * self._plain)
 
     def settle(self, saved: float) -> None:
         """Account for a draft: what it saved against plain steps, negative if it failed."""
@@ -263,7 +276,6 @@ class Plan:
     cost: list[float]  # milliseconds of a step with n drafted nodes, n = 0..limit
     slope: list[float]  # smallest cost in milliseconds of a further node, from each number of nodes on
     guaranteed: float = 1.0  # tokens that the step yields without any draft: one for each request
-    budget: Budget | None = None  # of the request, if it is alone in the pass
     rate: float | None = None
     best: int = 0
     expected: float = 0.0  # accepted nodes that are expected of all that were counted
@@ -275,7 +287,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         self._plain = self.cost[0] / self.guaranteed
-        self.best_rate = MARGIN / self._plain
+        self.best_rate = 1 / self._plain
 
     @property
     def price_of_time(self) -> float:
@@ -294,7 +306,7 @@ class Plan:
         rate = (self.guaranteed + self.expected) / self.cost[n]
         if beyond > self._beyond if self.rate else rate >= self.best_rate:
             saving = self.expected * self._plain - extra
-            if self.budget is None or self.budget.allows(extra, saving):
+            if self.rate or saving >= RETURN * extra:
                 self.best, self.saving, self._beyond = n, saving, beyond
                 if not self.rate:
                     self.best_rate = rate
@@ -404,8 +416,8 @@ class RowBudget:
     """How long a step may read rows of logits for the source `logits`, in milliseconds. Shared by the requests of a
     context.
 
-    Every step earns a small share of a plain step, and SAVING_SHARE of what the source's own drafts save, smoothed over
-    some hundred steps. So a machine on which they do not pay spends TRIAL_SHARE of its time on the table and no more,
+    Every step earns a small share of a plain step, and half of what the source's own drafts save, smoothed over some
+    hundred steps. So a machine on which they do not pay spends TRIAL_SHARE of its time on the table and no more,
     which is how text on which they do pay is noticed.
     """
 
@@ -416,7 +428,7 @@ class RowBudget:
     def earn(self, plain: float) -> None:
         """Start a step of one request; a plain one would take `plain` ms."""
         self.saving -= ROW_SMOOTHING * self.saving
-        self._left = min(self._left + plain * (TRIAL_SHARE + SAVING_SHARE * max(0.0, self.saving)), MOST_ROW_MS)
+        self._left = min(self._left + plain * (TRIAL_SHARE + max(0.0, self.saving) / 2), MOST_ROW_MS)
 
     def settle(self, saved: float) -> None:
         """Count what the drafts of the source saved in a step, in plain steps; negative if they failed."""

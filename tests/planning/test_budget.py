@@ -4,33 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.planning.plan import ALLOWANCE, FLOOR, SAVING_SHARE, Budget
+from rest_local.planning.plan import ALLOWANCE, FIRST_SAVING, SAVINGS_SHARE, Budget, Savings
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(-100, 1000)), max_size=200), st.floats(0.1, 100))
-def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(
-    drafts: list[tuple[float, float]], ms: float
-) -> None:
-    """Each draft is (its cost, its expected saving) in plain steps."""
-    budget, lost = Budget(), 0.0
-    budget.begin(ms)
-    for step, (extra, saving) in enumerate(drafts, 1):
+@given(st.lists(st.floats(0, 100), max_size=200), st.floats(0.1, 100))
+def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(drafts: list[float], ms: float) -> None:
+    """`drafts`: the cost of each in plain steps."""
+    budget, lost, begun_with = Budget(), 0.0, SAVINGS_SHARE * FIRST_SAVING
+    budget.begin(ms, Savings().begin(ms))
+    for step, extra in enumerate(drafts, 1):
         budget.earn(ms)
-        if budget.allows(extra * ms, saving * ms):
+        if extra * ms <= budget.credit:
             budget.settle(-extra * ms)
             lost += extra * ms
-        assert lost <= (ALLOWANCE * step + FLOOR) * ms * (1 + 1e-9)
-
-
-def test_the_expected_saving_decides_how_much_a_draft_may_cost() -> None:
-    budget = Budget()
-    budget.begin(10.0)
-    assert not budget.allows(10.0, 1.0)
-    assert budget.allows(10.0, 10.0 / SAVING_SHARE)
-    assert not budget.allows(10.0 * FLOOR + 1.0, 1e9)
-    assert budget.most == pytest.approx(10.0 * FLOOR)
-    budget.settle(5.0)
-    assert budget.allows(10.0 * FLOOR + 1.0, 1e9), "what was saved may be spent"
+        assert lost <= (ALLOWANCE * step + begun_with) * ms * (1 + 1e-9)
 
 
 def test_a_new_request_starts_without_the_previous_losses() -> None:
@@ -39,5 +26,17 @@ def test_a_new_request_starts_without_the_previous_losses() -> None:
     budget.settle(-2.0)
     budget.begin(1.0)
     assert budget.credit == 0.0
-    budget.begin(3.0, 2.0)
+    budget.begin(3.0, 6.0)
     assert budget.credit == 6.0
+
+
+def test_a_request_may_lose_a_share_of_what_drafts_saved_for_earlier_ones() -> None:
+    savings = Savings()
+    for _ in range(200):
+        savings.begin(10.0)
+        savings.add(500.0)
+    assert savings.begin(10.0) == pytest.approx(SAVINGS_SHARE * 500.0, rel=0.01)
+    for _ in range(200):
+        savings.begin(10.0)
+        savings.add(-1.0)
+    assert savings.begin(10.0) == 0.0, "where drafts lose, nothing is staked on them"

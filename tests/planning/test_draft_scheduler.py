@@ -17,13 +17,14 @@ from rest_local.planning.draft_scheduler import (
     FEWEST,
     INITIAL_CONFIDENCES,
     INITIAL_CREDIT,
+    MARGIN,
     REFRESH,
     STEP,
     DraftModelScheduler,
     ModelStats,
     PassValues,
 )
-from rest_local.planning.plan import MARGIN, TRIAL_SHARE, Budget, Plan
+from rest_local.planning.plan import TRIAL_SHARE, Plan
 
 PLAIN = 10.0
 FLAT = [PLAIN + 0.2 * n for n in range(40)]
@@ -176,12 +177,10 @@ def test_values_are_computed_again_for_other_prices_and_after_some_answers() -> 
     assert made.values(plan, 1.0, 1) is not values
 
 
-def test_only_sizes_that_the_credit_affords_count() -> None:
-    budget = Budget()
-    budget.begin(PLAIN)
-    plan = Plan(FLAT, [0.2] * len(FLAT), budget=budget, rate=0.12)
+def test_only_sizes_that_the_plan_allows_count() -> None:
+    plan = Plan(FLAT[:1], [0.2], rate=0.12)
     assert stats().values(plan, 1.0, 1).of([question(1.0)], 0) == [0.0]
-    budget.begin(PLAIN, 1.0)
+    plan = Plan(FLAT, [0.2] * len(FLAT), rate=0.12)
     assert stats().values(plan, 1.0, 1).of([question(1.0)], 0)[0] > 1.0
 
 

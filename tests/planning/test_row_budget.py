@@ -10,7 +10,7 @@ from support.prices import FLAT
 
 from rest_local.drafting.recycled import SuccessorTable
 from rest_local.planning.auto import Auto
-from rest_local.planning.plan import MOST_ROW_MS, SAVING_SHARE, TRIAL_SHARE, RowBudget
+from rest_local.planning.plan import MOST_ROW_MS, TRIAL_SHARE, RowBudget
 from rest_local.planning.policy import StepContext
 
 
@@ -44,7 +44,7 @@ def test_half_of_what_is_saved_is_spent() -> None:
         spent += budget.ms
         budget.spend(budget.ms)
         budget.settle(0.1)
-    assert spent / 1000 == pytest.approx(SAVING_SHARE * 0.1 + TRIAL_SHARE, rel=0.02)
+    assert spent / 1000 == pytest.approx(0.1 / 2 + TRIAL_SHARE, rel=0.02)
 
 
 def test_requests_share_the_budget_and_a_step_without_time_for_a_row_reads_none() -> None:
