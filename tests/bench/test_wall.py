@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rest_local.bench.wall import wall_clock
@@ -65,4 +64,4 @@ def test_a_measured_curve_can_be_stored_and_loaded(tiny_model: Callable[..., Pat
     stored = load_curve(str(tmp_path / "curve.json"))
     at = [size - 1 for size in SIZES]
     assert stored.contexts == measured.contexts
-    assert stored.ms[:, at] == pytest.approx(np.round(measured.ms[:, at], 3))
+    assert stored.ms[:, at] == pytest.approx(measured.ms[:, at], rel=0.01, abs=0.001)  # no size dearer than n of one
