@@ -123,6 +123,9 @@ def test_focus_on_a_token_shows_its_source(quiet: Live, opened: Open) -> None:
     expect(tip).to_be_hidden()
     page.locator("mark.datastore").first.hover()
     expect(tip).to_contain_text("lib/argparse.py:812")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(FAULTS) == [], scheme
 
 
 def test_the_chart_changes_with_every_step(quiet: Live, opened: Open) -> None:
@@ -280,17 +283,3 @@ def test_every_control_is_reached_by_tab(quiet: Live, opened: Open) -> None:
     page.locator("#theme").focus()
     page.keyboard.press("Tab")
     assert page.evaluate(ringed) == "solid"
-
-
-def test_everything_has_a_name_and_enough_contrast(quiet: Live, opened: Open) -> None:
-    page = opened(quiet)
-    ask(page, "hello")
-    stream = quiet.service.stream()
-    for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar", "logits", "edit"):
-        stream.give(f" {source}", source, origin=None if source == "target" else origin(source=source))
-    stream.end()
-    done(page)
-    page.locator("mark").first.hover()
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        assert page.evaluate(FAULTS) == [], scheme

@@ -119,6 +119,7 @@ def test_completed_code_is_coloured_and_prose_is_not(quiet: Live, opened: Open, 
         done(page)
         assert page.locator(f"#{mode} article .text").text_content() == given + more
         assert painted(page).get("keyword", []) == found
+        assert page.locator(".line").count() == 0, "it is no Markdown"
 
 
 def test_only_what_is_shown_is_painted(quiet: Live, opened: Open) -> None:

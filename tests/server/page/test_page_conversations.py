@@ -437,9 +437,11 @@ def test_what_came_before_an_error_is_kept(hello: Live, opened: Open) -> None:
     expect(answers(page)).to_have_text("Hello world")
 
 
-def test_a_refused_message_leaves_no_conversation(scripted: Scripted, opened: Open) -> None:
+def test_a_refused_message_is_kept_and_leaves_no_conversation(scripted: Scripted, opened: Open) -> None:
     page = opened(scripted(room=0), but="status of 503")
     ask(page, "hello")
+    expect(page.get_by_role("alert")).to_contain_text("The server is full")
+    assert page.locator("#chat article, #chat .asked").count() == 0
     expect(page.locator("#message")).to_have_value("hello")
     expect(names(page)).to_have_count(0)
     assert stored(page) == []

@@ -77,14 +77,6 @@ def test_the_page_waits_for_a_loading_server(opened: Open) -> None:
         expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_the_page_keeps_the_message_when_the_server_is_full(scripted: Callable[..., Live], opened: Open) -> None:
-    page = opened(scripted(room=0), but="status of 503")
-    ask(page, "hello")
-    expect(page.get_by_role("alert")).to_contain_text("The server is full")
-    expect(page.locator("#message")).to_have_value("hello")
-    assert page.locator("#chat article, #chat .asked").count() == 0
-
-
 def test_a_key_is_requested_and_kept_in_this_tab(scripted: Callable[..., Live], opened: Open) -> None:
     live = scripted(keys=(b"right",))
     page = opened(live, but="status of 401", http_credentials={"username": "", "password": "right"})

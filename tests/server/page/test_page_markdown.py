@@ -136,7 +136,7 @@ def test_every_token_keeps_its_source(quiet: Live, opened: Open) -> None:
     expect(page.locator("mark", has_text="end")).to_be_focused()
 
 
-def test_every_style_has_enough_contrast(quiet: Live, opened: Open) -> None:
+def test_every_style_has_a_name_and_enough_contrast(quiet: Live, opened: Open) -> None:
     page = opened(quiet, width=375)
     ask(page, "hello")
     stream = quiet.service.stream()
@@ -174,19 +174,6 @@ def test_plain_text_can_be_chosen_and_is_remembered(quiet: Live, opened: Open) -
     switch.click()
     page.reload()
     expect(switch).to_have_attribute("aria-pressed", "false")
-
-
-def test_completed_code_is_not_markdown(quiet: Live, opened: Open) -> None:
-    page = opened(quiet)
-    page.locator("#tab-complete").click()
-    page.locator("#text").fill("x = 1\n")
-    page.keyboard.press("Control+Enter")
-    stream = quiet.service.stream()
-    stream.give("# comment\n")
-    stream.end()
-    done(page)
-    assert page.locator(".line").count() == 0
-    expect(page.locator("#complete article .text")).to_contain_text("# comment")
 
 
 def test_steps_of_one_event_are_separate(quiet: Live, opened: Open) -> None:
