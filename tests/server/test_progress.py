@@ -11,7 +11,7 @@ from live import Live, data_of
 from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Piece, Progress
 
-LONG = "def add(a, b):\n    return a + b\n\n" * 90  # more than two batches of 512 tokens
+LONG = "def add(a, b):\n    return a + b\n\n" * 50  # more than a batch of 512 tokens
 CALLS: dict[str, dict[str, Any]] = {
     "/completion": {"prompt": LONG, "n_predict": 4},
     "/v1/completions": {"prompt": LONG, "max_tokens": 4},
