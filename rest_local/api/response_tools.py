@@ -18,6 +18,7 @@ from pydantic import Field
 
 from rest_local.api.bodies import Body, JsonObject, Many, NamedFunction, NamedTool
 from rest_local.api.errors import given, text_of, wrong
+from rest_local.chat.tools.source import encodable
 
 MAX_TOOLS = 2_000
 
@@ -292,7 +293,7 @@ class InputText:
         texts = [each for each in value.values() if isinstance(each, str)] if isinstance(value, dict) else []
         given = value.get("input") if isinstance(value, dict) else None
         whole = given if isinstance(given, str) else texts[0] if len(texts) == 1 else "" if value == {} else raw
-        return self._say(_encodable(whole).removeprefix(self.text))
+        return self._say(encodable(whole).removeprefix(self.text))
 
     def _say(self, text: str) -> str:
         self._said.append(text)
@@ -301,13 +302,9 @@ class InputText:
 
 def _decoded(text: str) -> str:
     try:
-        return _encodable(json.loads(f'"{text}"', strict=False))
+        return encodable(json.loads(f'"{text}"', strict=False))
     except ValueError:  # an escape that JSON does not know, such as \d
         return text
-
-
-def _encodable(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 MAX_CHARACTERS = 20_000  # of the grammar, and of the expression: rules are written out where they are used

@@ -38,7 +38,6 @@ MOST_BYTES = 64 << 20  # of a line: a prompt of 10 million tokens is about 40 MB
 LONGEST_ID = 512
 GZIP = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
-_FIELDS = ("custom_id", "method", "url", "body")  # of OpenAI's lines
 _FIRST = ("tools", "messages", "prompt", "input")
 """Fields that a prompt begins with come first in a stored body. So bodies in alphabetical order have prompts that begin
 alike next to each other."""
@@ -129,15 +128,11 @@ def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, data
 
 
-def job_of(number: int, data: bytes, urls: Sequence[str] = URLS, *, complete: bool = False) -> Job:
-    """The job of a line. `urls`: those it may name; `complete`: it has to have all fields of OpenAI's lines."""
+def job_of(number: int, data: bytes) -> Job:
     try:
         if len(data) >= MOST_BYTES:
             raise ApiError(400, f"the line is longer than {MOST_BYTES >> 20} MB", code="invalid_json_line")
-        line = _object(data)
-        if complete and (missing := [name for name in _FIELDS if line.get(name) is None]):
-            raise ApiError(400, f"{missing[0]}: missing", code="missing_field", param=missing[0])
-        name, url, body = _parts(number, line, urls)
+        name, url, body = _parts(number, _object(data))
     except ApiError as error:
         return _failed(number, f"line-{number}", data.strip(), error)
     ordered = {key: body[key] for key in _FIRST if key in body} | dict(sorted(body.items()))
@@ -155,7 +150,7 @@ def _object(data: bytes) -> dict[str, Any]:
     return line
 
 
-def _parts(number: int, line: dict[str, Any], urls: Sequence[str]) -> tuple[str, str, dict[str, Any]]:
+def _parts(number: int, line: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """The name, the URL and the body of a line. Raises ApiError."""
     name = line.get("custom_id")
     if name is None:
@@ -169,21 +164,13 @@ def _parts(number: int, line: dict[str, Any], urls: Sequence[str]) -> tuple[str,
         return name, url, {key: value for key, value in line.items() if key not in ("custom_id", "method")}
     if line.get("method", "POST") != "POST":
         raise ApiError(400, "method: give POST", param="method")
-    url = _known(line.get("url"), urls)
-    body = line.get("body")
+    given, body = line.get("url"), line.get("body")
+    known = next((url for url in URLS if given in (url, url.removeprefix("/v1"))), None)
+    if known is None:
+        raise ApiError(400, f"url: give one of {', '.join(URLS)}", code="invalid_url", param="url")
     if not isinstance(body, dict):
         raise ApiError(400, "body: give the JSON object of the request", code="missing_field", param="body")
-    return name, url, body
-
-
-def _known(url: Any, urls: Sequence[str]) -> str:
-    """The URL as one of `urls`; `/v1` may be missing. Raises ApiError."""
-    if isinstance(url, str):
-        for known in urls:
-            if url in (known, known.removeprefix("/v1")):
-                return known
-    some = "one of " if len(urls) > 1 else ""
-    raise ApiError(400, f"url: give {some}{', '.join(urls)}", code="invalid_url", param="url")
+    return name, known, body
 
 
 def _duplicate(job: Job, lines: Mapping[str, int]) -> Job:

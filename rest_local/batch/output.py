@@ -61,7 +61,6 @@ class Output:
     jobs      of this run
     model     name of the model in the answers; None: not compared
     replace   begin anew, whatever the file contains
-    locked    have a lock for it; without, the caller sees to it that nothing else writes the file
 
     `done` is what a regular file contains of these jobs already. Nothing is changed before `start`, except that a
     missing file is made; where the context ends with an exception and no line was written, it is removed. Raises
@@ -69,13 +68,11 @@ class Output:
     BrokenPipeError where the reader of a pipe is gone.
     """
 
-    def __init__(
-        self, path: Path, jobs: Iterable[Job], model: str | None, *, replace: bool = False, locked: bool = True
-    ) -> None:
+    def __init__(self, path: Path, jobs: Iterable[Job], model: str | None, *, replace: bool = False) -> None:
         self.done = Done()
         self._path, self._gzip = path, path.name.endswith(".gz")
         self._pending, self._since, self._synced = b"", 0.0, time.monotonic()
-        self._lock = _locked(path) if locked and path != STDOUT else None
+        self._lock = _locked(path) if path != STDOUT else None
         self._descriptor = -1
         self._made = path != STDOUT and not path.exists()
         self._discards = False

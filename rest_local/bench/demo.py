@@ -363,10 +363,7 @@ def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     }
 
 
-def repeated_share(tokens: Sequence[int], n: int = NGRAM) -> float:
-    """The share, 0 to 1, of the n-grams of `tokens` that occur earlier in `tokens`; 0 for fewer than n + 1 tokens.
-
-    Takes O(len(tokens) * n) time.
-    """
-    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+def repeated_share(tokens: Sequence[int]) -> float:
+    """The share, 0 to 1, of the sequences of NGRAM tokens that occur earlier in `tokens`; 0 for too few tokens."""
+    grams = list(zip(*(tokens[i:] for i in range(NGRAM)), strict=False))
     return 1 - len(set(grams)) / len(grams) if grams else 0.0

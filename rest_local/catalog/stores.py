@@ -266,9 +266,9 @@ def _is_path(text: str, path: Path) -> bool:
     return text.lower().endswith(".gguf") and not (named and named.label)  # user/repo:file.gguf is a name
 
 
-def find_model(name: str, models: Sequence[StoredModel] | None = None) -> StoredModel:
-    """The model on the disk that `name` means. `models`: to look among, by default all. Raises as `model_file`."""
-    models = stored_models() if models is None else models
+def find_model(name: str) -> StoredModel:
+    """The model on the disk that `name` means. Raises as `model_file`."""
+    models = stored_models()
     found = matching(name, models)
     if found:
         label = preferred(model.label for model in found)

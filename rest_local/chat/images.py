@@ -109,6 +109,6 @@ def _bytes_of(part: Mapping[str, Any], place: Place) -> bytes:
     return data
 
 
-def part_of(data: bytes, kind: str = "image/png") -> dict[str, Any]:
+def part_of(data: bytes) -> dict[str, Any]:
     """The content part of an image, from the bytes of its file."""
-    return {"type": TYPE, TYPE: {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}"}}
+    return {"type": TYPE, TYPE: {"url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}}

@@ -378,9 +378,9 @@ stop_option = option("--stop TEXT", "Stop before this text; may be repeated.", m
 quiet_option = option("-q --quiet", "Print no line about the speed.")
 
 
-def tokens_option(default: int, help: str, least: int = -1) -> Decorator:
+def tokens_option(default: int, help: str) -> Decorator:
     """`-n`, with the names that llama.cpp has for it."""
-    return option("-n --tokens --n-predict --predict N", help, type=click.IntRange(min=least), default=default)
+    return option("-n --tokens --n-predict --predict N", help, type=click.IntRange(min=-1), default=default)
 
 
 def _engine_options(model_option: Decorator, several: bool = False) -> Decorator:

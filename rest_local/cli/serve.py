@@ -23,8 +23,8 @@ from rest_local.errors import InputInvalid, OptionError
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
+    from rest_local.router.app import ModelChoice
     from rest_local.router.memory import Need
-    from rest_local.router.run import ModelChoice
     from rest_local.server.settings import Settings
 
 
@@ -104,7 +104,7 @@ def choice(
     unless a request gives others.
     """
     from rest_local.paths import demo_model
-    from rest_local.router.run import ModelChoice
+    from rest_local.router.app import ModelChoice
 
     mmproj = config.mmproj and Path(config.mmproj)
     if mmproj and mmproj not in (AUTO_PROJECTOR, NO_PROJECTOR):
@@ -235,8 +235,8 @@ def serve(
     SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
     datastores' newest commits instead.
     """
+    from rest_local.router.app import Routing
     from rest_local.router.memory import default_limit
-    from rest_local.router.run import Routing
     from rest_local.server.http import ignore_hangups, listen_on_all, log_to_stderr
     from rest_local.server.settings import Settings
 

@@ -20,7 +20,7 @@ import platform
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 
 ROOT = Path("/")
@@ -40,15 +40,14 @@ LOOKS = 3
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
-def default_threads(root: Path = ROOT) -> int:
+def default_threads() -> int:
     """The number of threads to decode with: the performance cores that this process may use, at least one.
 
-    On other systems than Linux and macOS, all processors. `root`: the directory of `sys` and `proc`. Takes 0.1 ms for
-    each core.
+    On other systems than Linux and macOS, all processors. Takes 0.1 ms for each core.
     """
     if platform.system() == "Darwin":
         return _sysctl("hw.perflevel0.physicalcpu") or _sysctl("hw.physicalcpu") or os.cpu_count() or 1
-    return cores(usable_cpus(), root)
+    return cores(usable_cpus())
 
 
 def usable_cpus() -> set[int]:
@@ -138,9 +137,9 @@ def set_spin_defaults(environment: MutableMapping[str, str] = os.environ) -> Non
     environment["GOMP_SPINCOUNT"] = str(SPIN)
 
 
-def spin_settings(environment: MutableMapping[str, str] = os.environ) -> str:
+def spin_settings() -> str:
     """The variables in effect, for `doctor`."""
-    found = " ".join(f"{name}={environment[name]}" for name in _WAIT_VARIABLES if name in environment)
+    found = " ".join(f"{name}={os.environ[name]}" for name in _WAIT_VARIABLES if name in os.environ)
     return found or "the runtime's own"
 
 
@@ -158,11 +157,11 @@ def others_run(root: Path = ROOT) -> bool:
     return True
 
 
-def can_wait_briefly(environment: Mapping[str, str] = os.environ) -> bool:
+def can_wait_briefly() -> bool:
     """Whether `wait_briefly` has an effect: llama.cpp computes with GNU's OpenMP runtime, and the user has set no
     variable about waiting. Loads llama.cpp.
     """
-    if environment.get("GOMP_SPINCOUNT") != str(SPIN) or "OMP_WAIT_POLICY" in environment:
+    if os.environ.get("GOMP_SPINCOUNT") != str(SPIN) or "OMP_WAIT_POLICY" in os.environ:
         return False
     from rest_local.llama.loaded import bindings
 

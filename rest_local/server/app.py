@@ -34,14 +34,13 @@ from rest_local.api.errors import ApiError
 from rest_local.errors import RestLocalError
 from rest_local.server import datastores, routes
 from rest_local.server.datastores import reopen
-from rest_local.server.errors import on_any_error, on_api_error, on_http_error, on_own_error
 from rest_local.server.http import DRAIN_SECONDS, HttpServer
 from rest_local.server.operations import Operation, Routes, describe, get
 from rest_local.server.page import page
 from rest_local.server.security import AccessLog, Drained, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
-from rest_local.server.streaming import json_response
+from rest_local.server.streaming import json_response, on_any_error, on_api_error, on_http_error, on_own_error
 from rest_local.stop import Stop
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rest_local.api.errors import RETRY_SECONDS, ApiError
 from rest_local.errors import RestLocalError
 from rest_local.server.answering import SLOW_BODY_SECONDS
-from rest_local.server.errors import response_of
 from rest_local.server.security import DRAINED_BYTES, MAX_HEAD, SILENT_SECONDS, JsonLines
 from rest_local.server.settings import Settings
+from rest_local.server.streaming import response_of
 
 HEAD_SECONDS = 20.0
 BODY_SECONDS = SLOW_BODY_SECONDS + 15.0  # later than the 408 of `bodies`

@@ -31,9 +31,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rest_local.api.errors import ApiError
 from rest_local.server.answering import LOG
-from rest_local.server.errors import response_of
 from rest_local.server.settings import Settings, opens
 from rest_local.server.settings import given_keys as given_keys
+from rest_local.server.streaming import response_of
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/v1/health")

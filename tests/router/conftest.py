@@ -23,10 +23,10 @@ from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
 from rest_local.router import pool as pools
+from rest_local.router.app import ModelChoice, Routing
 from rest_local.router.memory import Need, need_of
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess
-from rest_local.router.run import ModelChoice, Routing
 from rest_local.server.http import listen
 from rest_local.server.settings import Settings
 from tests.router.fake_processes import FakeProcess, served

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rest_local.router.run import PREFIX, YOUNGEST, PrivateFolder, sweep
+from rest_local.router.app import PREFIX, YOUNGEST, PrivateFolder, sweep
 
 
 @pytest.fixture(autouse=True)

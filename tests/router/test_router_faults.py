@@ -16,10 +16,10 @@ import pytest
 
 from rest_local.router import memory
 from rest_local.router import process as processes
+from rest_local.router.app import ModelChoice, Routing
 from rest_local.router.memory import Need
 from rest_local.router.pool import Pool
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
-from rest_local.router.run import ModelChoice, Routing
 from rest_local.server.http import listen
 from rest_local.server.settings import Settings
 from tests.router.fake_processes import LOADED, PATIENCE, READS, child_that, looped, served, setup, turns, use
@@ -103,14 +103,14 @@ def test_a_second_signal_ends_processes_that_take_long_to_end(tmp_path: Path) ->
     program = """
 import signal, sys
 from pathlib import Path
-from rest_local.router import process, run
+from rest_local.router import app, process
 from rest_local.router.memory import Need
 from rest_local.server.http import listen
 from rest_local.server.settings import Settings
 from tests.router.fake_processes import LOADED, child_that
 process._started = child_that(LOADED + "import sys; sys.stdin.read()")
-choice = run.ModelChoice("one", Path(sys.argv[1]), print, lambda: Need(1, 0, 0))
-routing = run.Routing(Settings(port=0), [choice], drain_seconds=5)
+choice = app.ModelChoice("one", Path(sys.argv[1]), print, lambda: Need(1, 0, 0))
+routing = app.Routing(Settings(port=0), [choice], drain_seconds=5)
 close = routing.pool.close
 async def told():
     print("closing", flush=True)

@@ -509,8 +509,8 @@ def serve_routed(port_file: Path) -> None:
 
     from rest_local.decoding.engine import Engine
     from rest_local.paths import demo_model
+    from rest_local.router.app import ModelChoice, Routing
     from rest_local.router.memory import Need
-    from rest_local.router.run import ModelChoice, Routing
     from rest_local.server.http import listen, log_to_stderr
     from rest_local.server.settings import Settings
 

@@ -98,7 +98,7 @@ _SCALAR = re.compile(r"[-+.\w]*")
 LONGEST_NAME = 256
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """The text with lone surrogates, which an escape can spell, as question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -158,11 +158,11 @@ class Source:
     def start(self, name: str, known: str = "") -> None:
         """Begin a call. This cannot be rewound. `known`: the id that the model gave it, if any."""
         self._kept = None
-        self.out.append(CallStart(self.calls, _encodable(known) or self._new_id(), _encodable(name)))
+        self.out.append(CallStart(self.calls, encodable(known) or self._new_id(), encodable(name)))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
-        self.out.append(CallArguments(self.calls - 1, _encodable(text)))
+        self.out.append(CallArguments(self.calls - 1, encodable(text)))
 
     # input
 

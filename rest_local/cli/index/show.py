@@ -1,15 +1,15 @@
-"""`index info`, `list`, `search` and `stats`."""
+"""`index info`, `list`, `search`, `stats` and `check`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rest_local.catalog.quantization import in_bytes
-from rest_local.cli import completion
+from rest_local.cli import completion, terminal
 from rest_local.cli.index import group
 from rest_local.cli.index.build import OF_SOURCES, described_sources
 from rest_local.cli.index.group import (
@@ -23,15 +23,17 @@ from rest_local.cli.index.group import (
 )
 from rest_local.cli.sections import option
 from rest_local.cli.terminal import age, columns, counted, json_option, print_json
-from rest_local.errors import DatastoreError, printable
+from rest_local.errors import DatastoreError, DatastoreNotFound, printable
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.datastore import Datastore
+    from rest_local.retrieval.maintenance.checking import Fault, Looked, Plan
 
 PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
+_NAMED = 10  # lost documents that are listed
 
 
 @index.command()
@@ -210,3 +212,107 @@ def _largest(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"largest {title}"
         for row in found[key]:
             yield printable(f"{row['tokens']:>15,} {row['tokens'] / found['tokens']:6.1%}  {row['name']}")
+
+
+@index.command()
+@click.argument("name", shell_complete=completion.datastores)
+@vocabulary_option
+@option("--thorough", "Sort the text again and compare the whole order; takes the memory of a build.")
+@option("--repair", "Repair what can be repaired.", configurable=False)
+@option("-y --yes", "Drop what cannot be repaired, without a question.", configurable=False)
+@json_option
+def check(name: str, vocabulary: str | None, thorough: bool, repair: bool, yes: bool, as_json: bool) -> None:
+    """Look at every file of a datastore and list each fault. The exit code is 1 if there is one.
+
+    Compares sizes and checksums, and looks at what the files hold. Also lists what killed processes left.
+
+    --repair keeps the segments that are intact. It writes again what can be derived, drops segments whose text is
+    damaged, takes a complete copy for a damaged manifest, and deletes what killed processes left. `index update` or
+    `rebuild` then reads the files of dropped segments again.
+    """
+    from rest_local.retrieval.maintenance.checking import look
+
+    looked = look(path_of(name), _directories(name, vocabulary), thorough=thorough)
+    faults = [fault for one in looked for fault in one.faults]
+    if not as_json:
+        _tell(name, looked, faults, repair)
+    plans = _repaired(name, looked, yes) if repair and faults else []
+    if as_json:
+        found = {"path": str(path_of(name)), "ok": not faults, "bytes": sum(one.bytes for one in looked)}
+        listed = [fault.to_dict() for fault in faults]
+        print_json({**found, "faults": listed, "repaired": [planned.to_dict() for planned in plans]})
+    else:
+        for planned in plans:
+            _tell_repaired(name, planned)
+    if faults and (not repair or any(planned.hopeless for planned in plans)):
+        raise click.exceptions.Exit(1)
+
+
+def _directories(name: str, vocabulary: str | None) -> Any:
+    """The indexes that are meant; None for everything. Raises DatastoreNotFound."""
+    from rest_local.retrieval.home import holds_files, read_manifest
+
+    if vocabulary is not None:
+        return indexes_of(name, vocabulary)
+    path = path_of(name)
+    if path.is_file():
+        read_manifest(path)
+    if not holds_files(path):
+        raise DatastoreNotFound(path)
+    return None
+
+
+def _tell(name: str, looked: Sequence[Looked], faults: Sequence[Fault], repair: bool) -> None:
+    size = in_bytes(sum(one.bytes for one in looked))
+    if not faults:
+        return click.echo(f"{path_of(name)}: {size} checked, no damage")
+    for fault in faults:
+        room = f", {in_bytes(fault.bytes)}" if fault.bytes else ""
+        click.echo(printable(f"{fault.directory / fault.name}: {fault.what}{room}"))
+    click.echo(f"{path_of(name)}: {size} intact, {len(faults)} faults")
+    if not repair:
+        click.echo(f"`rest-local index check {name} --repair` repairs what can be repaired")
+    return None
+
+
+def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[Plan]:
+    """Repair, after a question if documents are lost. Raises OptionError without a terminal."""
+    from rest_local.retrieval.maintenance.checking import plan, repair
+
+    plans = [plan(one) for one in looked if one.faults]
+    lossy = [planned for planned in plans if planned.lost or planned.copy]
+    if lossy and not yes:
+        what = "; ".join(_lost(planned) for planned in lossy)
+        without = f"datastore {name}: give --yes to repair it without a question ({what})"
+        terminal.confirm(f"Repair datastore {name} ({what})?", without)
+    for planned in plans:
+        repair(planned)
+    return plans
+
+
+def _lost(planned: Plan) -> str:
+    if planned.copy:
+        return "the damaged manifest is replaced by its copy"
+    names = planned.lost_names
+    if names is None:
+        return f"{planned.lost_tokens:,} tokens are lost, of documents whose names are damaged as well"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{planned.lost_tokens:,} tokens are lost, of {', '.join(names[:_NAMED])}{more}"
+
+
+def _tell_repaired(name: str, planned: Plan) -> None:
+    from rest_local.retrieval.sources.recipes import can_repeat
+
+    directory, manifest = planned.looked.directory, planned.looked.manifest
+    if planned.hopeless:
+        return click.echo(printable(f"{directory}: not repaired, {planned.hopeless}; build it again"))
+    if planned.again:
+        click.echo(f"{directory}: {len(planned.again)} segments were written again from their intact text")
+    if planned.lost or planned.copy:
+        click.echo(printable(f"{directory}: {_lost(planned)}"))
+    if planned.lost and manifest and can_repeat(manifest.recipe):
+        click.echo(f"`rest-local index update {name}` reads those files again, `rest-local index rebuild {name}` all")
+    if planned.left:
+        freed = in_bytes(sum(fault.bytes for fault in planned.left))
+        click.echo(f"{directory}: deleted what killed processes left, {freed}")
+    return None
