@@ -199,6 +199,7 @@ class Engine:
             "passes": sum(context.scheduler.generating for context in self.contexts),
             "cells_used": sum(slot.n_past for slot in self.slots),
             "cells": self.context.backend.n_cells if self.contexts else 0,
+            "checkpoint_bytes": sum(slot.checkpoint_bytes for slot in self.slots),
             "cost_curve_age_s": round(self.context.tuning.age, 1) if self.contexts else 0.0,
         }
 
@@ -457,6 +458,7 @@ class Engine:
             decode=self._decode if request.origins else None,
             remaining=sampler.remaining if request.after_sampling and request.logprobs is not None else None,
             encode=self.projector.rows if self.projector else None,
+            is_control=vocabulary.is_control,
         )
 
     def _check(self, request: Request, policy: str | Policy) -> None:

@@ -329,7 +329,7 @@ def _commit(parts: Sequence[Part], slots: list[Slot], clock: PassClock) -> list[
         else:
             statistics.prompt_ms += clock.decode_ms
         try:
-            slot.commit(n)
+            slot.commit(n, state.ends_at_cut(n))
             outcomes.append(None)
         except Exception as error:  # a checkpoint finds no memory, say; the tokens are committed all the same
             outcomes.append(error_of(error))

@@ -46,6 +46,7 @@ from rest_local.errors import (
     OptionError,
     ProjectorInvalid,
 )
+from rest_local.kv_cache.slot import CHECKPOINT_BYTES, MOST_CHECKPOINTS
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.embedding import pooling_of
@@ -129,7 +130,8 @@ class Snapshots(NamedTuple):
         each = f"{self.number} snapshots of {in_bytes(self.size)}"
         slots = f" for each of {self.slots} slots" if self.slots > 1 else ""
         total = f"{in_bytes(self.slots * (1 + self.number) * self.size)} with the state itself"
-        return f"recurrent state: {each}{slots}, {total}"
+        kept = in_bytes(max(min(CHECKPOINT_BYTES, self.slots * MOST_CHECKPOINTS * self.size), self.size))
+        return f"recurrent state: {each}{slots}, {total}; checkpoints of prompts: at most {kept} of main memory"
 
     @property
     def warning(self) -> str:

@@ -46,6 +46,9 @@ log = logging.getLogger("rest_local.faults")
 
 TARGET = "target"  # the source of a token that the model chose and no source drafted
 LEAST_LIKELY = 0.2  # probability of an outcome from which the step after it is drafted ahead
+LAST_PART = 32  # tokens of a prompt without messages, after the last cut: prompts of editors change at the end
+APART = 8  # tokens: control tokens that are closer together stand between the same two messages
+SEARCHED = 4096  # newest tokens of a prompt that are searched for messages, and as many of the first
 RELAXED_MARK = "~"  # after the source of a token that relaxed verification accepted
 
 
@@ -90,6 +93,7 @@ class RequestState:
         decode: Decode | None = None,
         remaining: Callable[[], list[tuple[int, float]]] | None = None,
         encode: Encode | None = None,
+        is_control: Callable[[int], bool] = lambda token: False,
     ) -> None:
         self.request, self.policy, self.chooser, self.answer = request, policy, chooser, answer
         self.statistics = answer.statistics
@@ -110,6 +114,8 @@ class RequestState:
         self._slot: Slot | None = None
         self._sources: Lookup | None = None
         self._connect, self._ends, self._finished = connect, ends, finished
+        self._is_control = is_control
+        self._cuts: list[int] | None = None  # of the prompt, once they are needed
         self._relaxed, self._constraint, self._decode, self._remaining = relaxed, constraint, decode, remaining
         self.drafted = Draft(self.tree)
         self._at = StepContext(0, 0, 0)  # of that draft
@@ -162,6 +168,21 @@ class RequestState:
         """Whether it is admitted and evaluates its prompt, or its text anew."""
         slot = self._slot  # any thread may ask
         return slot is not None and slot.n_past < len(self.tokens) - 1
+
+    @property
+    def n_before_cut(self) -> int:
+        """Pending tokens before the next place where a later prompt is likely to differ: memory that cannot be cut back
+        needs a checkpoint there.
+        """
+        if self._cuts is None:
+            self._cuts = cuts_of(self.tokens, self._is_control)
+        n_past, last = self.slot.n_past, len(self.tokens) - 1
+        return next((cut for cut in self._cuts if cut > n_past), last) - n_past
+
+    def ends_at_cut(self, n: int) -> bool:
+        """Whether the next `n` tokens end at such a place, or at the end of the prompt."""
+        place = self.slot.n_past + n
+        return place == len(self.tokens) - 1 or place in (self._cuts or ())
 
     @property
     def room(self) -> int:
@@ -241,7 +262,7 @@ class RequestState:
 
     def replace_text(self, tokens: list[int]) -> None:
         """Go on after another, shorter text, in the same slot."""
-        self.tokens = tokens
+        self.tokens, self._cuts = tokens, None
         self.images.find(tokens)
         self._follow_text()
         self.sources.restart(tokens)
@@ -359,6 +380,7 @@ class RequestState:
         self.clock.again = slot.n_again
         if not slot.accept(self.tree, self.layout, verdict.path):
             slot.clear()  # evaluated by the next pass: a decode now would overwrite the logits of the other requests
+        slot.checkpoint_answer()
         if self.policy.logits_ms:
             self.policy.learn_logits(self._rows_of_logits(logits, visited))
         self.tokens += tokens
@@ -546,6 +568,28 @@ class RequestState:
             self.done = True
             if self.wake:
                 self.wake()
+
+
+def cuts_of(tokens: Sequence[int], is_control: Callable[[int], bool]) -> list[int]:
+    """Where prompts that begin as this one does are likely to differ from it, ascending, before its last token: after
+    its first message, and before its last ones, since control tokens begin and end messages; a few tokens before its
+    end, where it has no messages there.
+    """
+    last = len(tokens) - 1
+    found: list[int] = []
+    for place in range(last - 1, max(0, last - SEARCHED), -1):
+        if is_control(tokens[place]):
+            if found and found[-1] - place <= APART:
+                found[-1] = place
+            elif len(found) == 2:
+                break
+            else:
+                found.append(place)
+    cuts = set(found)
+    if last > 2 * LAST_PART and (not found or last - found[0] > LAST_PART):
+        cuts.add(last - LAST_PART)
+    first = next((place for place in range(APART, min(last, SEARCHED)) if is_control(tokens[place])), 0)
+    return sorted({*cuts, first} - {0})
 
 
 def _after_sampling(token: int, left: list[tuple[int, float]], top: int) -> TokenLogprobs:

@@ -42,7 +42,6 @@ STALL_MS = 100.0  # what a part of a prompt may add to a step of requests that g
 HELD_S = 0.001  # between two looks at slots that are all held, to be saved to a file or restored
 LEAST_PART = 16  # tokens of it, and least of a part whose time tells how many more another may have
 RESTORING_S = 0.5  # of cells from elsewhere, between two looks at what else there is to do
-LAST_PART = 32  # where memory cannot be cut back: what changes from request to request is mostly the end
 CHARGED_PASSES = 16
 SHIFT_KEEPS = 0.5  # of the text after the kept tokens
 
@@ -418,9 +417,7 @@ class Scheduler:
         parts: list[Part] = []
         for state in (*prompts[self._turn :], *prompts[: self._turn]):
             if left > 0:
-                n_pending = state.n_pending
-                if not self._shares and n_pending > 2 * LAST_PART:
-                    n_pending -= LAST_PART  # so that one checkpoint lies shortly before the end
+                n_pending = state.n_pending if self._shares else state.n_before_cut
                 parts.append((state, state.images.text_before(state.slot.n_past, min(left, n_pending))))
                 left -= parts[-1][1]
         return parts

@@ -79,7 +79,11 @@ class BatchBuilder:
         batch.load(self.token, self.pos, self.first_id, self.n_ids, self.output)
 
 
-MOST_CHECKPOINTS = 6
+MOST_CHECKPOINTS, LEAST_CHECKPOINTS = 32, 4  # of the text of a slot
+CHECKPOINT_BYTES = 2 << 30  # of main memory, for those of all slots
+SAVED_CHECKPOINTS = 6  # on disk, with the text
+GENERATED, GENERATED_SHARE = 16, 0.02  # tokens between checkpoints of an answer, and of its time for them
+TURN_WEIGHT = 4.0  # of a checkpoint where a prompt was cut, against others: templates change texts there
 LOST = -100  # no code of `llama_decode`: cells of images were lost, and the text has to be evaluated as a prompt again
 _runs = itertools.count()
 
@@ -138,6 +142,8 @@ class Slot:
     ) -> None:
         self._keeps_checkpoints = checkpoints
         self._checkpoints: list[tuple[int, bytes]] = []  # tokens evaluated, and the state there; ascending
+        self._turns = set[int]()  # of them, those where a prompt was cut
+        self._saved_at = self._save_s = 0.0  # when the newest was made, and what that took; seconds
         self._before_step: tuple[int, bytes] | None = None  # likewise; on the device
         self.n_again = 0
         self.costs = CheckpointCosts()
@@ -162,6 +168,17 @@ class Slot:
         """How many of these tokens the cells hold, from the first on; no part of an image."""
         return whole(tokens, common_prefix(self.tokens[: self.n_past], tokens))
 
+    def reusable(self, n: int) -> int:
+        """How many of the first `n` committed tokens could be kept if those after them were freed."""
+        if not self._keeps_checkpoints or n >= self.n_past - self.n_again:
+            return n if not self._keeps_checkpoints else min(n, self.n_past - self.n_again)
+        return max((at for at, _ in self._checkpoints if at <= n), default=0)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Main memory of the checkpoints."""
+        return sum(len(state) for _, state in self._checkpoints)
+
     def follow(self, tokens: list[int], saved: Sequence[tuple[int, int]] = ()) -> int:
         """Make `tokens` the text of this slot. Keep what the cells share with it, without its last token, and free the
         rest; return how many tokens are kept. `saved`: as the attribute, of this text.
@@ -169,6 +186,7 @@ class Slot:
         kept = min(self.common_prefix(tokens), len(tokens) - 1)
         self.saved = saved  # what is kept has the same images in both
         self.rewind(kept)  # even to the end: an interrupt may leave cells that were never committed
+        self.checkpoint(is_turn=True)  # after an answer, before what is new
         self.tokens = tokens
         if self.draft_text:
             self.draft_text.restart(tokens, self.n_past)
@@ -183,10 +201,18 @@ class Slot:
     def share_prefix(self, other: Slot, n: int) -> None:
         """Begin anew with the first `n` tokens of another slot: the cells themselves are shared, nothing is evaluated.
 
-        Costs a pass over the cells; only for memory that can remove a tail.
+        Costs a pass over the cells. Memory that cannot remove a tail needs a checkpoint of the other slot at `n`
+        (`reusable`), whose state is copied.
         """
         self.clear()
         self.backend.copy(other.first_id, self.first_id, 0, other.position(n))
+        if self._keeps_checkpoints:
+            state = dict(other._checkpoints).get(n, b"")
+            if not state or not self.backend.restore(self.first_id, state, partial=True) or not self._remove_all(n):
+                self.clear()
+                return
+            self._checkpoints = [each for each in other._checkpoints if each[0] <= n]
+            self._turns = {at for at in other._turns if at <= n}
         self.tokens, self.n_past, self.saved = other.tokens, n, other.saved
         self.runs = [*(run for run in other.runs if run[0] < n), (n, next(_runs))]
         self._joined, self._held = 1, [0] * self.n_branches
@@ -236,13 +262,18 @@ class Slot:
 
     def states(self, most: int) -> list[tuple[int, bytes]] | None:
         """What memory that cannot be cut back holds: the whole state with the number of its tokens, then checkpoints
-        before it, the newest first. None where these are more than `most` bytes.
+        before it, the newest first, as far as `most` bytes hold them. None where these do not hold the state.
         """
         self.settle()
-        if self.backend.state_size(self.first_id) + sum(len(state) for _, state in self._checkpoints) > most:
+        most -= self.backend.state_size(self.first_id)
+        if most < 0:
             return None
-        before = [each for each in reversed(self._checkpoints) if each[0] < self.n_past]
-        return [(self.n_past, self.backend.save(self.first_id)), *before]
+        states = [(self.n_past, self.backend.save(self.first_id))]
+        for at, state in list(reversed(self._checkpoints))[: SAVED_CHECKPOINTS + 1]:
+            most -= len(state)
+            if at < self.n_past and most >= 0:
+                states.append((at, state))
+        return states[: SAVED_CHECKPOINTS + 1]
 
     def load_states(self, states: Sequence[tuple[int, bytes | memoryview]], n: int) -> bool:
         """Have such states in the place of what the slot holds, cut back to the first `n` tokens of its text, which are
@@ -291,10 +322,10 @@ class Slot:
         begin = self.backend.begin(self.first_id)
         return begin < 0 or begin > max(0, self.position(self.n_past) - n_swa)
 
-    def commit(self, n: int) -> None:
-        """The next n tokens of the text were evaluated."""
+    def commit(self, n: int, is_turn: bool = False) -> None:
+        """The next n tokens of the text were evaluated; `is_turn`: the prompt was cut after them, or ends."""
         self.n_past += n
-        self.checkpoint()
+        self.checkpoint(is_turn)
 
     def rebuild(self, cut_back: bool) -> None:
         """Have the committed tokens, and no others, in the cells again: evaluated from nothing or, with `cut_back`,
@@ -317,11 +348,41 @@ class Slot:
                 raise DecodeFailed(code, len(part))
             self.commit(len(part))
 
-    def checkpoint(self) -> None:
-        """Keep the state so far to come back to, if this memory needs that. About a millisecond."""
-        if self._keeps_checkpoints and self.n_past:
-            self._checkpoints.append((self.n_past, self.backend.save(self.first_id, partial=True)))
-            del self._checkpoints[:-MOST_CHECKPOINTS]
+    def checkpoint(self, is_turn: bool = False) -> None:
+        """Keep the state so far to come back to, if this memory needs that. About a millisecond.
+
+        Where there are too many, that one goes which is closest to the one before it, in proportion to how far both lie
+        back. So a text that differs from some place on is evaluated again from about there, however long it is.
+        """
+        if not self._keeps_checkpoints or not self.n_past or self.n_again:
+            return
+        if is_turn:
+            self._turns.add(self.n_past)
+        kept = self._checkpoints
+        if kept and kept[-1][0] >= self.n_past:
+            return
+        begun = time.perf_counter()
+        state = self.backend.save(self.first_id, partial=True)
+        if state:
+            kept.append((self.n_past, state))
+        self._saved_at = time.perf_counter()
+        self._save_s = self._saved_at - begun
+        most = CHECKPOINT_BYTES // (self.backend.n_slots * max(len(state), 1))
+        if len(kept) > max(LEAST_CHECKPOINTS, min(most, MOST_CHECKPOINTS)):
+            places = [0, *(at for at, _ in kept)]
+            worth = [
+                (TURN_WEIGHT if at in self._turns else 1.0) * (at - before) / (self.n_past - before)
+                for before, at in itertools.pairwise(places[:-1])
+            ]
+            self._turns.discard(kept.pop(worth.index(min(worth)))[0])
+
+    def checkpoint_answer(self) -> None:
+        """Once in a while, while an answer is generated: templates often change its end. At most 2% of the time."""
+        if self._keeps_checkpoints and not self.n_again:
+            newest = self._checkpoints[-1][0] if self._checkpoints else 0
+            waited = time.perf_counter() - self._saved_at > self._save_s / GENERATED_SHARE
+            if waited and self.n_past - newest >= GENERATED:
+                self.checkpoint()
 
     def protect(self, n: int) -> int:
         """See to it that a draft of `n` tokens can be taken back; how many of them can be. Takes a checkpoint where
@@ -377,7 +438,8 @@ class Slot:
 
     def clear(self) -> None:
         """Free this slot's cells."""
-        self._checkpoints.clear()
+        self._checkpoints = []
+        self._turns.clear()
         self._before_step, self.n_again = None, 0
         self._forget(0)
         self._joined = self.n_branches

@@ -23,6 +23,7 @@ from rest_local.kv_cache.backend import Backend
 from rest_local.kv_cache.slot import Slot
 
 WORTH_KEEPING = 0.5  # a slot that shares a smaller part with a prompt is another conversation: kept if possible
+WHERE_EMPTY = 0.8  # likewise where an empty slot can take the prompt: two conversations have one system prompt
 LEAST_SHARED = 16  # tokens: sharing cells costs a pass over all of them for each branch
 
 
@@ -72,12 +73,12 @@ class Slots:
         """Where a prompt of a user would go. There has to be an idle slot."""
         if not keep:
             return Match(self._spare(), 0, None)
-        same = {id(slot): slot.common_prefix(prompt) if slot.user == user else 0 for slot in self.slots}
+        same = {id(slot): slot.reusable(slot.common_prefix(prompt)) if slot.user == user else 0 for slot in self.slots}
         own = max(self._idle, key=lambda slot: (same[id(slot)], -slot.n_past))
         longest = max(self.slots, key=lambda slot: same[id(slot)])
         kept = same[id(own)]
-        same_conversation = kept >= WORTH_KEEPING * own.n_past or not self._shares
-        if same_conversation and (kept >= same[id(longest)] or not self._shares):
+        least = WORTH_KEEPING if all(slot.n_past for slot in self._idle) else WHERE_EMPTY
+        if kept >= least * own.n_past and kept >= same[id(longest)]:
             return Match(own, kept, None)
         spare = self._spare()
         if same[id(longest)] < LEAST_SHARED or longest is spare:

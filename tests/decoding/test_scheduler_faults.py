@@ -187,11 +187,11 @@ def test_an_unexpected_fault_ends_only_its_own_request(
         where, name = BREAKS[place](sequences[1])
         whole = getattr(where, name)
 
-        def breaks(*arguments: Any) -> Any:
+        def breaks(*arguments: Any, **options: Any) -> Any:
             calls.append(name)
             if len(calls) == call:
                 raise MemoryError("none is left")
-            return whole(*arguments)
+            return whole(*arguments, **options)
 
         monkeypatch.setattr(where, name, breaks)
         return sequences[1].sources
