@@ -13,7 +13,6 @@ from rest_local.cli.main import run
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.documents import Document
 from rest_local.retrieval.format import VocabularyId
-from rest_local.retrieval.rows import Rows
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +43,3 @@ def test_a_datastore_can_be_measured(capsys, few, tmp_path: Path):
     build(tmp_path / "toy", named, vocabulary=VocabularyId("ab" * 32, 300, "toy"), recipe={}, segment_tokens=150)
     result = report_of(capsys, "--directory", str(tmp_path / "toy"))
     assert (result["tokens"], result["segments"]) == (303, 3)
-
-
-def test_the_timed_trie_holds_every_beginning():
-    tokens = np.array([[1, 2, 3], [4, 5, 6], [1, 2, 4], [1, 7, 3], [1, 2, 3]], np.int32)
-    rows = Rows(tokens, np.ones(5, np.int32), np.arange(5))
-    ordered, shared = lookup._trie(rows)
-    assert sorted(ordered.tolist()) == sorted(tokens.tolist())
-    assert sorted(shared.tolist()) == [0, 1, 2, 3]
-    for before, row, count in zip(ordered[:-1].tolist(), ordered[1:].tolist(), shared.tolist(), strict=True):
-        assert before[:count] == row[:count]
-        assert count == 3 or before[count] != row[count]

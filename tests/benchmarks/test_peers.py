@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.peers import Arctic, NgramMod, NgramSimple, Peer, PromptLookup, why_no_arctic
+from benchmarks.peers import NgramMod, NgramSimple, Peer, PromptLookup
 from rest_local.bench.replay import FREE, replay
 from rest_local.bench.workload import Recorded, load
 from rest_local.llama.model import Model
@@ -70,19 +70,6 @@ def test_ngram_mod_keeps_other_requests_and_is_cleared_after_five_failures() -> 
         other = [text[50], *range(3000 + 200 * failure, 3200 + 200 * failure)]  # never the earlier continuation
         replayed(peer, [Recorded("wrong", text[:50], other)])  # one wrong draft; plain steps are no failures
     assert proposed(peer, text[60:120]) == []
-
-
-def test_arctic_drafts_or_the_reason_is_given() -> None:
-    reason = why_no_arctic()
-    if reason is not None:
-        assert "arctic-inference" in reason
-        pytest.skip(reason)
-    text = list(range(50))
-    mat, _ = replayed(Arctic(tree=True), [Recorded("copy", text, text)] * 2)
-    assert mat > 3
-    other = Recorded("other", [900], text)
-    assert replayed(Arctic(), [other] * 2)[0] == 1.0  # answers under test are not history
-    assert replayed(Arctic([text]), [other])[0] > 3
 
 
 def test_published_figures_of_the_peers_are_met(shared_data: Callable[[str], Path]) -> None:

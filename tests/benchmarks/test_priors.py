@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks.priors import rates
-from benchmarks.transcripts import FORMATS, Change, Format, hunks, transcripts
+from benchmarks.transcripts import FORMATS, Change, Format, transcripts
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, SOURCE_NUMBER, SOURCES, cell_of
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
@@ -29,17 +29,6 @@ def test_a_common_cell_has_its_own_rate_and_an_empty_one_that_of_shorter_matches
     assert table["datastore"][known % CELLS_PER_SOURCE] == pytest.approx(0.7, abs=0.01)
     assert table["datastore"][longer % CELLS_PER_SOURCE] == pytest.approx(0.7, abs=0.05)
     assert table["prediction"] == table["context"]
-
-
-def test_hunks_rebuild_the_new_text() -> None:
-    found = hunks(OLD, NEW, 2)
-    text = OLD
-    for hunk in found:
-        assert text.count(hunk.old) == 1
-        text = text.replace(hunk.old, hunk.new)
-    assert (text, len(found)) == (NEW, 2)
-    assert "-line number 7 of" in found[0].marked
-    assert "+line number SEVEN of" in found[0].marked
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)

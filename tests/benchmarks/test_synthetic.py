@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -44,15 +43,3 @@ def test_a_synthetic_model_loads_and_its_logits_are_finite(tmp_path: Path, quant
         assert 1 < logits.std() < 10
         assert "synthetic" in model.name
         assert model.n_vocab == shape.vocab
-
-
-def test_a_copied_vocabulary_is_the_same_vocabulary(tmp_path: Path, tiny_model: Callable[..., Path]) -> None:
-    source = tiny_model("qwen2")
-    with (
-        Model.open(synthetic(SMALL, "Q8_0", tmp_path / "m.gguf", vocab=source)) as model,
-        Model.open(source, vocab_only=True) as original,
-    ):
-        assert model.vocabulary.hash == original.vocabulary.hash  # though padded from 384 to 512 tokens
-        assert model.chat_template == original.chat_template
-    with pytest.raises(ValueError, match="384 tokens"):
-        synthetic(Shape(1, 64, 2, 1, 128, 300, tied=True), "Q8_0", tmp_path / "small.gguf", vocab=source)

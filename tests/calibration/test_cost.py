@@ -70,24 +70,6 @@ def test_real_steps_correct_every_wrong_table(
             assert curve.expected(n_ctx)[n - 1] == pytest.approx(wanted[n - 1], rel=0.25)
 
 
-@pytest.mark.parametrize("believed", [0.05, 0.9])
-def test_neighbouring_sizes_learn_together(believed: float) -> None:
-    curve, true = curve_of(believed), curve_of(0.3)
-    before = abs(math.log(curve.expected(0)[5] / true.expected(0)[5]))
-    for _ in range(20):
-        curve.observe(1, 10, 10.0)
-        curve.observe(8, 10, float(true.expected(0)[7]))
-    assert curve.expected(0)[7] == pytest.approx(true.expected(0)[7], rel=0.1)
-    assert abs(math.log(curve.expected(0)[5] / true.expected(0)[5])) < 0.6 * before
-
-
-def test_a_spike_among_plain_steps_does_not_change_the_speed() -> None:
-    curve = curve_of(0.3)
-    for ms in [10.0] * 7 + [400.0] + [10.0] * 8:
-        curve.observe(1, 10, ms)
-    assert curve.expected(10)[0] == pytest.approx(10.0, rel=0.02)
-
-
 def test_another_speed_of_the_machine_scales_all_sizes() -> None:
     """The table was measured under load. Plain steps alone must not make drafts relatively more expensive."""
     curve = CostCurve.from_points([64], [1, 64], [[2.0, 20.0]])

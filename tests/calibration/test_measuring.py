@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
-from rest_local.calibration.measuring import Timing, advantages, explain, measure, quick
+from rest_local.calibration.measuring import Timing, measure, quick
 
 CONTEXTS = (64, 512, 2048)
 Change = Callable[[int, float], Timing]  # (number of the batch, its true time) -> measured time
@@ -130,24 +130,3 @@ def test_a_busy_machine_runs_only_two_plain_steps() -> None:
     clock = Clock(lambda _, ms: Timing(ms, True))
     assert quick(clock, 0) == [(1, Timing(true_ms(1, 0), True))]
     assert clock.batches == [(1, 0)] * 2
-
-
-def test_a_draft_pays_from_where_plain_steps_would_cost_more() -> None:
-    curve = CostCurve.from_points([64], SIZES, [[10.0 * (0.7 + 0.3 * n) for n in SIZES]])
-    for row in advantages(curve, 64):
-        steps = 0.7 + 0.3 * (row["draft"] + 1)
-        assert row["steps"] == pytest.approx(steps, abs=0.01)
-        least = row["least_accepted"]
-        assert least is not None
-        assert 1 + least > steps
-        assert least <= steps  # one token fewer would not pay
-    text = "\n".join(explain(curve, 64))
-    assert "At 64 tokens of context one token takes 10 ms, 100 tokens a second." in text
-    assert "A draft of 1 token costs 1.3 plain steps; it pays when over 31% are accepted." in text.replace("30%", "31%")
-    assert "A draft of 7 tokens costs 3.1 plain steps; it pays when at least 3 in 7 are accepted." in text
-
-
-def test_no_draft_pays_if_a_batch_costs_as_much_as_single_steps() -> None:
-    curve = CostCurve.from_points([64], [1, 64], [[1.0, 64.0]])
-    assert all(row["least_accepted"] is None for row in advantages(curve, 64))
-    assert all(line.endswith("it never pays.") for line in list(explain(curve, 64))[1:])

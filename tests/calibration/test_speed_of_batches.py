@@ -89,13 +89,3 @@ def test_a_batch_as_quick_as_one_token_is_no_proof_within_the_noise() -> None:
         curve.observe(4, 10, 10.0 * math.exp(rng.normal(0, 0.04)))
         curve.expected(10)
     assert curve.expected(10)[0] == pytest.approx(10.0, rel=0.1)
-
-
-def test_a_machine_that_gets_slower_and_quicker_again_is_followed() -> None:
-    curve, true = curve_of(1.5), curve_of(1.5).expected(10)
-    for factor in (1.0, 40.0, 1.0, 0.2, 1.0, 5.0):
-        for _ in range(10):
-            for n in (2, 3):
-                curve.observe(n, 10, factor * float(true[n - 1]))
-            curve.expected(10)
-        assert curve.expected(10)[0] == pytest.approx(10.0 * factor, rel=0.3)

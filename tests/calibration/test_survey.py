@@ -10,15 +10,14 @@ import pytest
 from support.fake_backend import FakeBackend, logits_of
 
 from rest_local.calibration.exactness import compare_drafts, rows_alone
-from rest_local.calibration.survey import combinations, survey
+from rest_local.calibration.survey import survey
 from rest_local.errors import ModelError
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
-from rest_local.llama.options import CACHE_TYPES, FLOAT_CACHE_TYPES, ModelOptions
+from rest_local.llama.options import FLOAT_CACHE_TYPES, ModelOptions
 
 TinyModel = Callable[..., Path]
 TEXT = np.random.default_rng(3).integers(0, 20, 80).tolist()
-ALL = len(CACHE_TYPES) + len(FLOAT_CACHE_TYPES)  # with flash attention, and without
 
 
 def _backend() -> FakeBackend:
@@ -73,14 +72,6 @@ def test_rounding_by_batch_size_is_found(drafts: str) -> None:
     assert result.to_dict()["flips_per_10000"] > 100
 
 
-def test_every_combination_is_tried_once() -> None:
-    every = list(combinations(ContextSettings(), ModelOptions(), 4))
-    assert len(every) == len(set(every)) == 2 * ALL
-    assert {s.threads for s in every[:ALL]} == {4}
-    assert all(s.flash_attention or s.cache_type_v in FLOAT_CACHE_TYPES for s in every)
-    assert len(list(combinations(ContextSettings(), ModelOptions(), 1))) == ALL
-
-
 def test_a_survey_of_a_model(tiny_model: TinyModel) -> None:
     """Every open setting has enough rows of each kind of draft, and times relative to the fastest."""
     seen: list[tuple[str, int, int]] = []
@@ -106,13 +97,6 @@ def test_a_model_gets_only_the_drafts_that_it_can_verify(tiny_model: TinyModel) 
             result = survey(model, 1)
         kinds[arch] = (result.drafting, [case.drafts for case in result.settings[0].cases])
     assert kinds == {"lfm2": ("chain", ["chains", "chains"]), "mamba": ("chain", ["chains", "chains"])}
-
-
-def test_settings_without_time_are_counted(tiny_model: TinyModel) -> None:
-    with Model.open(tiny_model("llama", quant="Q8_0")) as model:
-        result = survey(model, 1, seconds=0)
-    assert (result.settings, result.left_out) == ([], ALL)
-    assert result.to_dict()["settings"] == []
 
 
 def test_a_refused_setting_is_reported(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,15 +139,6 @@ def test_fruitless_trials_cost_little() -> None:
     assert machine.share(2, last=100.0) > 0.93
 
 
-def test_one_other_program_keeps_decoding_on_one_thread() -> None:
-    """With one thread nothing waits, with two a thread does. Two are tried now and then, and not kept."""
-    machine = Machine()
-    machine.step_ms = lambda threads: {2: 60.0, 1: 20.0}[threads]
-    machine.delay_share = lambda threads: 0.4 if threads == 2 else 0.0
-    machine.run(200.0)
-    assert machine.share(1, last=150.0) > 0.93
-
-
 def test_a_short_fast_phase_under_load_does_not_bring_all_threads_back() -> None:
     """Under load, two threads are sometimes as fast as one, and otherwise five times slower."""
     machine = Machine()
@@ -203,14 +194,6 @@ def test_all_threads_that_wait_briefly_are_the_fastest_on_a_busy_machine(fewer: 
     machine.run(10.0)
     assert machine.spun > 9.5
     assert machine.share(2, last=10.0) == 1.0
-
-
-def test_two_passes_are_enough_to_leave_threads_that_spin() -> None:
-    machine = Machine(brief=True)
-    under_load(machine)
-    machine.run(1.01)
-    assert len(machine.history) == 3
-    assert machine.governor.level == (2, True)
 
 
 def test_an_engine_that_opens_on_a_busy_machine_begins_with_brief_waits() -> None:

@@ -65,13 +65,6 @@ def test_the_header_says_what_llama_cpp_says(arch: str, tiny_model: TinyModel, o
     assert describe.snapshots_of(facts.header) == backend.n_rs_seq
 
 
-def test_a_model_in_several_files_counts_them_all(tiny_model: TinyModel, own: Callable[[Path], Path]) -> None:
-    path = tiny_model("llama", tensors_per_file=12)
-    own(path)
-    facts = facts_of(path.name.partition("-00001-of")[0])
-    assert facts.bytes == sum(part.stat().st_size for part in shards_of(path)) > path.stat().st_size
-
-
 def test_a_damaged_model_is_listed_with_its_error(store: Put, tiny_model: TinyModel) -> None:
     whole = tiny_model("llama").read_bytes()
     store("models", "cut.gguf", content=whole[:500])

@@ -104,12 +104,6 @@ def test_a_manifest_that_is_none_holds_nothing(store: Put, layers: Any) -> None:
     assert others() == []
 
 
-def test_a_folder_that_cannot_be_read_holds_nothing(monkeypatch: pytest.MonkeyPatch, store: Put) -> None:
-    file = store("a-file")
-    monkeypatch.setenv("REST_LOCAL_MODELS", str(file))
-    assert others() == []
-
-
 HUB = ("hf", "hub", "models--user--tiny-GGUF", "snapshots", "0001")
 
 
@@ -133,15 +127,6 @@ HUB = ("hf", "hub", "models--user--tiny-GGUF", "snapshots", "0001")
 )
 def test_hub_names(text: str, expected: HubName | None) -> None:
     assert hub_name(text) == expected
-
-
-@pytest.mark.parametrize(
-    "name", ["user/tiny-GGUF:Q8_0", "USER/tiny-gguf:q8_0", "user/tiny-GGUF:tiny-Q8_0.gguf", "hf.co/user/tiny-GGUF:Q8_0"]
-)
-def test_a_quantization_of_a_repository(store: Put, name: str) -> None:
-    store(*HUB, "tiny-Q4_K_M.gguf")
-    path = store(*HUB, "tiny-Q8_0.gguf")
-    assert model_file(name) == path
 
 
 def test_what_is_not_here_says_how_to_get_it(store: Put) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +113,14 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# With tools wherever tools are called, and where nothing is; without them elsewhere.
+CASES = pytest.mark.parametrize(
+    ("name", "tools"),
+    [(name, TOOLS if any(m.keys() & {"tool_calls", "function_call"} for m in messages) else None)
+     for name, messages in CONVERSATIONS.items()] + [("system", TOOLS), ("turns", TOOLS), ("results", None)],
+)  # fmt: skip
+
+
 def _words(messages: list[dict[str, Any]]) -> list[str]:
     """Texts that the prompt must contain."""
     words = []
@@ -149,8 +156,7 @@ def _check(template: str, name: str, tools: list[dict[str, Any]] | None, strict:
         assert len(prompt) >= len(without)
 
 
-@pytest.mark.parametrize("tools", [None, TOOLS], ids=["", "tools"])
-@pytest.mark.parametrize("name", CONVERSATIONS)
+@CASES
 @pytest.mark.parametrize("template", OWN)
 def test_nothing_is_lost_in_templates_of_every_kind(
     template: str, name: str, tools: list[dict[str, Any]] | None
@@ -158,8 +164,7 @@ def test_nothing_is_lost_in_templates_of_every_kind(
     _check(OWN[template], name, tools, strict=True)
 
 
-@pytest.mark.parametrize("tools", [None, TOOLS], ids=["", "tools"])
-@pytest.mark.parametrize("name", CONVERSATIONS)
+@CASES
 def test_nothing_is_lost_in_the_templates_of_real_models(
     shared_data: Callable[[str], Path], name: str, tools: list[dict[str, Any]] | None
 ) -> None:
@@ -199,12 +204,6 @@ def test_capabilities_of_real_models(shared_data: Callable[[str], Path]) -> None
     assert mistral["alternates"]
     assert able("Qwen3.5-4B")["typed_content"]
     assert able("openai-gpt-oss-120b")["reasoning"]
-
-
-def test_arguments_are_objects_where_the_template_supports_them() -> None:
-    messages = CONVERSATIONS["one result"]
-    assert '[get_weather {"city": "Köln"}]' in ChatTemplate(CHATML).render(messages)
-    assert '[get_weather {"city": "Köln"}]' in ChatTemplate(TEXT_ARGUMENTS).render(messages)
 
 
 def test_long_ids_are_shortened_alike_in_calls_and_results() -> None:
@@ -249,19 +248,6 @@ def test_the_strictest_template_accepts_any_order_of_roles(said: list[tuple[str,
     if messages:
         prompt = ChatTemplate(STRICT).render(messages)
         assert all(message["content"] in prompt for message in messages)
-
-
-def test_the_template_knows_the_day_and_that_the_model_may_reason() -> None:
-    """As in llama-server. Templates of DeepSeek-R1 and QwQ close the reasoning unless they are told otherwise."""
-    chat = ChatTemplate(
-        "{{ date_string }}|{{ datetime }}|{% if not enable_thinking %}</think>{% endif %}{{ functions }}"
-    )
-    day, date, rest = chat.render([QUESTION]).split("|")
-    assert datetime.strptime(day, "%d %b %Y") == datetime.strptime(date, "%b %d %Y")
-    assert abs(datetime.strptime(day, "%d %b %Y") - datetime.now()) < timedelta(days=2)
-    assert rest == ""
-    assert chat.render([QUESTION], variables={"enable_thinking": False, "date_string": "1 May"}).startswith("1 May|")
-    assert chat.render([QUESTION], variables={"enable_thinking": False}).endswith("|</think>")
 
 
 CONVERSATION = [

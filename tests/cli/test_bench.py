@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.repository import Repository
 
+from benchmarks.gguf_file import byte_vocabulary, write
 from rest_local.calibration.curves import shipped
 from rest_local.cli.bench import HERE
 from rest_local.cli.main import run
@@ -57,9 +58,11 @@ def test_a_replay_begins_with_one_line_for_this_machine(
 
 
 def test_a_file_without_weights_has_no_costs_here(
-    recorded: Path, shared_data: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    vocabulary = shared_data("ggml-vocab-qwen2.gguf")
+    keys = {"block_count": 1, "context_length": 64, "embedding_length": 64, "feed_forward_length": 64}
+    keys |= {"attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-5}
+    vocabulary = write(tmp_path / "vocabulary.gguf", "llama", keys, byte_vocabulary(384), [])
     assert run(["bench", "replay", str(recorded), "--vocab", str(vocabulary)]) == 2
     assert "--curves" in capsys.readouterr().err
     assert run(["bench", "replay", str(recorded), "--vocab", str(vocabulary), "--curves", "--json"]) == 0

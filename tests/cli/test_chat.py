@@ -10,7 +10,6 @@ import pytest
 from fake_cli_engine import HELLO, Call, FakeEngine, FakePiece, Install
 
 from rest_local import paths
-from rest_local.paths import demo_model
 
 GIVEN = ("chat", "-m", "model.gguf")
 
@@ -64,14 +63,6 @@ def test_an_empty_pipe_without_a_question_is_wrong_usage(
     assert len(done.err.splitlines()) == 1
 
 
-def test_the_options_reach_the_engine(chat_engine: Install, call: Call) -> None:
-    engine = chat_engine()
-    call(*GIVEN, "hi", "--system", "be short", "-n", "5", "--stop", "x", "--temp", "0.5")
-    assert engine.messages[0][0] == {"role": "system", "content": "be short"}
-    given = engine.arguments[0]
-    assert (given["max_tokens"], given["stop"], given["sampling"].temperature) == (5, ("x",), 0.5)
-
-
 def test_json_is_one_line_with_the_message(chat_engine: Install, call: Call) -> None:
     chat_engine()
     done = call(*GIVEN, "--json", "hi")
@@ -106,13 +97,6 @@ def test_an_empty_answer_says_so(chat_engine: Install, call: Call) -> None:
     assert call(*GIVEN, "-q", "hi").err == ""
 
 
-def test_the_demo_model_says_in_one_line_what_to_do(call: Call) -> None:
-    done = call("chat", "-m", str(demo_model()), "hi")
-    assert done.code == 1
-    assert "the demo model writes Python and cannot chat; give a model that can with -m" in done.err
-    assert len(done.err.splitlines()) == 1
-
-
 def test_a_model_without_a_template_says_what_to_do(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     done = call(*GIVEN, "hi")
@@ -121,14 +105,6 @@ def test_a_model_without_a_template_says_what_to_do(fake_engine: Install, call: 
     assert "--chat-template-file" in done.err
     assert len(done.err.splitlines()) == 1
     assert engine.closed
-
-
-def test_a_template_can_be_given(fake_engine: Install, call: Call, tmp_path: Path) -> None:
-    engine = fake_engine()
-    (tmp_path / "x.jinja").write_text("{{ messages }}")
-    assert call(*GIVEN, "--chat-template-file", str(tmp_path / "x.jinja"), "hi").code == 0
-    assert engine.model.chat_template == "{{ messages }}"
-    assert call(*GIVEN, "--chat-template-file", str(tmp_path / "none"), "hi").code == 1
 
 
 def test_a_session_is_plain_json_and_goes_on(chat_engine: Install, call: Call, tmp_path: Path) -> None:
@@ -171,12 +147,6 @@ def test_a_damaged_session_is_refused_and_not_overwritten(
     assert told in done.err
     assert path.read_bytes() == content
     assert engine.messages == []
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b"])
-def test_a_session_has_a_plain_name(chat_engine: Install, call: Call, name: str) -> None:
-    chat_engine()
-    assert call(*GIVEN, "--session", name, "one").code == 2
 
 
 def test_a_session_that_cannot_be_written_costs_a_warning(

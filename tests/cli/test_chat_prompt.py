@@ -9,12 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rest_local.cli import interrupt
 from rest_local.cli.chat import prompt
-from rest_local.cli.chat.prompt import is_open, quiet_keyboard, read_lines, unquoted
+from rest_local.cli.chat.prompt import quiet_keyboard, unquoted
 
 termios = pytest.importorskip("termios", reason="Windows has no termios, and no echo to turn off")
 
@@ -33,27 +31,6 @@ termios = pytest.importorskip("termios", reason="Windows has no termios, and no 
 )
 def test_quotes_around_a_message_are_no_part_of_it(typed: str, message: str) -> None:
     assert unquoted(typed) == message
-
-
-@given(st.lists(st.text(alphabet='a" ', max_size=6), max_size=6))
-def test_lines_are_read_up_to_the_end_of_the_quotes(lines: list[str]) -> None:
-    rest = iter(lines)
-
-    def read() -> str:
-        try:
-            return next(rest)
-        except StopIteration:
-            raise EOFError from None
-
-    if not lines:
-        with pytest.raises(EOFError):
-            read_lines(read)
-        return
-    text = read_lines(read)
-    left = list(rest)
-    assert text == "\n".join(lines[: len(lines) - len(left)])
-    assert not left or not is_open(text)
-    assert all(is_open("\n".join(lines[:n])) for n in range(1, len(lines) - len(left)))
 
 
 def test_the_older_half_of_a_long_history_goes_at_whole_entries(

@@ -123,9 +123,8 @@ def test_what_is_typed_during_an_answer_is_not_mixed_with_it(chat: Open) -> None
     answered(terminal)
 
 
-@pytest.mark.parametrize("width", [60, 200])
-def test_an_answer_is_copied_as_the_model_wrote_it_at_every_width(chat: Open, width: int) -> None:
-    terminal = chat(width=width, height=100)
+def test_an_answer_is_copied_as_the_model_wrote_it(chat: Open) -> None:
+    terminal = chat(width=60, height=100)
     for number, name in enumerate(("markdown", "code"), 1):
         terminal.type(name, "Enter")
         answered(terminal, number)

@@ -57,16 +57,6 @@ def test_show_says_where_each_value_comes_from(call: Call, path: Path, monkeypat
     ]
 
 
-def test_a_variable_that_nothing_reads_is_named(call: Call, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REST_LOCAL_TOPK", "20")
-    done = call("config", "show")
-    assert done.code == 0
-    warned = [line for line in done.err.splitlines() if "TOPK" in line]
-    assert warned == [
-        "rest-local: warning: REST_LOCAL_TOPK: no option has this variable; did you mean REST_LOCAL_TOP_K?"
-    ]
-
-
 @pytest.mark.parametrize("text", ["ctx = 'x'\n", "[profile.a]\ntopk = 3\n", "ctx =\n"])
 def test_show_checks_the_whole_file(call: Call, path: Path, text: str) -> None:
     path.write_text(text)

@@ -40,16 +40,6 @@ def test_a_pipe_gets_both_texts_and_three_lines_of_result(fake_engine: Install, 
     assert engine.config.exact
 
 
-def test_a_model_with_a_chat_template_edits_a_file(fake_engine: Install, call: Call, tmp_path: Path) -> None:
-    engine = fake_engine()
-    (tmp_path / "model.gguf").touch()
-    engine.model.chat_template = "{{ messages }}"
-    done = call("demo", "-m", str(tmp_path / "model.gguf"), "--repeats", "1")
-    assert done.code == 0
-    assert "queue.py, one name changed" in done.out
-    assert "a short story, not stored" in done.out
-
-
 def test_different_output_in_exact_mode_is_exit_1(fake_engine: Install, call: Call) -> None:
     other = [FakePiece("x", (9,), ("target",))]
     fake_engine(HELLO, HELLO, other, HELLO)  # the first drafted run of the first prompt

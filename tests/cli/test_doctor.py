@@ -17,7 +17,7 @@ from rest_local.calibration import survey as survey_module
 from rest_local.calibration.cost import SIZES, CostCurve, Deviations
 from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import Comparison
-from rest_local.calibration.measuring import Measured, Timing
+from rest_local.calibration.measuring import Timing
 from rest_local.calibration.survey import Case, Setting, Survey
 from rest_local.cli import doctor
 from rest_local.cli.doctor import cost_rows, cost_table
@@ -161,26 +161,3 @@ def test_a_library_that_is_missing_in_use_is_one_line(call: Call, monkeypatch: p
     assert done.code == 1
     assert done.err.count("\n") == 1
     assert done.err.endswith("; `rest-local doctor` names what this installation lacks\n")
-
-
-CURVE = CostCurve.from_points([64, 2048], SIZES, [[10.0 * (0.8 + 0.2 * n) for n in SIZES]] * 2)
-
-
-def test_what_pays_is_explained_for_each_length(fake_engine: Install, call: Call) -> None:
-    engine = fake_engine(measured=Measured(CURVE, True, 0.02, 0.0))
-    done = call("tune")
-    assert done.code == 0
-    for n_ctx in (64, 2048):
-        assert f"At {n_ctx} tokens of context one token takes 10 ms, 100 tokens a second." in done.out
-    assert "A draft of 7 tokens costs 2.4 plain steps; it pays when at least 2 in 7 are accepted." in done.out
-    assert done.out.rstrip().endswith("These costs are final (the rounds differ by 2%).")
-    assert engine.compared == 1
-    assert engine.closed
-
-
-def test_a_clock_that_stands_still_is_one_line_of_error(fake_engine: Install, call: Call) -> None:
-    fake_engine(measured=ValueError("does the clock of this machine stand still?"))
-    done = call("tune")
-    assert done.code == 1
-    assert done.err.startswith("rest-local: error: the costs of fake cannot be measured")
-    assert done.err.count("\n") == 1

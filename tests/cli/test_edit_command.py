@@ -158,15 +158,6 @@ def test_several_files_are_asked_about_one_by_one(
     assert len(engine.prompts) == max(asked, 3 if "a\n" in typed else 0) + (not changed)
 
 
-def test_a_refused_file_leaves_the_others_their_turn(model: Install, edit: Call, file: Path) -> None:
-    other = file.parent / "b.py"
-    other.write_text(OLD)
-    model(answer("I cannot do that."), fenced(NEW))
-    done = edit(file, other, "make y 20", "--yes")
-    assert (done.code, file.read_text(), other.read_text()) == (1, OLD, NEW)
-    assert f"error: file {file}: the answer is not a file: 'I cannot do that.'; nothing was written" in done.err
-
-
 @pytest.mark.parametrize(
     ("script", "options", "cause"),
     [

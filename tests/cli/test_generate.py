@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_cli_engine import HELLO, Call, Install
 
-from rest_local.errors import DecodeFailed, PromptTooLong, in_options
+from rest_local.errors import PromptTooLong, in_options
 from rest_local.grammar import gbnf
 from rest_local.llama.options import Sampling
 
@@ -132,42 +132,12 @@ def test_a_prediction_is_read_from_a_pipe_or_a_file(fake_engine: Install, call: 
         assert (engine.prompts[-1], engine.arguments[-1]["prediction"]) == ("x", "x = 1\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ('{"type": "strin"}', "strin"),
-        ('{"$ref": "https://example.com/s"}', "https://example.com/s"),
-        ("{}", "one of them"),
-    ],
-)
-def test_a_json_schema_that_is_none_is_refused(
-    fake_engine: Install, call: Call, tmp_path: Path, text: str, cause: str
-) -> None:
-    engine = fake_engine()
-    (tmp_path / "s.json").write_text(text)
-    both = ["--grammar-file", str(tmp_path / "s.json")] if text == "{}" else []
-    done = call("generate", "x", "--json-schema", str(tmp_path / "s.json"), *both)
-    assert done.code == (2 if both else 1)
-    assert done.err.startswith("rest-local: error: ")
-    assert done.err.count("\n") == 1
-    assert cause in done.err
-    assert not engine.prompts
-
-
 def test_refusal_of_the_engine_is_one_line_and_exit_1(fake_engine: Install, call: Call) -> None:
     engine = fake_engine([PromptTooLong(900, 64)])
     done = call("generate", "x")
     assert (done.code, done.out) == (1, "")
     assert done.err == f"rest-local: error: {in_options(str(PromptTooLong(900, 64)))}\n"
     assert engine.closed
-
-
-def test_text_before_a_failure_is_kept(fake_engine: Install, call: Call) -> None:
-    fake_engine([*HELLO, DecodeFailed(-3, 5)])
-    done = call("generate", "x")
-    assert (done.code, done.out) == (1, "Hello")
 
 
 def test_interrupt_keeps_the_text_so_far_and_exits_130(fake_engine: Install, call: Call) -> None:

@@ -94,17 +94,6 @@ def test_forget_removes_from_all_indexes_for_good(corpus: Path, monkeypatch: pyt
         assert b"alpha"[::-1] not in file.read_bytes()[1::2]
 
 
-def test_forget_globs_folders_and_once(corpus: Path) -> None:
-    assert answer("forget", "mine", "sub/*", "--once")["returning"] == [str(corpus / "sub/c.py")]
-    assert names_in("mine") == [["a.py", "b.py"]] * 2
-    call("update", "mine")
-    assert names_in("mine") == [["a.py", "b.py", "c.py"]] * 2
-    assert answer("forget", "mine", corpus / "sub")["forgotten"] == [str(corpus / "sub/c.py")]
-    assert answer("forget", "mine", "b*")["returning"] == []
-    call("update", "mine")
-    assert names_in("mine") == [["a.py"]] * 2
-
-
 def test_forget_asks_at_a_terminal(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(terminal, "can_ask", lambda: True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from rest_local.cli.index.build import described_sources, row_source, split_revi
 from rest_local.decoding import opening
 from rest_local.errors import DatastoreError, InputInvalid, OptionError
 from rest_local.llama.model import Model
+from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, datastore_path
 from rest_local.retrieval.sources import Jsonl, Parquet
 
@@ -139,16 +140,14 @@ def test_names_with_colons_and_at_signs(home: Path) -> None:
     assert names() == ["a.jsonl:x"]
 
 
-def test_turns_of_a_chat_have_the_tokens_of_the_models_prompts(
-    home: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Callable[[str], Path]
-) -> None:
+def test_turns_of_a_chat_have_the_tokens_of_the_models_prompts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a real vocabulary: the tokens are those of the prompt that the chat template gives, then of the answer, and
     a special token that a user spells out is none.
     """
     monkeypatch.undo()
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(home / "home"))
     monkeypatch.chdir(home)
-    path = shared_data("ggml-vocab-qwen2.gguf")
+    path = demo_model()
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

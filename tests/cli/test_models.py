@@ -8,17 +8,16 @@ import pty
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from support.hub_server import HubServer, serving
 
 from rest_local.catalog.describe import Header, ModelFacts
@@ -54,21 +53,16 @@ def hub_server(tiny_model: TinyModel) -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def command(hub_server: HubServer) -> Callable[..., Any]:
-    """Return a function that runs one command line in a process of its own, with the hub on loopback."""
-
-    def run(*arguments: str, **environment: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-m", "rest_local", *arguments],
-            env={**os.environ, "HF_ENDPOINT": hub_server.url, "HF_HUB_DISABLE_XET": "1", **environment},
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=120,
-        )
-        return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
-
-    return run
+def command(call: Call, hub_server: HubServer, home: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs one command line in this process, with the hub on loopback. Variables of the hub's library are read in the
+    processes of `at_terminal`."""
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub_server.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", hub_server.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hf" / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "no-token"))
+    return call
 
 
 def at_terminal(hub_server: HubServer, *arguments: str, answers: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
@@ -148,13 +142,16 @@ def test_pull_list_downloads_nothing(command: Call, hub_server: HubServer) -> No
     assert command("pull", REPO, "--list").out.splitlines()[1].endswith("  here")
 
 
-def test_offline_what_is_here_is_used_and_the_rest_is_one_line(command: Call, hub_server: HubServer) -> None:
+def test_offline_what_is_here_is_used_and_the_rest_is_one_line(
+    command: Call, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = command("pull", f"{REPO}:Q8_0").out
     asked = len(hub_server.requests)
-    here = command("pull", f"{REPO}:Q8_0", HF_HUB_OFFLINE="1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    here = command("pull", f"{REPO}:Q8_0")
     assert (here.code, here.out) == (0, path)
     assert "is on the disk already; HF_HUB_OFFLINE is set" in here.err
-    other = command("pull", f"{REPO}:Q4_K_M", HF_HUB_OFFLINE="1")
+    other = command("pull", f"{REPO}:Q4_K_M")
     assert (other.code, other.out) == (1, "")
     assert other.err == (
         f"rest-local: error: model {REPO}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it to download\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from fake_cli_engine import Call, Install
 
 import rest_local.decoding.engine
-from benchmarks.tiny import tiny_adapter
 from rest_local.cli import opening
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.verify import Relaxed
@@ -44,16 +42,6 @@ def test_the_default_datastore_is_opened_where_there_is_one(
     opening.open_engine(EngineConfig(model="m.gguf", datastores=("mine",)))
     assert [config.datastores for config in opened] == [("default",), (), ("mine",)]
     assert capsys.readouterr().err == "rest-local: warning: one thing\n" * 3
-
-
-def test_unreadable_home_of_datastores_is_no_reason_to_refuse(
-    opened: list[EngineConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "file" / "below"))
-    opening.open_engine(EngineConfig(model="m.gguf"))
-    assert opened[0].datastores == ()
-    assert "Not a directory" in capsys.readouterr().err
 
 
 def test_warnings_of_the_log_are_shown_but_not_those_of_llama_cpp(
@@ -110,9 +98,6 @@ def test_what_cannot_be_verified_so_is_refused_before_a_model_is_opened(call: Ca
     done = call("generate", "x", "-m", "/nowhere/model.gguf", *more)
     assert done.code == 2
     assert "nowhere" not in done.err
-
-
-TinyModel = Callable[..., Path]
 
 
 def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> None:
@@ -187,16 +172,6 @@ def test_a_wrong_value_is_one_line_before_a_model_is_opened(call: Call, options:
     assert done.err.count("\n") == 1
     assert said in done.err
     assert "nowhere" not in done.err
-
-
-def test_an_adapter_that_does_not_fit_is_one_line(call: Call, tiny_model: TinyModel, tmp_path: Path) -> None:
-    wrong = tiny_adapter("llama", tmp_path / "wrong.gguf", width=128)
-    for path, said in ((wrong, "incorrect shape"), (tmp_path / "none.gguf", "no such file")):
-        done = call("generate", "x", "-m", str(tiny_model("llama")), "--lora", str(path))
-        assert (done.code, done.out) == (1, "")
-        assert done.err.count("\n") == 1
-        assert str(path) in done.err
-        assert said in done.err
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -38,13 +37,6 @@ def test_the_files_are_what_the_commands_say(tmp_path: Path) -> None:
     assert made == kept, "run `make docs`"
     assert {*made} == {"CLI.md", "man/rest-local.1", *(f"man/rest-local-{name}.1" for name in COMMANDS)}
     assert "\nrest\\-local config set top\\-k 20\n" in made["man/rest-local-config.1"].replace("\\&", ""), "a block"
-
-
-def test_every_option_has_a_row_of_three_cells_and_explains_itself() -> None:
-    rows = [line for line in script.reference().splitlines() if line.startswith("| `-")]
-    assert len(rows) > 100
-    assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {5}, "a bar in an option's text ends a cell"
-    assert not [row for row in rows if row.endswith("|  |")]
 
 
 @needs_groff

@@ -13,7 +13,7 @@ from rest_local.cli import options, serve
 from rest_local.cli.indexer import ASLEEP
 from rest_local.cli.main import cli
 from rest_local.decoding.config import EngineConfig
-from rest_local.errors import InputInvalid, OptionError
+from rest_local.errors import OptionError
 from rest_local.paths import demo_model
 
 
@@ -36,19 +36,6 @@ def test_a_folder_is_all_its_models_and_none_is_loaded_at_once(
     assert "broken.gguf is left out: " in capsys.readouterr().err
 
 
-def test_files_and_folders_keep_their_order(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, "a.gguf")
-    other = tmp_path / "z.gguf"
-    shutil.copyfile(demo_model(), other)
-    assert [each.name for each in serve.named_models([str(other), str(folder)])] == ["z", "a"]
-    assert [each.name for each in serve.named_models([str(folder), str(other)])] == ["a", "z"]
-
-
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputInvalid, match="holds no model"):
-        serve.named_models([str(tmp_path)])
-
-
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "a.gguf")
     with pytest.raises(OptionError, match="two models are called a"):
@@ -67,14 +54,6 @@ def test_what_loads_a_model_can_be_sent_to_its_process(tmp_path: Path) -> None:
     with engine:
         assert (engine.model.path, engine.n_ctx) == (path, 64)
     assert choice.need().files == path.stat().st_size
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86400), ("45", 45), ("1.5M", 90), ("0", None), (None, None)],
-)
-def test_times(text: str | None, seconds: float | None) -> None:
-    assert options.duration(*_option(), text) == seconds
 
 
 @pytest.mark.parametrize("text", ["soon", "-5m", "", "m", "1e99d", "nan"])

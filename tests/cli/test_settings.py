@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from fake_cli_engine import Call, Install
 
 from rest_local.cli import settings
 from rest_local.cli.main import UNCONFIGURED, cli
-from rest_local.cli.serve import serve
 from rest_local.cli.settings import matches
 
 
@@ -160,25 +157,6 @@ def test_a_damaged_file_does_not_stop_what_does_not_need_it(
     assert (done.code, done.err) == (0, "")
 
 
-def test_a_key_means_the_same_in_every_command() -> None:
-    """Else a value that is right for one command would stop another one."""
-    for key, options in settings.options_by_key(cli).items():
-        several = {option.multiple and not hasattr(option.type, "one_in_settings") for option in options}
-        kinds = {(option.is_flag, option.type.name) for option in options}
-        assert len(several) == 1
-        assert len(kinds) == 1, f"{key}: {kinds}; one of them needs configurable=False"
-
-
-def test_of_models_the_file_names_one_and_the_environment_several(tmp_path: Path) -> None:
-    (models,) = (each for each in serve.params if each.name == "model")
-    assert isinstance(models, click.Option)
-    context = click.Context(serve)
-    assert settings.checked(models, "a b.gguf", context) == ("a b.gguf",)
-    with pytest.raises(ValueError, match="takes one value, not a list"):
-        settings.checked(models, ["a.gguf", "b.gguf"], context)
-    assert models.type.split_envvar_value("a b.gguf\nc.gguf") == ["a b.gguf", "c.gguf"]
-
-
 def test_what_deletes_or_overwrites_without_asking_has_no_key() -> None:
     assert not {"yes", "all", "force", "replace", "overwrite"} & settings.options_by_key(cli).keys()
 
@@ -201,11 +179,3 @@ def test_both_parsers_read_the_same(tmp_path: Path) -> None:
 
     text = '# c\nctx = 0x10\nsystem = """a\nb"""\ndatastore = ["a"]\n[profile."x"]\nhistory = true\ntemp = 1e-1\n'
     assert tomlkit.parse(text).unwrap() == settings._parse(tmp_path, text)
-
-
-def test_importing_it_loads_neither_parser_nor_numpy() -> None:
-    code = (
-        "import sys, rest_local.cli.settings; print([n for n in ('tomlkit', 'tomllib', 'numpy') if n in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -13,7 +13,7 @@ import pytest
 
 from rest_local import Engine
 from rest_local.decoding.service import AsyncEngine, _in_thread
-from rest_local.errors import OptionError, QueueFull, ServiceClosed
+from rest_local.errors import OptionError, ServiceClosed
 from rest_local.paths import demo_model
 
 PROMPT = "def add(a, b):\n"
@@ -152,23 +152,6 @@ def test_what_is_wrong_is_raised_by_the_iteration() -> None:
                 with pytest.raises(OptionError):
                     async for _ in stream:
                         pass
-
-    run(test)
-
-
-def test_a_full_queue_refuses() -> None:
-    async def test() -> None:
-        async with opened(queue=1) as engine:
-            held = threading.Event()
-            holding = asyncio.create_task(asyncio.to_thread(engine._service.run, lambda _: held.wait(60)))
-            waiting = asyncio.create_task(anext(engine.generate(PROMPT, max_tokens=1).__aiter__()))  # type: ignore[arg-type]
-            await becomes(lambda: engine.statistics()["waiting"] == 1)
-            with pytest.raises(QueueFull):
-                async for _ in engine.generate(PROMPT):
-                    pass
-            held.set()
-            await holding
-            assert (await waiting).text
 
     run(test)
 

@@ -157,15 +157,6 @@ def test_a_draft_model_that_takes_the_memory_of_the_model_is_closed(
         assert answer(engine)
 
 
-def test_a_model_without_room_for_itself_is_still_an_error(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_room(*_: Any, **__: Any) -> DecodeContext:
-        raise ModelError("model m.gguf: no context of 256 tokens")
-
-    monkeypatch.setattr(DecodeContext, "open", without_room)
-    with pytest.raises(ModelError, match="no context"):
-        Engine.load(target, n_ctx=256, threads=1, draft_model=target)
-
-
 def test_a_full_context_is_told_once_and_generation_goes_on(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

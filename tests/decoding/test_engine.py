@@ -19,7 +19,7 @@ from rest_local.decoding.stream import Result
 from rest_local.drafting.sources import Sources
 from rest_local.errors import OptionError, PromptTooLong
 from rest_local.llama.model import Model
-from rest_local.llama.options import ModelOptions, Rope
+from rest_local.llama.options import ModelOptions
 from rest_local.planning.auto import Auto
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
@@ -290,17 +290,6 @@ def test_foreign_token_ids_never_reach_the_model(
         sources.restart(prompt)
         assert [rows.source for rows in sources.rows()] in ([], [1])
     assert "token ids the model does not have" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("n_ctx", "rope", "warns"), [(3000, {}, True), (2048, {}, False), (3000, {"freq_scale": 0.5}, False)]
-)
-def test_a_context_beyond_training_is_a_warning(
-    tiny_model: TinyModel, n_ctx: int, rope: dict[str, float], warns: bool
-) -> None:
-    with Engine.load(tiny_model("llama"), n_ctx=n_ctx, options=ModelOptions(rope=Rope(**rope))) as engine:
-        assert engine.model.n_ctx_train == 2048
-        assert any("3000" in warning and "2048" in warning for warning in engine.warnings) == warns
 
 
 @pytest.mark.usefixtures("keen")

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.prices import FixedCurve
 
-from rest_local.decoding.batch import CLOSE, Batch, best_width
+from rest_local.decoding.batch import Batch, best_width
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.errors import PromptEmpty, PromptTooLong
@@ -150,13 +148,3 @@ def test_the_width_follows_the_cost() -> None:
     found = [best_width(curve_of(10.0, 0.001), cells, widths) for cells in (10, 200, 2000, 20_000)]
     assert found == sorted(found, reverse=True)  # the longer the texts, the fewer at a time
     assert len(set(found)) == 4
-
-
-@given(st.floats(1e-3, 100), st.floats(0, 0.01), st.integers(1, 3000))
-def test_no_width_is_much_better(weights: float, attention: float, cells: int) -> None:
-    curve, widths = curve_of(weights, attention), (1, 2, 4, 8, 16, 32)
-
-    def rate(n: int) -> float:
-        return n / float(curve.expected(n * cells)[n - 1])
-
-    assert rate(best_width(curve, cells, widths)) >= CLOSE * max(map(rate, widths))

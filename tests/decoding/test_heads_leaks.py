@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.heads import HEADS, draft_whatever_it_costs, model_and_drafter, serve_many
+from support.heads import COVERING, draft_whatever_it_costs, model_and_drafter, serve_many
 
 from rest_local import Engine
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", COVERING[1:])
 def test_requests_leave_no_cells(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft_whatever_it_costs(monkeypatch)
     model, drafter = model_and_drafter(kind, tmp_path)

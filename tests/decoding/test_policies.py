@@ -195,15 +195,6 @@ def test_what_a_model_drafted_stays_strict() -> None:
         assert generation.statistics.relaxed == 0
 
 
-def test_the_sampler_advances_once_a_token_also_where_it_was_overruled() -> None:
-    for seed, prompt in enumerate(prompts(5)):
-        policy, chooser = Scripted(second=True), Draws(seed, 0.8)
-        generation = task(policy, Told([], N_VOCAB), chooser, Relaxed(3, 0.2))
-        out = run(generation, prompt, 30)
-        assert chooser.accepted == [token for token, _ in out]
-        assert generation.statistics.relaxed == sum(source.endswith("~") for _, source in out) > 0
-
-
 @pytest.mark.parametrize(
     "text", ["", "loose", "strict:", "relaxed:", "relaxed:3", "relaxed:a,b", "relaxed:0,0.3", "relaxed:3,0",
              "relaxed:3,1.1", "relaxed:3,nan", "strict:3,0.3"],

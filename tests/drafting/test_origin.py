@@ -56,21 +56,3 @@ def test_a_damaged_table_only_hides_the_place(path: Path, fault: Exception, monk
     assert first is not None
     assert second is not None
     assert {(origin.source, origin.file, origin.line) for origin in (first, second)} == {("datastore", None, None)}
-
-
-def test_of_two_datastores_the_longer_match_is_the_origin(path: Path, tmp_path: Path) -> None:
-    """Both draft the same token; each store is searched once."""
-    short = tmp_path / "short"
-    text = np.array([7, *TEXT[8:]], np.int32)
-    build(short, [("b.py", text)], vocabulary=VocabularyId("0" * 64, 1000, "test"), recipe={})
-    searches = []
-    with Datastore.open(short) as worse, Datastore.open(path) as better:
-        for store in (worse, better):
-            store.rows = lambda *asked, store=store: searches.append(store) or Datastore.rows(store, *asked)  # type: ignore[method-assign]
-        sources = Sources([worse, better], 1000)
-        sources.restart(TEXT[:10])
-        drafted = draft(sources.rows(), lambda cell: 0.9, lambda probability: True, 2, 1)
-        first, second = origins_of(drafted, TEXT[10:12], lambda tokens: "line\n" * len(tokens))
-    assert searches == [worse, better]
-    assert (first.file, first.line, first.match) == ("a.py", 11, 10)
-    assert (second.file, second.line, second.match) == ("a.py", 12, 11)

@@ -12,9 +12,7 @@ from rest_local.llama.vocabulary import Vocabulary
 from rest_local.paths import demo_model
 
 
-@pytest.fixture(
-    scope="module", params=["demo", "ggml-vocab-qwen2.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-llama-spm.gguf"]
-)
+@pytest.fixture(scope="module", params=["demo", "ggml-vocab-qwen2.gguf", "ggml-vocab-llama-spm.gguf"])
 def any_vocabulary(request: pytest.FixtureRequest, shared_data: Callable[[str], Path]) -> Iterator[Vocabulary]:
     path = demo_model() if request.param == "demo" else shared_data(request.param)
     with Model.open(path, vocab_only=True) as model:

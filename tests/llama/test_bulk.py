@@ -59,7 +59,7 @@ def bulk_of(vocabulary: Vocabulary) -> BulkTokenizer:
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4), forget=st.booleans())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_text_gives_the_ids_of_the_whole(
     vocabulary: Vocabulary, bulk_of: BulkTokenizer, texts: list[str], forget: bool
 ) -> None:
@@ -80,7 +80,7 @@ def test_code_gives_the_ids_of_the_whole_and_mostly_from_known_words(
             assert ids.tolist() == whole(vocabulary, text)
 
 
-@pytest.mark.parametrize("kind", ["gpt-2", "gpt-4o", "deepseek-v3", "llama-bpe", "qwen2", "bloom"])
+@pytest.mark.parametrize("kind", ["gpt-2", "gpt-4o", "deepseek-v3", "bloom"])
 def test_a_wrong_name_of_the_pre_tokenizer_is_noticed_or_harmless(kind: str) -> None:
     """Harmless where no token is made of what the patterns divide differently, as in a small vocabulary."""
     options = ModelOptions(override_kv=(Override.parse(f"tokenizer.ggml.pre=str:{kind}"),))

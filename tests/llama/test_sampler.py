@@ -243,20 +243,3 @@ def test_a_value_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(OptionError, match=name):
         Sampling(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("options", "greedy"),
-    [
-        ({}, True),
-        ({"top_k": 1, "seed": 3}, True),
-        ({"presence_penalty": 1.0, "repeat_last_n": 0}, True),
-        ({"temperature": 0.1}, False),
-        ({"repeat_penalty": 1.1}, False),
-        ({"frequency_penalty": 0.5}, False),
-        ({"logit_bias": ((1, -math.inf),)}, False),
-        ({"grammar": gbnf('root ::= "a"')}, False),
-    ],
-)
-def test_greedy_is_temperature_zero_with_bare_logits(options: dict[str, Any], greedy: bool) -> None:
-    assert Sampling(**options).is_greedy is greedy

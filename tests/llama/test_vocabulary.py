@@ -19,7 +19,7 @@ from rest_local.llama.vocabulary import Detokenizer, Vocabulary
 
 TinyModel = Callable[..., Path]
 SharedData = Callable[[str], Path]
-SHARED = ("ggml-vocab-qwen2.gguf", "ggml-vocab-llama-bpe.gguf", "ggml-vocab-llama-spm.gguf")
+SHARED = ("ggml-vocab-qwen2.gguf", "ggml-vocab-llama-spm.gguf")
 TINY_HASH = "1af7ebf7f7ebe57bed6dc17ab6caf2d5f50a6c2ee4c7d1c574b920e6dce4d918"
 
 

@@ -13,7 +13,7 @@ from rest_local.bench.demo import held_out_modules, standard_library, well_known
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 
-WINDOW = 320  # tokens of each text
+WINDOW = 200  # tokens of each text
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,9 @@ def logits_of(path: Path, texts: list[str]) -> list[np.ndarray]:
 
 
 def test_as_mimo2_the_demo_model_makes_the_same_choices(demo_gguf: Path, trunk: Path, whole: Path) -> None:
-    names = [*well_known_modules()[:4], *held_out_modules()[:4]]
+    names = [*well_known_modules()[:2], *held_out_modules()[:3]]
     texts = [path.read_text("utf-8")[2000:] for name in names if (path := standard_library() / name).is_file()]
-    assert len(texts) > 4
+    assert len(texts) > 2
     wanted = np.concatenate(logits_of(demo_gguf, texts))
     best = np.sort(wanted, axis=1)
     clear = best[:, -1] - best[:, -2] > 0.5  # logits move by up to 0.3: matrices of Q8_0 round their input

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
-from rest_local.drafting.candidates import N_CELLS, SOURCE_NUMBER, cell_of
+from rest_local.drafting.candidates import N_CELLS
 from rest_local.drafting.growth import Calibrated, Draft
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
@@ -41,17 +41,6 @@ def test_unlikely_drafts_are_not_submitted() -> None:
     assert grown(Auto(GPU), [0.01]).best == 0
 
 
-def test_certain_drafts_fill_the_cheapest_rate() -> None:
-    assert grown(Auto(CPU), [0.99] * 63).best >= 15
-    assert grown(Auto(GPU), [0.99] * 63).best == 63
-
-
-def test_growth_continues_past_an_expensive_size() -> None:
-    """On the reference curve 3 tokens cost more than 4, so a draft that stops there wastes time."""
-    assert grown(Auto(CPU), [0.9] * 3).best == 3
-    assert grown(Auto(CPU), [0.75, 0.7, 0.7, 0.65]).best != 2
-
-
 @given(st.lists(st.floats(0.001, 0.999), min_size=1, max_size=63), st.sampled_from([CPU, GPU]))
 def test_the_plan_maximises_tokens_per_time(raw: list[float], curve: CostCurve) -> None:
     probabilities = sorted(raw, reverse=True)
@@ -68,37 +57,6 @@ def test_a_draft_has_to_return_a_share_of_its_cost() -> None:
     """Three nodes cost three plain steps more: drafts are as likely as they are expected to give 3.3 and 3.9 tokens."""
     assert grown(Auto(DEAR), [0.999, 0.999, 0.999, 0.3]).best == 0
     assert grown(Auto(DEAR), [0.999, 0.999, 0.999, 0.9]).best == 4
-
-
-def test_cells_are_distinct_and_in_range() -> None:
-    cells = {
-        cell_of(source, length, rows, agreeing)
-        for source in SOURCE_NUMBER.values()
-        for length in (1, 2, 5, 30, 300)
-        for rows in (1, 3, 64, 1000)
-        for agreeing in {1, max(1, rows // 2), rows}
-    }
-    assert min(cells) >= 0
-    assert max(cells) < N_CELLS
-    per_length = 1 + 2 + 3  # rows of 1, of 3, of 64; 1 000 fall in the bucket of 64
-    assert len(cells) == len(SOURCE_NUMBER) * 4 * per_length
-
-
-def test_estimates_follow_the_counts() -> None:
-    acceptance = Acceptance()
-    cell = cell_of(0, 8, 1, 1)
-    before = acceptance.estimate(cell)
-    acceptance.learn([(cell, False)] * 300)
-    assert acceptance.estimate(cell) < 0.1 < before
-    acceptance.learn([(cell, True)] * 3000)
-    assert acceptance.estimate(cell) > 0.9
-    assert acceptance.seen(cell) <= 400
-
-
-def test_longer_matches_have_higher_priors() -> None:
-    acceptance = Acceptance()
-    estimates = [acceptance.estimate(cell_of(0, length, 4, 4)) for length in (1, 2, 4, 8, 16, 30)]
-    assert estimates == sorted(estimates)
 
 
 NOTHING_DRAFTED = Draft(DraftTree())

@@ -14,10 +14,7 @@ from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import GivesUp, Likely, PassTimes, Query
 from rest_local.planning.draft_scheduler import (
     DEPTHS,
-    FEWEST,
-    INITIAL_CONFIDENCES,
     INITIAL_CREDIT,
-    MARGIN,
     REFRESH,
     STEP,
     DraftModelScheduler,
@@ -89,26 +86,6 @@ def asking(
     budgets = [DraftModelBudget(cast(Any, growth), cast(Any, Text(steps)), most_ms) for growth in growths]
     plan = Plan(FLAT, [0.2] * len(FLAT), float(len(growths)), rate=1.2 * len(growths) / PLAIN)
     return DraftModelScheduler(cast(Any, drafter), plan, known or stats(), budgets)
-
-
-def test_a_model_without_answers_is_taken_for_a_good_one() -> None:
-    made = ModelStats()
-    assert made.promise(0) == made.promise(99) == pytest.approx(float(np.mean(INITIAL_CONFIDENCES)))
-    made.learn([(0, 0.1)] * (FEWEST - 1))
-    assert made.promise(0) > 0.5
-    made.learn([(0, 0.1)])
-    assert made.promise(0) == pytest.approx(0.1)
-
-
-def test_the_speed_is_that_of_many_steps_and_never_below_plain() -> None:
-    made = ModelStats()
-    for _ in range(500):
-        made.learn_step(1, 2.0)
-        made.learn_step(5, 1.0)
-    assert made.speedup == pytest.approx(6 / 3, rel=0.05)
-    for _ in range(500):
-        made.learn_step(1, 1.5)
-    assert made.speedup == MARGIN
 
 
 def test_a_model_that_saves_nothing_gets_no_initial_credit() -> None:
@@ -224,12 +201,3 @@ def test_a_model_that_does_not_pay_is_asked_once_in_a_while() -> None:
     assert asking(drafter, root, known=made)()
     assert made.waited == 0
     assert not asking(drafter, root, known=made)()
-
-
-def test_a_failing_model_is_given_up() -> None:
-    drafter = Counted(1.0, failing=True)
-    answers = asking(drafter, Open(question(1.0)))
-    assert not answers()
-    assert drafter.failed
-    assert not answers()
-    assert len(drafter.asked) == 1

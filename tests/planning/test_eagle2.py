@@ -79,11 +79,6 @@ def test_where_only_chains_can_be_verified_one_path_is_asked() -> None:
     assert drafter.passes_asked == [[()], [(1,)], [(1, 3)], [(1, 3, 6)]]
 
 
-def test_a_path_that_is_not_continued_stays_a_leaf() -> None:
-    table = {(): [(1, 0.6), (2, 0.4)], (1,): [], (2,): [(3, 0.5)]}
-    assert paths(drafted(table)[0]) == [(1,), (2,), (2, 3)]
-
-
 CONFIDENCE = st.lists(st.floats(0.01, 1.0), max_size=TOP_K).map(
     lambda many: [each / max(1, sum(many)) for each in many]
 )

@@ -6,10 +6,8 @@ import logging
 
 import pytest
 from support.scripted_drafter import ByTable
-from test_papers import Fixed, Found, branches, drafted
+from test_papers import Fixed, Found, branches
 
-from rest_local.drafting.growth import Draft
-from rest_local.drafting.tree import DraftTree
 from rest_local.planning.policies import ReSpec, Sam
 from rest_local.planning.policy import Policy, StepContext, StepCost
 
@@ -82,12 +80,6 @@ def test_a_model_that_gives_nothing_leaves_the_drafts_of_text(
     assert len(caplog.records) <= 1
 
 
-def test_sam_drafts_from_a_short_match_until_the_model_is_ready() -> None:
-    found: Found = {"context": [(3, [1] * 60)]}
-    for drafter in (ByTable(TABLE, ready=False), ByTable({})):
-        assert branches(Sam().draft(Hybrid(found, drafter), ROOMY).tree) == {(1,) * 13}
-
-
 def test_respec_lets_the_model_draft_if_the_target_is_uncertain() -> None:
     found: Found = {"context": [(5, [1, 2, 3])]}
     sources = Hybrid(found, ByTable(TABLE))
@@ -114,20 +106,3 @@ def test_respec_lets_the_model_draft_for_a_place_that_failed_and_goes_on_scoring
         policy.learn(draft, generated, done)
     assert seen == [False, True, True, True]
     assert branches(policy.draft(sources, ROOMY).tree) == {(1,) * 5}
-
-
-@pytest.mark.parametrize("policy", [Sam, ReSpec])
-def test_the_passes_are_not_counted_as_a_lookup(policy: type[Policy]) -> None:
-    drafter = ByTable(TABLE, pass_ms=1e6)
-    draft = policy().draft(Hybrid({}, drafter), ROOMY)
-    assert len(draft.tree) == 3
-    assert draft.lookup_us == 0.0
-    assert drafter.query_ms == 1e6 * len(drafter.passes_asked) == 3e6
-
-
-def test_without_a_step_nothing_is_asked() -> None:
-    for policy in (Sam(), ReSpec()):
-        drafter = ByTable(TABLE)
-        assert policy.draft(Hybrid({"context": [(5, [1])]}, drafter), StepContext(100, 0, 0)) == Draft(DraftTree())
-        assert not drafter.passes_asked
-    assert drafted(Sam(), {}) == DraftTree()

@@ -51,17 +51,6 @@ def test_lookups_that_are_not_expected_to_pay_take_a_bounded_share(price: float)
     assert price * late <= 3000 * LOOKUP_SHARE * 1.2 + price
 
 
-def test_lookups_that_always_pay_are_made_at_every_step() -> None:
-    assert len(run(Trigger(), 500, lambda step: None, lambda step: 0.5)) == 500
-
-
-def test_a_cheap_lookup_is_always_made() -> None:
-    trigger = Trigger()
-    for _ in range(200):
-        assert trigger.fires((5.0,), never, LOOKUP_SHARE)
-        trigger.learn(0.0)
-
-
 @pytest.mark.parametrize("certain", [0.1, 2.5])
 def test_the_threshold_is_learned_at_any_level_of_entropy(certain: float) -> None:
     """One token in four has an entropy of `certain` nats and its lookup pays; the lookups of all others never do."""
@@ -101,14 +90,6 @@ def test_no_lookup_after_a_new_token_if_such_lookups_never_find_anything() -> No
             trigger.learn(0.2 * known)
     assert looked[1] == 2000
     assert looked[0] < 100
-
-
-def test_requests_share_the_learned_gains_but_not_the_timer() -> None:
-    one = Trigger()
-    run(one, 500, lambda step: 4.0, lambda step: 0.0)
-    other = Trigger(one.gains)
-    other.learn(0.0)
-    assert not other.fires((4.0,), never, PRICE)
 
 
 class Thorough(Trigger):

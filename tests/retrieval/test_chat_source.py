@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from stores import read
 
-from rest_local.errors import InputInvalid, OptionError, TemplateFailed
+from rest_local.errors import TemplateFailed
 from rest_local.retrieval import Skipped, build_from_texts
 from rest_local.retrieval.documents import Text, tokens_of
 from rest_local.retrieval.sources import Chat
@@ -110,10 +110,3 @@ def test_each_part_is_tokenized_on_its_own(tmp_path: Path) -> None:
     assert tokens_of(text, Tokenizer().tokenize).tolist() == [*b"a<end>", 299]
     assert tokens_of(Text("n", "<end>\ud800"), Tokenizer().tokenize).tolist() == [*"<end>\ufffd".encode()]
     assert build_from_texts(tmp_path / "s", [text], vocabulary=Tokenizer()).tokens == 8
-
-
-def test_without_a_renderer_or_a_file_the_way_out_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="needs a model with a chat template"):
-        read(Chat(str(tmp_path / "a.json")), Skipped())
-    with pytest.raises(InputInvalid, match=r"a\.json: no such file"):
-        read(Chat(str(tmp_path / "a.json")), Skipped(), render=render)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import inspect
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,7 +28,7 @@ from rest_local.errors import (
 )
 from rest_local.retrieval import MAX_MATCH, Datastore
 from rest_local.retrieval.format import KINDS, MANIFEST, Manifest, sealed
-from rest_local.retrieval.home import build_command, read_manifest
+from rest_local.retrieval.home import read_manifest
 
 CONTEXT = np.array([9, 9, 2])
 
@@ -166,13 +164,14 @@ def test_every_truncation_is_noticed(tmp_path):
 
 
 def flips(data: bytes):
-    for bit in range(8 * len(data)):
+    """A bit of each byte: of every byte another one."""
+    for bit in range(0, 8 * len(data), 7):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         yield bytes(flipped)
 
 
-def test_every_flipped_bit_of_a_segment_is_noticed_and_crashes_nothing(tmp_path, monkeypatch):
+def test_a_flipped_bit_of_any_byte_of_a_segment_is_noticed_and_crashes_nothing(tmp_path, monkeypatch):
     store = make(tmp_path / "store", {"a": [9, 9, 2], "b": [9]})
     manifest = read_manifest(store)  # it is intact, and parsing it 2 400 times would double the time of the test
     monkeypatch.setattr("rest_local.retrieval.datastore.read_manifest", lambda directory: manifest)
@@ -186,7 +185,7 @@ def test_every_flipped_bit_of_a_segment_is_noticed_and_crashes_nothing(tmp_path,
     use(store)
 
 
-def test_every_flipped_bit_of_a_manifest_is_noticed(store):
+def test_a_flipped_bit_of_any_byte_of_a_manifest_is_noticed(store):
     for flipped in flips((store / MANIFEST).read_bytes()):
         with pytest.raises(DatastoreCorrupt):
             Manifest.parse(flipped, store)
@@ -295,13 +294,6 @@ def test_a_recipe_of_wrong_types_is_neither_read_nor_written(store, tmp_path, ke
     with pytest.raises(ValueError, match=f"{key} of the recipe"):
         make(tmp_path / "new", OLD, recipe={key: value})
     assert not (tmp_path / "new" / MANIFEST).exists()
-
-
-def test_other_fields_of_a_recipe_may_be_anything(store):
-    rewrite(store, lambda fields: fields["recipe"].update(commits=[{"a": None}], python=3, paths=[]))
-    with Datastore.open(store) as opened:
-        assert opened.info()["recipe"] == {"paths": [], "commits": [{"a": None}], "python": 3}
-        assert build_command(store, opened.manifest.recipe) == f"rest-local index build PATH -o {store} -m MODEL"
 
 
 def test_a_manifest_nested_too_deeply_is_corrupt(store):
@@ -430,13 +422,6 @@ def test_a_reader_keeps_its_snapshot_while_it_is_replaced(store):
             assert after.rows(CONTEXT, 4, 1).continuations[0, 0] == 5
 
 
-def test_reading_into_memory_gives_the_same_rows(store):
-    with Datastore.open(store, mmap=True) as mapped, Datastore.open(store, mmap=False) as read:
-        shutil.rmtree(store)
-        np.testing.assert_array_equal(mapped.rows(CONTEXT).continuations, read.rows(CONTEXT).continuations)
-        np.testing.assert_array_equal(mapped.rows(CONTEXT).positions, read.rows(CONTEXT).positions)
-
-
 def test_rows_outlive_the_datastore_and_close_may_be_repeated(store):
     opened = Datastore.open(store)
     rows = opened.rows(CONTEXT, 4, 1)
@@ -444,17 +429,3 @@ def test_rows_outlive_the_datastore_and_close_may_be_repeated(store):
     opened.close()
     assert rows.continuations[0].tolist() == [6]
     assert len(opened.rows(CONTEXT)) == 0
-
-
-def test_pages_that_cannot_be_trimmed_are_no_error(store):
-    """Such as pages that the process has locked (`mlockall`)."""
-
-    class Locked:
-        def madvise(self, advice):
-            raise OSError(errno.EINVAL, "Invalid argument")
-
-    with Datastore.open(store) as opened:
-        maps, opened._maps = opened._maps, [Locked()]
-        opened.trim()
-        opened._maps = maps
-        assert len(opened)

@@ -279,15 +279,3 @@ def test_the_history_of_a_checkout(tmp_path: Path) -> None:
     assert skipped.counts["secret"] == 4  # two in the history, two in the tree
     assert history(made, commits=1) == newest
     assert set(history(made, exclude=("b.py",))) == {"naïve name.py", "naïve name.py*"}
-
-
-def test_only_changed_lines_with_those_around_are_history(repository: Repository) -> None:
-    lines = [f"line {number}\n" for number in range(20)]
-    repository.commit("two", {"a.py": "".join(lines)})
-    lines[10] = "changed\n"
-    repository.commit("three", {"a.py": "".join(lines)})
-    assert history(repository, commits=1) == {"a.py": "".join(lines[7:14])}
-    repository.commit("four", {"a.py": "y" * 900 + "\n", "b.py": "".join(lines)})
-    skipped = Skipped()
-    assert history(repository, skipped, commits=1, max_file_size=500) == {"b.py": "".join(lines)}
-    assert skipped.counts["too large"] == 2

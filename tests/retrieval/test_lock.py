@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from stores import NEW, OLD, content_of, make
 
-from rest_local.errors import DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
-from rest_local.retrieval import files, list_datastores, remove
+from rest_local.errors import DatastoreLocked, DatastoreUnwritable
+from rest_local.retrieval import files
 from rest_local.retrieval.files import LOCK, Files, locked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,22 +112,6 @@ def test_a_system_without_locks_is_one_error(tmp_path: Path, monkeypatch: pytest
         raise AssertionError("locked without a lock")
 
 
-def test_a_datastore_is_built_replaced_and_removed(
-    tmp_path: Path, windows: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path))
-    path = make(tmp_path / "store", OLD)
-    make(path, NEW)
-    assert content_of(path) == NEW
-    assert list_datastores() == ["store"]
-    assert (path / LOCK).exists() is not windows  # a directory with an open file in it cannot be renamed there
-    remove(path)
-    assert list_datastores() == []
-    assert not path.exists()
-    with pytest.raises(DatastoreNotFound):
-        remove(path)
-
-
 def test_on_windows_a_lock_of_a_directory_that_is_gone_guards_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,13 +158,6 @@ def test_on_windows_a_rename_gives_up_in_the_end(
     busy(1000)
     with pytest.raises(DatastoreUnwritable, match="denied"):
         make(tmp_path / "store", OLD)
-
-
-def test_elsewhere_a_refused_rename_is_not_tried_again(tmp_path: Path, busy: Callable[[int], list[int]]) -> None:
-    attempts = busy(1)
-    with pytest.raises(DatastoreUnwritable):
-        make(tmp_path / "store", OLD)
-    assert len(attempts) == 1
 
 
 @pytest.mark.usefixtures("unprivileged")

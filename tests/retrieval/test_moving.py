@@ -90,15 +90,6 @@ def test_what_is_exported_is_imported(store, tmp_path):
     assert path.stat().st_mode & 0o777 == 0o700
 
 
-def test_any_tar_reads_an_export_and_what_it_extracts_is_a_datastore(store, tmp_path):
-    data = exported(store)
-    assert data.startswith(b"rest-local-export-1.json\0")
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        assert all(member.isreg() and (member.uid, member.mtime, member.uname) == (0, 0, "") for member in tar)
-        tar.extractall(tmp_path / "tar", filter="data")
-    assert held(tmp_path / "tar" / "datastore") == BOTH
-
-
 def test_one_vocabulary_alone_gets_the_datastores_own_directory(store, tmp_path):
     output = io.BytesIO()
     export(store, [indexes(store)[1]], output)

@@ -15,7 +15,6 @@ from stores import VOCABULARY, content_of, make
 from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, FileState, bitmap_of
-from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.update.pruning import CONTEXT, Target, choose, prune, size_of
 
@@ -127,16 +126,6 @@ def test_nothing_left_is_refused(tmp_path: Path) -> None:
     assert (path / "manifest.json").read_bytes() == before
     with pytest.raises(DatastoreNotFound):
         prune(tmp_path / "none", Target(seen=2))
-
-
-def test_another_vocabulary_stays(tmp_path: Path) -> None:
-    path = make(tmp_path / "store", CONTENT)
-    other = VocabularyId("cd" * 32, 70_000, "wide")
-    make(path, {**CONTENT, "wide.py": [69_999] * 9}, vocabulary=other)
-    prune(path, Target(seen=2), vocabulary_hash=other.hash)
-    assert content_of(path) == CONTENT
-    with Datastore.open(path, vocabulary_hash=other.hash) as store:
-        assert sorted(store.document_names()) == ["more.py", "wide.py"]
 
 
 def test_deleted_documents_do_not_count(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from failpoints import kills, put_tree
 
-from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreUnwritable, OptionError
+from rest_local.errors import DatastoreError, DatastoreUnwritable, OptionError
 from rest_local.retrieval import Datastore, build_datastore
 from rest_local.retrieval.building import indexing, shards
 from rest_local.retrieval.building.shards import FIXED_MEMORY, Plan, build_shard, finished, plan, segment_tokens
@@ -302,14 +302,6 @@ def test_a_damaged_shard_is_built_again(source: Path, tmp_path: Path) -> None:
     assert built.documents == 60
 
 
-def test_another_plan_deletes_what_a_killed_build_left(source: Path, tmp_path: Path) -> None:
-    with killed_before_the_commit(tmp_path):
-        build_datastore(tmp_path / "store", [source], vocabulary=Here(), jobs=4, files=Refusing())
-    built = build_datastore(tmp_path / "store", [source], vocabulary=Here(), jobs=4, include=["f0*"])
-    assert stagings(built.path) == []
-    assert built.documents == 10
-
-
 def test_a_staging_directory_in_use_is_left_alone(source: Path, tmp_path: Path) -> None:
     other = tmp_path / "store" / "staging-0123456789abcdef"
     other.mkdir(parents=True)
@@ -327,13 +319,6 @@ def test_a_process_that_dies_is_reported_and_no_other_is_left(source: Path, tmp_
         build_datastore(tmp_path / "store", [source], vocabulary=Deadly(), jobs=2)
     (source / "f30.py").write_text("live\n" * 100)
     assert build_datastore(tmp_path / "store", [source], vocabulary=Deadly(), jobs=2).documents == 60
-
-
-def test_an_empty_corpus_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    with pytest.raises(CorpusEmpty):
-        build_datastore(tmp_path / "store", [tmp_path / "source"], vocabulary=Bytes())
-    assert stagings(tmp_path / "store") == []
 
 
 _BUILD = """

@@ -14,7 +14,7 @@ from stores import VOCABULARY
 from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.building.build import build, commit
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import Document, FileState, StateTable, bitmap_of, numbers_in, pack_states
+from rest_local.retrieval.documents import Document, FileState, StateTable, bitmap_of, pack_states
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import Manifest
 from rest_local.retrieval.home import read_manifest
@@ -55,11 +55,6 @@ def test_damaged_states_are_corrupt_or_other_states(states: list[tuple[int, File
         return
     assert all(table.documents < 5)
     assert len([table[index] for index in range(len(table))]) == len(states)
-
-
-@given(st.sets(st.integers(0, 40)), st.integers(41, 60))
-def test_a_bitmap_has_these_numbers(numbers: set[int], count: int) -> None:
-    assert numbers_in(bitmap_of(numbers, count)).tolist() == sorted(numbers)
 
 
 def test_documents_have_the_states_of_their_files(tmp_path: Path) -> None:

@@ -167,14 +167,6 @@ def test_given_paths_in_another_repository_do_not_slip_in(tmp_path: Path) -> Non
     assert names(walk_files([root]), root) == names(walk_files([root], only=given), root) == ["a.py"]
 
 
-def test_many_given_paths_fit_command_lines(tmp_path: Path) -> None:
-    repository = Repository(tmp_path / "repository")
-    given = {f"{number:03}-{'n' * 190}.py": "x" for number in range(300)}
-    repository.commit("one", given)
-    root = repository.path.resolve()
-    assert names(walk_files([root], only=[f"{root}/{name}" for name in given]), root) == list(given)
-
-
 LONGEST = 4096  # bytes of a path
 PART = 200  # bytes of the name of a folder
 

@@ -122,13 +122,6 @@ def test_a_full_update_at_the_start_then_the_changed_files_only(project: Project
     assert [commit.counts.changed for commit in project.commits] == [1, 1, 1]
 
 
-def test_an_update_without_changes_is_not_reported(project: Project) -> None:
-    project.update.changes = 0
-    project.run([(MODIFIED, project.path("a.py"))])
-    assert len(project.update.calls) == 2
-    assert project.commits == []
-
-
 def test_files_of_a_new_directory_need_no_events(project: Project) -> None:
     wanted = project.write("new/deep/b.py")
     project.write("new/deep/.secret.py")

@@ -190,14 +190,6 @@ def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:
     assert [word for word in said if word not in out] == []
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_markers_are_text_without_tools(name: str) -> None:
-    if name == "harmony":
-        return
-    text = written(name, CALLS)
-    assert parse(SIGNS[name], [text], tools=None) == [Content(text)]
-
-
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("harmony", "gemma", "pythonic")])
 def test_arguments_are_emitted_before_they_are_complete(name: str) -> None:
     text = written(name, [{"name": "write_file", "arguments": {"path": "x" * 500}}])
@@ -205,12 +197,6 @@ def test_arguments_are_emitted_before_they_are_complete(name: str) -> None:
     deltas = parser.feed(text[: len(text) // 2])
     assert any(isinstance(delta, CallArguments) and len(delta.text) > 100 for delta in deltas)
     assert parser.calls == 1
-
-
-def test_no_part_of_a_marker_is_emitted_as_text() -> None:
-    parser = AnswerFormat.of(SIGNS["hermes"]).parser(tools_of(TOOLS), "")
-    assert [parser.feed(piece) for piece in ("Look", ". <tool", "_ca")] == [[Content("Look")], [Content(".")], []]
-    assert parser.feed("lendar>") == [Content(" <tool_calendar>")]
 
 
 @pytest.mark.parametrize(
