@@ -101,6 +101,7 @@ class Auto:
         self._to_skip = 0  # further steps in which nothing has to be decided
         self._skipped = 0  # steps of the rest so far
         self._prepared: Prepared | None = None
+        self._dropped: Prepared | None = None  # `catch_up` frees it, so that no pass waits for that
         self._foreseen = 1.0  # share of the steps that gave the tokens for which a draft was prepared
         self._unknown = False  # whether a drafting model is asked first, in the current step
 
@@ -150,7 +151,8 @@ class Auto:
         """The tree with the best expected rate, often empty. With other requests in the pass, the result also holds the
         growth from which all trees are grown together.
         """
-        prepared, self._prepared = self._prepared, None
+        prepared = self._dropped = self._prepared
+        self._prepared = None
         if self._to_skip and not at.n_other and at.limit and at.forced is None:
             self._to_skip -= 1
             self._skipped += 1
@@ -337,6 +339,7 @@ class Auto:
             self.acceptance.learn(drafted.outcomes(tokens))
             self.calibrator.learn(drafted.calibrations(tokens))
         self._unlearned.clear()
+        self._dropped = None
 
     def account(self, done: StepCost) -> None:
         """Charge what the draft cost beyond a plain step and credit what it saved; refine the cost curve and the
