@@ -131,11 +131,3 @@ def test_half_a_call_at_a_limit_is_not_text(scripted: Scripted, reason: str) -> 
     assert len(choice["message"]["tool_calls"]) == 1
     assert choice["message"]["content"] == (None if reason == "length" else '\n<tool_call>\n{"name": "ad')
     assert choice["finish_reason"] == ("length" if reason == "length" else "tool_calls")
-
-
-def test_reranking_is_refused_as_llama_server_does(scripted: Scripted) -> None:
-    answer = scripted().post("/v1/rerank", {"model": "demo", "query": "x", "documents": ["a", "b"], "top_n": 1})
-    assert answer.status_code == 501
-    error = answer.json()["error"]
-    assert (error["type"], error["code"]) == ("not_supported_error", "no_reranking")
-    assert "rerank" in error["message"]

@@ -108,7 +108,8 @@ def test_the_server_goes_on(embedding: Live) -> None:
     assert embedding.get("/v1/models").json()["data"][0]["meta"]["n_ctx"] == 64
     assert "llamacpp:requests_processing 0.0" in embedding.get("/metrics").text
     assert embedding.post("/tokenize", {"content": "the cat"}).json()["tokens"]
-    assert embedding.post("/v1/rerank", {"query": "x", "documents": ["y"]}).status_code == 501
+    refused = embedding.post("/v1/rerank", {"query": "x", "documents": ["y"]})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (501, "not_supported_error")
 
 
 def test_nothing_is_measured_and_nothing_drafts(vectors: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
