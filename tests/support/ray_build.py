@@ -81,8 +81,11 @@ def _main(control: Path, least: int, arguments: list[str]) -> None:
     build_shards = Cluster.build_shards
 
     def changed(self: Cluster, *given: Any) -> None:
-        with contextlib.suppress(FileNotFoundError), open((control / "change").read_text(), "a") as file:
-            file.write("changed = 1\n")
+        if (control / "change").exists():
+            path = (control / "change").read_text()
+            with open(path, "a") as file:
+                file.write("changed = 1\n")
+            os.utime(path, (1e9 + 1, 1e9 + 1))  # long ago, so that the time of change is certain
         build_shards(replace(self, ship=(control / "ship").exists()), *given)
 
     if (control / "shards").exists():
