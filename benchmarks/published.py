@@ -1,6 +1,7 @@
 """The replays whose figures the README and docs/LOG.md quote.
 
     python -m benchmarks published [--data FOLDER] [--edits REPOSITORY]... [--quick] [--only WORKLOAD]...
+        [--context-alone]
 
 The recorded answers are not part of the project. `--data` (or REST_LOCAL_SHARED) names the folder that holds them under
 the names below; a missing file is named and left out. Edits come from the given repositories, else from this checkout.
@@ -31,10 +32,11 @@ SETS = {
     "MT-Bench": ("mt_bench_answers_vicuna-7b-v1.5.jsonl", "ggml-vocab-llama-spm.gguf"),
     "chat": ("alpaca_eval_outputs_llama-3-8b-instruct.jsonl", "ggml-vocab-llama-bpe.gguf"),
     "HumanEval": ("HumanEval.jsonl.gz", "ggml-vocab-qwen2.gguf"),
+    "agents": ("agents_mini_swe_gemini3.jsonl.gz", "ggml-vocab-qwen2.gguf"),
 }
 HISTORY = {"chat": "150:"}  # the first 150 answers are tested, the others are history
 EDITS = 25
-QUICK = {"MT-Bench": 40, "chat": 30, "HumanEval": 40}  # answers with --quick
+QUICK = {"MT-Bench": 40, "chat": 30, "HumanEval": 40, "agents": 40}  # answers with --quick
 QUICK_EDITS = 8
 KEPT = (
     "speedup", "speedup_with_lookups", "worst_answer", "share_of_oracle", "share_of_fair", "first_tokens_speedup",
@@ -42,7 +44,9 @@ KEPT = (
 )  # fmt: skip
 
 
-def _curves_of(data: Path, name: str, folder: Path, edits: tuple[str, ...], quick: bool) -> dict[str, Any]:
+def _curves_of(
+    data: Path, name: str, folder: Path, edits: tuple[str, ...], quick: bool, predict: bool
+) -> dict[str, Any]:
     """The results of `auto` by curve."""
     file, vocabulary = SETS[name]
     with Model.open(data / vocabulary, vocab_only=True) as model:
@@ -59,7 +63,7 @@ def _curves_of(data: Path, name: str, folder: Path, edits: tuple[str, ...], quic
             files=() if edits else (data / file,),
             repositories=tuple(map(Path, edits)),
             edits=QUICK_EDITS if quick else EDITS,
-            predict=bool(edits),
+            predict=predict,
             datastores=stores,
             history=None if edits else HISTORY.get(name),
             limit=QUICK[name] if quick and not edits else None,
@@ -98,7 +102,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("REST_LOCAL_SHARED"))
     parser.add_argument("--edits", action="append", metavar="REPOSITORY")
     parser.add_argument("--quick", action="store_true", help="a part of the answers")
-    parser.add_argument("--only", action="append", metavar="WORKLOAD", help="MT-Bench, chat, HumanEval or edits")
+    parser.add_argument(
+        "--only", action="append", metavar="WORKLOAD", help="one of MT-Bench, chat, HumanEval, agents, edits"
+    )
+    parser.add_argument("--context-alone", action="store_true", help="edits without the old file as prediction")
     args = parser.parse_args()
     result: dict[str, Any] = {}
     repositories = tuple(args.edits or [str(Path(__file__).parents[1])])
@@ -111,7 +118,9 @@ def main() -> None:
             if args.data is None or any(not (args.data / file).exists() for file in needed):
                 print(f"{label}: left out, {' or '.join(needed)} is not there; give --data FOLDER")
                 continue
-            result[label] = _curves_of(args.data, name, Path(folder), edits, args.quick)
+            result[label] = _curves_of(
+                args.data, name, Path(folder), edits, args.quick, bool(edits) and not args.context_alone
+            )
             for curve, row in result[label].items():
                 print(f"{label}, {curve}: {row}")
     _print_table(result)
