@@ -9,7 +9,8 @@
   not its default), llama-cpp-python's prompt lookup (10 tokens, and the 2 that it advises for CPUs), and `rest-local
   serve` with drafting off, with the request's text alone, and `stored`: with prediction, datastore and history.
 - For each answer all sides start a new server. These read the prompt and then write the answer one after the other, in
-  another order each time. An answer is timed from the request to its last byte by this program's clock.
+  another order each time, while the others are stopped. An answer is timed from the request to its last byte by this
+  program's clock.
 - A round has an answer of each workload. FILE keeps all runs, and a race with the same FILE goes on where it ended, so
   it can be run in parts. `--minutes` ends it between two answers. `--work` keeps the player for the next part.
 - A run does not count if other programs or the host take more than 5% of the processors.
@@ -114,15 +115,18 @@ class Run:
         if self.task.before:
             self._complete(self.task.before[0], len(self.task.before[1]))
         self._complete(self.task.prompt, 1)
+        self._server.pause()
 
     def answer(self) -> float:
-        """The seconds of the answer."""
+        """The seconds of the answer. Ends the server."""
         wanted = self.task.answer
+        self._server.pause(False)
         found, seconds = self._complete(self.task.prompt, len(wanted))
         tokens = [int(token) for token in found.get("tokens", ())]
         if tokens[: len(wanted)] != wanted:
             same = next((i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False)) if a != b), len(tokens))
             raise ServerFailed(f"writes another text than the answer from token {same} of {self.task.name}")
+        self.close()
         return seconds
 
     def close(self) -> None:

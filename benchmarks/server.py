@@ -1,6 +1,6 @@
 """The cost of HTTP: a real server process over loopback, compared with the engine's own time.
 
-    python -m benchmarks server [--model GGUF] [--part first|overhead|protocols|clients]... [--seconds 60]
+    python -m benchmarks server [--model GGUF] [--part first|overhead|protocols]...
 
 - `first`: time to the first token on a prompt that is in the KV cache, less the forward passes.
 - `overhead`: a stream of 300 tokens by HTTP, compared with the same request in an engine without a server and with one
@@ -8,8 +8,6 @@
   round, the ratio of the fastest runs, which counts on a busy machine, and the processor time in milliseconds of the
   event loops of both processes: that which clients reach, and that of the model.
 - `protocols`: the same stream by each protocol, compared with the time of its own forward passes, interleaved.
-- `clients`: eight clients at once for `--seconds`: errors, the least served client relative to the most served,
-  throughput relative to one client alone.
 
 Drafting is off, so that every round does the same work.
 """
@@ -24,11 +22,10 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -257,47 +254,6 @@ def _without_http(service: Service, prompt: list[int], tokens: int = STREAMED) -
     return time.perf_counter() - begun
 
 
-def clients(server: Process, seconds: float, at_once: int = SLOTS) -> dict[str, Any]:
-    """Tokens of each client, all at once and one alone."""
-    together, errors = _crowd(server, at_once, seconds)
-    alone, more = _crowd(server, 1, max(seconds / 4, 1.0))
-    rates = {"together": sum(together) / seconds, "alone": sum(alone) / max(seconds / 4, 1.0)}
-    return {
-        "clients": at_once,
-        "seconds": seconds,
-        "errors": errors + more,
-        "tokens": together,
-        "fairness": round(min(together) / max(*together, 1), 3),
-        "tokens_per_second": {name: round(rate, 1) for name, rate in rates.items()},
-        "ratio": round(rates["together"] / rates["alone"], 3) if rates["alone"] else None,
-    }
-
-
-def _crowd(server: Process, number: int, seconds: float) -> tuple[list[int], int]:
-    """(tokens by client, errors). An answer that ends after the deadline counts in part."""
-    tokens, errors = [0.0] * number, [0] * number
-    texts = _texts(number, 600)
-    deadline = time.perf_counter() + seconds
-
-    def ask(mine: int) -> None:
-        body = {"prompt": texts[mine], "max_tokens": 64, "stream": True, **SAME}
-        with contextlib.closing(server.connect()) as connection:
-            while (left := deadline - time.perf_counter()) > 0:
-                try:
-                    final, _, took = post(connection, "/v1/completions", body)
-                    tokens[mine] += final["usage"]["completion_tokens"] * min(1.0, left / took)
-                except (OSError, HTTPException, RuntimeError):  # counted in the result
-                    errors[mine] += 1
-                    connection.close()
-
-    threads = [threading.Thread(target=ask, args=(mine,)) for mine in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [round(value) for value in tokens], sum(errors)
-
-
 def _texts(n: int, characters: int) -> list[str]:
     """Beginnings of modules that the demo model was not trained on."""
     library = standard_library()
@@ -305,7 +261,7 @@ def _texts(n: int, characters: int) -> list[str]:
     return [begin_of(texts[i % len(texts)][40 * (i // len(texts)) :], characters) for i in range(n)]
 
 
-PARTS = ("first", "overhead", "protocols", "clients")
+PARTS = ("first", "overhead", "protocols")
 
 
 def main() -> None:
@@ -313,7 +269,6 @@ def main() -> None:
     parser.add_argument("--model", help="a GGUF; default: the demo model")
     parser.add_argument("--part", action="append", choices=PARTS, help="repeatable; default: all")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of overhead; first takes four times as many")
-    parser.add_argument("--seconds", type=float, default=60.0, help="duration of clients")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
     result: dict[str, Any] = {}
@@ -322,7 +277,6 @@ def main() -> None:
             "first": lambda: first_token(server, 4 * args.rounds),
             "overhead": lambda: overhead(server, args.model, args.rounds),
             "protocols": lambda: protocols(server, args.rounds),
-            "clients": lambda: clients(server, args.seconds),
         }
         for name in args.part or PARTS:
             result[name] = measure[name]()
