@@ -49,6 +49,23 @@ def test_a_shared_beginning_saves_the_text_that_gives_way() -> None:
     assert lost == [[2] * 30]
 
 
+def test_a_beginning_that_costs_more_to_share_than_to_evaluate_is_not_shared() -> None:
+    slots, _ = slots_of([1] * 100, [2] * 30)
+    slots.release(take(slots, [1] * 120))  # the newest
+    assert slots.match([*([1] * LEAST_SHARED), 3], keep=True).source is slots.slots[0]
+    assert slots.match([*([1] * (LEAST_SHARED - 1)), 3], keep=True).source is None
+
+
+def test_what_was_saved_for_one_user_has_to_be_saved_for_the_next() -> None:
+    (slot,) = slots_of([1] * 40)[0].slots
+    slot.own("a", is_kept=True)
+    slot.n_saved = 40
+    slot.own("a", is_kept=True)
+    assert slot.n_saved == 40
+    slot.own("b", is_kept=True)
+    assert slot.n_saved == 0
+
+
 def test_evicted_and_forgotten_texts_are_saved_before() -> None:
     slots, lost = slots_of([1] * 20, [2] * 20, [3] * 20)
     assert slots.evict()
