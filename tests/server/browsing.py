@@ -16,8 +16,8 @@ class Tabs:
         self.context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
         self.first: Any = None
 
-    def new(self, *, beside: bool) -> Any:
-        if beside:
+    def new(self, *, same_browser: bool) -> Any:
+        if same_browser:
             return self.context.new_page()
         if self.first is None or self.first.is_closed():
             self.first = self.context.new_page()
@@ -25,7 +25,7 @@ class Tabs:
 
     def forget(self, origin: str) -> None:
         """Ends the page of this server, and removes all that it has stored."""
-        page = self.new(beside=False)
+        page = self.new(same_browser=False)
         page.route(f"{origin}/empty", lambda route: route.fulfill(content_type="text/html", body=""))
         page.goto(f"{origin}/empty")
         page.evaluate("sessionStorage.clear()")

@@ -47,7 +47,7 @@ def tabs(browser: Any) -> Tabs:
 
 @pytest.fixture
 def opened(browser: Any, tabs: Tabs) -> Iterator[Open]:
-    """`opened(live, width=360)`: the page, as in a new browser; `beside=page`: in another tab of the same browser;
+    """`opened(live, width=360)`: the page, as in a new browser; `same_browser=page`: in another tab;
     `script`: run before those of the page. At the end: the browser logged no error but the one that the test
     provokes (`but="status of 401"`), and sent no request to another server."""
     pages: list[tuple[Live, Any, dict[str, Any], list[str], list[str], str]] = []
@@ -60,14 +60,14 @@ def opened(browser: Any, tabs: Tabs) -> Iterator[Open]:
         but: str = "",
         script: str = "",
         color_scheme: str = "light",
-        beside: Any = None,
+        same_browser: Any = None,
         **options: Any,
     ) -> Any:
         if script or options:
             page = browser.new_context(**options).new_page()
             page.add_init_script(script)
         else:
-            page = tabs.new(beside=beside is not None)
+            page = tabs.new(same_browser=same_browser is not None)
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=color_scheme)
         errors: list[str] = []

@@ -293,7 +293,7 @@ def test_a_wrong_file_is_not_imported(hello: Live, opened: Open) -> None:
 
 def test_two_tabs_show_the_same(hello: Live, opened: Open) -> None:
     one = opened(hello)
-    two = opened(hello, beside=one)
+    two = opened(hello, same_browser=one)
     told(one, "from the first tab")
     expect(names(two)).to_have_text(["from the first tab"])
     two.get_by_role("button", name="from the first tab").click()
@@ -317,7 +317,7 @@ def test_two_tabs_that_answer_at_once_lose_nothing(quiet: Live, opened: Open) ->
     quiet.service.stream(0).give("begun")
     quiet.service.stream(0).end()
     done(one)
-    two = opened(quiet, beside=one)
+    two = opened(quiet, same_browser=one)
     two.get_by_role("button", name="begin").first.click()
     expect(answers(two)).to_have_text("begun")
     expect(two.locator("#message")).to_be_focused()
@@ -341,7 +341,7 @@ def test_a_conversation_that_is_still_written_is_not_lost(quiet: Live, opened: O
     one = opened(quiet)
     ask(one, "begin")
     quiet.service.stream(0).give("half")
-    two = opened(quiet, beside=one)
+    two = opened(quiet, same_browser=one)
     two.get_by_role("button", name="begin").first.click()
     two.locator("#delete").click()
     expect(names(one)).to_have_count(0)
@@ -355,7 +355,7 @@ def test_a_conversation_that_is_still_written_is_not_lost(quiet: Live, opened: O
 
 def test_what_there_is_of_an_answer_survives_its_tab(quiet: Live, opened: Open) -> None:
     one = opened(quiet)
-    two = opened(quiet, beside=one)
+    two = opened(quiet, same_browser=one)
     ask(one, "begin")
     two.get_by_role("button", name="begin").first.click()
     for _ in range(400):  # parts are kept every two seconds
