@@ -62,6 +62,8 @@ LARGEST_BETWEEN = 16  # tokens; larger ones only in idle time, where a stall del
 COARSE = 2 * CERTAIN
 MOST_IDLE = 4 * len(SIZES)  # batches in one idle period, on a machine whose times do not agree
 _BUCKET = 8  # bits: lengths that differ by less than 256 tokens are checked once
+QUIET_S = 4.0  # without a pass, before idle time is used: one batch of 64 tokens would delay the next request by half a
+# second on a CPU; less than `service.IDLE_S`, after which the engine looks for idle work again
 MOST_BUSY = 3  # batches that other processes disturbed, after which the idle period is not used any more
 
 
@@ -90,11 +92,13 @@ class Calibration:
         self._credit_ms = 0.0
         self._planned, self._price_ms = 0, 0.0  # the next batch, which the credit has to pay
         self._idle, self._disturbed = 0, 0  # batches of this idle period
+        self._quiet_since = time.monotonic()
         self._certain_at: int | None = None  # length at which every price was certain at the last check
 
     def after_pass(self, seconds: float) -> None:
         """A forward pass took `seconds`; time a batch if the credit pays for it."""
         self._idle = self._disturbed = 0
+        self._quiet_since = time.monotonic()
         if not self.enabled:
             return
         self._credit_ms += SHARE * 1e3 * seconds
@@ -118,6 +122,8 @@ class Calibration:
     def has_idle_work(self) -> bool:
         """Whether `use_idle_time` has something to do."""
         if not self.enabled or self._idle >= MOST_IDLE or self._disturbed >= MOST_BUSY:
+            return False
+        if time.monotonic() - self._quiet_since < QUIET_S:
             return False
         return bool(self._most_uncertain(self._n_ctx, SIZES[-1]))
 

@@ -47,6 +47,7 @@ class Probed:
 def probed(monkeypatch: pytest.MonkeyPatch) -> Probed:
     result = Probed()
     monkeypatch.setattr(calibration, "probe_slot", result)
+    monkeypatch.setattr(calibration, "QUIET_S", 0.0)
     return result
 
 
@@ -105,9 +106,22 @@ def test_idle_moments_measure_every_size_and_end(probed: Probed) -> None:
     assert len(probed.sizes) <= 2 * MOST_IDLE
 
 
+def test_the_next_request_of_a_conversation_waits_for_no_batch(probed: Probed, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrating = make(scheduler_of(FakeBackend(n_ctx=512)), estimate())
+    now = [100.0]
+    monkeypatch.setattr(calibration, "QUIET_S", 4.0)
+    monkeypatch.setattr(calibration.time, "monotonic", lambda: now[0])
+    calibrating.after_pass(0.01)
+    now[0] += 3.9
+    assert not calibrating.has_idle_work
+    now[0] += 0.2
+    assert calibrating.has_idle_work
+
+
 def test_a_busy_machine_is_left_alone_and_settles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     probed = Probed(busy=True)
     monkeypatch.setattr(calibration, "probe_slot", probed)
+    monkeypatch.setattr(calibration, "QUIET_S", 0.0)
     scheduler, curve = scheduler_of(FakeBackend(n_ctx=512)), estimate()
     calibrating = make(scheduler, curve)
     while calibrating.has_idle_work:

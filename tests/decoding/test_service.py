@@ -464,6 +464,7 @@ def test_idle_moments_time_batches_and_requests_are_served_meanwhile(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    monkeypatch.setattr("rest_local.decoding.decode_context.QUIET_S", 0.0)
     with Engine.load(tiny_model("llama"), n_ctx=256, slots=2) as engine:
         calibration = engine.context._calibration
         monkeypatch.setattr(calibration, "_meter", LoadMeter(lambda: 0))  # other tests on this machine do not count
