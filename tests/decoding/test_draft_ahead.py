@@ -20,6 +20,7 @@ from support.prices import FLAT
 
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.growth import Draft, likely_outcome
 from rest_local.drafting.sources import Sources
@@ -224,6 +225,18 @@ def test_a_request_whose_next_draft_cannot_be_prepared_ends_alone() -> None:
     assert failing.error is not None
     assert failing.result.tokens == expected[: len(failing.result.tokens)]
     assert other.result.tokens == said([3, 4], 40, None)
+
+
+def test_relaxed_verification_drafts_nothing_ahead() -> None:
+    """What it accepts depends on more than the draft, so no outcome is assumed."""
+    device = FakeDevice(n_ctx=512, n_slots=1)
+    (prompt,) = long_prompts(1, False)
+    expected = said(prompt, 40, None)
+    relaxed = sequence_of(device, prompt, 40, None, Sources([], 256), Failing(FLAT), prediction=expected)
+    relaxed._relaxed = Relaxed(1, 1.0)
+    run(scheduler_of(device, capability=SHORT, overlaps=True), [relaxed])
+    assert relaxed.error is None
+    assert relaxed.result.tokens == expected
 
 
 def test_what_is_never_foreseen_is_seldom_prepared() -> None:
