@@ -476,7 +476,9 @@ def _checkpoint(backend: Backend, position: int) -> Callable[[], None]:
 
 
 class ClosableBackend(ThreadedBackend, Protocol):
-    """A backend whose memory can be freed."""
+    """A backend whose decodes can be aborted, and whose memory can be freed."""
+
+    def abort(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -512,6 +514,11 @@ class Background:
         self._test.run(seconds)
         self._credit -= time.perf_counter() - begun
         return self._test
+
+    def abort(self) -> None:
+        """Abort the running decode, from any thread."""
+        if backend := self._backend:
+            backend.abort()
 
     def close(self) -> None:
         """Free the backend. A second call does nothing."""

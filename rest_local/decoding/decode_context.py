@@ -62,16 +62,18 @@ LARGEST_BETWEEN = 16  # tokens; larger ones only in idle time, where a stall del
 COARSE = 2 * CERTAIN
 MOST_IDLE = 4 * len(SIZES)  # batches in one idle period, on a machine whose times do not agree
 _BUCKET = 8  # bits: lengths that differ by less than 256 tokens are checked once
-QUIET_S = 4.0  # without a pass, before idle time is used: one batch of 64 tokens would delay the next request by half a
-# second on a CPU; less than `service.IDLE_S`, after which the engine looks for idle work again
+# Of the time since the last pass, for a batch in idle time: a request that comes soon meets none, a later one hardly
+# ever.
+IDLE_SHARE = 0.01
 MOST_BUSY = 3  # batches that other processes disturbed, after which the idle period is not used any more
 
 
 class Calibration:
     """Times batches whose price is uncertain, between steps and in idle time; the cost curve learns.
 
-    One batch at a time, so a request waits for one at most. Between steps, the batches take at most SHARE of the time
-    of the steps, and none where every price is certain. The tokens of a batch are removed again; answers stay the same.
+    Between steps, the batches take at most SHARE of the time of the steps, and none where every price is certain. In
+    idle time, a batch takes at most IDLE_SHARE of the time since the last pass, and a request breaks it off. There are
+    none before a request has drafted. The tokens of a batch are removed again; answers stay the same.
 
     `text`: gives token ids to evaluate. `enabled`: False where a draft cannot be removed without a trace.
     """
@@ -92,13 +94,14 @@ class Calibration:
         self._credit_ms = 0.0
         self._planned, self._price_ms = 0, 0.0  # the next batch, which the credit has to pay
         self._idle, self._disturbed = 0, 0  # batches of this idle period
-        self._quiet_since = time.monotonic()
+        self._last_pass: float | None = None  # since a request drafts
         self._certain_at: int | None = None  # length at which every price was certain at the last check
 
     def after_pass(self, seconds: float) -> None:
         """A forward pass took `seconds`; time a batch if the credit pays for it."""
         self._idle = self._disturbed = 0
-        self._quiet_since = time.monotonic()
+        if self._last_pass is not None:
+            self._last_pass = time.monotonic()
         if not self.enabled:
             return
         self._credit_ms += SHARE * 1e3 * seconds
@@ -106,6 +109,8 @@ class Calibration:
             return
         running = [state.slot for state in self._scheduler.admitted if _drafts(state)]
         n_ctx = self._n_ctx
+        if running:
+            self._last_pass = time.monotonic()
         if not running or self._certain_at == n_ctx >> _BUCKET:
             self._credit_ms = 0.0
             return
@@ -118,14 +123,14 @@ class Calibration:
         else:
             self._certain_at = n_ctx >> _BUCKET
 
-    @property
-    def has_idle_work(self) -> bool:
-        """Whether `use_idle_time` has something to do."""
-        if not self.enabled or self._idle >= MOST_IDLE or self._disturbed >= MOST_BUSY:
-            return False
-        if time.monotonic() - self._quiet_since < QUIET_S:
-            return False
-        return bool(self._most_uncertain(self._n_ctx, SIZES[-1]))
+    def wakes_in(self) -> float | None:
+        """Seconds until `use_idle_time` has something to do; 0: now. None: never, as it looks now."""
+        if self._last_pass is None or self._idle >= MOST_IDLE or self._disturbed >= MOST_BUSY:
+            return None
+        n_ctx = self._n_ctx
+        n = self._most_uncertain(n_ctx, SIZES[-1])
+        seconds = 1e-3 * float(self.curve.expected(n_ctx)[n - 1])
+        return max(self._last_pass + seconds / IDLE_SHARE - time.monotonic(), 0.0) if n else None
 
     def use_idle_time(self) -> None:
         """One batch, and a plain step before it, in the slot that holds the longest text with room after it."""
@@ -351,15 +356,12 @@ class DecodeContext:
 
     @property
     def idle_work_in(self) -> float | None:
-        """Seconds until `use_idle_time` has something to do that it has not now; None: never, as it looks now."""
-        return None if self.sessions is None else self.sessions.wakes_in()
-
-    @property
-    def has_idle_work(self) -> bool:
-        """Whether `use_idle_time` has something to do."""
-        if self.idle_work_in == 0:
-            return True
-        return self._self_test is not None or (self._drafts and self._calibration.has_idle_work)
+        """Seconds until `use_idle_time` has something to do; 0: now. None: never, as it looks now."""
+        if self._self_test is not None:
+            return 0.0
+        saving = None if self.sessions is None else self.sessions.wakes_in()
+        measuring = self._calibration.wakes_in() if self._drafts else None
+        return min((seconds for seconds in (saving, measuring) if seconds is not None), default=None)
 
     @property
     def _drafts(self) -> bool:
@@ -385,14 +387,23 @@ class DecodeContext:
         elif self._drafts:
             self._calibration.after_pass(seconds)
 
-    def use_idle_time(self, seconds: float) -> None:
-        """Save idle texts or continue the self-test for `seconds`, or time one batch whose price is uncertain."""
-        if self.sessions is not None and self.idle_work_in == 0:
+    def use_idle_time(self, seconds: float, number: int = 0) -> None:
+        """Save idle texts or continue the self-test for `seconds`, or time one batch whose price is uncertain.
+        `number`: a name for `abort`.
+        """
+        self.backend.number_decodes(number)
+        if self.sessions is not None and self.sessions.wakes_in() == 0:
             self.sessions.use_idle_time(seconds)
         elif (background := self._self_test) is not None:
             self._continue(lambda: background.run(seconds))
         elif self._drafts:
             self._calibration.use_idle_time()
+
+    def abort(self, number: int | None = None) -> None:
+        """Break off the running pass, or only one of that number, and a part of the self-test. Any thread."""
+        self.backend.abort(number)
+        if (background := self._self_test) is not None:
+            background.abort()
 
     def compare(self, seconds: float = math.inf) -> None:
         """Run the self-test, while there are no requests, if it was never run: some seconds. In exact settings, go on

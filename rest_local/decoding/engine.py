@@ -531,11 +531,13 @@ class Engine:
         for context in self.contexts[:1]:
             context.scheduler.stall_ms = milliseconds
 
-    def use_idle_time(self, seconds: float) -> bool:
-        """Between requests: continue for so long what `load` left to be measured; False where nothing is left."""
-        idle = [context for context in self.contexts if context.has_idle_work]
+    def use_idle_time(self, seconds: float, number: int = 0) -> bool:
+        """Between requests: continue for so long what `load` left to be measured; False where nothing is left.
+        `number`: a name for `abort`.
+        """
+        idle = [context for context in self.contexts if context.idle_work_in == 0]
         for context in idle:
-            context.use_idle_time(seconds)
+            context.use_idle_time(seconds, number)
         return bool(idle)
 
     @property
@@ -562,7 +564,7 @@ class Engine:
         cancelled. With `number`: only the passes of the step of that number.
         """
         for context in self.contexts:
-            context.backend.abort(number)
+            context.abort(number)
 
     def catch_up(self) -> None:
         """Use the datastores that wait in `swap`, between two steps: with a service, by way of `Service.run`."""

@@ -7,7 +7,7 @@
 
 Contract:
 
-- The thread steps while there is work and sleeps while there is none.
+- The thread steps while there is work and sleeps while there is none. A request breaks off what it does when idle.
 - The queue is bounded: a request that finds it full is refused at once, unless its client has fewer requests in it than
   its share. Requests that belong together are queued or refused together.
 - Cancelling takes effect before the next forward pass. It also breaks off the current pass, if no other request is in
@@ -103,7 +103,8 @@ class Service:
         self._commands: deque[Callable[[], None]] = deque()  # for the thread, before its next pass
         self._alive: dict[int, RequestState] = {}
         self._number = 0
-        self._step = 0  # the current or the last one; all states in it are in `_alive`
+        self._step = 0  # the current or the last one, or idle work; all states in it are in `_alive`
+        self._is_idle = False  # idle work is going on
         self._closing = False
         self._draining = True
         self._failure: BaseException | None = None
@@ -138,8 +139,7 @@ class Service:
         news = _News(self._number, wake)
         state.wake = lambda: news.tell(state.done)
         self._alive[self._number] = state
-        self._commands.append(lambda: None if state.done else self.engine.submit(state))
-        self._lock.notify()
+        self._command(lambda: None if state.done else self.engine.submit(state))
         return Stream(state, news.wait_for, self._cancel)
 
     def run(self, call: Callable[[Engine], T], timeout: float | None = None) -> T:
@@ -156,9 +156,15 @@ class Service:
         with self._lock:
             if self._closing or self._failure:
                 raise ServiceClosed
-            self._commands.append(command)
-            self._lock.notify()
+            self._command(command)
         return future.result(timeout)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        """Have the thread run it before its next pass. Idle work is broken off. With the lock."""
+        self._commands.append(command)
+        self._lock.notify()
+        if self._is_idle:
+            self.engine.abort(self._step)
 
     @property
     def waiting(self) -> int:
@@ -227,8 +233,7 @@ class Service:
     def _cancel(self, state: RequestState) -> None:
         state.leave()
         with self._lock:
-            self._commands.append(lambda: self.engine.cancel(state))
-            self._lock.notify()
+            self._command(lambda: self.engine.cancel(state))
             step = self._step  # by the time of the abort another step may run, for other requests
             all_left = all(other.done or other.left for other in self._alive.values())
         if all_left and not state.done:
@@ -238,8 +243,7 @@ class Service:
         """Use datastores that were offered, also while nothing is stepped: the old ones may hold much of the disk."""
         with self._lock:
             if not self._closing:
-                self._commands.append(self.engine.catch_up)
-                self._lock.notify()
+                self._command(self.engine.catch_up)
 
     # The thread
 
@@ -263,8 +267,9 @@ class Service:
                     if self._use_idle_time() or self._commands or self._closing:
                         continue  # a command that came while the lock was released woke no thread
                     waits = self.engine.idle_work_in
-                    idle = IDLE_S if not trimmed else None
-                    if not self._lock.wait(idle if waits is None else min(waits, idle or waits)) and not trimmed:
+                    if waits is not None and (trimmed or waits < IDLE_S):
+                        self._lock.wait(waits)
+                    elif not self._lock.wait(None if trimmed else IDLE_S):
                         self.engine.trim()
                         trimmed = True
                 commands, self._commands = self._commands, deque()
@@ -280,11 +285,13 @@ class Service:
 
     def _use_idle_time(self) -> bool:
         """Let the engine do idle work for a moment, without the lock; False where it has none."""
+        self._step, self._is_idle = next(_numbers), True
         self._lock.release()
         try:
-            return self.engine.use_idle_time(IDLE_PART_S)
+            return self.engine.use_idle_time(IDLE_PART_S, self._step)
         finally:
             self._lock.acquire()
+            self._is_idle = False
 
     def _end_all(self) -> None:
         with self._lock:

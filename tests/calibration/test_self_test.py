@@ -242,6 +242,7 @@ class ExactContext:
         self.backend: Any = FakeBackend(2048)
         self.backend.settings = ContextSettings(n_ctx=2048)
         self.backend.n_ubatch, self.backend.close = 64, lambda: None
+        self.backend.number_decodes = lambda number: None
         begun = SelfTest(FakeBackend(1024), TEXT, 63)
         begun.begin(0.0)
         self.tuning = Tuning(self.backend.settings, FLAT, begun.to_dict(), False)
@@ -252,7 +253,7 @@ class ExactContext:
 
     def idle(self, rows: int = 10_000) -> None:
         """Use idle time until `rows` rows are compared or no work is left."""
-        while self.context.has_idle_work and self.tuning.rows_compared < rows:
+        while self.context.idle_work_in == 0 and self.tuning.rows_compared < rows:
             self.context.use_idle_time(0.0)
 
 
@@ -281,10 +282,10 @@ def test_drafting_starts_when_all_rows_are_compared(monkeypatch: pytest.MonkeyPa
 def test_a_caller_that_waits_gets_the_whole_test_and_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     context = ExactContext(monkeypatch).context
     context.compare(0.0)
-    assert context.has_idle_work
+    assert context.idle_work_in == 0
     assert context.capability.kind == "none"
     context.compare(math.inf)
-    assert not context.has_idle_work
+    assert context.idle_work_in is None
     assert context.capability.kind == "chain"
 
 
@@ -320,7 +321,7 @@ def test_the_background_test_takes_its_share_of_the_time_of_passes(monkeypatch: 
     assert not exact.opened  # no time is earned yet
     exact.context.after_pass(1e6)
     assert exact.opened[0].calls == 1
-    while exact.context.has_idle_work:
+    while exact.context.idle_work_in == 0:
         exact.context.after_pass(1e6)
     assert exact.tuning.exact
 

@@ -48,8 +48,27 @@ class Probed:
 def probed(monkeypatch: pytest.MonkeyPatch) -> Probed:
     result = Probed()
     monkeypatch.setattr(calibration, "probe_slot", result)
-    monkeypatch.setattr(calibration, "QUIET_S", 0.0)
     return result
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    result = [100.0]
+    # Not in the module `time`: the loops of servers in other threads would sleep until their time comes again.
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(monotonic=lambda: result[0]))
+    return result
+
+
+def idle(curve: CostCurve, policy: str = "auto") -> Calibration:
+    """After a request of this policy."""
+    backend = FakeBackend(n_ctx=512)
+    scheduler = scheduler_of(backend)
+    calibrating = make(scheduler, curve)
+    scheduler.submit(sequence_of(backend, PROMPT, 5, policy=make_policy(policy, estimate())))
+    while scheduler.busy:
+        scheduler.step()
+        calibrating.after_pass(1e-9)
+    return calibrating
 
 
 def test_between_steps_prices_heal_within_their_share_of_the_time(probed: Probed) -> None:
@@ -93,45 +112,57 @@ def test_nothing_is_measured_without_need(probed: Probed, curve: CostCurve, poli
         scheduler.step()
         calibrating.after_pass(10.0)
     assert probed.sizes == []
+    assert calibrating.wakes_in() is None
 
 
-def test_idle_moments_measure_every_size_and_end(probed: Probed) -> None:
-    scheduler, curve = scheduler_of(FakeBackend(n_ctx=512)), estimate()
-    calibrating = make(scheduler, curve)
-    while calibrating.has_idle_work:
+def test_idle_moments_measure_every_size_and_end(probed: Probed, now: list[float]) -> None:
+    curve = estimate()
+    calibrating = idle(curve)
+    now[0] += 100.0
+    while calibrating.wakes_in() == 0:
         before = len(probed.sizes)
         calibrating.use_idle_time()
-        assert len(probed.sizes) - before <= 2  # a request waits for these at most
+        assert len(probed.sizes) - before <= 2
     assert curve.is_certain(0)
     assert set(SIZES[1:]) & set(probed.sizes)
     assert len(probed.sizes) <= 2 * MOST_IDLE
 
 
-def test_the_next_request_of_a_conversation_waits_for_no_batch(probed: Probed, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibrating = make(scheduler_of(FakeBackend(n_ctx=512)), estimate())
-    now = [100.0]
-    monkeypatch.setattr(calibration, "QUIET_S", 4.0)
-    # Not in the module `time`: the loops of servers in other threads would sleep until their time comes again.
-    monkeypatch.setattr(calibration, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    calibrating.after_pass(0.01)
-    now[0] += 3.9
-    assert not calibrating.has_idle_work
-    now[0] += 0.2
-    assert calibrating.has_idle_work
+def test_a_batch_takes_a_small_share_of_the_idle_time_before_it(probed: Probed, now: list[float]) -> None:
+    curve = estimate()
+    calibrating = idle(curve)
+    waits = calibrating.wakes_in()
+    assert waits
+    assert waits >= 1.0  # at least a hundred plain steps, of 10 ms
+    now[0] += 0.9 * waits
+    assert calibrating.wakes_in() == pytest.approx(0.1 * waits)
+    now[0] += 0.1 * waits
+    assert calibrating.wakes_in() == 0
+    calibrating.use_idle_time()
+    calibrating.after_pass(0.01)  # the next request
+    assert calibrating.wakes_in()
 
 
-def test_a_busy_machine_is_left_alone_and_settles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_drafting_idle_time_is_left_alone(probed: Probed, now: list[float]) -> None:
+    for calibrating in (make(scheduler_of(FakeBackend(n_ctx=512)), estimate()), idle(estimate(), "off")):
+        now[0] += 3600.0
+        assert calibrating.wakes_in() is None
+    assert probed.sizes == []
+
+
+def test_a_busy_machine_is_left_alone_and_settles_nothing(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
     probed = Probed(busy=True)
     monkeypatch.setattr(calibration, "probe_slot", probed)
-    monkeypatch.setattr(calibration, "QUIET_S", 0.0)
-    scheduler, curve = scheduler_of(FakeBackend(n_ctx=512)), estimate()
-    calibrating = make(scheduler, curve)
-    while calibrating.has_idle_work:
+    curve = estimate()
+    calibrating = idle(curve)
+    probed.sizes.clear()
+    now[0] += 100.0
+    while calibrating.wakes_in() == 0:
         calibrating.use_idle_time()
     assert len(probed.sizes) <= 2 * MOST_BUSY
     assert not curve.is_certain(0)
     calibrating.after_pass(0.01)  # a request came: the next pause is looked at again
-    assert calibrating.has_idle_work
+    assert calibrating.wakes_in()
 
 
 @pytest.mark.parametrize("n_slots", [1, 2])

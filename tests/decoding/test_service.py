@@ -464,7 +464,7 @@ def test_idle_moments_time_batches_and_requests_are_served_meanwhile(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
-    monkeypatch.setattr("rest_local.decoding.decode_context.QUIET_S", 0.0)
+    monkeypatch.setattr("rest_local.decoding.decode_context.IDLE_SHARE", 1e9)
     with Engine.load(tiny_model("llama"), n_ctx=256, slots=2) as engine:
         calibration = engine.context._calibration
         monkeypatch.setattr(calibration, "_meter", LoadMeter(lambda: 0))  # other tests on this machine do not count
@@ -475,10 +475,10 @@ def test_idle_moments_time_batches_and_requests_are_served_meanwhile(
             for _ in range(3):
                 assert len(service.submit(asked(engine, PROMPTS[0], 20)).wait(30).tokens) == 20
                 end = time.monotonic() + 20
-                while service.run(lambda engine: calibration.has_idle_work) and time.monotonic() < end:
-                    time.sleep(0.01)
+                while service.run(lambda engine: calibration.wakes_in()) == 0 and time.monotonic() < end:
+                    time.sleep(0.1)  # else the question breaks off every batch
         assert len({n for n in timed if n > 1}) >= 3
-        assert not calibration.has_idle_work  # it ends, also where times do not agree
+        assert calibration.wakes_in() is None  # it ends, also where times do not agree
 
 
 def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
@@ -491,7 +491,7 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
         request = asked(engine, PROMPTS[0], 4)
         started, submitted = threading.Event(), threading.Event()
 
-        def use_idle_time(seconds: float) -> bool:
+        def use_idle_time(seconds: float, number: int) -> bool:
             if not streams and started.wait(10):
                 streams.append(service.submit(request))
                 submitted.set()
@@ -502,3 +502,27 @@ def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
             started.set()
             assert submitted.wait(10)
             assert len(streams[0].wait(60).tokens) == 4
+
+
+def test_a_request_breaks_off_idle_work(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512) as engine:
+        begun, broken_off = threading.Event(), threading.Event()
+        number = [0]
+
+        def use_idle_time(seconds: float, at: int) -> bool:
+            if not begun.is_set():
+                number[0] = at
+                begun.set()
+                assert broken_off.wait(10)
+            return False
+
+        def abort(at: int | None = None) -> None:
+            if at == number[0]:
+                broken_off.set()
+
+        monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
+        monkeypatch.setattr(engine, "abort", abort)
+        with Service(engine) as service:
+            assert begun.wait(10)
+            assert len(service.submit(asked(engine, PROMPTS[0], 4)).wait(60).tokens) == 4
+            assert broken_off.is_set()
