@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import os
+import pickle
 import shutil
+import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,13 +27,16 @@ from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
 from rest_local.paths import demo_model
 from rest_local.router import pool as pools
+from rest_local.router import process as processes
 from rest_local.router.app import ModelChoice, Routing
 from rest_local.router.memory import Need, need_of
 from rest_local.router.pool import Entry, Pool
-from rest_local.router.process import ModelProcess
+from rest_local.router.process import LONGEST_LINE, ModelProcess, Setup
 from rest_local.server.http import listen
 from rest_local.server.settings import Settings
 from tests.router.fake_processes import FakeProcess, served
+from tests.support.forked import can_fork
+from tests.support.warm import Warm
 
 GIGABYTE = 1 << 30
 PATIENCE = 60.0
@@ -104,6 +111,54 @@ def choice(path: Path, *, need: int = GIGABYTE, aliases: tuple[str, ...] = (), *
 def _need(path: Path, need: int) -> Need:
     need_of(EngineConfig(model=path))  # raises for a file that is no model
     return Need(need, 0, 0)
+
+
+class Forked:
+    """What a pool needs of `asyncio.subprocess.Process`, for a process that is forked."""
+
+    def __init__(self, pid: int, ending: socket.socket, commands: int, stdout: asyncio.StreamReader) -> None:
+        self.pid, self.stdin, self.stdout = pid, self, stdout
+        self._ending, self._commands = ending, open(commands, "wb", buffering=0)  # noqa: SIM115
+
+    def write(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._commands.write(data)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        self._ending.setblocking(False)
+        code = int(await asyncio.get_running_loop().sock_recv(self._ending, 8))
+        self._ending.close()
+        self._commands.close()
+        return code
+
+
+async def forked(warm: Warm, setup: Setup) -> Forked:
+    """In the place of `process._started`: half a second instead of two."""
+    (its_stdin, commands), (told, its_stdout) = os.pipe(), os.pipe()
+    code = "import os, sys; os.setsid(); from rest_local.router.process import main; sys.exit(main())"
+    child, ending = warm.started(code, [its_stdin, its_stdout, 2])
+    os.close(its_stdin)
+    os.close(its_stdout)
+    stdout = asyncio.StreamReader(LONGEST_LINE)
+    pipe = open(told, "rb", buffering=0)  # noqa: SIM115
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), pipe)
+    process, data = Forked(child, ending, commands, stdout), pickle.dumps(setup)
+    process.write(len(data).to_bytes(8, "little") + data)
+    return process
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_are_forked() -> Iterator[None]:
+    """One test of `test_processes.py` starts the command, with fresh processes."""
+    with contextlib.ExitStack() as stack:
+        if can_fork():
+            warm = stack.enter_context(Warm(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warm-")))))
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setattr(processes, "_started", partial(forked, warm))
+        yield
 
 
 @pytest.fixture

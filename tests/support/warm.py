@@ -4,7 +4,8 @@
         run([warm.program("rest-local"), "doctor"])
         run([warm.program("python"), "-c", "import rest_local"])
 
-Each has its own arguments, folder, environment and streams, and ends as a fresh process does.
+Each has its own arguments, folder, environment and streams, and ends as a fresh process does. SIGTERM and SIGINT reach
+it; other signals are for the process id that `started` returns.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 CLIENT = """
-import json, os, socket, sys
+import json, os, signal, socket, sys
 with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(sys.argv[1])
     socket.send_fds(connection, [b"."], [0, 1, 2])
     connection.sendall(json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode())
     connection.shutdown(socket.SHUT_WR)
-    sys.exit(int(connection.recv(100)))
+    child = int(connection.recv(8), 16)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    code = int(connection.recv(8))
+    sys.exit(code if code >= 0 else 128 - code)
 """
 
 
@@ -62,6 +68,15 @@ class Warm:
     def program(self, name: str) -> Path:
         return self.bin / name
 
+    def started(self, code: str, streams: Sequence[int]) -> tuple[int, socket.socket]:
+        """`python -c code` here and now, with these standard streams: its process id, and where its exit code comes."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self._address))
+        socket.send_fds(connection, [b"."], streams)
+        connection.sendall(json.dumps([["python", "-c", code], os.getcwd(), dict(os.environ)]).encode())
+        connection.shutdown(socket.SHUT_WR)
+        return int(connection.recv(8), 16), connection
+
 
 def _serve(address: str) -> None:
     """Returns in the process of each command."""
@@ -89,8 +104,10 @@ def _serve(address: str) -> None:
             with connection.makefile("rb") as sent:
                 command = sent.read()
             if child := os.fork():
-                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                connection.sendall(str(code if code >= 0 else 128 - code).encode())
+                connection.sendall(b"%08x" % child)
+                for stream in streams:
+                    os.close(stream)
+                connection.sendall(b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
                 os._exit(0)
             connection.close()
             for number, stream in enumerate(streams):
