@@ -83,7 +83,7 @@ class ModelStats:
         for depth, probability in confidences:
             self._learned += depth == 0
             self.confidences[min(depth, DEPTHS - 1)].append(probability)
-        self._promises = [float(np.mean(self.of_depth(depth))) for depth in range(DEPTHS)]
+        self._promises = [_mean(self.of_depth(depth)) for depth in range(DEPTHS)]
 
     def of_depth(self, depth: int) -> Sequence[float]:
         """Confidences at a depth, and below FEWEST of them those of the depth above."""
@@ -125,8 +125,18 @@ _SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, LONGEST + 1)  # numbers of prices
 _JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint probabilities, 0.02 to 1
 
 
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _quantiles(numbers: Sequence[float]) -> Floats:
+    """The middles of QUANTILES equal parts, as `numpy.quantile` has them, in a tenth of its time."""
+    places = (np.arange(QUANTILES) + 0.5) / QUANTILES * (len(numbers) - 1)
+    return np.interp(places, np.arange(len(numbers)), sorted(numbers))
+
+
 class PassValues:
-    """What answers of a drafting model are worth in one step, in tokens. 0.5 ms to compute."""
+    """What answers of a drafting model are worth in one step, in tokens. 0.2 ms to compute."""
 
     def __init__(
         self,
@@ -138,8 +148,7 @@ class PassValues:
         """`cost`: milliseconds of a step by its number of nodes; `rate`: tokens that a millisecond is worth;
         `pass_ms`: of each pass; `confidences`: of the model's first candidates, by depth.
         """
-        places = (np.arange(QUANTILES) + 0.5) / QUANTILES
-        self._confidences = np.array([np.quantile(each, places) for each in confidences])
+        self._confidences = np.array([_quantiles(each) for each in confidences])
         self._node = [rate * (after - before) for before, after in itertools.pairwise(cost[: LONGEST + 1])]
         # by number of nodes: what passes below a node of each joint probability are worth, less their time
         self._below: list[Floats] = [np.zeros(len(_JOINT))] * (len(self._node) + 1)

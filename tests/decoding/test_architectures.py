@@ -117,7 +117,7 @@ def test_what_is_kept_of_a_prompt_changes_nothing(exact: tuple[str, Engine]) -> 
         assert kept[1:5] == [len(long) - 1, len(long), 50, 49]
 
 
-@pytest.mark.parametrize("arch", ["gemma3", "gpt-oss", "lfm2", "llama", "mamba"])
+@pytest.mark.parametrize("arch", ["gpt-oss", "lfm2", "llama", "mamba"])
 def test_threads_that_change_at_every_pass_change_no_bit_of_exact_answers(
     arch: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,11 +138,11 @@ def test_threads_that_change_at_every_pass_change_no_bit_of_exact_answers(
         assert len(prompt) > 3 * 64
         with monkeypatch.context() as patch:
             patch.setattr(ThreadGovernor, "after_pass", lambda *_: False)
-            plain = finish(engine, prompt, 40, policy="off", sampling=sampling, logprobs=3)
+            plain = finish(engine, prompt, 20, policy="off", sampling=sampling, logprobs=3)
         monkeypatch.setattr(ThreadGovernor, "after_pass", any_level)
         for policy in ("off", half_right(engine, prompt, plain.tokens)):
             engine.forget()
-            changing = finish(engine, prompt, 40, policy=policy, sampling=sampling, logprobs=3)
+            changing = finish(engine, prompt, 20, policy=policy, sampling=sampling, logprobs=3)
             assert changing.tokens == plain.tokens
             assert changing.logprobs == plain.logprobs
     assert used == {1, 2, 4}
@@ -158,12 +158,12 @@ def test_a_hundred_prompts_say_the_same_with_drafts_in_exact_settings(tiny_model
         for seed in range(100):
             prompt = rng.integers(40, 200, int(rng.integers(1, 60))).tolist()
             sampling = Sampling(temperature=0.9 * (seed % 2), seed=seed)
-            plain = finish(engine, prompt, 20, policy="off", sampling=sampling)
+            plain = finish(engine, prompt, 12, policy="off", sampling=sampling)
             drafts = HalfRight([*prompt, *plain.tokens], engine.model.n_vocab, seed)
-            drafted = finish(engine, prompt, 20, policy=drafts, sampling=sampling)
+            drafted = finish(engine, prompt, 12, policy=drafts, sampling=sampling)
             assert drafted.tokens == plain.tokens
             accepted += drafted.draft.accepted
-        assert accepted > 300
+        assert accepted > 200
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -181,21 +181,22 @@ def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model:
 
 
 @pytest.mark.parametrize("arch", ["lfm2", "mamba"])
-@pytest.mark.parametrize("rollback", [0, 3, 16])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=11)], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    ("rollback", "sampling"), [(0, Sampling()), (3, Sampling(temperature=0.8, seed=11)), (16, Sampling())]
+)
 def test_drafts_longer_than_the_snapshots_go_back_to_a_checkpoint(
     arch: str, rollback: int, sampling: Sampling, tiny_model: TinyModel
 ) -> None:
     options = ModelOptions(rollback=rollback)
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=True, options=options) as engine:
         prompt = engine.tokenize(TEXT)
-        plain = finish(engine, prompt, 200, policy="off", sampling=sampling)
+        plain = finish(engine, prompt, 150, policy="off", sampling=sampling)
         for longest in (17, 60):
             half = half_right(engine, prompt, plain.tokens)
             half.longest = longest
-            drafted = finish(engine, prompt, 200, policy=half, sampling=sampling)
+            drafted = finish(engine, prompt, 150, policy=half, sampling=sampling)
             assert drafted.tokens == plain.tokens
-            assert drafted.draft.accepted > 60
+            assert drafted.draft.accepted > 40
         assert max(half.accepted) > 20
 
 

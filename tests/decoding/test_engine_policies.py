@@ -47,28 +47,28 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
     """Of the same model it is nearly always right, of another one of the same vocabulary nearly never."""
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
     for drafter in (tiny_model("llama", quant="Q8_0"), other):
-        policies: list[str | Policy] = ["auto", "respec", Eagle2()]
-        policies += ["sam", ReSpec(trigger=False)] if drafter is not other else []
+        policies: list[str | Policy] = ["auto"]
+        policies += ["respec", Eagle2(), "sam", ReSpec(trigger=False)] if drafter is not other else []
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
             assert engine.settings["draft_model"] == str(drafter)
             assert isinstance(engine.context.drafter, DraftModel)
             accepted = dict.fromkeys(map(str, policies), 0)
             for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
-                alone = answer(engine, 60, policy="off", sampling=sampling)
+                alone = answer(engine, 40, policy="off", sampling=sampling)
                 for policy in policies:
                     with monkeypatch.context() as patch:
                         if policy == "auto":  # what its drafts lose ends no queries
                             always_draft(patch, most=6)
                             patch.setattr(Budget, "settle", lambda self, saved: None)
-                        stream = engine.generate(PROMPT, max_tokens=60, policy=policy, sampling=sampling)
+                        stream = engine.generate(PROMPT, max_tokens=40, policy=policy, sampling=sampling)
                         list(stream)
                     assert stream.result.tokens == alone
                     assert stream.result.draft.by_source["model"].drafted > 0
                     assert policy == "auto" or stream.result.draft.draft_model_ms_per_step > 0
                     accepted[str(policy)] += stream.result.sources.count("model")
             if drafter is not other and name == "llama":
-                assert accepted["auto"] > 30
-                assert sum(accepted.values()) > 150
+                assert accepted["auto"] > 20
+                assert sum(accepted.values()) > 100
                 assert engine.context.auto.model_stats.promise(0) > 0.5  # random weights are not confident
 
 

@@ -24,7 +24,7 @@ from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.policy import StepContext, StepCost
 
-PROMPTS = 15
+PROMPTS = 8
 
 
 def generation(

@@ -17,6 +17,6 @@ def test_requests_leave_no_cells(kind: str, tmp_path: Path, monkeypatch: pytest.
     model, drafter = model_and_drafter(kind, tmp_path)
     options: dict[str, Any] = {} if drafter is None else {"draft_model": drafter}
     with Engine.load(model, n_ctx=256, slots=4, threads=1, **options) as engine:
-        figures = serve_many(engine, 60)
-    assert figures["accepted"] > 10
-    assert figures["cancelled"] > 5
+        figures = serve_many(engine, 32)
+    assert figures["accepted"] > 5
+    assert figures["cancelled"] > 2

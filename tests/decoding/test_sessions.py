@@ -123,7 +123,7 @@ def test_exact_answers_are_the_same_bits(tiny_model: TinyModel) -> None:
         return [each for piece in pieces for each in piece.logprobs], stream.result.timings.cached_tokens
 
     model = tiny_model("llama")
-    for n in (639, 640, 641, 700):
+    for n in (640, 641):
         first = text(n, seed=n)
         with opened(model, exact=True, sessions=0, policy="auto") as engine:
             engine.compare()
@@ -180,7 +180,7 @@ def test_an_evicted_text_comes_back(tiny_model: TinyModel) -> None:
         texts = [text(500, seed) for seed in range(5)]
         for each in texts:
             each += answer(engine, each)[0]
-        for turn in range(3):
+        for turn in range(2):
             for number, each in enumerate(texts):
                 each += text(30, 10 * turn + number)
                 said, cached = answer(engine, each)
@@ -415,7 +415,7 @@ def test_killed_while_it_saves_leaves_whole_files(tiny_model: TinyModel, caplog:
     with opened(model, sessions=0) as engine:
         expected, _ = answer(engine, text(900))
     found = []
-    for whole in (0, 2, 5):  # files before the kill
+    for whole in (0, 5):  # files before the kill
         arguments = [str(model), ",".join(map(str, text(900))), str(whole)]
         child = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), *arguments], check=False)
         assert child.returncode == -9
@@ -429,8 +429,7 @@ def test_killed_while_it_saves_leaves_whole_files(tiny_model: TinyModel, caplog:
         assert not list(folder.rglob(".*"))
         for path in files():
             path.unlink()
-    assert found == sorted(found)
-    assert found[0] < PART <= found[1] < found[2]
+    assert found[0] < PART < found[1]
     assert not [record for record in caplog.records if record.name.startswith("rest_local.sessions")]
 
 
@@ -447,7 +446,7 @@ def test_engines_share_the_folder(tiny_model: TinyModel) -> None:
     def work(seed: int) -> None:
         rng = random.Random(seed)
         try:
-            for _ in range(4):
+            for _ in range(2):
                 with opened(model, sessions=limit) as engine:
                     for _ in range(4):
                         number = rng.randrange(6)
