@@ -44,7 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # No time limit of an example: how long one takes depends on whatever else the machine does. `make soak` asks for more.
 hypothesis.settings.register_profile(
-    "rest-local", deadline=None, max_examples=int(os.environ.get("REST_LOCAL_EXAMPLES", "50"))
+    "rest-local", deadline=None, max_examples=int(os.environ.get("REST_LOCAL_EXAMPLES", "30"))
 )
 hypothesis.settings.load_profile("rest-local")
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ class Manifest:
         Raises DatastoreCorrupt if it is not consistent, and DatastoreVersion if it is intact but of another format.
         """
         try:
-            return _parse(_fields_of(data, path), path)
+            return _parse(data, path)
         except (KeyError, TypeError, ValueError) as error:
             raise DatastoreCorrupt(path, f"bad manifest: {error}") from error
 
@@ -238,7 +239,9 @@ def _text(fields: Mapping[str, Any], key: str, pattern: re.Pattern[str] | None =
     return value
 
 
-def _parse(fields: Mapping[str, Any], path: Path) -> Manifest:
+@lru_cache(maxsize=8)  # the same commit is read again and again, by each step of a change and by each reader
+def _parse(data: bytes, path: Path) -> Manifest:
+    fields = _fields_of(data, path)
     vocabulary = fields["vocabulary"]
     identity = VocabularyId(
         _text(vocabulary, "hash"), _number(vocabulary, "size", 1, MAX_VOCABULARY), _text(vocabulary, "name")

@@ -6,8 +6,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 
 from benchmarks.bounds import OracleMatch, fair, oracle, reaches
 from benchmarks.priors import Threshold
@@ -36,7 +37,7 @@ def least(longest: list[int], ms: list[float]) -> float:
 
 
 @given(st.data())
-@settings(max_examples=100)
+@few(40)
 def test_no_way_through_an_answer_is_faster(data: st.DataObject) -> None:
     length = data.draw(st.integers(2, 9))
     longest = [0, *(data.draw(st.integers(0, length - 1 - at)) for at in range(1, length))]
@@ -48,7 +49,7 @@ def test_no_way_through_an_answer_is_faster(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100)
+@few(40)
 def test_the_fair_bound_is_the_oracle_if_every_place_looks_different(data: st.DataObject) -> None:
     length = data.draw(st.integers(2, 9))
     longest = [0, *(data.draw(st.integers(0, length - 1 - at)) for at in range(1, length))]

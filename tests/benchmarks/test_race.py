@@ -136,7 +136,7 @@ def test_options_are_those_of_the_versions_help(
 def test_a_race_leaves_out_sides_that_fail_and_goes_on_where_it_ended(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(race, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(race, "ANSWER_SECONDS", 1.0)
     tasks = [Task("edits", name, [300] * 8, [301, 302, 303]) for name in ("a", "b")]
     kinds = (race.PLAIN, "right", "wrong", "dies", "hangs")
     racers = [race.Side(kind, [sys.executable, "-c", FAKE_SERVER, kind, "[301, 302, 303]"]) for kind in kinds]

@@ -90,18 +90,19 @@ def test_each_adapter_has_its_own_measurements_and_history(tiny_model: TinyModel
     several = [plain, *(ModelOptions(lora=(Adapter(p, s),)) for p, s in ((one, 1.0), (one, 0.5), (two, 1.0)))]
     answers, keys = [], []
     before = set((cache_dir() / "tuning").glob("*.json"))
-    for options in (*several, *several):
+    for options in (*several, *several[2:]):
         with Engine.load(path, n_ctx=128, threads=1, options=options) as engine:
             answers.append(_generate(engine))
             keys.append(key_of(engine.model))
     assert len(set((cache_dir() / "tuning").glob("*.json")) - before) == len(several)
-    assert keys[:4] == keys[4:]
+    assert keys[2:4] == keys[4:]
     assert len(set(keys)) == 4
     assert answers[0] != answers[1] != answers[3] != answers[0]
 
 
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize(("n_batch", "n_ubatch"), [(1, 0), (3, 0), (9, 4), (64, 1), (100_000, 0)])
+@pytest.mark.parametrize(
+    ("n_batch", "n_ubatch", "exact"), [(1, 0, False), (3, 0, True), (9, 4, False), (64, 1, True), (100_000, 0, True)]
+)
 def test_batches_of_any_size_generate_the_same_tokens(
     tiny_model: TinyModel, n_batch: int, n_ubatch: int, exact: bool
 ) -> None:

@@ -82,37 +82,8 @@ def being_written(screen: str) -> bool:
     return "word" in screen.rpartition("\n")[2]
 
 
-def test_ctrl_c_stops_the_answer_keeps_it_and_the_chat_goes_on(chat: Open) -> None:
-    terminal = chat()
-    terminal.type("endless", "Enter")
-    terminal.wait_until(being_written, "answer")
-    terminal.type("C-c")
-    answered(terminal)
-    terminal.type("next", "Enter")
-    assert "3: 'next'" in answered(terminal, 2), "the question, what came of the answer, and this"
-    terminal.type("endless", "Enter")
-    terminal.wait_until(being_written, "answer")
-    terminal.type("C-c")
-    answered(terminal, 3)
-    terminal.type("/bye", "Enter")
-    assert terminal.wait_for_exit() == 0
-
-
-def test_ctrl_c_drops_the_line_and_at_an_empty_one_twice_it_leaves(chat: Open) -> None:
-    terminal = chat()
-    terminal.type("half a question", "C-c")
-    terminal.wait_until(lambda screen: screen.splitlines()[-1].strip() == ">", "new prompt")
-    terminal.type("C-c")
-    terminal.wait_for("another Ctrl-C")
-    terminal.type("hello", "Enter")
-    assert "1: 'hello'" in answered(terminal), "the dropped line was not sent"
-    terminal.type("C-c")
-    terminal.wait_for("another Ctrl-C", 2)
-    terminal.type("C-c")
-    assert terminal.wait_for_exit() == 130
-
-
-def test_what_is_typed_during_an_answer_is_not_mixed_with_it(chat: Open) -> None:
+def test_ctrl_c_stops_the_answer_drops_the_line_and_twice_at_an_empty_one_it_leaves(chat: Open) -> None:
+    """What came of the answer is kept, and what is typed during it is not mixed with it."""
     terminal = chat()
     terminal.type("endless", "Enter")
     terminal.wait_until(being_written, "answer")
@@ -121,6 +92,16 @@ def test_what_is_typed_during_an_answer_is_not_mixed_with_it(chat: Open) -> None
     assert "typed" not in terminal.screen()
     terminal.type("C-c")
     answered(terminal)
+    terminal.type("half a question", "C-c")
+    terminal.wait_until(lambda screen: screen.splitlines()[-1].strip() == ">", "new prompt")
+    terminal.type("C-c")
+    terminal.wait_for("another Ctrl-C")
+    terminal.type("next", "Enter")
+    assert "3: 'next'" in answered(terminal, 2), "the question, what came of the answer, and this"
+    terminal.type("C-c")
+    terminal.wait_for("another Ctrl-C", 2)
+    terminal.type("C-c")
+    assert terminal.wait_for_exit() == 130
 
 
 def test_an_answer_is_copied_as_the_model_wrote_it(chat: Open) -> None:
@@ -145,18 +126,19 @@ def test_an_answer_longer_than_the_screen_scrolls_and_is_complete(chat: Open) ->
     assert numbers == list(range(1, 301))
 
 
-def test_a_resize_during_an_answer_changes_nothing(chat: Open) -> None:
-    terminal = chat(width=100, height=40)
+def test_a_resize_during_an_answer_changes_nothing_and_without_history_nothing_is_kept(chat: Open, data: Path) -> None:
+    terminal = chat("--no-history", width=100, height=40)
     terminal.type("endless", "Enter")
-    for word, width, height in (("word10", 60, 40), ("word30", 120, 30)):
+    for word, width, height in (("word10", 60, 40), ("word20", 120, 30)):
         terminal.wait_for(word)
         terminal.resize(width, height)
-    terminal.wait_until(lambda screen: "word60 " in screen.replace("\n", ""), "word60")
+    terminal.wait_until(lambda screen: "word40 " in screen.replace("\n", ""), "word40")
     terminal.type("C-c")
     answered(terminal)
     words = re.findall(r"word\d+", terminal.screen(copied=True))
     assert words == [f"word{number}" for number in range(len(words))]
-    assert len(words) > 60
+    assert len(words) > 40
+    assert not (data / "chat_history").exists()
 
 
 def test_reasoning_is_dim_and_control_sequences_do_not_reach_the_terminal(chat: Open) -> None:
@@ -198,6 +180,8 @@ def test_tab_completes_commands_files_and_sessions(chat: Open, tmp_path: Path) -
     terminal.wait_for("saved as")
     terminal.type("/load fi", "Tab", "Enter")
     terminal.wait_for("session first is the present one")
+    terminal.type("/bye", "Enter")
+    assert terminal.wait_for_exit() == 0
 
 
 def test_typed_messages_are_kept_for_the_next_chat_and_private(chat: Open, data: Path) -> None:
@@ -210,13 +194,6 @@ def test_typed_messages_are_kept_for_the_next_chat_and_private(chat: Open, data:
     second = chat()
     second.type("Up", "Enter")
     assert "1: 'hello'" in answered(second)
-
-
-def test_without_history_nothing_typed_is_kept(chat: Open, data: Path) -> None:
-    terminal = chat("--no-history")
-    terminal.type("secret", "Enter")
-    answered(terminal)
-    assert not (data / "chat_history").exists()
 
 
 def test_a_second_process_does_not_open_the_same_session(chat: Open) -> None:

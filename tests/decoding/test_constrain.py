@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 from support.fake_backend import FakeBackend
 from support.fake_sequences import Alone
 
@@ -211,7 +212,7 @@ def test_what_the_grammar_forbids_is_never_submitted(vocabulary: Vocabulary, see
 @pytest.mark.parametrize(
     ("name", "min_tokens"), [*((name, 0) for name in OPTIONS), ("grammar and draws", 7), ("draws", 7)]
 )
-@settings(max_examples=8)
+@few(4)
 @given(seed=st.integers(0, 2**31))
 def test_drafted_is_plain(vocabulary: Vocabulary, name: str, min_tokens: int, seed: int) -> None:
     """Sampler state advances once per accepted token: with drafts pruned, with drafts left as they are, and with none

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 from support.fake_backend import FakeBackend
 from support.fake_sequences import Alone, Silent
 from support.prices import FLAT
@@ -116,7 +117,7 @@ GREEDY_AND_SEEDED = pytest.mark.parametrize(
 
 
 @GREEDY_AND_SEEDED
-@settings(max_examples=2)
+@few(2)
 @given(seed=st.integers(0, 2**31))
 def test_drafted_is_plain(vocabulary: Vocabulary, name: str, temperature: float, seed: int) -> None:
     """Greedy and seeded, in trees and chains; the model of the fake splits text as it likes."""
@@ -143,7 +144,7 @@ class Babble(Silent):
 
 
 @GREEDY_AND_SEEDED
-@settings(max_examples=2)
+@few(2)
 @given(seed=st.integers(0, 2**31))
 def test_drafted_is_plain_where_forced_text_follows_other_sources(
     vocabulary: Vocabulary, name: str, temperature: float, seed: int
@@ -192,7 +193,7 @@ class Lying:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.1])
-@settings(max_examples=2)
+@few(2)
 @given(seed=st.integers(0, 2**31))
 def test_a_source_that_lies_changes_no_token(vocabulary: Vocabulary, temperature: float, seed: int) -> None:
     lying = Lying(vocabulary, seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from rest_local.decoding.results import PassClock
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
-from rest_local.errors import DecodeFailed, PromptEmpty, PromptTooLong
+from rest_local.errors import PromptEmpty, PromptTooLong
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.policy import StepContext, StepCost
@@ -51,20 +50,6 @@ def prompts(n: int) -> Iterator[list[int]]:
         yield rng.integers(0, END, int(rng.integers(1, 40))).tolist()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_seeded_sampling_sees_the_draws_of_plain_decoding(shape: str) -> None:
-    """And greedy output is that of plain decoding."""
-    accepted = 0
-    for seed, prompt in enumerate(prompts(PROMPTS)):
-        task = generation(FakeBackend(), fortune(shape), Greedy())
-        assert run(task, prompt, 50) == plain(prompt, Greedy(), 50)
-        accepted += task.statistics.accepted
-        drafted, alone = Draws(seed, 0.7), Draws(seed, 0.7)
-        assert run(generation(FakeBackend(), fortune(shape), drafted), prompt, 50) == plain(prompt, alone, 50)
-        assert drafted.accepted == alone.accepted
-    assert accepted == 0 if shape == "wrong" else accepted > 5 * PROMPTS
-
-
 def test_sampled_frequencies_are_the_models_own() -> None:
     """Chi-square over 2 500 drafted draws of one position; 23 degrees of freedom, 0.999 quantile 49.7."""
     counts = np.zeros(N_VOCAB)
@@ -85,20 +70,6 @@ def test_sampled_frequencies_are_the_models_own() -> None:
     keep = wanted > 0
     assert (((observed - wanted)[keep] ** 2) / wanted[keep]).sum() < 49.7
     assert task.statistics.accepted > 125
-
-
-@pytest.mark.parametrize("code", [1, 2, -1, -2])
-def test_a_failing_decode_never_changes_a_token(code: int) -> None:
-    prompt = [1, 2, 3, 4, 5]
-    expected = plain(prompt, Greedy(), 30)
-    for call in range(1, 12):
-        backend = FakeBackend(n_batch=16)
-        backend.failures = {call: code}
-        task = generation(backend, Fortune(call, 6, 4, 0.6), Greedy())
-        with suppress(DecodeFailed):
-            assert run(task, prompt, 30) == expected
-        again = generation(backend, Fortune(call, 6, 4, 0.6), Greedy(), slot=task.slot)
-        assert run(again, prompt, 30) == expected, "the next request succeeds"
 
 
 class WithoutCoupledIds(FakeBackend):
@@ -135,15 +106,6 @@ def test_an_interrupt_rewinds_to_the_committed_tokens(call: int) -> None:
     assert all(0 in c.ids for c in backend.cells)
     task.chooser = Greedy()
     assert run(task, prompt, 30) == plain(prompt, Greedy(), 30)
-
-
-def test_requests_without_acceptance_leave_no_cell() -> None:
-    backend = FakeBackend(n_ctx=64)
-    slot = Slot(backend)
-    for number in range(100):
-        task = Alone(backend, slot, Keen(FLAT), Fortune(number, 6, 4, 0.0), Greedy(), TREE, lambda token: token == END)
-        run(task, [number % END, 2, 3], 4)
-        assert len(backend.cells) == slot.n_past <= 8
 
 
 def test_a_draft_is_never_longer_than_the_room_in_the_context() -> None:
@@ -186,21 +148,6 @@ def test_prompts_that_do_not_fit_are_refused_with_both_numbers() -> None:
     with pytest.raises(PromptEmpty):
         task.evaluate([])
     assert run(task, [1] * 63, 10) == plain([1] * 63, Greedy(), 2)[:2]
-
-
-def test_the_shared_prefix_is_not_evaluated_again() -> None:
-    backend = FakeBackend()
-    slot = Slot(backend)
-    first = Alone(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), TREE, lambda token: False)
-    prompt = list(range(20)) * 4
-    answer = run(first, prompt, 10)
-    backend.evaluated = 0
-    follow_up = [*prompt, *answer, 7, 8]
-    second = Alone(backend, slot, Keen(FLAT), fortune("tree"), Greedy(), TREE, lambda token: False)
-    second.evaluate(follow_up)
-    assert second.statistics.cached_tokens >= len(prompt) + len(answer) - 1
-    assert backend.evaluated <= 3
-    assert run(second, follow_up, 20) == plain(follow_up, Greedy(), 20)[:20]
 
 
 def test_a_model_that_cannot_roll_back_starts_over() -> None:

@@ -12,7 +12,7 @@ from rest_local.llama.context import ContextSettings
 
 TEXT = f"abc abc abc {MARK} and abc abc, then {MARK}{MARK}. abc abc: "
 GREEDY = Sampling(temperature=0)
-N = 40
+N = 24
 
 
 @pytest.mark.parametrize(

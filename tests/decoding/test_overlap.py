@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 from support.fake_backend import N_VOCAB, Draws, FakeBackend, logits_of
 from support.fake_device import FakeDevice
 from support.fake_sequences import Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
@@ -219,7 +220,7 @@ def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None
         reader.check()
 
 
-@settings(max_examples=20)
+@few(20)
 @given(
     seeds=st.lists(st.integers(0, 10_000), min_size=1, max_size=6),
     n_slots=st.integers(1, 4),

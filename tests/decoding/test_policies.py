@@ -58,14 +58,14 @@ def earlier() -> GrowingText:
 def test_streams_are_those_of_plain_decoding(name: str) -> None:
     policy, sources = make_policy(name, FLAT), Sources([], N_VOCAB, earlier())
     accepted = 0
-    for seed, prompt in enumerate(prompts(20)):
+    for seed, prompt in enumerate(prompts(10)):
         greedy = task(policy, sources, Greedy())
         assert [token for token, _ in run(greedy, prompt, 40)] == plain(prompt, Greedy(), 40)
         drawn, alone = Draws(seed, 0.5), Draws(seed, 0.5)
         assert [token for token, _ in run(task(policy, sources, drawn), prompt, 40)] == plain(prompt, alone, 40)
         assert drawn.accepted == alone.accepted
         accepted += greedy.statistics.accepted
-    assert accepted == 0 if name == "off" else accepted > 20
+    assert accepted == 0 if name == "off" else accepted > 10
 
 
 class Told(Sources):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 from test_head_texts import MOVES, N_TEXTS, Place, followed, recovers, words
 
 from benchmarks.tiny_heads import tiny_mtp
@@ -138,7 +139,7 @@ def test_a_pass_that_is_full_leaves_the_rest_to_another(
     assert max(decoded) <= 7
 
 
-@settings(max_examples=25)
+@few(15)
 @given(st.lists(MOVES, min_size=1, max_size=10))
 def test_events_in_any_order(
     place: ChainedPlace, texts: list[HeadText], moves: list[tuple[str, int, int, int]]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 
 from rest_local.drafting.models.draft_model import DraftModel, DraftModelText
 from rest_local.drafting.models.drafter import BRANCHES, INLINE, TOP_K, Likely, Query
@@ -79,7 +80,7 @@ def test_predictions_equal_those_of_a_fresh_context(drafter: DraftModel) -> None
     sequence.leave()
 
 
-@settings(max_examples=15)
+@few(10)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=8))
 def test_queries_in_any_order(drafter: DraftModel, moves: list[tuple[int, int, int]]) -> None:
     """Three texts share two sequence ids; each is extended, cut back or queried along drafted paths."""
@@ -98,7 +99,7 @@ def test_queries_in_any_order(drafter: DraftModel, moves: list[tuple[int, int, i
         sequence.leave()
 
 
-@settings(max_examples=15)
+@few(10)
 @given(st.lists(st.lists(st.integers(0, BRANCHES - 1), min_size=BRANCHES, max_size=BRANCHES), min_size=1, max_size=6))
 def test_every_level_of_a_tree_is_answered(drafter: DraftModel, parents: list[list[int]]) -> None:
     """Each level continues any BRANCHES paths of the one before; those that are not continued give way."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 
 from rest_local.chat.tools.answer import _SIGNS
 from rest_local.chat.tools.format import ToolFormat
@@ -223,7 +224,7 @@ SNIPPETS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@few(30)
 @given(st.lists(SNIPPETS, max_size=60), st.lists(st.tuples(SNIPPETS, st.booleans()), max_size=80), st.data())
 def test_any_text_gives_rows_of_tokens(prompt: list[str], answer: list[tuple[str, bool]], data: Any) -> None:
     edits = EditSource(Bytes())

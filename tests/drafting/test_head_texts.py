@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 from support.heads import model_and_drafter
 
 from rest_local.drafting.models import heads
@@ -225,7 +226,7 @@ MOVES = st.tuples(
 )
 
 
-@settings(max_examples=25)
+@few(15)
 @given(st.lists(MOVES, min_size=1, max_size=10))
 def test_events_in_any_order(place: Place, texts: list[HeadText], moves: list[tuple[str, int, int, int]]) -> None:
     """Texts are extended, cut back, shared, loaded and queried along drafted paths."""

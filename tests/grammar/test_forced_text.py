@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 from support.spelling import tokens_of
 
 from rest_local.grammar import Grammar, gbnf, json_schema
@@ -110,7 +111,7 @@ def way(text: ForcedText, kinds: list[int] | None = None) -> list[int]:
     return tokens
 
 
-@settings(max_examples=30)
+@few(15)
 @given(choices=st.lists(st.sampled_from(["a", "b"]), min_size=4, max_size=4), data=st.data())
 def test_without_white_space_it_is_what_an_oracle_finds(
     vocabulary: Vocabulary, choices: list[str], data: st.DataObject
@@ -127,7 +128,7 @@ def test_without_white_space_it_is_what_an_oracle_finds(
     assert constraint.forced(32) is None
 
 
-@settings(max_examples=25)
+@few(12)
 @given(value=VALUES, style=st.sampled_from(STYLES), data=st.data())
 def test_looking_ahead_leaves_no_trace(
     vocabulary: Vocabulary, value: dict[str, Any], style: dict[str, Any], data: st.DataObject
@@ -150,7 +151,7 @@ def test_looking_ahead_leaves_no_trace(
     assert masks[0].tolist() == masks[1].tolist()
 
 
-@settings(max_examples=25)
+@few(12)
 @given(value=VALUES, style=st.sampled_from(STYLES), data=st.data())
 def test_after_a_drafted_path_it_is_what_follows_once_that_was_said(
     vocabulary: Vocabulary, value: dict[str, Any], style: dict[str, Any], data: st.DataObject
@@ -171,7 +172,7 @@ def test_after_a_drafted_path_it_is_what_follows_once_that_was_said(
     assert drafted(constraint) == before
 
 
-@settings(max_examples=25)
+@few(12)
 @given(value=VALUES, style=st.sampled_from(STYLES), data=st.data())
 def test_what_is_drafted_is_allowed(
     any_vocabulary: Vocabulary, value: dict[str, Any], style: dict[str, Any], data: st.DataObject
@@ -260,7 +261,7 @@ def test_looking_ahead_as_far_as_a_text_of_100_kB_ends_no_answer(vocabulary: Voc
     assert second.longest(tokens_of(vocabulary, text[:300])) > 100
 
 
-@settings(max_examples=60)
+@few(25)
 @given(value=VALUES, style=st.sampled_from(STYLES))
 def test_white_space_repeats_what_the_answer_wrote(value: dict[str, Any], style: dict[str, Any]) -> None:
     """A byte at a time over json.dumps: after the first member of each depth only brackets that close come as a

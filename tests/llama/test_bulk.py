@@ -59,7 +59,7 @@ def bulk_of(vocabulary: Vocabulary) -> BulkTokenizer:
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=4), forget=st.booleans())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_text_gives_the_ids_of_the_whole(
     vocabulary: Vocabulary, bulk_of: BulkTokenizer, texts: list[str], forget: bool
 ) -> None:

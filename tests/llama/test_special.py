@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 
 from rest_local.llama.tokenizer import SpecialToken, SpecialTokens
 
@@ -38,7 +39,7 @@ def cases(draw: st.DrawFn) -> tuple[list[SpecialToken], str]:
 
 
 @given(case=cases())
-@settings(max_examples=500)
+@few(150)
 def test_tokens_and_stretches_equal_those_of_the_naive_rule(case: tuple[list[SpecialToken], str]) -> None:
     tokens, text = case
     assert list(SpecialTokens(tokens).split(text)) == naive(tokens, text)

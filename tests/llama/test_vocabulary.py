@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 
 from benchmarks import gguf_file
 from benchmarks.gguf_file import byte_vocabulary
@@ -40,13 +41,13 @@ def _bytes(vocabulary: Vocabulary, text: str | bytes) -> bytes:
 
 
 @given(text=st.text(max_size=200))
-@settings(max_examples=200)
+@few(50)
 def test_pieces_of_a_text_are_the_text(tiny: Vocabulary, text: str) -> None:
     assert _bytes(tiny, text) == text.encode()
 
 
 @given(data=st.binary(max_size=100))
-@settings(max_examples=100)
+@few(50)
 def test_bytes_that_are_not_utf8_are_replaced_before_llama_cpp_sees_them(tiny: Vocabulary, data: bytes) -> None:
     assert _bytes(tiny, data) == data.decode("utf-8", "replace").encode()
 
@@ -111,7 +112,7 @@ def test_every_piece_of_a_real_vocabulary_matches_its_spelling(shared: Vocabular
     """Naive oracle: GPT-2's byte alphabet for BPE, U+2581 and <0xNN> for SentencePiece, control tokens as spelled."""
     alphabet = {character: byte for byte, character in enumerate(gguf_file._byte_tokens())}
     sentencepiece = shared.type == 1
-    for token in range(shared.size):
+    for token in (*range(1000), *range(1000, shared.size, 7)):
         text, piece = shared.text(token), shared.piece(token)
         if shared.is_control(token) or text.startswith("[PAD"):
             continue  # its spelling or nothing, by kind of vocabulary

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from oracle import every_row
+from support.examples import few
 
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
@@ -142,7 +143,7 @@ def expected(held: Mapping[str, str]) -> set[tuple[int, tuple[int, ...]]]:
 def test_any_sequence(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updating, "SMALL_SEGMENT", small)
     monkeypatch.setattr(merging, "SMALL_SEGMENT", small)
-    run_state_machine_as_test(Edits, settings=settings(max_examples=10, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(Edits, settings=settings(few(6), stateful_step_count=25))
 
 
 def test_forgotten_text_is_in_no_file_after_any_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

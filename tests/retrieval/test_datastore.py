@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
 from stores import NEW, OLD, VOCABULARY, content_of, make
+from support.examples import few
 from support.files import overwrite
 
 from rest_local.errors import (
@@ -109,7 +110,7 @@ def use(path: Path) -> None:
         raise caught
 
 
-@settings(max_examples=40)
+@few(30)
 @given(
     st.lists(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=15), min_size=1, max_size=6),
     st.lists(st.sampled_from([0, 1, 2]), max_size=20),

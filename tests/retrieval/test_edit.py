@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 
 from rest_local.errors import (
     CorpusEmpty,
@@ -54,7 +55,7 @@ def test_the_last_document_stays(tmp_path: Path) -> None:
         forget(tmp_path / "nothing", {"a"})
 
 
-@settings(max_examples=25)
+@few(15)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.text("xyz", min_size=1, max_size=30))), max_size=8

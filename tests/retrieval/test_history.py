@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle import every_row
 from stores import VOCABULARY
+from support.examples import few
 
 from rest_local.errors import HistoryNotFound
 from rest_local.retrieval import Datastore, History, forget_history, history, history_home, list_histories
@@ -47,7 +48,7 @@ def plain(rows: Any) -> list[tuple[int, list[int]]]:
     return list(zip(rows.match.tolist(), rows.continuations.tolist(), strict=True))
 
 
-@settings(max_examples=60)
+@few(30)
 @given(
     st.lists(st.one_of(st.lists(TOKENS, max_size=12), st.sampled_from(["commit", "reopen"])), max_size=12),
     st.lists(TOKENS, max_size=36),
@@ -211,7 +212,7 @@ def _write(path: Path, answers: list[list[int]], barrier: Any, forgotten: Any = 
 
 
 def test_concurrent_writers_lose_nothing(home: Path) -> None:
-    answers = random_answers(90, 40)
+    answers = random_answers(45, 40)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["numpy", "rest_local.retrieval"])
     barrier = context.Barrier(3)
@@ -234,7 +235,7 @@ def test_concurrent_writing_and_forgetting_never_fail(home: Path, monkeypatch: p
     monkeypatch.setattr("rest_local.retrieval.history.WAIT_S", 120.0)  # a busy machine finds no gap within 2 s
     context = multiprocessing.get_context("forkserver")
     barrier, forgotten = context.Barrier(2), context.Event()
-    answers = random_answers(60, 20)
+    answers = random_answers(30, 20)
     writer = context.Process(target=_write, args=(home / "toy", answers, barrier, forgotten), daemon=True)
     writer.start()
     barrier.wait(120)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stores import VOCABULARY, content_of, make
+from support.examples import few
 
 from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.datastore import Datastore
@@ -49,7 +50,7 @@ def test_what_is_seen_twice_stays_and_the_rest_goes(tmp_path: Path) -> None:
         assert store.locate(int(positions[0])) == ("more.py", len(COMMON))
 
 
-@settings(max_examples=60, deadline=None)
+@few(30)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=8),
     st.integers(2, 4),
@@ -67,7 +68,7 @@ def test_every_context_seen_often_enough_is_kept(documents: list[list[int]], see
         assert tokens  # no document without such a context is kept
 
 
-@settings(max_examples=60, deadline=None)
+@few(30)
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=40), min_size=1, max_size=8),
     st.integers(1, 3000),

@@ -13,8 +13,8 @@ from rest_local.retrieval import Datastore
 from rest_local.retrieval import segment as searching
 from rest_local.retrieval.building import build as building
 
-TEXTS = {f"{number}.py": np.random.default_rng(number).integers(0, 9, 3000).tolist() for number in range(5)}
-CONTEXTS = [text[at : at + 12] for text in TEXTS.values() for at in range(0, 2900, 400)]
+TEXTS = {f"{number}.py": np.random.default_rng(number).integers(0, 9, 1200).tolist() for number in range(5)}
+CONTEXTS = [text[at : at + 12] for text in TEXTS.values() for at in range(0, 1100, 400)]
 
 
 @functools.cache
@@ -23,7 +23,7 @@ def expected(context: tuple[int, ...]) -> dict[int, tuple[int, list[int]]]:
 
 
 @pytest.mark.parametrize("sampled", [1, 1 << 40])
-@pytest.mark.parametrize("cap", [4000, 20_000])
+@pytest.mark.parametrize("cap", [1600, 20_000])
 def test_reading_ahead_finds_the_longest_matches(tmp_path, monkeypatch, sampled, cap):
     monkeypatch.setattr(building, "SAMPLED", sampled)
     path = make(tmp_path / "store", TEXTS, segment_tokens=cap)

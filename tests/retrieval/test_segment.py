@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
+from support.examples import few
 
 from rest_local.retrieval import Rows, Segment
 from rest_local.retrieval import segment as searching
@@ -27,7 +28,7 @@ def array(tokens: list[int]) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
-@settings(max_examples=100)
+@few(40)
 @given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40), st.integers(1, 9), st.integers(1, 7))
 @example([[1] * 60], [1] * 40, 5, 3)
 @example([[0, 1], [0, 1]], [1, 0, 1], 4, 2)
@@ -37,7 +38,7 @@ def test_rows_are_the_longest_matches_with_two_byte_ids(documents, context, limi
     assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
 
 
-@settings(max_examples=100)
+@few(40)
 @given(corpora(WIDE), st.lists(st.sampled_from(WIDE), max_size=40), st.integers(1, 9), st.integers(1, 7))
 def test_rows_are_the_longest_matches_with_three_byte_ids(documents, context, limit, depth):
     segment = Segment.of(map(array, documents), 151_001)
@@ -45,7 +46,7 @@ def test_rows_are_the_longest_matches_with_three_byte_ids(documents, context, li
     assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
 
 
-@settings(max_examples=80)
+@few(30)
 @given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40))
 def test_find_gives_the_longest_match_and_all_its_places(documents, context):
     segment = Segment.of(map(array, documents), 300)
@@ -58,7 +59,7 @@ def test_find_gives_the_longest_match_and_all_its_places(documents, context):
         assert sorted(segment.positions(low, high).tolist()) == places
 
 
-@settings(max_examples=100)
+@few(40)
 @given(st.lists(st.sampled_from(WIDE), min_size=1, max_size=60), st.sampled_from([65_535, 65_536, 151_001]))
 def test_order_is_that_of_a_naive_sort(tokens, vocab_size):
     tokens = [token % vocab_size for token in tokens]
@@ -86,7 +87,7 @@ def test_a_match_beyond_the_limit_is_taken_from_its_middle():
     assert preceding == {2}
 
 
-@settings(max_examples=60)
+@few(30)
 @given(
     corpora(WIDE), st.lists(st.sampled_from(WIDE), max_size=40), st.integers(0, 4), st.sampled_from([65_537, 151_001])
 )
@@ -141,7 +142,7 @@ def without_some(
 DEAD = st.lists(st.booleans(), min_size=6, max_size=6)
 
 
-@settings(max_examples=150)
+@few(60)
 @given(corpora(NARROW), DEAD, st.lists(st.sampled_from(NARROW), max_size=40), st.integers(1, 9), st.booleans())
 @example([[1] * 30, [1] * 30], [True] + [False] * 5, [1] * 40, 5, False)
 @example([[1] * 30, [1] * 30], [False, True] + [False] * 4, [1, 1], 9, True)
@@ -151,7 +152,7 @@ def test_rows_are_those_of_the_documents_that_are_not_dead(documents, dead, cont
     assert_right(segment.rows(array(context), limit, 4), expected, limit)
 
 
-@settings(max_examples=150)
+@few(60)
 @given(corpora(WIDE), DEAD, st.lists(st.sampled_from(WIDE), max_size=40), st.integers(1, 5))
 def test_find_counts_only_what_is_not_dead(documents, dead, context, limit):
     segment, alive = without_some(documents, dead, 151_001, False)
@@ -166,7 +167,7 @@ def test_find_counts_only_what_is_not_dead(documents, dead, context, limit):
         assert len(segment.positions(low, high, limit)) == min(limit, len(places))
 
 
-@settings(max_examples=150)
+@few(60)
 @given(
     st.lists(corpora(NARROW), min_size=2, max_size=9),
     DEAD,

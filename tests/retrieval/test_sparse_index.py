@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.examples import few
 
 from rest_local.retrieval import sparse_index as sample
 from rest_local.retrieval.rows import order_of, pack, packed
@@ -27,7 +28,7 @@ def sampled(text: list[int], width: int) -> tuple[Segment, Segment]:
     return tuple(Segment(tokens, order, length=len(text), vocab_size=size, sample=part) for part in (made, None))
 
 
-@settings(max_examples=150)
+@few(60)
 @given(
     st.sampled_from([2, 3]),
     st.lists(st.sampled_from(IDS), min_size=1, max_size=300),

@@ -53,7 +53,7 @@ def test_writers_of_all_kinds_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     try:
-        for number in range(24):
+        for number in range(12):
             folder.write(f"{number % 7}.py", f"number {number} " * (number % 5 + 1))
             if number % 3 == 0:
                 folder.delete(f"{number % 7}.py")
@@ -101,7 +101,7 @@ def test_readers_see_the_old_or_the_new_commit(tmp_path: Path) -> None:
     readers = [threading.Thread(target=look) for _ in range(3)]
     for reader in readers:
         reader.start()
-    for number in range(1, 25):
+    for number in range(1, 13):
         for name in ("x.py", "y.py"):
             folder.write(name, f"number {number}")
         folder.update(merging=True)

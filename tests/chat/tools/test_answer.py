@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from support.examples import few
 from tool_formats import FORMATS, PROPERTIES, SIGNS
 
 from rest_local.chat.conversation import ChatTemplate
@@ -105,7 +106,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "qwen"])
-@settings(max_examples=30)
+@few(20)
 @given(
     arguments=st.dictionaries(st.from_regex("[a-z_]{1,5}x", fullmatch=True), VALUES, max_size=4),
     seed=st.integers(0, 99),
@@ -120,7 +121,7 @@ def test_any_arguments_are_read_back(name: str, arguments: dict[str, Any], seed:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), st.integers(0, 99))
-@settings(max_examples=100)
+@few(50)
 def test_a_qwen_text_parameter_is_read_back_exactly(text: str, seed: int) -> None:
     if "</parameter>" in text:
         return
@@ -152,7 +153,7 @@ SOUP = st.lists(st.sampled_from(MARKS), max_size=25).map("".join)
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("prompt", ["", "<think>\n"])
-@settings(max_examples=25)
+@few(15)
 @given(text=SOUP, seed=st.integers(0, 1000))
 def test_where_the_text_is_cut_does_not_matter(name: str, prompt: str, text: str, seed: int) -> None:
     whole = parse(SIGNS[name], [text], prompt)
@@ -161,7 +162,7 @@ def test_where_the_text_is_cut_does_not_matter(name: str, prompt: str, text: str
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=20)
+@few(15)
 @given(before=SOUP, seed=st.integers(0, 1000), parallel=st.booleans())
 def test_calls_after_any_text_do_not_depend_on_cuts(name: str, before: str, seed: int, parallel: bool) -> None:
     text = before + written(name, CALLS if parallel else CALLS[:1]) + before[:7]
@@ -172,7 +173,7 @@ WORDS = [f"qz{i}qz" for i in range(40)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=40)
+@few(25)
 @given(marks=st.lists(st.sampled_from(MARKS), max_size=25), seed=st.integers(0, 1000))
 @example(marks=['{"name": "', '", "arguments": {', "}", ",", '"', '"', ":", '"', '"'], seed=1)
 def test_no_word_is_lost(name: str, marks: list[str], seed: int) -> None:

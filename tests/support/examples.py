@@ -1,0 +1,14 @@
+"""How many examples a property gets: few in each run of the tests, and many in `make soak`."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+USUAL = 30
+
+
+def few(n: int) -> settings:
+    """`n` examples, and as many times more as REST_LOCAL_EXAMPLES is more than usual."""
+    return settings(max_examples=n * max(1, int(os.environ.get("REST_LOCAL_EXAMPLES", USUAL)) // USUAL))
