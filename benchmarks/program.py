@@ -12,14 +12,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rest_local.llama.cores import set_spin_defaults
@@ -93,23 +91,10 @@ class Server:
             raise self._failed(f"answers {status}: {content[:SHOWN].decode('utf-8', 'replace')}")
         return answer, taken
 
-    def pause(self, paused: bool = True) -> None:
-        """Stop it and its children, so that nothing that they do while idle disturbs others, or let them go on. Only
-        where the system lists children (Linux).
-        """
-        pids = [self._process.pid]
-        for pid in pids:  # grows
-            lists = Path(f"/proc/{pid}/task").glob("*/children")
-            pids += [int(child) for each in lists for child in each.read_text("ascii").split()]
-        for pid in pids if Path("/proc/self/task").exists() else ():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP if paused else signal.SIGCONT)
-
     def close(self) -> None:
         """End it and wait for that. A second call does nothing."""
         if self._output.closed:
             return
-        self.pause(False)
         self._process.terminate()
         try:
             self._process.wait(END_SECONDS)

@@ -8,9 +8,9 @@
 - Sides: llama-server without drafts and with each of its n-gram types (`+`: drafts of 48 to 64 tokens, where that is
   not its default), llama-cpp-python's prompt lookup (10 tokens, and the 2 that it advises for CPUs), and `rest-local
   serve` with drafting off, with the request's text alone, and `stored`: with prediction, datastore and history.
-- For each answer all sides start a new server. These read the prompt and then write the answer one after the other, in
-  another order each time, while the others are stopped. An answer is timed from the request to its last byte by this
-  program's clock.
+- For each answer all sides start a new server, one after the other, in another order each time. It reads the prompt and
+  then writes the answer, which is timed from the request to its last byte by this program's clock. No other one runs.
+- Before the first answer, `rest-local tune` measures what batches cost, as idle servers do in use.
 - A round has an answer of each workload. FILE keeps all runs, and a race with the same FILE goes on where it ended, so
   it can be run in parts. `--minutes` ends it between two answers. `--work` keeps the player for the next part.
 - A run does not count if other programs or the host take more than 5% of the processors.
@@ -33,7 +33,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,80 +90,34 @@ def sides(binary: Binary | None, model: Path, context: int, threads: int, argume
     yield Side(STORED, serve, stored=True)
 
 
-class Run:
-    """A server that is ready to write one answer. `close` ends it. Raises ServerFailed."""
-
-    def __init__(self, side: Side, task: Task, store: Path) -> None:
-        self.task, self._more = task, dict[str, Any]()
-        self._stack = contextlib.ExitStack()
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+def written(side: Side, task: Task, store: Path) -> float:
+    """The seconds in which a new server writes the answer after it has read the prompt. Raises ServerFailed."""
+    more, words = dict[str, Any](), list[str]()
+    with tempfile.TemporaryDirectory() as folder:
         os.environ["REST_LOCAL_DATA"] = folder
-        words: list[str] = []
         if side.stored:
             if task.prediction:
-                self._more = {"prediction": {"type": "content", "content": task.prediction}}
+                more = {"prediction": {"type": "content", "content": task.prediction}}
             if (store / "data").is_dir():
                 shutil.copytree(store / "data", folder, dirs_exist_ok=True)
             if (store / "datastore").is_dir():
                 words = ["-d", str(store / "datastore")]
-        self._server = self._stack.enter_context(Server([*side.command, *words]))
+        with Server([*side.command, *words]) as server:
 
-    def prepare(self) -> None:
-        """Wait for the start, and evaluate the prompt."""
-        self._server.start(START_SECONDS)
-        if self.task.before:
-            self._complete(self.task.before[0], len(self.task.before[1]))
-        self._complete(self.task.prompt, 1)
-        self._server.pause()
+            def complete(prompt: Sequence[int], count: int) -> tuple[dict[str, Any], float]:
+                body = {"prompt": prompt, "n_predict": count, "temperature": 0, "return_tokens": True}
+                return server.post("/completion", {**body, "cache_prompt": True, **more}, ANSWER_SECONDS)
 
-    def answer(self) -> float:
-        """The seconds of the answer. Ends the server."""
-        wanted = self.task.answer
-        self._server.pause(False)
-        found, seconds = self._complete(self.task.prompt, len(wanted))
-        tokens = [int(token) for token in found.get("tokens", ())]
-        if tokens[: len(wanted)] != wanted:
-            same = next((i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False)) if a != b), len(tokens))
-            raise ServerFailed(f"writes another text than the answer from token {same} of {self.task.name}")
-        self.close()
-        return seconds
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def _complete(self, prompt: Sequence[int], count: int) -> tuple[dict[str, Any], float]:
-        body = {"prompt": prompt, "n_predict": count, "temperature": 0, "return_tokens": True, "cache_prompt": True}
-        return self._server.post("/completion", {**body, **self._more}, ANSWER_SECONDS)
-
-
-def group(
-    task: Task, racers: Sequence[Side], store: Path, failed: dict[str, str], tell: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """One answer of all sides: their servers start together, read the prompt and then write, one after the other."""
-    ready: dict[str, Run] = {}
-    times: dict[str, float] = {}
-
-    def tried(name: str, step: Callable[[], Any]) -> Any:
-        try:
-            return step()
-        except ServerFailed as error:
-            failed[name] = str(error)
-            tell(f"{name} is left out: {error}")
-            if name in ready:
-                ready.pop(name).close()
-
-    with watched() as load:
-        try:
-            for side in racers:
-                if run := tried(side.name, partial(Run, side, task, store)):
-                    ready[side.name] = run
-            for step in (Run.prepare, Run.answer):
-                for name, run in list(ready.items()):
-                    times[name] = tried(name, partial(step, run))
-        finally:
-            for run in ready.values():
-                run.close()
-    return [{"side": name, "seconds": round(times[name], 5), **load} for name in ready]
+            server.start(START_SECONDS)
+            if task.before:
+                complete(task.before[0], len(task.before[1]))
+            complete(task.prompt, 1)
+            found, seconds = complete(task.prompt, len(task.answer))
+    tokens = [int(token) for token in found.get("tokens", ())]
+    if tokens[: len(task.answer)] != task.answer:
+        same = next((i for i, (a, b) in enumerate(zip(tokens, task.answer, strict=False)) if a != b), len(tokens))
+        raise ServerFailed(f"writes another text than the answer from token {same} of {task.name}")
+    return seconds
 
 
 @contextlib.contextmanager
@@ -219,12 +172,17 @@ def race(
                 tell(f"ends after {(start - begun) / 60:.1f} minutes; the same command goes on")
                 return
             player.play(model, *([task.before] if task.before else []), (task.prompt, task.answer))
-            order = random.Random(f"{task.id} {turn}").sample(missing, len(missing))
-            for run in group(task, order, stores[task.workload], found["failed"], tell):
-                runs.append({"task": task.id, "round": turn, **run})
-                why = f" does not count: {race_report.why_not(run)}" if race_report.why_not(run) else ""
-                per_token = 1000 * run["seconds"] / len(task.answer)
-                tell(f"{turn + 1} {task.id}: {run['side']} {per_token:.2f} ms a token{why}")
+            for side in random.Random(f"{task.id} {turn}").sample(missing, len(missing)):
+                try:
+                    with watched() as load:
+                        seconds = round(written(side, task, stores[task.workload]), 5)
+                except ServerFailed as error:
+                    found["failed"][side.name] = str(error)
+                    tell(f"{side.name} is left out: {error}")
+                    continue
+                runs.append({"task": task.id, "round": turn, "side": side.name, "seconds": seconds, **load})
+                why = f" does not count: {race_report.why_not(runs[-1])}" if race_report.why_not(runs[-1]) else ""
+                tell(f"{turn + 1} {task.id}: {side.name} {1000 * seconds / len(task.answer):.2f} ms a token{why}")
             save()
             longest = max(longest, time.monotonic() - start)
 
@@ -339,10 +297,9 @@ def main() -> None:
         if (revision := _revision()) not in found["revisions"]:
             found["revisions"].append(revision)
         if not (work / "cache").exists() and tasks:
-            tell("one answer that does not count, in which rest-local learns what a batch costs here")
-            warm = next(side for side in racers if side.name == COLD)
-            player.play(model, (tasks[0].prompt, tasks[0].answer))
-            group(tasks[0], [warm], work, found["failed"], tell)
+            tell("rest-local tune")
+            command = [sys.executable, "-m", "rest_local", "tune", "-m", str(model), "-c", str(width)]
+            subprocess.run([*command, "-t", str(args.threads), *args.arguments], stdout=sys.stderr, check=True)
         limit = 60 * args.minutes - (time.monotonic() - begun)
         race(found, model, tasks, [side for side in racers if side.name in only], stores, limit, tell, save)
         save()
