@@ -69,13 +69,13 @@ SLOW = (
     "decoding/test_damaged_datastore", "decoding/test_engine_batch", "decoding/test_engine_policies",
     "decoding/test_forced_drafts", "decoding/test_generation", "decoding/test_heads_exact",
     "decoding/test_heads_leaks", "decoding/test_heads_refusals", "decoding/test_images", "decoding/test_overlap",
-    "decoding/test_plain_speed", "decoding/test_policies", "decoding/test_recycled_logits",
-    "decoding/test_scheduler.py", "drafting/test_head_texts", "grammar/test_grammar.py", "grammar/test_vocabularies",
+    "decoding/test_plain_speed", "decoding/test_policies", "decoding/test_recurrent", "decoding/test_recycled_logits",
+    "decoding/test_scheduler.py", "decoding/test_turns", "drafting/test_head_texts", "grammar/test_grammar.py",
     "llama/test_hostile_headers", "llama/test_load_fallback", "llama/test_model_options", "llama/test_projector",
     "llama/test_special", "planning/test_draft_model_queries", "planning/test_rests", "planning/test_trigger",
     "retrieval/test_any_edits", "retrieval/test_datastore.py", "retrieval/test_full_disk", "retrieval/test_moving",
-    "retrieval/test_power", "retrieval/test_readahead", "retrieval/test_traces", "retrieval/test_updating_faults",
-    "test_sandbox",
+    "retrieval/test_power", "retrieval/test_traces", "retrieval/test_updating_faults",
+    "test_gpu_check", "test_sandbox",
 )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def sources_and_edits(
 ) -> tuple[list[Int32Array], float]:
     """Documents of `tokens` tokens: `sources`, then edited copies of them; and the share of the copies."""
     real = list(up_to(sources(vocabulary), tokens))
-    ends = np.array([b"\n\n" in vocabulary.piece(token) for token in range(vocabulary.size)], np.bool_)
+    ends = np.array([b"\n\n" in piece for piece in vocabulary.pieces()], np.bool_)
     copies = edited(real, ends, random)
     return list(up_to(chain(real, copies), tokens)), 1 - sum(map(len, real)) / tokens
 

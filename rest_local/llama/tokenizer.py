@@ -186,7 +186,8 @@ class Lease:
         finally:
             with self._free:
                 self._users -= 1
-                self._free.notify_all()
+                if self._pointer is None:
+                    self._free.notify_all()
 
     def end(self) -> None:
         """Return when the last block has ended. A block lasts as long as one part takes: milliseconds."""

@@ -139,6 +139,16 @@ class Vocabulary:
             self._pieces[int(token)] = piece
         return piece
 
+    def pieces(self) -> list[bytes]:
+        """What `piece` returns for each token, in a third of the time of as many calls."""
+        found: list[bytes] = []
+        buffer = ctypes.create_string_buffer(64)
+        with self._lease.use() as pointer:
+            for token in range(self.size):
+                length = llama_cpp.llama_token_to_piece(pointer, token, buffer, 64, 0, True)
+                found.append(buffer.raw[: max(length, 0)])
+        return [piece or self.piece(token) for token, piece in enumerate(found)]
+
     def text(self, token: int) -> str:
         """The token as the vocabulary spells it (`Ġdef`, `<0x0A>`, `<|im_end|>`), not as it is rendered."""
         if not 0 <= token < self.size:
@@ -166,16 +176,15 @@ class Vocabulary:
         return token if self.is_control(token) and self.piece(token) == text.encode() else None
 
     def grammar_tokens(self) -> Tokens:
-        """The vocabulary for compiling grammars. The first call takes 1 s at 128 000 tokens, 0.4 s with the GIL."""
+        """The vocabulary for compiling grammars. The first call takes most of a second at 128 000 tokens."""
         with self._grammar_lock:
             if self._grammar_tokens is None:
                 hidden = bindings.LLAMA_TOKEN_ATTR_CONTROL | bindings.LLAMA_TOKEN_ATTR_UNKNOWN
                 hidden |= bindings.LLAMA_TOKEN_ATTR_UNUSED
                 attribute, pointer = bindings.llama_vocab_get_attr, self.pointer
                 special = [token for token in range(self.size) if attribute(pointer, token) & hidden]
-                pieces = [self.piece(token) for token in range(self.size)]
                 self._grammar_tokens = Tokens(
-                    pieces, special, self.ends.tolist(), lambda text: self.tokenize(text).tolist()
+                    self.pieces(), special, self.ends.tolist(), lambda text: self.tokenize(text).tolist()
                 )
             return self._grammar_tokens
 

@@ -43,7 +43,7 @@ def test_a_template_without_bound_is_an_error_and_the_next_is_rendered(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as limits:
-        limits.setattr(module, "SECONDS", 0.5)
+        limits.setattr(module, "SECONDS", 0.2)
         with pytest.raises(TemplateFailed):
             rendered(HOSTILE[name])
     assert rendered(PLAIN) == "user: Hi \N{SNOWMAN}\n"

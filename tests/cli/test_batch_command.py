@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import re
@@ -53,24 +52,6 @@ def test_a_second_run_answers_nothing_and_loads_no_model(
     assert output.read_bytes() == content
 
 
-def test_requests_that_were_added_are_answered(call: Call, requests: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    call("batch", str(requests), "-o", str(output), *SMALL)
-    write_requests(requests, 7)
-    done = call("batch", str(requests), "-o", str(output), "--json", *SMALL)
-    counts = json.loads(done.out)
-    assert (counts["requests"], counts["kept"], counts["answered"], counts["left"]) == (7, 5, 2, 0)
-    assert len(answers_of(output)) == 7
-
-
-def test_compressed_in_and_out(call: Call, requests: Path, tmp_path: Path) -> None:
-    packed, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl.gz"
-    packed.write_bytes(gzip.compress(requests.read_bytes()))
-    assert call("batch", str(packed), "-o", str(output), *SMALL).code == 0
-    assert len(answers_of(output)) == 5
-    assert gzip.decompress(output.read_bytes()).count(b"\n") == 5
-
-
 def test_through_pipes(requests: Path) -> None:
     done = run("-", *SMALL, stdin=requests.read_bytes())
     assert done.returncode == 0, done.stderr
@@ -100,14 +81,6 @@ def test_errors_are_lines_and_the_exit_code_says_so(call: Call, tmp_path: Path) 
     assert lines["line-1"]["error"]["code"] == "invalid_json_line"
     assert lines["line-3"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
     assert lines["line-2"]["response"]["status_code"] == 200
-
-
-def test_lines_that_are_all_wrong_need_no_model(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text("one\ntwo\n")
-    monkeypatch.setattr(opening, "open_engine", lambda config: pytest.fail("the model is loaded"))
-    assert call("batch", str(path), "-o", str(tmp_path / "out.jsonl")).code == 1
-    assert len(answers_of(tmp_path / "out.jsonl")) == 2
 
 
 def test_shards_answer_every_request_once(call: Call, requests: Path, tmp_path: Path) -> None:

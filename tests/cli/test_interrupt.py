@@ -115,18 +115,6 @@ def test_interrupt_in_a_long_prompt_stops_before_the_next_batch(start: Start) ->
     assert int(err.split()[-1]) > 100
 
 
-def test_second_interrupt_ends_at_once(start: Start) -> None:
-    at = """
-        def at(call, n):
-            signal.signal(signal.SIGINT, lambda *_: None)  # the first one is not dealt with, as in a long C call
-            while True:
-                os.kill(os.getpid(), signal.SIGINT)
-    """
-    process = start(*GIVEN, at=at)
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out, err) == (130, b"", b"")
-
-
 def test_what_a_terminal_was_set_to_is_put_back_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(Exception):
         pass

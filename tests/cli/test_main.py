@@ -131,23 +131,6 @@ def test_full_disk_is_one_line(start: Start, arguments: tuple[str, ...]) -> None
     assert err == b"rest-local: error: output: No space left on device\n"
 
 
-def test_one_interrupt_stops_and_keeps_the_text(start: Start) -> None:
-    body = """
-        def wait():
-            sys.stdout.write("so far")
-            sys.stdout.flush()
-            signal.pause()
-        script = [HELLO[0], wait]
-    """
-    process = start("generate", "x", body=body, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert os.read(process.stdout.fileno(), 3) == b"Hel"
-    assert os.read(process.stdout.fileno(), 100) == b"so far"
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, b"")
-
-
 def test_second_interrupt_ends_at_once_even_inside_a_c_call(start: Start) -> None:
     """A mutex that is locked twice stands for a long llama_decode: no signal ends it, and no Python handler can run.
 

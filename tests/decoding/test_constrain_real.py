@@ -34,18 +34,13 @@ PREDICTION = (
 )
 OPTIONS: dict[str, dict[str, object]] = {
     "schema": {"grammar": json_schema(SCHEMA)},
-    "schema and draws": {"grammar": json_schema(SCHEMA), "temperature": 0.8, "seed": 3},
     "grammar": {"grammar": gbnf('root ::= ("    self." [a-z_]{1,12} " = " [a-z_]{1,12} "\\n"){3,6}')},
-    "penalties": {"repeat_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2},
-    "penalties and draws": {"frequency_penalty": 0.3, "temperature": 0.9, "seed": 11},
+    "penalties and draws": {"repeat_penalty": 1.2, "presence_penalty": 0.4, "temperature": 0.9, "seed": 11},
     "biases": {"logit_bias": ((10, -math.inf), (11, 3.0)), "temperature": 0.7, "seed": 5},
-    "draws": {"temperature": 1.0, "seed": 7},
 }
-
 
 FORCED: dict[str, dict[str, object]] = {
     "schema": {"grammar": json_schema(SCHEMA)},
-    "schema and draws": {"grammar": json_schema(SCHEMA), "temperature": 0.8, "seed": 3},
     "schema, draws and penalties": {
         "grammar": json_schema(SCHEMA), "temperature": 0.9, "seed": 5, "frequency_penalty": 0.3,
     },

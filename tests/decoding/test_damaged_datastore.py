@@ -21,7 +21,7 @@ from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 
 PROMPT = [3, 1, 4]
-ANSWER = plain(PROMPT, Greedy(), 8)
+ANSWER = plain(PROMPT, Greedy(), 6)
 
 
 @pytest.fixture

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from rest_local import Engine, Sampling
 from rest_local.drafting.edit_source import EditSource
 from rest_local.grammar import Grammar, gbnf
-from rest_local.paths import demo_model
 from rest_local.retrieval.rows import Rows
 
-LINES = [f"def area_{n}(width, height): return width * height + {n}" for n in range(5)]
+TinyModel = Callable[..., Path]
+LINES = [f"def area_{n}(w, h): return w * h + {n}" for n in range(5)]
 FILE = "\n".join(LINES) + "\n"
 NUMBERED = "\n".join(f"{n:6}→{line}" for n, line in enumerate(LINES, 1))
 CALL = json.dumps({"name": "Write", "arguments": {"path": "area.py", "content": FILE.replace("area_3", "surface_3")}})
@@ -23,7 +25,9 @@ def literal(text: str) -> Grammar:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_are_those_of_plain_decoding(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_those_of_plain_decoding(
+    temperature: float, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     rows = EditSource.rows
 
@@ -33,28 +37,30 @@ def test_answers_are_those_of_plain_decoding(temperature: float, monkeypatch: py
         return found
 
     monkeypatch.setattr(EditSource, "rows", watched)
-    with Engine.load(demo_model(), n_ctx=2048, exact=True, threads=1) as engine:
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=2048, exact=True, threads=1) as engine:
         sampling = Sampling(temperature=temperature, seed=3, grammar=literal(CALL))
         prompt = f"The file area.py:\n{NUMBERED}\n\nWrite it anew.\n"
-        plain = engine.generate(prompt, max_tokens=300, sampling=sampling, policy="off")
+        plain = engine.generate(prompt, max_tokens=500, sampling=sampling, policy="off")
         list(plain)
         before = len(seen)
-        drafted = engine.generate(prompt, max_tokens=300, sampling=sampling)
+        drafted = engine.generate(prompt, max_tokens=500, sampling=sampling)
         list(drafted)
         assert drafted.result.text == plain.result.text
         assert drafted.result.tokens == plain.result.tokens
     assert CALL in plain.result.text
     assert before == 0
     assert sum(seen) > 5
-    assert drafted.result.draft.by_source["edit"].accepted > 10
+    assert drafted.result.draft.by_source["edit"].accepted > 5
 
 
-def test_a_fault_costs_drafts_only(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_costs_drafts_only(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fails(self: EditSource, context: list[int], depth: int) -> tuple[Rows, list[bytes]]:
         raise IndexError
 
     monkeypatch.setattr(EditSource, "rows", fails)
-    with Engine.load(demo_model(), n_ctx=512, exact=True, threads=1) as engine:
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True, threads=1) as engine:
         results = []
         for policy in ("off", "auto"):
             stream = engine.generate("def area(", max_tokens=30, policy=policy)

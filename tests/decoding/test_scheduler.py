@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.examples import few
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, logits_of, plain
 from support.fake_sequences import Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
 from support.fake_sources import SHAPES, Keen, fortune
@@ -529,7 +530,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=40, stateful_step_count=30)
+TestLife.settings = settings(few(25), stateful_step_count=30)
 
 
 def steps_until_done(scheduler: Scheduler, sequence: RequestState) -> int:

@@ -19,7 +19,6 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.results import Totals
 from rest_local.decoding.service import Service
 from rest_local.decoding.streaming import Stream
-from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.errors import (
     ModelError,
     OptionError,
@@ -29,8 +28,6 @@ from rest_local.errors import (
     RestLocalError,
     ServiceClosed,
 )
-from rest_local.planning.auto import Auto
-from rest_local.planning.plan import Budget, Plan
 
 TinyModel = Callable[..., Path]
 NEAR = 0.5  # nats; differences of a per cent of the norm move two logits of these random models so far
@@ -332,31 +329,6 @@ def test_calls_run_between_passes_and_raise_where_they_were_asked(engine: Engine
     with pytest.raises(RestLocalError, match="no"):
         service.run(refuse)
     assert len(stream.wait(30).tokens) == 200
-
-
-def test_a_draft_model_drafts_for_several_at_once(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers leave what is said alone at near-ties only."""
-    monkeypatch.setattr(Auto, "looks_up", lambda self, n_ctx, repeats: True)
-    monkeypatch.setattr(Plan, "price_of_time", 0.0)
-    monkeypatch.setattr(Plan, "worth", lambda self, p: setattr(self, "best", self.best + 1) or self.best < 12)
-    monkeypatch.setattr(Budget, "settle", lambda self, saved: None)  # what these drafts lose ends no queries
-    model = tiny_model("llama", quant="Q8_0")
-    with Engine.load(model, n_ctx=512, slots=3, draft_model=model) as engine, Service(engine) as service:
-        small = engine.context.drafter
-        assert isinstance(small, DraftModel)
-        alone = [service.submit(asked(engine, prompt, 60, policy="off", logprobs=8)).wait(60) for prompt in PROMPTS]
-        streams = [service.submit(asked(engine, prompt, 60)) for prompt in PROMPTS]
-        for one, stream in zip(alone, streams, strict=True):
-            result = stream.wait(60)
-            assert result.draft.draft_model_ms_per_step > 0
-            leaves = next((i for i, (a, b) in enumerate(zip(one.tokens, result.tokens, strict=True)) if a != b), None)
-            if leaves is not None:  # a near-tie
-                told = one.logprobs[leaves]
-                assert told.logprob - dict(told.top)[result.tokens[leaves]] < NEAR
-        said = service.statistics()["by_source"]["model"]
-        assert said["accepted"] > 0.5 * said["drafted"] > 20
-        exact = service.submit(asked(engine, PROMPTS[0], 20, exact=True)).wait(60)
-        assert exact.tokens == service.submit(asked(engine, PROMPTS[0], 20, exact=True, policy="off")).wait(60).tokens
 
 
 def test_an_exact_request_that_finds_no_memory_for_its_context_ends_alone(

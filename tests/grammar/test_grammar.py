@@ -36,7 +36,7 @@ def accepts(vocabulary: Vocabulary, grammar: Grammar, text: str) -> bool:
 def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int) -> str:
     """Random text of the language. Quotes and brackets become likelier over fifty tokens, ends with every token."""
     rng = np.random.default_rng(seed)
-    pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
+    pieces = vocabulary.pieces()
     halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
     closing = [token for token, piece in enumerate(pieces) if piece in (b'"', b"}", b"]", b"0", b"b", b"\\")]
     said = b""

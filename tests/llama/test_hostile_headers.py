@@ -44,7 +44,7 @@ def whole() -> bytes:
         key("general.architecture", 8, text("llama")),
         key("llama.nextn_predict_layers", 4, struct.pack("<I", 1)),
         key("clip.projector_type", 8, text("mlp")),
-        key("tokenizer.ggml.tokens", 9, array(8, [text(f"piece {number}") for number in range(20)])),
+        key("tokenizer.ggml.tokens", 9, array(8, [text(f"piece {number}") for number in range(4)])),
         *(key(f"n.{kind}", kind, struct.pack(f"<{code}", 1)) for kind, code in NUMBERS.items()),
         *(key(f"a.{kind}", 9, array(kind, [struct.pack(f"<{code}", 1)] * 3)) for kind, code in NUMBERS.items()),
         key("split.count", 2, struct.pack("<H", 1)),

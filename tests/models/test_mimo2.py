@@ -13,7 +13,7 @@ from rest_local.bench.demo import held_out_modules, standard_library, well_known
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 
-WINDOW = 200  # tokens of each text
+WINDOW = 120  # tokens of each text
 
 
 @pytest.fixture(scope="module")

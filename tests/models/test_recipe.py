@@ -123,7 +123,7 @@ def test_it_tokenizes_as_in_training(demo: Model) -> None:
 
 def test_tokenizing_the_held_out_text_loses_nothing(demo: Model) -> None:
     v = demo.vocabulary
-    pieces = [v.piece(token) for token in range(v.size)]
+    pieces = v.pieces()
     for name in held_out_modules():
         path = standard_library() / name
         if path.is_file():

@@ -198,17 +198,6 @@ def test_requests_share_what_is_learned_but_not_their_losses() -> None:
     assert (one.budget.credit < credits[0], other.budget.credit) == (True, credits[1])
 
 
-def test_a_request_may_lose_a_share_of_what_drafts_saved_for_others() -> None:
-    planner = Auto(GPU)
-    first, second = planner.fork(), planner.fork()
-    first.begin(0)
-    begun_with = first.budget.credit
-    for _ in range(10):
-        first.account(StepCost(0, 8, 8, 11.5, 0.0, updates_curve=False))
-    second.begin(0)
-    assert second.budget.credit > 1.5 * begun_with
-
-
 def test_deferred_learning_happens_once() -> None:
     policy = Auto(GPU)
     policy.begin(5)

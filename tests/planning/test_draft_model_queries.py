@@ -69,7 +69,7 @@ class OnlyDraftModel(Silent):
         self.draft_text = drafter
 
 
-def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 2000, each: int = 2000) -> float:
+def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 1200, each: int = 1200) -> float:
     """Speed-up over plain decoding of `n_tokens`, in answers of `each` tokens."""
     story = list(range(n_tokens + 200))
     drafter = Scripted(story, right, pass_ms)

@@ -67,14 +67,14 @@ def test_any_power_cut_leaves_a_whole_commit(base: Path, way: str) -> None:
         WAYS[way][0](base / "old")
         old = texts_or_none(base / "old")
     new, seen = texts_or_none(home), []
-    for tree in disk.trees:
+    for number, tree in enumerate(disk.trees):
         put_tree(after, tree)
         try:
             seen.append(texts_or_none(after))
         except DatastoreError:
             seen.append("damaged")
         assert seen[-1] in (old, new), sorted(tree)
-        if way != "removal":
+        if way != "removal" and number % 3 == 0:
             work(after, Files())
             assert texts_or_none(after) == new
             clear(after / "store")
@@ -91,10 +91,13 @@ def test_a_sync_that_the_disk_did_not_do_is_no_wrong_text(base: Path, way: str) 
     if way == "import over another":
         with_other_text(base / "old")
         old = texts_or_none(base / "old")
-    after = base / "after"
+    after, seen = base / "after", set()
     for lost in range(1, syncs + 1):
         disk, home, _ = cut(base, way, lost)
         for tree in disk.trees:
+            if (key := frozenset(tree.items())) in seen:
+                continue
+            seen.add(key)
             put_tree(after, tree)
             try:
                 assert texts_or_none(after) in (old, new), sorted(tree)

@@ -132,11 +132,13 @@ class FakeBackend:
         for cell in self.cells:
             if cell.pos > last.get(cell.mask, -1):
                 last[cell.mask] = cell.pos
+        ends: dict[int, int] = {}  # by sequence
         for i in numbers:
             ids = set(self.batch.ids[i, : self.batch.n_ids[i]].tolist())
             assert all(0 <= s < self.n_branches * self.n_slots for s in ids)
-            ends = {max((pos for mask, pos in last.items() if mask >> seq & 1), default=-1) for seq in ids}
-            assert len(ends) == 1, "ids of one token that end at different positions"
+            for seq in ids.difference(ends):
+                ends[seq] = max((pos for mask, pos in last.items() if mask >> seq & 1), default=-1)
+            assert len({ends[seq] for seq in ids}) == 1, "ids of one token that end at different positions"
             self.cells.append(Cell(int(self.batch.pos[i]), int(self.batch.token[i]), sum(1 << seq for seq in ids)))
 
     def _row(self, i: int, n: int, seen: Callable[[int], list[tuple[int, int]]], texts: dict[int, Text]) -> np.ndarray:

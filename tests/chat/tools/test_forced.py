@@ -44,7 +44,7 @@ def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int, marks_until: 
     """Random text in the language. What closes becomes likelier over fifty tokens, ends always: so it ends. Marks that
     end texts are tried too, until `marks_until` was said."""
     rng = np.random.default_rng(seed)
-    pieces = [vocabulary.piece(token) for token in range(vocabulary.size)]
+    pieces = vocabulary.pieces()
     halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
     closing = [token for token, piece in enumerate(pieces) if piece and piece in b'"}])<>|/0\n']
     marks = [vocabulary.tokenize(text).tolist() for text in ("</think>", "\n</parameter>\n", '<|"|>', "<|end|>")]
