@@ -2,8 +2,8 @@
 order, with no variable of the tests. So does each server of a block that says it runs until it is stopped: it starts,
 and ends when it is told to.
 
-The tutorial runs from an empty home, and each of its commands is a process. The others find what a user has after it:
-models are measured once for all pages, answers are short, and what a command imports is there already.
+The tutorial runs from an empty home. The others find what a user has after it: models are measured once for all pages,
+and answers are short. What a command imports is there already (`support.warm`); `test_dist.py` starts fresh processes.
 
 Other blocks marked `console` say why not (`test_documents.py`); blocks of `curl` are run by
 `server/clients/test_documented_commands.py`.
@@ -126,14 +126,14 @@ def run(language: str, block: str, place: Path, programs: Path) -> str:
     return done.stdout
 
 
-def start_and_stop(lines: str, place: Path) -> None:
+def start_and_stop(lines: str, place: Path, programs: Path) -> None:
     """Each until it has loaded its model, on a free port: tests may run twice at a time."""
     for line in lines.splitlines():
         words = [str(place.parent / word[2:]) if word.startswith("~/") else word for word in shlex.split(line, True)]
         if words:
             port = ["--port", "0"] if words[1] == "serve" else []
             with subprocess.Popen(
-                [*words, *port], cwd=place, env=environment(place, FRESH), stdin=subprocess.DEVNULL,
+                [*words, *port], cwd=place, env=environment(place, programs), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             ) as process:  # fmt: skip
                 said = until_it_is_ready(process)
@@ -166,12 +166,11 @@ def healthy(address: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_work(page: Path, place: Path, warm: Path) -> None:
     drafted = []
-    programs = FRESH if page == TUTORIAL else warm
     for kind, block in blocks_of(page):
         if kind == "servers":
-            start_and_stop(block, place)
+            start_and_stop(block, place, warm)
             continue
-        printed = run(kind, block, place, programs)
+        printed = run(kind, block, place, warm)
         if " --json -" in block:
             drafted.append(json.loads(printed)["draft"]["by_source"])
     if page.stem == "tutorial":  # what is drafted there depends on measured times; on a busy machine it is nothing
