@@ -52,8 +52,7 @@ TinyModel = Callable[..., Path]
 
 LONGEST = (
     "test_tutorial.py",
-    "batch/test_cluster.py",
-    "retrieval/test_cluster_build.py",
+    "retrieval/test_clusters.py",
     "retrieval/test_failpoints.py",
 )
 # What a file of tests says that starts processes or servers, loads more than tiny models, or measures time.

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ELSEWHERE = {
     DOCS / "howto" / "peer-drafts.md",  # compiles llama.cpp's server, which takes ten minutes
-    DOCS / "howto" / "cluster.md",  # run by batch/test_cluster.py
+    DOCS / "howto" / "cluster.md",  # run by retrieval/test_clusters.py
 }
 TUTORIAL = DOCS / "tutorial.md"
 PAGES = [TUTORIAL, ROOT / "README.md", DOCS / "index.md", DOCS / "DRAFTERS.md"]

@@ -32,6 +32,14 @@ def write_requests(path: Path, count: int) -> Path:
     return path
 
 
+def with_errors(path: Path, count: int) -> Path:
+    """The same, the last two with an error."""
+    write_requests(path, count - 2)
+    with path.open("a") as file:
+        file.write('no json\n{"prompt": "a", "temperature": "hot"}\n')
+    return path
+
+
 def answers_of(path: Path) -> dict[str, Any]:
     """The lines of an output by custom_id. Every line is whole, and none is there twice."""
     data = path.read_bytes()

@@ -25,9 +25,9 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not inst
 
 
 class RayNodes:
-    """A head and `workers` nodes, each with one CPU. A context manager. `environment`: for processes that connect."""
+    """A head and a worker node, each with one CPU. A context manager. `environment`: for processes that connect."""
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self) -> None:
         # Ray's sockets are in here: their paths may have 107 bytes, so the folder of a test is too long.
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         self.environment = {
@@ -37,10 +37,13 @@ class RayNodes:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",  # else a token in the home directory counts for `auto`
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the name is misleading: addresses are then of loopback
+            # A node that is gone refuses five looks within a second instead of 15; one that is slow has 10 s for each.
+            "RAY_health_check_initial_delay_ms": "1000",
+            "RAY_health_check_period_ms": "200",
         }
         with (self._folder / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(workers)],
+                [sys.executable, __file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -55,15 +58,15 @@ class RayNodes:
             raise
 
     def kill_worker(self) -> None:
-        """Kill the last worker node with SIGKILL, once an actor is alive on it."""
+        """Kill the worker node with SIGKILL, once an actor is alive on it."""
         self._ask("kill")
 
     def kill_worker_now(self) -> None:
-        """Kill the last worker node with SIGKILL, whatever it does."""
+        """Kill the worker node with SIGKILL, whatever it does."""
         self._ask("kill now")
 
     def add_worker(self) -> None:
-        """Start another worker node."""
+        """Start another worker node in the place of one that was killed; nothing where none was."""
         self._ask("add")
 
     def _ask(self, command: str) -> None:
@@ -112,7 +115,7 @@ def processes_of(session: int) -> list[int]:
     return found
 
 
-def _serve(workers: int) -> None:
+def _serve() -> None:
     """The process of the nodes."""
     import ray
     from ray.cluster_utils import Cluster
@@ -121,15 +124,15 @@ def _serve(workers: int) -> None:
     os.dup2(2, 1)  # what Ray prints
     settings = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.1"}
     cluster = Cluster(initialize_head=True, head_node_args={**settings, "include_dashboard": False, "no_monitor": True})
-    nodes, killed = [cluster.add_node(**settings) for _ in range(workers)], set[str]()
+    nodes, killed = [cluster.add_node(**settings)], set[str]()
     cluster.wait_for_nodes(timeout=SECONDS)
     ray.init(cluster.address, log_to_driver=False)
     os.write(own, f"{cluster.address}\n".encode())
     for line in sys.stdin:
         if line == "add\n":
-            while any(node["Alive"] and node["NodeID"] in killed for node in ray.nodes()):
+            while not nodes and any(node["Alive"] and node["NodeID"] in killed for node in ray.nodes()):
                 time.sleep(0.1)  # it would be counted as one with room for a task
-            nodes.append(cluster.add_node(**settings))
+            nodes = nodes or [cluster.add_node(**settings)]
             cluster.wait_for_nodes(timeout=SECONDS)
         else:
             node = nodes.pop()
@@ -147,4 +150,4 @@ def _has_actor(node: str) -> bool:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    _serve()

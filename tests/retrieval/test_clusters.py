@@ -1,14 +1,17 @@
-"""Builds on a real Ray cluster of two nodes: the bytes of a local build, whatever is killed, changed or missing."""
+"""Batches and builds on a real Ray cluster of two nodes: the bytes of one machine, whatever is killed, changed or
+missing. One cluster for all, because its start takes as long as a test."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,15 +19,20 @@ from typing import Any
 
 import pytest
 from support import ray_build
+from support.batches import COMMAND, ENVIRONMENT, answers_of, with_errors, write_requests
 from support.ray_nodes import RayNodes, needs_ray
 from test_staging import content, stagings, unnamed
 
 from rest_local.errors import ClusterFailed, OptionError
+from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, build_datastore
 from rest_local.retrieval.building.cluster import TRIES, Cluster
 from rest_local.retrieval.home import read_manifest
 
-SECONDS = 240.0
+SECONDS = 300.0
+EXACT = ("-c", "256", "-t", "1", "--no-history", "--exact")
+REQUESTS = 12
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "cluster.md"
 SHARD = 1 << 16
 FILES = 24
 
@@ -33,6 +41,117 @@ FILES = 24
 def nodes() -> Iterator[RayNodes]:
     with RayNodes() as nodes:
         yield nodes
+
+
+# ---- Batches -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_errors(tmp_path_factory.mktemp("cluster") / "in.jsonl", REQUESTS)
+
+
+@pytest.fixture(scope="module")
+def expected(requests: Path) -> dict[str, Any]:
+    """The answers of one machine."""
+    output = requests.with_name("expected.jsonl")
+    done = subprocess.run([*COMMAND, str(requests), "-o", str(output), *EXACT], check=False, env=ENVIRONMENT)
+    assert done.returncode == 1
+    return undated(output)
+
+
+def undated(output: Path) -> dict[str, Any]:
+    """The lines by custom_id, as JSON text, without the time that they were made at."""
+    found = answers_of(output)
+    for line in found.values():
+        (line["response"] or {"body": {}})["body"].pop("created", None)
+    return {name: json.dumps(line) for name, line in found.items()}
+
+
+def started(nodes: RayNodes, *arguments: str | Path, address: str = "") -> subprocess.Popen[str]:
+    command = [*COMMAND, *map(str, arguments), *EXACT, "--ray", address or nodes.address]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=nodes.environment, text=True)
+
+
+def wait_for_lines(process: subprocess.Popen[str], output: Path, count: int) -> None:
+    end = time.monotonic() + SECONDS
+    while not output.exists() or output.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@needs_ray
+def test_a_killed_driver_and_a_killed_node_cost_only_requests_in_flight(
+    nodes: RayNodes, requests: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """A batch whose driver was killed goes on where it stopped, and loses a node. All requests are answered, with the
+    bytes of one machine, and nothing is written twice."""
+    for attempt in range(3):  # until the node had requests in flight when it was killed
+        nodes.add_worker()
+        output = tmp_path / f"out-{attempt}.jsonl"
+        process = started(nodes, requests, "-o", output)
+        wait_for_lines(process, output, 2)  # the first one is that of the line that is no request
+        process.kill()
+        process.communicate()
+        kept = output.read_bytes().count(b"\n")
+        process = started(nodes, requests, "-o", output, "--json", address="auto")
+        nodes.kill_worker()
+        out, errors = process.communicate(timeout=SECONDS)
+        assert undated(output) == expected
+        summary = json.loads(out)
+        assert (summary["kept"], summary["answered"]) == (kept, REQUESTS - kept)
+        *warnings, failed = errors.splitlines()
+        lost = "rest-local: warning: a node or a replica was lost; "
+        assert all(line.startswith(lost) and line.endswith(" requests are done again") for line in warnings), errors
+        assert failed.startswith(f"rest-local: error: 2 of {REQUESTS} requests have an error")
+        assert process.returncode == 1
+        if warnings:
+            return
+    raise AssertionError("no request was in flight on any node that was killed")
+
+
+@needs_ray
+def test_a_replica_that_cannot_start_ends_the_batch_with_its_cause(nodes: RayNodes, tmp_path: Path) -> None:
+    source = write_requests(tmp_path / "in.jsonl", 2)
+    process = started(nodes, source, "-o", tmp_path / "out.jsonl", "--datastore", "no-such-datastore")
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1
+    (line,) = errors.splitlines()
+    assert line.startswith("rest-local: error: replica on ")
+    assert "no-such-datastore" in line
+
+
+@needs_ray
+def test_the_commands_of_the_page_leave_nothing(nodes: RayNodes, tmp_path: Path) -> None:
+    """A batch, here on the nodes that there are; and a build with `local`, which starts Ray on loopback addresses, and
+    ends it."""
+    batch, build = re.findall("^```sh\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert [" --ray local" in block for block in (batch, build)] == [True, True]
+    model = shutil.copy(demo_model(), tmp_path / "model.gguf")
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # as in `RayNodes`
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for block, ray, variables in (
+        (batch.replace("model.gguf", str(model)), nodes.address, nodes.environment),
+        (build, "local", ENVIRONMENT | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path)}),
+    ):
+        command = ["sh", "-euc", block.replace("--ray local", f"--ray {ray}")]
+        environment = variables | {"PATH": path}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(done.stderr.splitlines()) <= 1, done.stderr
+    assert len(answers_of(tmp_path / "answers.jsonl")) == 2
+    assert not (tmp_path / ".ray").exists()  # a token in there would change how other programs connect
+    end = time.monotonic() + SECONDS
+    while str(folder) in subprocess.run(["ps", "-A", "-o", "args="], stdout=subprocess.PIPE, text=True).stdout:
+        assert time.monotonic() < end, "processes of Ray are left"
+        time.sleep(0.1)
+    shutil.rmtree(folder)
+
+
+# ---- Builds ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +251,7 @@ def is_whole(builds: Builds, local: Path) -> None:
 def test_a_killed_node_costs_only_its_shard(builds: Builds, tmp_path: Path) -> None:
     """Each of the two nodes builds a shard when one of them is killed. A file that changed after the plan is read as it
     is now, by a task on the driver's node: the node cannot know whether it sees the driver's file."""
+    builds.nodes.add_worker()
     builds.source = Path(shutil.copytree(builds.source, tmp_path / "changed"))
     path = builds.source / "f01.py"
     (builds.control / "change").write_text(str(path))
