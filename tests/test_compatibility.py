@@ -101,7 +101,10 @@ def test_the_page_equals_the_table_and_the_table_the_versions_that_are_advised(s
     assert all((ROOT / test).exists() for test in script.TESTS)
 
 
-def test_names_are_compared_and_tests_are_run(script: ModuleType, tmp_path: Path) -> None:
+def test_names_are_compared_and_tests_are_run(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "WORKERS", ())  # one process is enough for a file
     outcome = script.examine(Path(sys.executable), "any", tmp_path, ["tests/llama/test_needed.py"])
     assert outcome.works, list(script.summary(outcome))
     assert outcome.version != "any", "the version is that of the library"

@@ -9,7 +9,9 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +30,12 @@ from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 
+@cache
+def _model() -> Model:
+    """Opened once: a test changes attributes of its copy at most."""
+    return Model.open(demo_model(), vocab_only=True)
+
+
 class FakeEngine:
     """The part of an engine that the server reads."""
 
@@ -36,7 +44,7 @@ class FakeEngine:
     request = Engine.request
 
     def __init__(self, n_ctx: int = 512) -> None:
-        self.model = Model.open(demo_model(), vocab_only=True)
+        self.model = copy(_model())
         self.n_ctx = n_ctx
         self.config = EngineConfig()
         self.predictions = Predictions(self.model.vocabulary, n_ctx)
@@ -49,7 +57,7 @@ class FakeEngine:
         self.datastores = self.swap.take(self.datastores)
 
     def close(self) -> None:
-        self.model.close()
+        pass
 
 
 class FakeStream:

@@ -6,7 +6,7 @@ import copy
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.api.bodies import check
@@ -74,7 +74,6 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = places(WHOLE)[1:]
 
 
-@settings(max_examples=600, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), VALUES, st.booleans()), min_size=1, max_size=3), st.booleans())
 def test_it_is_a_chat_or_an_error_with_a_place(damages: list[tuple[Any, Any, bool]], late: bool) -> None:
     body = copy.deepcopy(WHOLE)

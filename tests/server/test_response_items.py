@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -288,7 +288,6 @@ TOOLS = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=400)
 @given(
     st.lists(ITEMS, max_size=5) | VALUES,
     st.lists(TOOLS, max_size=3),
