@@ -26,7 +26,8 @@ class Tabs:
     def forget(self, origin: str) -> None:
         """Ends the page of this server, and removes all that it has stored."""
         page = self.new(same_browser=False)
-        page.route(f"{origin}/empty", lambda route: route.fulfill(content_type="text/html", body=""))
+        headers = {"cross-origin-opener-policy": "same-origin"}  # as the page: else each needs a process of its own
+        page.route(f"{origin}/empty", lambda route: route.fulfill(content_type="text/html", headers=headers))
         page.goto(f"{origin}/empty")
         page.evaluate("sessionStorage.clear()")
         profile = self.context.new_cdp_session(page)
@@ -35,12 +36,13 @@ class Tabs:
         page.unroute_all()
 
 
-def done(page: Any) -> None:
-    """Waits until an answer has ended by itself."""
-    from playwright.sync_api import expect
+DONE = """() => [...document.querySelectorAll("#spoken p")].at(-1)?.textContent === "Done"
+  && document.getElementById("status").textContent === "" """
 
-    expect(page.locator("#spoken p").last).to_have_text("Done")
-    expect(page.locator("#status")).to_have_text("")
+
+def done(page: Any) -> None:
+    """Waits until an answer has ended by itself. `expect` would look only ten times a second."""
+    page.wait_for_function(DONE)
 
 
 def answered(page: Any, chunks: list[dict[str, Any]]) -> None:
@@ -69,9 +71,9 @@ def token(text: str, source: str = "datastore", **more: Any) -> dict[str, Any]:
 
 
 def ask(page: Any, text: str) -> None:
-    """Type a message and send it with the keyboard; the message field has the focus."""
+    """Write a message and send it with the keyboard; the message field has the focus."""
     assert page.evaluate("document.activeElement.id") == "message"
-    page.keyboard.type(text)
+    page.keyboard.insert_text(text)
     page.keyboard.press("Enter")
 
 

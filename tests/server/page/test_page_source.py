@@ -78,7 +78,9 @@ def test_a_page_that_has_not_changed_is_not_sent_again(hello: Live) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.name not in VENDORED], ids=lambda path: path.name)
-def test_scripts_parse(path: Path) -> None:
-    done = subprocess.run(["node", "--check", str(path)], capture_output=True, text=True, timeout=60, check=False)
+def test_scripts_parse() -> None:
+    code = """for (const path of process.argv.slice(1))
+      new (require("vm").Script)(require("fs").readFileSync(path, "utf8"), { filename: path })"""
+    command = ["node", "-e", code, *(str(path) for path in SCRIPTS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
