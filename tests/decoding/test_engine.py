@@ -13,6 +13,7 @@ import pytest
 from support.fake_sources import always_draft
 
 from rest_local import Engine, Sampling
+from rest_local.calibration.known import Known, key_of
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Result
@@ -337,3 +338,17 @@ def test_no_mmap_reaches_datastores_and_history(
             os.truncate(file, 0)
         assert finish(engine, PROMPT, 5, policy="rest").tokens
         assert len(engine.context.failed_stores) == int(mmap)
+
+
+def test_the_vocabulary_of_a_file_that_was_used_before_is_not_hashed_again(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_model("llama")
+    key = key_of(path)
+    monkeypatch.setattr("rest_local.calibration.known.known_models", lambda: {key: Known("known", True)})
+    with Engine.load(path, n_ctx=256) as engine:
+        assert engine.model.vocabulary.hash == "known"
+    changed = (*key[:2], key[2] + 1)
+    monkeypatch.setattr("rest_local.calibration.known.known_models", lambda: {changed: Known("known", True)})
+    with Engine.load(path, n_ctx=256) as engine:
+        assert len(engine.model.vocabulary.hash) == 64
