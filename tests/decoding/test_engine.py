@@ -37,7 +37,7 @@ def keen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Auto, "learn", lambda self, drafted, tokens, done: None)
 
 
-def finish(engine: Engine, prompt: str | list[int], n: int = 120, **options: object) -> Result:
+def finish(engine: Engine, prompt: str | list[int], n: int = 90, **options: object) -> Result:
     stream = engine.generate(prompt, max_tokens=n, **options)  # type: ignore[arg-type]
     text = "".join(piece.text for piece in stream)
     assert text == stream.result.text
@@ -49,7 +49,7 @@ def parrot(tmp_path: Path, tiny_model: TinyModel) -> Callable[[Engine, str], Pat
     """A datastore of what the model itself says, so that drafts are accepted."""
 
     def make(engine: Engine, prompt: str) -> Path:
-        said = finish(engine, prompt, 120, policy="off").tokens
+        said = finish(engine, prompt, 90, policy="off").tokens
         identity = engine.model.vocabulary.identity
         tokens = np.array([*engine.tokenize(prompt), *said], np.int32)
         build(tmp_path / "parrot", [("said", tokens)], vocabulary=identity, recipe={})
@@ -65,7 +65,7 @@ def test_a_prediction_drafts_and_changes_nothing(tiny_model: TinyModel) -> None:
         plain = finish(engine, PROMPT, policy="off")
         right = finish(engine, PROMPT, prediction=plain.tokens)
         assert right.tokens == plain.tokens
-        assert right.draft.by_source["prediction"].accepted > 60
+        assert right.draft.by_source["prediction"].accepted > 40
         for wrong in (
             plain.tokens[::-1],
             plain.tokens[:1],
@@ -91,8 +91,8 @@ def test_exact_output_is_plain_output(arch: str, tiny_model: TinyModel, parrot: 
             assert drafted.tokens == plain.tokens
             assert drafted.text == plain.text
             if sampling.is_greedy:
-                assert drafted.draft.accepted > 60
-                assert drafted.draft.by_source["datastore"].accepted > 60
+                assert drafted.draft.accepted > 40
+                assert drafted.draft.by_source["datastore"].accepted > 40
                 assert drafted.draft.tokens_per_step > 2
             assert drafted.draft.accepted == drafted.timings.accepted_tokens
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,18 @@ def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for the disk. A kill loses nothing of what was written, only a power cut would."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def forked_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a build are forked from one that has imported most of it. Those of a program are spawned."""
+    from support.forked import can_fork
+
+    from rest_local.retrieval.building import shards
+
+    if can_fork():
+        context = multiprocessing.get_context("forkserver")
+        monkeypatch.setattr(shards.multiprocessing, "get_context", lambda how: context)
 
 
 @pytest.fixture

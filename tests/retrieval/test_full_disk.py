@@ -23,7 +23,7 @@ from rest_local.retrieval.maintenance.checking import size_of
 from rest_local.retrieval.maintenance.moving import export, import_datastore
 from rest_local.retrieval.update.forgetting import forget
 
-pytestmark = pytest.mark.usefixtures("unsynced")
+pytestmark = pytest.mark.usefixtures("unsynced", "forked_builds")
 
 Work = Callable[[Folder, Files], object]
 WAY_OUT = "`rest-local index remove NAME` deletes one"
@@ -134,9 +134,9 @@ def test_a_build_that_was_killed_on_a_full_disk_does_not_stop_forget(folder: Fol
 
 
 def test_a_real_disk(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", 2 << 20) as disk:
+    with mounted(tmp_path / "disk", 1 << 20) as disk:
         folder = prepared(Folder(tmp_path / "on another disk"), disk / "store")
-        for number in range(20):
+        for number in range(10):
             folder.write(f"large{number}.py", "x = 1\n" * 20_000 + str(number))
         free = os.statvfs(disk).f_bavail
         for work in (rebuild, update, other_build, bring):

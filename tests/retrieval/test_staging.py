@@ -27,6 +27,7 @@ from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, VocabularyId
 from rest_local.retrieval.sources.walk import Walk
 
+pytestmark = pytest.mark.usefixtures("forked_builds")
 MEMORY = 1 << 30
 
 

@@ -22,8 +22,15 @@ from unittest import mock
 from rest_local import sandbox
 from rest_local.llama import library
 
-MODULES = ("rest_local.llama.loading", "rest_local.llama.load_fallback")
+MODULES = (
+    "rest_local.drafting.models.head_kinds",
+    "rest_local.drafting.models.trial",
+    "rest_local.llama.load_fallback",
+    "rest_local.llama.loading",
+    "rest_local.llama.projector",
+)
 PATHS = re.compile(r'"/(?:[^"\\]|\\.)*"')  # JSON texts that may name a file
+SIZES = re.compile(r'"(n_ctx|n_cells|n_slots|threads|threads_batch)": \w+')  # do not matter on a CPU
 PART = re.compile(r"-\d{5}-of-\d{5}")
 Run = Callable[[str, str, float], sandbox.ChildResult]
 
@@ -45,7 +52,7 @@ def forked(whole: Run) -> Run:
         if command != [python, "-m", module, task]:
             with mock.patch.object(sandbox, "command", return_value=command):
                 return whole(module, task, timeout)
-        key = module + PATHS.sub(_digest, task)
+        key = module + SIZES.sub("", PATHS.sub(_digest, task))
         if key in known:
             return known[key]
         with tempfile.TemporaryDirectory() as folder:
