@@ -3,7 +3,8 @@ order, with no variable of the tests. So does each server of a block that says i
 and ends when it is told to.
 
 The tutorial runs from an empty home. The others find what a user has after it: models are measured once for all pages,
-and answers are short. What a command imports is there already (`support.warm`); `test_dist.py` starts fresh processes.
+answers are short, and one thread waits for no other on a busy machine. What a command imports is there already
+(`support.warm`); `test_dist.py` starts fresh processes.
 
 Other blocks marked `console` say why not (`test_documents.py`); blocks of `curl` are run by
 `server/clients/test_documented_commands.py`.
@@ -91,7 +92,7 @@ def place(page: Path, template: Path) -> Path:
     shutil.copytree(template, home)
     if page != TUTORIAL:
         (home / ".config" / "rest-local").mkdir(parents=True)
-        (home / ".config" / "rest-local" / "config.toml").write_text("tokens = 40\n")
+        (home / ".config" / "rest-local" / "config.toml").write_text("tokens = 40\nthreads = 1\n")
         if cache.exists():
             shutil.copytree(cache, home / ".cache")
     return home / "place"

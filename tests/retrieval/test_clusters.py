@@ -114,7 +114,9 @@ def test_a_killed_driver_and_a_killed_node_cost_only_requests_in_flight(
 @needs_ray
 def test_a_replica_that_cannot_start_ends_the_batch_with_its_cause(nodes: RayNodes, tmp_path: Path) -> None:
     source = write_requests(tmp_path / "in.jsonl", 2)
-    process = started(nodes, source, "-o", tmp_path / "out.jsonl", "--datastore", "no-such-datastore")
+    process = started(
+        nodes, source, "-o", tmp_path / "out.jsonl", "--datastore", "no-such-datastore", "--replicas", "1"
+    )
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 1
     (line,) = errors.splitlines()

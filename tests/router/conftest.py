@@ -104,7 +104,7 @@ class Routed:
 
 def choice(path: Path, *, need: int = GIGABYTE, aliases: tuple[str, ...] = (), **options: Any) -> ModelChoice:
     """The model of that file; `need`: bytes that it is said to take."""
-    load = partial(Engine.load, path, **({"slots": 2} | options))
+    load = partial(Engine.load, path, **({"slots": 2, "threads": 1} | options))
     return ModelChoice(path.stem, path, load, partial(_need, path, need), aliases)
 
 

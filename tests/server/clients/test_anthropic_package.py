@@ -1,4 +1,4 @@
-"""The `anthropic` package: answers, streams, the loop of tools, counts, the asynchronous client, classes of errors."""
+"""The `anthropic` package: answers, streams, the loop of tools, counts, classes of errors."""
 
 from __future__ import annotations
 
@@ -65,18 +65,6 @@ def test_the_second_turn_reads_the_first_from_the_cache(demo: Live) -> None:
     assert usage.cache_read_input_tokens is not None
     assert usage.cache_read_input_tokens >= said.usage.input_tokens
     assert usage.input_tokens < 40
-
-
-def test_a_stream_is_the_whole_answer(demo: Live) -> None:
-    asked: Any = {"model": "demo", "max_tokens": 24, "extra_body": GREEDY, "messages": MESSAGES}
-    with client_of(demo) as client:
-        message = client.messages.create(**asked)
-        with client.messages.stream(**asked) as stream:
-            text = "".join(stream.text_stream)
-            final = stream.get_final_message()
-    assert text == final.content[0].text == message.content[0].text  # type: ignore[union-attr]
-    assert final.stop_reason == message.stop_reason
-    assert final.usage.output_tokens == message.usage.output_tokens
 
 
 def test_calls_arrive_in_deltas(scripted: Scripted) -> None:

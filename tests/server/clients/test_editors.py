@@ -37,11 +37,11 @@ def test_llama_vim_shows_what_fills_the_gap(demo: Live) -> None:
 
 def test_llama_vim_warms_up_the_whole_of_its_context(demo: Live) -> None:
     """Its limit on that prompt is 1 ms; what it warms has to be there all the same."""
-    text = "\n".join(f"value_{number} = {number} * {number + 1}" for number in range(120))
+    text = "\n".join(f"value_{number} = {number} * {number + 1}" for number in range(60))
     extra = [{"text": text, "filename": "values.py", "time": [1763, 5]}]
     assert send(demo, OPENAI["VIM_INFILL_WARM_UP"], input_extra=extra).json() == {}
     timings = send(demo, OPENAI["VIM_INFILL"], input_extra=extra, response_fields=["timings"]).json()["timings"]
-    assert timings["cache_n"] > 1000
+    assert timings["cache_n"] > 500
     assert timings["prompt_n"] < 100
 
 

@@ -110,14 +110,6 @@ def test_open_webui_finds_the_model_it_lists(demo: Live) -> None:
     assert all(model["expires_at"] for model in loaded)
 
 
-def test_open_webui_counts(scripted: Scripted) -> None:
-    live = scripted(aliases=("coder",))
-    last = lines(send(live, OLLAMA["WEBUI_CHAT"]))[-1]
-    names = ("prompt_eval_count", "eval_count", "total_duration", "load_duration", "eval_duration")
-    assert all(isinstance(last[name], int) for name in (*names, "prompt_eval_duration"))
-    assert last["done"] is True
-
-
 def test_raycast_reads_each_part_of_the_body_as_one_line(scripted: Scripted) -> None:
     """It sends text without saying that it is JSON, and parses what the HTTP library gives it at once."""
     live = scripted(aliases=("coder",))
