@@ -18,6 +18,10 @@ from rest_local.llama.options import FLOAT_CACHE_TYPES, MOST_SNAPSHOTS, ModelOpt
 FAST = ((False, "f16"), (True, "f16"))  # (flash attention, cache type), the preferred first on a CPU; reversed on a GPU
 EXACT = ((True, "bf16"), (True, "q8_0"), (False, "f16"), (True, "f16"))
 
+NO_COPIES = ("deepseek4",)
+"""Architectures of which llama.cpp copies whole sequences only, and ends the process where it is asked for a part (so
+that it cannot be tried here). The copy also comes with the next pass, over what is restored until then."""
+
 
 def capability_of(model: Model, context: Context, exact: bool) -> Capability:
     """What drafts this model can verify in this context, and why."""
@@ -26,7 +30,9 @@ def capability_of(model: Model, context: Context, exact: bool) -> Capability:
     if model.is_recurrent or model.is_hybrid:
         kind, n = "recurrent" if model.is_recurrent else "hybrid", context.n_rs_seq
         rolled_back = f"is rolled back {n} tokens, and further by a checkpoint" if n else "goes back to a checkpoint"
-        return Capability("chain", f"{kind} state {rolled_back} before the step", shares=False)
+        reason = f"{kind} state {rolled_back} before the step"
+        copies = model.metadata.get("general.architecture") not in NO_COPIES
+        return Capability("chain", reason, shares=False, copies=copies)
     if exact:
         return Capability("chain", "exact: a rejected branch leaves holes that shift the attention's blocks")
     return Capability("tree", "full attention over removable cells")

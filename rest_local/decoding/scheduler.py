@@ -95,7 +95,7 @@ class Scheduler:
         self, backend: Backend, capability: Capability, curve: CostCurve, overlaps: bool | None = None
     ) -> None:
         self.backend = backend
-        self.slots = Slots(backend, capability.shares)
+        self.slots = Slots(backend, capability.shares, capability.copies)
         self.forward = Forward(backend, capability, self.slots.evict, overlaps)
         self.waiting: deque[RequestState] = deque()
         self.admitted: list[RequestState] = []  # the oldest first

@@ -19,6 +19,7 @@ class Capability:
     reason: str
     longest: int = 63
     shares: bool = True  # several sequences can hold the same cells
+    copies: bool = True  # a part of a sequence can be copied to another one
 
 
 class Backend(Protocol):

@@ -44,14 +44,15 @@ class Match:
 
 
 class Slots:
-    """`n_slots` of a backend. `shares`: its cells can be shared between sequences."""
+    """`n_slots` of a backend. `shares`: its cells can be shared between sequences. `copies`: and a state be copied."""
 
-    def __init__(self, backend: Backend, shares: bool) -> None:
+    def __init__(self, backend: Backend, shares: bool, copies: bool = True) -> None:
         places = range(0, backend.n_slots * backend.n_branches, backend.n_branches)
         self.slots = [Slot(backend, first_id, checkpoints=not shares) for first_id in places]
         for slot in self.slots:
             slot.costs = self.slots[0].costs
         self._shares = shares
+        self._copies = copies
         self._idle = list(self.slots)  # least recently used first
         self.holes = 0  # upper bound of the cells that were freed below others that stayed: attention passes over them
         self._fragmentation_ms = 0.0  # what the holes have cost
@@ -75,13 +76,14 @@ class Slots:
             return Match(self._spare(), 0, None)
         same = {id(slot): slot.reusable(slot.common_prefix(prompt)) if slot.user == user else 0 for slot in self.slots}
         own = max(self._idle, key=lambda slot: (same[id(slot)], -slot.n_past))
-        longest = max(self.slots, key=lambda slot: same[id(slot)])
+        longest = max(self.slots, key=lambda slot: same[id(slot)]) if self._copies else own
         kept = same[id(own)]
-        least = WORTH_KEEPING if all(slot.n_past for slot in self._idle) else WHERE_EMPTY
+        is_last = not self._copies or all(slot.n_past for slot in self._idle)
+        least = WORTH_KEEPING if is_last else WHERE_EMPTY
         if kept >= least * own.n_past and kept >= same[id(longest)]:
             return Match(own, kept, None)
         spare = self._spare()
-        if same[id(longest)] < LEAST_SHARED or longest is spare:
+        if same[id(longest)] < LEAST_SHARED or longest is spare or not self._copies:
             return Match(spare, same[id(spare)], None)
         return Match(spare, same[id(longest)], longest)
 

@@ -25,12 +25,16 @@ class HalfRight(Stateless):
 
     def __init__(self, known: Sequence[int], n_vocab: int, seed: int = 3) -> None:
         self.accepted = list[int]()
+        self._length = 0  # of the text so far
         self._known, self._n_vocab = list(known), n_vocab
         self._rng = np.random.default_rng(seed)
 
+    def begin(self, n_ctx: int) -> None:
+        self._length = n_ctx
+
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
         tree = DraftTree(at.leaves)
-        following = self._known[at.n_ctx + 1 : at.n_ctx + 1 + int(self._rng.integers(1, self.longest))]
+        following = self._known[self._length : self._length + int(self._rng.integers(1, self.longest))]
         right = int(self._rng.integers(0, len(following) + 1))
         node = ROOT
         for number, token in enumerate(following):
@@ -42,6 +46,7 @@ class HalfRight(Stateless):
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         self.accepted.append(done.n_accepted)
+        self._length += len(tokens)
 
     def _wrong(self, token: int) -> int:
         return (token + 1 + int(self._rng.integers(0, 50))) % self._n_vocab

@@ -1,121 +1,159 @@
-"""Tiny random models with recurrent state, one for each kind of layer that llama.cpp has for them."""
+"""Tiny random models of every architecture that llama.cpp has with recurrent state.
+
+Only the keys are written down here. llama.cpp itself says which tensors a model with such keys has
+(`llama_model_init_from_user`, from which its own tests make their models).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import zlib
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
 from benchmarks import gguf_file
-from benchmarks.tiny import CONV, FEED, HEAD, HEADS, INNER, KV_HEADS, RANK, STATE, WIDTH, Builder, tiny
-from benchmarks.tiny_heads import tiny_mtp
+from benchmarks.gguf_file import Tensor
+from benchmarks.tiny import CONV, EXPERTS, EXPERTS_USED, FEED, HEAD, HEADS, INNER, KV_HEADS, STATE, WIDTH
+from rest_local.llama.loaded import bindings
 
-N_LAYERS, SSM_HEADS = 4, 4
-MIXED = [0, KV_HEADS] * 2  # key heads of each layer: every second one has attention
-
-
-def _mamba2(builder: Builder, block: str) -> None:
-    width = INNER + 2 * STATE
-    builder.matrix(f"{block}.ssm_in", INNER + width + SSM_HEADS, WIDTH)
-    builder.plain(f"{block}.ssm_conv1d.weight", builder.normal((width, CONV), 0.5))
-    builder.plain(f"{block}.ssm_conv1d.bias", np.zeros(width))
-    builder.plain(f"{block}.ssm_dt.bias", np.full(SSM_HEADS, -2.0))
-    builder.plain(f"{block}.ssm_a", -np.arange(1.0, SSM_HEADS + 1)[:, None])
-    builder.plain(f"{block}.ssm_d", np.ones((SSM_HEADS, 1)))
-    builder.plain(f"{block}.ssm_norm.weight", np.ones((1, INNER)))
-    builder.matrix(f"{block}.ssm_out", WIDTH, INNER, 2.0)
-
-
-def _of_mamba2(builder: Builder) -> dict[str, Any]:
-    for i in range(N_LAYERS):
-        _mamba2(builder, f"blk.{i}")
-    return {"attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0}
-
-
-def _of_granite(builder: Builder) -> dict[str, Any]:
-    for i, kv_heads in enumerate(MIXED):
-        block = f"blk.{i}"
-        (builder.attention if kv_heads else lambda name: _mamba2(builder, name))(block)
-        builder.ones(f"{block}.ffn_norm")
-        builder.feed_forward(block)
-    return {"attention.head_count_kv": MIXED, "rope.dimension_count": HEAD}
-
-
-def _of_falcon(builder: Builder) -> dict[str, Any]:
-    """Attention and recurrent state in every layer."""
-    for i in range(N_LAYERS):
-        block = f"blk.{i}"
-        _mamba2(builder, block)
-        builder.attention(block)
-        builder.plain(f"{block}.ffn_norm", np.ones(WIDTH))
-        builder.feed_forward(block)
-    return {"rope.dimension_count": HEAD, "attention.key_length": HEAD, "attention.value_length": HEAD}
-
-
-def _of_jamba(builder: Builder) -> dict[str, Any]:
-    for i, kv_heads in enumerate(MIXED):
-        block = f"blk.{i}"
-        if kv_heads:
-            builder.attention(block)
-        else:
-            builder.mamba(block)
-            builder.ones(f"{block}.ssm_dt_norm", size=RANK)
-            builder.ones(f"{block}.ssm_b_norm", f"{block}.ssm_c_norm", size=STATE)
-        builder.ones(f"{block}.ffn_norm")
-        builder.feed_forward(block)
-    return {"attention.head_count_kv": MIXED, "ssm.time_step_rank": RANK}
-
-
-def _of_nemotron(builder: Builder) -> dict[str, Any]:
-    """Each layer has one of recurrent state, attention, and a feed-forward part."""
-    heads, feeds = [0, KV_HEADS, 0, 0], [0, 0, 0, FEED]
-    for i, (kv_heads, feed) in enumerate(zip(heads, feeds, strict=True)):
-        block = f"blk.{i}"
-        if kv_heads:
-            builder.attention(block)
-        elif feed:
-            builder.matrix(f"{block}.ffn_up", FEED, WIDTH)
-            builder.matrix(f"{block}.ffn_down", WIDTH, FEED)
-        else:
-            _mamba2(builder, block)
-    more = {"attention.layer_norm_epsilon": 1e-5, "attention.key_length": HEAD, "attention.value_length": HEAD}
-    return {"attention.head_count_kv": heads, "feed_forward_length": feeds, "rope.dimension_count": HEAD, **more}
-
-
-_OF = {
-    "mamba2": _of_mamba2, "granitehybrid": _of_granite, "falcon-h1": _of_falcon, "jamba": _of_jamba,
-    "nemotron_h": _of_nemotron,
+N_LAYERS = 2
+MIXED = {"attention.head_count_kv": [0, KV_HEADS]}  # the second layer has attention
+NONE = {"attention.head_count": 0, "attention.head_count_kv": 0}
+HALF = {"full_attention_interval": 2}
+MAMBA = {"ssm.conv_kernel": CONV, "ssm.inner_size": INNER, "ssm.state_size": STATE, "ssm.time_step_rank": 4}
+MAMBA2 = {**MAMBA, "ssm.group_count": 1}
+DELTA = {
+    **HALF, "ssm.conv_kernel": CONV, "ssm.inner_size": 2 * HEAD, "ssm.state_size": HEAD, "ssm.time_step_rank": 2,
+    "ssm.group_count": 2, "rope.dimension_sections": [HEAD // 4, HEAD // 8, HEAD // 8, 0],
 }  # fmt: skip
-RECURRENT: dict[str, Callable[[Path], Path]] = {
-    "mamba": lambda path: tiny("mamba", path, quant="Q8_0"),
-    "lfm2": lambda path: tiny("lfm2", path, quant="Q8_0"),
-    "qwen35": lambda path: tiny_mtp("qwen35", path, part="trunk", n_layers=N_LAYERS, quant="Q8_0"),
-    **{arch: lambda path, arch=arch: _write(arch, path) for arch in _OF},  # type: ignore[misc]
+WKV6 = {**NONE, "wkv.head_size": HEAD, "time_mix_extra_dim": HEAD, "time_decay_extra_dim": HEAD}
+RANKS = ("decay", "iclr", "value_residual_mix", "gate")
+WKV7 = {**NONE, "wkv.head_size": HEAD, **{f"attention.{rank}_lora_rank": HEAD for rank in RANKS}}
+ONE_SHIFT = {"token_shift_count": 1}
+SHORT = {**MIXED, "shortconv.l_cache": 3}
+MOE = {
+    "expert_count": EXPERTS, "expert_used_count": EXPERTS_USED, "expert_shared_count": 1, "expert_gating_func": 2,
+    "expert_feed_forward_length": WIDTH, "expert_shared_feed_forward_length": WIDTH, "leading_dense_block_count": 1,
+    "expert_weights_scale": 1.0, "expert_weights_norm": True,
+}  # fmt: skip
+NEMOTRON = {
+    **MAMBA2, "block_count": 3, "attention.head_count_kv": [0, KV_HEADS, 0], "feed_forward_length": [0, 0, FEED],
+}  # fmt: skip
+KDA = {
+    **MIXED, **MOE, "ssm.conv_kernel": CONV, "kda.head_dim": HEAD, "kda.gate_lower_bound": -5.0,
+    "attention.q_lora_rank": 32, "attention.kv_lora_rank": 32, "attention.key_length": 48, "attention.value_length": 32,
+    "attention.key_length_mla": 48, "attention.value_length_mla": 32, "rope.dimension_count": 16,
+}  # fmt: skip
+HYPER = {
+    "hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 2, "hyper_connection.epsilon": 1e-6,
+    "attention.indexer.head_count": 2, "attention.indexer.key_length": HEAD, "attention.indexer.top_k": 1 << 17,
+}  # fmt: skip
+KIMI_K3 = {
+    "expert_latent_length": 32, "attn_res.block_size": 12, "activation.situ_beta": 4.0,
+    "activation.situ_linear_beta": 25.0,
+}  # fmt: skip
+GLM5 = {"attention.key_length": 32, "rope.dimension_count": 0, "attention.indexer.kpool": 4}
+DEEPSEEK4 = {
+    "expert_gating_func": 4, "attention.q_lora_rank": 32, "attention.sliding_window": 32, "swiglu_clamp_exp": 10.0,
+    "attention.output_group_count": 2, "attention.output_lora_rank": 32, "attention.compress_ratios": [0, 4, 128],
+    "block_count": 3,
+    "attention.compress_rope_freq_base": 160000.0, "hash_layer_count": 0, "attention.key_length": 64,
+    "attention.value_length": 64, "rope.dimension_count": 32, "attention.indexer.key_length": 64,
+}  # fmt: skip
+RECURRENT: dict[str, dict[str, Any]] = {
+    "mamba": {**MAMBA, **NONE},
+    "mamba2": {**MAMBA2, **NONE},
+    "rwkv6": WKV6,
+    "rwkv6qwen2": WKV6 | ONE_SHIFT,
+    "rwkv7": WKV7,
+    "arwkv7": WKV7 | ONE_SHIFT,
+    "jamba": {**MAMBA, **MIXED},
+    "falcon-h1": MAMBA2,
+    "plamo2": {**MAMBA, **MIXED, "ssm.group_count": 0},
+    "granitehybrid": {**MAMBA2, **MIXED},
+    "lfm2": SHORT,
+    "lfm2moe": {**SHORT, **MOE},
+    "nemotron_h": NEMOTRON,
+    "nemotron_h_moe": {**NEMOTRON, **MOE},
+    "qwen35": DELTA,
+    "qwen3next": {**DELTA, **MOE},
+    "qwen35moe": {**DELTA, **MOE},
+    "qwen4exp": {**DELTA, **MOE, **HYPER, "hyper_connection.low_rank": 8, "attention.compress_ratios": [4] * N_LAYERS},
+    "kimi-linear": KDA,
+    "kimi-k3": KDA | KIMI_K3,
+    "bailingmoe3": KDA,
+    "glm5-next": KDA | HYPER | GLM5,
+    "deepseek4": MOE | HYPER | DEEPSEEK4,
+    "minimax-01": {**HALF, **MOE, "residual_scale": 1.5, "attention.key_length": HEAD, "attention.value_length": HEAD},
 }
-"""By architecture, what writes such a model."""
+"""By architecture, the keys of such a model, but for those that all have."""
+FLOAT = ("norm", "conv", "lerp", "time_mix_first", "ssm_a", "ssm_d", "_inp", "hc_", "res_", "indexer")
+"""Parts of the names of tensors that llama.cpp reads as 32-bit numbers, or multiplies without a loss only so."""
+LEFT_OUT = {"rwkv6qwen2": "time_mix_first"}  # optional, and another model with it
 
 
-def _write(arch: str, path: Path) -> Path:
-    builder, vocabulary = Builder(1, "Q8_0"), gguf_file.byte_vocabulary()
-    builder.embeddings(vocabulary, "output_norm")
-    builder.ones(*(f"blk.{i}.attn_norm" for i in range(N_LAYERS)))
-    ssm = {"conv_kernel": CONV, "inner_size": INNER, "state_size": STATE, "time_step_rank": SSM_HEADS, "group_count": 1}
+def recurrent(arch: str, path: Path, **other: Any) -> Path:
+    """Write a tiny model of `arch` (one of RECURRENT) and return the path. `other`: keys that differ from its own."""
+    vocabulary = gguf_file.byte_vocabulary()
     keys = {
-        "general.name": f"tiny {arch}",
-        "block_count": N_LAYERS,
-        "context_length": 2048,
-        "embedding_length": WIDTH,
-        "feed_forward_length": FEED,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "vocab_size": vocabulary.size,
-        "rope.freq_base": 10000.0,
-        **{f"ssm.{key}": value for key, value in ssm.items()},
-    }
-    keys |= _OF[arch](builder)
-    if arch == "jamba":
-        del keys["ssm.group_count"]
-    return gguf_file.write(path, arch, keys, vocabulary, builder.tensors)
+        "general.name": f"tiny {arch}", "block_count": N_LAYERS, "context_length": 2048, "embedding_length": WIDTH,
+        "feed_forward_length": FEED, "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5, "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 10000.0,
+        "vocab_size": vocabulary.size, **RECURRENT[arch],
+    }  # fmt: skip
+    shapes = _shapes(gguf_file.write(path, arch, keys, vocabulary, []))
+    left_out = LEFT_OUT.get(arch, "no tensor")
+    tensors = [_tensor(name, shape, vocabulary.never) for name, shape in shapes.items() if left_out not in name]
+    return gguf_file.write(path, arch, keys | other, vocabulary, tensors)
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of `ggml_tensor`."""
+
+    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("shape", ctypes.c_int64 * 4))
+
+
+class _Gguf(ctypes.Structure):
+    """`gguf_init_params`."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """By name, the shapes (in numpy's order) of the tensors that llama.cpp makes for a file of keys."""
+    library, found = bindings._lib, dict[str, tuple[int, ...]]()
+    library.ggml_get_name.restype, library.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    library.gguf_init_from_file.restype = ctypes.c_void_p
+
+    def note(address: int, _: object) -> None:
+        shape = np.trim_zeros(np.array(_Tensor.from_address(address).shape[::-1]) - 1, "f") + 1
+        found[library.ggml_get_name(address).decode()] = tuple(map(int, shape)) or (1,)
+
+    keys = library.gguf_init_from_file(str(path).encode(), _Gguf(True, None))
+    called = bindings.llama_model_set_tensor_data_t(note)
+    model = bindings.llama_model_init_from_user(keys, called, None, bindings.llama_model_default_params())
+    assert model, f"llama.cpp makes no model of the keys in {path}"
+    bindings.llama_model_free(model)
+    return found
+
+
+def _tensor(name: str, shape: tuple[int, ...], never: tuple[int, ...]) -> Tensor:
+    """Random weights that depend on the name alone. `never`: tokens that are not generated."""
+    data = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+    if "norm" in name and name.endswith("weight"):
+        data[:] = 1
+    elif "ssm_a" in name:
+        data = -np.abs(data) - 0.1  # a state decays
+    elif len(shape) == 1:
+        data *= 0.1
+    elif name != "token_embd.weight":
+        data *= (4 if name == "output.weight" else 2) / np.sqrt(shape[-1])
+    if name == "output.weight":
+        data[list(never)] = 0
+    kind = gguf.GGMLQuantizationType.F32
+    if len(shape) > 1 and shape[-1] % 32 == 0 and not any(part in name for part in FLOAT):
+        kind, data = gguf.GGMLQuantizationType.Q8_0, gguf.quants.quantize(data, gguf.GGMLQuantizationType.Q8_0)
+    return Tensor(name, shape, kind, lambda: data)
