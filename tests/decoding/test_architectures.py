@@ -117,9 +117,9 @@ def test_what_is_kept_of_a_prompt_changes_nothing(exact: tuple[str, Engine]) -> 
         assert kept[1:5] == [len(long) - 1, len(long), 50, 49]
 
 
-@pytest.mark.parametrize("arch", ["gpt-oss", "lfm2", "llama", "mamba"])
+@pytest.mark.parametrize(("arch", "most"), [("gpt-oss", 2), ("lfm2", 2), ("llama", 4), ("mamba", 2)])
 def test_threads_that_change_at_every_pass_change_no_bit_of_exact_answers(
-    arch: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+    arch: str, most: int, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between parts of the prompt, too, and with drafts. Where nothing can be verified, the number stays."""
     used = set[int]()
@@ -130,10 +130,10 @@ def test_threads_that_change_at_every_pass_change_no_bit_of_exact_answers(
         used.add(governor.level.threads)
         return True
 
-    monkeypatch.setattr(cores, "cores", lambda *_: 4)  # whatever this machine has
+    monkeypatch.setattr(cores, "cores", lambda *_: most)  # whatever this machine has
     options = ModelOptions(n_batch=64)  # parts of the prompt are no longer than drafts
     with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, options=options, exact=True) as engine:
-        assert engine.threads_in_use == 4
+        assert engine.threads_in_use == most
         prompt, sampling = engine.tokenize(TEXT * 8), Sampling(temperature=0.8, seed=11)
         assert len(prompt) > 3 * 64
         with monkeypatch.context() as patch:
@@ -145,7 +145,7 @@ def test_threads_that_change_at_every_pass_change_no_bit_of_exact_answers(
             changing = finish(engine, prompt, 20, policy=policy, sampling=sampling, logprobs=3)
             assert changing.tokens == plain.tokens
             assert changing.logprobs == plain.logprobs
-    assert used == {1, 2, 4}
+    assert used == {1, 2, most}
 
 
 def test_a_hundred_prompts_say_the_same_with_drafts_in_exact_settings(tiny_model: TinyModel) -> None:

@@ -193,7 +193,7 @@ vocabulary = test_staging.Bytes()
 warm = Path(sys.argv[2]) / "warm.py"
 build_datastore(sys.argv[1] + "-warm", [warm], vocabulary=vocabulary, jobs=1)
 before = status("VmRSS")
-memory = shards.FIXED_MEMORY + shards.SORTED_MEMORY[2] * (4 << 20)
+memory = shards.FIXED_MEMORY + shards.SORTED_MEMORY[2] * (3 << 20)
 built = build_datastore(sys.argv[1], [sys.argv[2]], vocabulary=vocabulary, jobs=1, memory=memory)
 print(len(built.manifest.segments), max(segment.tokens for segment in built.manifest.segments))
 print(status("VmHWM") - before)
@@ -202,12 +202,12 @@ print(status("VmHWM") - before)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_build_needs_no_more_memory_than_a_segment_takes(tmp_path: Path) -> None:
-    """12 M tokens in segments of 4 M: sorting all at once would take three times as much."""
+    """9 M tokens in segments of 3 M: sorting all at once would take three times as much."""
     source = tmp_path / "source"
     source.mkdir()
     numbers = random.Random(1)
     words = ["".join(numbers.choices("abcdefgh", k=7)) for _ in range(5000)]
-    for number in range(24):
+    for number in range(18):
         (source / f"{number}.py").write_text("\n".join(" ".join(numbers.choices(words, k=8)) for _ in range(8192)))
     (source / "warm.py").write_text("warm\n")
     here = Path(__file__).parent
@@ -215,8 +215,8 @@ def test_a_build_needs_no_more_memory_than_a_segment_takes(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", _MEASURED, *arguments], capture_output=True, text=True, check=True)
     segments, largest, peak = map(int, done.stdout.split())
     assert segments >= 3
-    assert largest <= 4 << 20
-    assert peak < shards.SORTED_MEMORY[2] * (4 << 20) + (72 << 20)  # and batches of text, and what the heap keeps
+    assert largest <= 3 << 20
+    assert peak < shards.SORTED_MEMORY[2] * (3 << 20) + (72 << 20)  # and batches of text, and what the heap keeps
 
 
 def test_memory_decides_the_size_of_a_segment() -> None:
