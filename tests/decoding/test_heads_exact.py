@@ -224,7 +224,7 @@ def test_loaded_cells(files: Files, exact: Engine, tmp_path: Path) -> None:
 def test_requests_cancelled_at_any_time(exact: Engine) -> None:
     """In the middle of a prompt or a step, with passes of head and model broken off; later answers are right."""
     prompt = PROMPT * 4
-    with Service(exact) as service, drafting(exact, 20, 6):
+    with Service(exact) as service, drafting(exact, 20, 2):
         wanted = service.submit(asked(exact, prompt, policy="off")).wait(60).tokens
         for moment in range(5):
             stream = service.submit(asked(exact, prompt if moment % 2 else prompt + "x", 300))
@@ -299,5 +299,5 @@ def test_an_interrupt_at_every_decode(exact: Engine, monkeypatch: pytest.MonkeyP
 
 def test_relaxed_verification_accepts_drafts_of_heads(fast: Engine) -> None:
     """Features belong to the rows that were accepted, also those that only passed because of that."""
-    with drafting(fast, 20, 6):
+    with drafting(fast, 20, 2):
         assert len(answer(fast, PROMPT, verify=Relaxed(2, 0.1)).tokens) == 40

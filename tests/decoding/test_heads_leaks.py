@@ -18,5 +18,5 @@ def test_requests_leave_no_cells(kind: str, tmp_path: Path, monkeypatch: pytest.
     options: dict[str, Any] = {} if drafter is None else {"draft_model": drafter}
     with Engine.load(model, n_ctx=256, slots=4, threads=1, **options) as engine:
         figures = serve_many(engine, 32)
-    assert figures["accepted"] > 5
+    assert figures["accepted"] > 2
     assert figures["cancelled"] > 2
