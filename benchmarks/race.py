@@ -10,7 +10,7 @@
   serve` with drafting off, with the request's text alone, and `stored`: with prediction, datastore and history.
 - For each answer all sides start a new server, one after the other, in another order each time. It reads the prompt and
   then writes the answer, which is timed from the request to its last byte by this program's clock. No other one runs.
-- Before the first answer, `rest-local tune` measures what batches cost, as idle servers do in use.
+- What rest-local learns about the prices of batches is kept in `--work`, as a user's cache does.
 - A round has an answer of each workload. FILE keeps all runs, and a race with the same FILE goes on where it ended, so
   it can be run in parts. `--minutes` ends it between two answers. `--work` keeps the player for the next part.
 - A run does not count if other programs or the host take more than 5% of the processors.
@@ -297,9 +297,10 @@ def main() -> None:
         if (revision := _revision()) not in found["revisions"]:
             found["revisions"].append(revision)
         if not (work / "cache").exists() and tasks:
-            tell("rest-local tune")
-            command = [sys.executable, "-m", "rest_local", "tune", "-m", str(model), "-c", str(width)]
-            subprocess.run([*command, "-t", str(args.threads), *args.arguments], stdout=sys.stderr, check=True)
+            tell("one answer that does not count, in which rest-local learns what a batch costs here")
+            player.play(model, *([tasks[0].before] if tasks[0].before else []), (tasks[0].prompt, tasks[0].answer))
+            with contextlib.suppress(ServerFailed):  # the race says it again
+                written(next(side for side in racers if side.name == COLD), tasks[0], work)
         limit = 60 * args.minutes - (time.monotonic() - begun)
         race(found, model, tasks, [side for side in racers if side.name in only], stores, limit, tell, save)
         save()
