@@ -1,7 +1,7 @@
 """What the planner makes of a drafting model: recorded answers are replayed with a simulated one on the cost curves.
 
     python -m benchmarks simulated_drafters [--data FOLDER] [--curve NAME]... [--only WORKLOAD]... [--tokens N]
-        [--constant] [--several] [--json]
+        [--mtp] [--constant] [--json]
 
 Time is simulated: a step costs what the curve gives, a pass of the model a share of a plain step of that curve, and a
 lookup `replay.LOOKUP_MS`. So every figure is repeatable, and none needs a model. Compared, on the same answers:
@@ -20,9 +20,9 @@ answer it is as confident as on any other. Everything is drawn from a hash of th
 says the same to all policies. `--constant` states the mean acceptance everywhere instead, and its second candidate is
 never right. What it knows does not depend on what retrieval knows.
 
-Workloads: `HumanEval` with a datastore of the standard library, `MT-Bench` with the text of the request alone, `chat`
-with earlier answers as the history, and `unseen`, random tokens in which retrieval finds nothing. `--data` (or
-REST_LOCAL_SHARED) names the folder of recorded answers (`benchmarks.published`); what is missing is named and left out.
+Workloads: those of `benchmarks.published`, `edits` (of this repository, from the context alone), and `unseen`, random
+tokens in which retrieval finds nothing. `--data` (or REST_LOCAL_SHARED) names the folder of recorded answers; what is
+missing is named and left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.published import HISTORY, SETS
+from benchmarks.published import EDITS, HISTORY, SETS
 from rest_local.bench.demo import standard_library
 from rest_local.bench.replay import Tally, counted, replay
 from rest_local.bench.workload import Recorded, Workload, open_workload
@@ -56,6 +56,11 @@ from rest_local.retrieval import build_datastore
 
 ACCEPTANCES = (0.6, 0.75, 0.9)
 COSTS = (0.03, 0.1, 0.25)  # of a plain step, for a pass of one row
+# With `--mtp`, a pass of an MTP layer of Qwen3.8-27B, on the curve of a machine like the measured one: what is left of
+# a step with k drafted tokens, (1 + k acceptance) / speed-up plain steps, after the curve's t(k + 1), divided by k.
+# github.com/sudoingX/qwen38-mtp, requests 15 and 43 (RTX 5090: 2.18 and 2.27 at k = 4, acceptance 0.64 and 0.69), 42
+# (RTX 3090: 1.66 at 4, 0.65); github.com/ggml-org/llama.cpp 22673 (Qwen3.6-27B, Strix Halo: 2.10 at 3, 0.73)
+MTP = {"rtx4090-8b-iq3_xxs": 0.065, "rtx3090-8b-q4_0": 0.157, "spark-7b-q8_0": 0.13}
 ROW_COST = 0.1  # of a pass, for each further row
 LENGTHS = range(17)  # of fixed chains
 SPREAD = 2.0  # a + b of the beta distribution of confidences; with 0.75, 0.42 of them are above 0.9
@@ -268,12 +273,17 @@ class Cell(NamedTuple):
     def to_retrieval(self) -> float:
         return self.all / self.retrieval
 
+    @property
+    def to_better(self) -> float:
+        """Over the better of the two parts, each of which is planned here."""
+        return self.all / max(self.retrieval, self.model)
+
 
 def speedup(tally: Tally) -> float:
     return tally.plain_ms / (tally.drafted_ms + tally.looked_ms)
 
 
-def measure(label: str, workload: Workload, name: str, constant: bool) -> list[Cell]:
+def measure(label: str, workload: Workload, name: str, constant: bool, costs: Sequence[float]) -> list[Cell]:
     """The cells of one workload on one curve."""
     answers = counted(workload.tested)
     curve = load_curve(name)
@@ -282,7 +292,7 @@ def measure(label: str, workload: Workload, name: str, constant: bool) -> list[C
     for acceptance in ACCEPTANCES:
         drawn = draws(acceptance, constant)
         chains = Chains.of(answers, drawn)
-        for cost in COSTS:
+        for cost in costs:
             plain_ms = float(curve.at(512)[0])
             found = []
             for make in (lambda: Unmatched([], workload.n_vocab), workload.sources):
@@ -322,7 +332,7 @@ def unseen(tokens: int) -> Workload:
 
 def recorded(data: Path, name: str, folder: Path, tokens: int) -> Workload:
     """A workload of `benchmarks.published`, cut to about so many tokens of answers."""
-    file, vocabulary = SETS[name]
+    file, vocabulary = SETS["HumanEval" if name == "edits" else name]
     with Model.open(data / vocabulary, vocab_only=True) as model:
         stores: list[str] = []
         if name == "HumanEval":
@@ -333,7 +343,11 @@ def recorded(data: Path, name: str, folder: Path, tokens: int) -> Workload:
                     path, [standard_library()], vocabulary=model.vocabulary, include=("*.py",), exclude=excluded
                 )
             stores = [str(path)]
-        workload = open_workload(model.vocabulary, files=[data / file], datastores=stores, history=HISTORY.get(name))
+        if name == "edits":
+            given: dict[str, Any] = {"repositories": (Path(__file__).parents[1],), "edits": EDITS, "predict": False}
+        else:
+            given = {"files": [data / file], "datastores": stores, "history": HISTORY.get(name)}
+        workload = open_workload(model.vocabulary, **given)
     kept, total = [], 0
     for answer in workload.tested:
         if total >= tokens:
@@ -347,18 +361,18 @@ def recorded(data: Path, name: str, folder: Path, tokens: int) -> Workload:
 _workloads: dict[str, Workload] = {}  # those of `main`; the processes that it starts have them too
 
 
-def _job(job: tuple[str, str, bool]) -> list[Cell]:
-    label, curve, constant = job
-    return measure(label, _workloads[label], curve, constant)
+def _job(job: tuple[str, str, bool, Sequence[float]]) -> list[Cell]:
+    label, curve, constant, costs = job
+    return measure(label, _workloads[label], curve, constant, costs)
 
 
-def summary(cells: Sequence[Cell]) -> dict[str, tuple[tuple[float, float], tuple[float, float]]]:
-    """By workload and for all: (mean, least) of all/chain and of all/retrieval."""
+def summary(cells: Sequence[Cell]) -> dict[str, list[tuple[float, float]]]:
+    """By workload and for all: (mean, least) of all/chain, of all/retrieval, and of all/the better part."""
     found = {}
     for label in [*dict.fromkeys(cell.workload for cell in cells), "all"]:
         own = [cell for cell in cells if label in (cell.workload, "all")]
-        chain, retrieval = [cell.to_chain for cell in own], [cell.to_retrieval for cell in own]
-        found[label] = ((mean(chain), min(chain)), (mean(retrieval), min(retrieval)))
+        shares = [(cell.to_chain, cell.to_retrieval, cell.to_better) for cell in own]
+        found[label] = [(mean(column), min(column)) for column in zip(*shares, strict=True)]
     return found
 
 
@@ -368,22 +382,27 @@ def main() -> None:
     parser.add_argument("--curve", action="append")
     parser.add_argument("--only", action="append", metavar="WORKLOAD")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of answers, for each workload")
+    parser.add_argument("--mtp", action="store_true", help="an MTP layer on the curves that are like measured machines")
     parser.add_argument("--constant", action="store_true", help="the model states the mean acceptance everywhere")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        for label in args.only or ("unseen", *SETS):
+        for label in args.only or ("unseen", "edits", *SETS):
+            needed = SETS.get(label, SETS["HumanEval"])
             if label == "unseen":
                 _workloads[label] = unseen(args.tokens)
-            elif args.data is None or any(not (Path(args.data) / file).exists() for file in SETS[label]):
-                print(f"{label}: left out, {' or '.join(SETS[label])} is not there; give --data FOLDER")
+            elif args.data is None or any(not (Path(args.data) / file).exists() for file in needed):
+                print(f"{label}: left out, {' or '.join(needed)} is not there; give --data FOLDER")
             else:
                 _workloads[label] = recorded(Path(args.data), label, Path(folder), args.tokens)
-        jobs = [(label, curve, args.constant) for label in _workloads for curve in args.curve or shipped()]
+        curves = dict.fromkeys(args.curve or shipped(), COSTS)
+        if args.mtp:
+            curves = {name: (cost,) for name, cost in MTP.items()}
+        jobs = [(label, curve, args.constant, costs) for label in _workloads for curve, costs in curves.items()]
         with ProcessPoolExecutor(args.jobs, get_context("fork")) as pool:
             cells = [cell for found in pool.map(_job, jobs) for cell in found]
     if not args.json:
         print(*cells, sep="\n")
-        print("(mean, least) of all/chain and of all/retrieval:", summary(cells))
+        print("(mean, least) of all/chain, all/retrieval, all/better part:", summary(cells))
     print(json.dumps([cell._asdict() for cell in cells]))

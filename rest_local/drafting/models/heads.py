@@ -347,7 +347,7 @@ class HeadText(DraftText):
         self._head, self.seq = drafter, seq
         self._text: Sequence[int] = ()
         self._seen = 0  # tokens of the text whose features were given
-        self._recent: Floats = np.empty((0, drafter.width), np.float32)  # features of the newest of them
+        self._recent: list[Floats] = []  # features of the newest of them
         self._done = 0
         self._pending: list[tuple[int, Floats]] = []  # token and feature of the pairs from `_done` on
         self._states: dict[tuple[int, ...], tuple[int, Floats, Sequence[Likely]]] = {}  # by path: id, state, answer
@@ -412,7 +412,7 @@ class HeadText(DraftText):
 
     def forget(self) -> None:
         """Know nothing of the text any more, whatever state it is in."""
-        self._seen, self._recent = 0, np.empty((0, self._head.width), np.float32)
+        self._seen, self._recent = 0, []
         self.reset()
 
     def share(self, other: DraftText, n: int) -> None:
@@ -438,19 +438,19 @@ class HeadText(DraftText):
             self.rewind(start)
         if start > self._seen:  # a gap
             self._seen = start
-            self._recent = self._recent[:0]
+            self._recent = []
             self.reset()
-        before = self._recent[-1] if start and len(self._recent) else np.zeros(self._head.width, np.float32)
+        before = self._recent[-1] if start and self._recent else np.zeros(self._head.width, np.float32)
         if not start:
             self._done = max(self._done, self._head.shift)
         for i, token in enumerate(tokens):
             pair = start + i
             if pair >= self._done + len(self._pending):
-                feature = rows[i - 1] if i else before.copy()  # a view would keep all of `_recent`
-                self._pending.append((int(token), feature))
+                self._pending.append((int(token), rows[i - 1] if i else before))
         self._seen = start + len(tokens)
-        self._recent = np.concatenate([self._recent, rows])[-KEPT:]
-        if (excess := len(self._pending) - self._most) > 0:
+        self._recent.extend(rows if len(rows) <= KEPT else rows[-KEPT:].copy())  # a view would keep all of a prompt's
+        del self._recent[:-KEPT]
+        if (excess := len(self._pending) - self._most) > KEPT:  # not at every step
             pending, done = self._pending[excess:], self._done + excess
             self.reset()
             self._pending, self._done = pending, done
@@ -561,4 +561,4 @@ class HeadText(DraftText):
 
     def _before_root(self) -> Floats:
         """The feature that is paired with the root."""
-        return self._recent[-1] if len(self._recent) else np.zeros(self._head.width, np.float32)
+        return self._recent[-1] if self._recent else np.zeros(self._head.width, np.float32)
