@@ -145,9 +145,9 @@ RETURN = 0.25  # of what a draft costs beyond a plain step, that it must be expe
 # has the luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them
 
 ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
-SAVINGS_SHARE = 0.1  # of what drafts save for a request, that the next one may lose at once
+SAVINGS_SHARE = 0.05  # of what drafts save for a request, that the next one may lose at once
 SAVINGS_DECAY = 15 / 16  # weight of a request against the one after it
-FIRST_SAVING = 20.0  # plain steps that drafts are taken to save for a request before there was one
+FIRST_SAVING = 40.0  # plain steps that drafts are taken to save for a request before there was one
 TRIAL_SHARE = 0.005  # of plain time, that may be lost to each of what is tried in addition: passes of a drafting model,
 # rows of logits, an entropy
 
