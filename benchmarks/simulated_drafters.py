@@ -396,7 +396,7 @@ def main() -> None:
                 print(f"{label}: left out, {' or '.join(needed)} is not there; give --data FOLDER")
             else:
                 _workloads[label] = recorded(Path(args.data), label, Path(folder), args.tokens)
-        curves = dict.fromkeys(args.curve or shipped(), COSTS)
+        curves: dict[str, tuple[float, ...]] = dict.fromkeys(args.curve or shipped(), COSTS)
         if args.mtp:
             curves = {name: (cost,) for name, cost in MTP.items()}
         jobs = [(label, curve, args.constant, costs) for label in _workloads for curve, costs in curves.items()]

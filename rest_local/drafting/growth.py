@@ -198,6 +198,20 @@ def propose(members: Members, depth: int, estimate: Estimate) -> Proposal:
     return Proposal(by_source, merged)
 
 
+def _settle_conflict(merged: Merged) -> None:
+    """Where a drafting model proposes one token and text another, at most one of them is right: their probabilities,
+    given that not both are. Without it, text that a confident model contradicts costs HumanEval on an RTX 4090 8% with
+    an MTP layer of acceptance 0.9 (`benchmarks.simulated_drafters`).
+    """
+    computed = {token for token, (_, _, below) in merged.items() if any(rows.source == MODEL for rows, _ in below)}
+    best = max((merged[token][0] for token in computed), default=0.0)
+    other = max((found[0] for token, found in merged.items() if token not in computed), default=0.0)
+    if best and other:
+        for token, (probability, source, below) in merged.items():
+            wrong = min(other if token in computed else best, 0.999)
+            merged[token] = (probability * (1.0 - wrong) / (1.0 - probability * wrong), source, below)
+
+
 class Growth:
     """A tree that grows by its likeliest open candidate, one node at a time. 25 us for the first candidates, then 5 us
     for each node.
@@ -349,6 +363,8 @@ class Growth:
             for token, probability, _ in proposal.calibrated:
                 _, source, below = merged[token]
                 merged[token] = (probability, source, below)
+        if len(proposal.by_source) > 1 and members[-1][0] is self._model:
+            _settle_conflict(merged)
         for token, (probability, source, below) in merged.items():
             if joint * probability >= MIN_PROBABILITY:
                 self._arrivals += 1
