@@ -72,8 +72,7 @@ def start() -> Iterator[Start]:
 def endless() -> tuple[str, ...]:
     """Options that forbid every token a text can end with."""
     with Model.open(demo_model(), vocab_only=True) as model:
-        ends = [token for token in range(model.n_vocab) if model.vocabulary.is_end(token)]
-    return tuple(word for token in ends for word in ("--logit-bias", f"{token}=-inf"))
+        return tuple(word for token in model.vocabulary.ends for word in ("--logit-bias", f"{token}=-inf"))
 
 
 def test_interrupt_once_text_has_come_keeps_it(start: Start, endless: tuple[str, ...]) -> None:

@@ -454,9 +454,9 @@ def test_killed_before_any_step_of_an_import(small, tmp_path, old):
 def test_a_disk_that_fails_at_every_step_of_an_import(small, tmp_path, old):
     counted = Named()
     imported(small, target_of(tmp_path / "counted", old), files=counted, replace=True)
-    home, failed = tmp_path / "failing", 0
+    origin, home, failed = target_of(tmp_path / "origin", old), tmp_path / "failing", 0
     for failing in range(1, counted.steps + 1):
-        path = target_of(home / str(failing), old)
+        path = shutil.copytree(origin, home / str(failing)) if old else home / str(failing)
         try:
             imported(small, path, files=Named(fail_at(failing, errno.EIO)), replace=True)
         except DatastoreUnwritable:
