@@ -9,8 +9,18 @@ from typing import Any
 Open = Callable[..., Any]
 
 
+FRESH = "?fresh"
+FORGET = """if (location.search === "?fresh") {
+  localStorage.clear();
+  sessionStorage.clear();
+  indexedDB.deleteDatabase("rest-local");
+  history.replaceState(null, "", "/");
+}"""
+
+
 class Tabs:
-    """Tabs of one profile, of which the first stays open: its process is most of what a test costs."""
+    """Tabs of one profile, of which the first stays open: its process is most of what a test costs. It forgets all that
+    was stored where it opens a page with FRESH, before the page's scripts."""
 
     def __init__(self, browser: Any) -> None:
         self.context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
@@ -21,19 +31,8 @@ class Tabs:
             return self.context.new_page()
         if self.first is None or self.first.is_closed():
             self.first = self.context.new_page()
+            self.first.add_init_script(FORGET)
         return self.first
-
-    def forget(self, origin: str) -> None:
-        """Ends the page of this server, and removes all that it has stored."""
-        page = self.new(same_browser=False)
-        headers = {"cross-origin-opener-policy": "same-origin"}  # as the page: else each needs a process of its own
-        page.route(f"{origin}/empty", lambda route: route.fulfill(content_type="text/html", headers=headers))
-        page.goto(f"{origin}/empty")
-        page.evaluate("sessionStorage.clear()")
-        profile = self.context.new_cdp_session(page)
-        profile.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
-        profile.detach()
-        page.unroute_all()
 
 
 DONE = """() => [...document.querySelectorAll("#spoken p")].at(-1)?.textContent === "Done"

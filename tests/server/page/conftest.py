@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browsing import Open, Tabs
+from browsing import FRESH, Open, Tabs
 from live import Live
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -80,7 +80,7 @@ def opened(browser: Any, tabs: Tabs) -> Iterator[Open]:
         }
         for event, listener in listeners.items():
             page.on(event, listener)
-        page.goto(live.url)
+        page.goto(f"{live.url}/{FRESH if page == tabs.first else ''}")
         pages.append((live, page, listeners, errors, asked, but))
         return page
 
@@ -88,15 +88,15 @@ def opened(browser: Any, tabs: Tabs) -> Iterator[Open]:
     for _, page, *_ in pages:
         if not page.is_closed():
             page.unroute_all(behavior="wait")  # an answer that a test replaces may still be on its way
-    for live, page, listeners, *_ in reversed(pages):
+    for _, page, listeners, *_ in reversed(pages):
         if page.context != tabs.context:
             page.context.close()
         elif page != tabs.first:
             page.close()
-        else:
+        elif not page.is_closed():
             for event, listener in listeners.items():
                 page.remove_listener(event, listener)
-            tabs.forget(live.url)
+            page.evaluate("stop()")  # a server that stops would wait for its requests
     for live, _, _, errors, asked, but in pages:
         assert [error for error in errors if not but or but not in error] == []
         assert [url for url in asked if not url.startswith((f"{live.url}/", "data:", f"blob:{live.url}/"))] == []

@@ -401,7 +401,7 @@ def test_without_storage_the_page_says_so_and_goes_on(hello: Live, opened: Open)
 
 
 def test_a_full_storage_is_said_and_used_again_when_there_is_room(hello: Live, opened: Open) -> None:
-    page = opened(hello)
+    page = opened(hello, script="'in a profile of its own'")
     browser = page.context.new_cdp_session(page)
     browser.send("Storage.overrideQuotaForOrigin", {"origin": hello.url, "quotaSize": 1})
     told(page, "one")
