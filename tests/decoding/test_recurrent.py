@@ -15,6 +15,8 @@ from rest_local.catalog import describe
 from rest_local.catalog.describe import header_of
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
+from rest_local.errors import ModelInvalid
+from rest_local.llama.context import Context
 from rest_local.llama.gguf import read_gguf
 from rest_local.llama.options import ModelOptions
 
@@ -84,3 +86,28 @@ def test_the_header_says_how_large_the_state_is(engine: Engine, model: Path) -> 
     if model.stem != BLOCKS:  # whose keys do not say
         assert header.state_bytes <= len(backend.save(0, partial=True)) <= header.state_bytes + 1024
         assert describe.snapshots_of(header, 4) == backend.n_rs_seq
+
+
+@pytest.mark.parametrize("without", ["ssm_conv1d", "ssm_out", "ssm.state_size", "ssm.conv_kernel"])
+def test_a_model_that_says_it_is_hybrid_and_lacks_the_state_is_one_line(without: str, tmp_path: Path) -> None:
+    path = recurrent("qwen35", tmp_path / "hollow.gguf", without)
+    with pytest.raises(ModelInvalid, match=without.replace(".", r"\.")) as refused:
+        Engine.load(path, n_ctx=N_CTX, threads=1)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("rollback", [0, 4])
+def test_without_a_checkpoint_drafts_are_as_long_as_the_snapshots(
+    rollback: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the device has no memory for one, llama.cpp writes nothing."""
+    path, options = recurrent("lfm2", tmp_path / "full.gguf"), ModelOptions(rollback=rollback)
+    with Engine.load(path, n_ctx=N_CTX, threads=1, exact=True, options=options, policy="off") as engine:
+        prompt = engine.tokenize(TEXT)
+        plain = finish(engine, prompt, ANSWER)
+        half, save = half_right(engine, prompt, plain.tokens), Context.save
+        monkeypatch.setattr(Context, "save", lambda *a, **k: b"" if k.get("on_device") else save(*a, **k))
+        drafted = finish(engine, prompt, ANSWER, policy=half)
+        assert drafted.tokens == plain.tokens
+        assert max(half.accepted) <= rollback
+        assert (drafted.draft.accepted > 0) == (rollback > 0)

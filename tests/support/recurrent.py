@@ -95,8 +95,10 @@ FLOAT = ("norm", "conv", "lerp", "time_mix_first", "ssm_a", "ssm_d", "_inp", "hc
 LEFT_OUT = {"rwkv6qwen2": "time_mix_first"}  # optional, and another model with it
 
 
-def recurrent(arch: str, path: Path, **other: Any) -> Path:
-    """Write a tiny model of `arch` (one of RECURRENT) and return the path. `other`: keys that differ from its own."""
+def recurrent(arch: str, path: Path, without: str = "no tensor") -> Path:
+    """Write a tiny model of `arch` (one of RECURRENT) and return the path. `without`: a part of the names of tensors or
+    keys that are left out.
+    """
     vocabulary = gguf_file.byte_vocabulary()
     keys = {
         "general.name": f"tiny {arch}", "block_count": N_LAYERS, "context_length": 2048, "embedding_length": WIDTH,
@@ -105,9 +107,10 @@ def recurrent(arch: str, path: Path, **other: Any) -> Path:
         "vocab_size": vocabulary.size, **RECURRENT[arch],
     }  # fmt: skip
     shapes = _shapes(gguf_file.write(path, arch, keys, vocabulary, []))
-    left_out = LEFT_OUT.get(arch, "no tensor")
+    left_out = LEFT_OUT.get(arch, without)
     tensors = [_tensor(name, shape, vocabulary.never) for name, shape in shapes.items() if left_out not in name]
-    return gguf_file.write(path, arch, keys | other, vocabulary, tensors)
+    keys = {key: value for key, value in keys.items() if without not in key}
+    return gguf_file.write(path, arch, keys, vocabulary, tensors)
 
 
 class _Tensor(ctypes.Structure):
