@@ -180,15 +180,15 @@ def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model:
         leaves_at_a_near_tie_only(engine, prompt, plain, drafted)
 
 
-@pytest.mark.parametrize("arch", ["lfm2", "mamba"])
 @pytest.mark.parametrize(
     ("rollback", "sampling"), [(0, Sampling()), (3, Sampling(temperature=0.8, seed=11)), (16, Sampling())]
 )
 def test_drafts_longer_than_the_snapshots_go_back_to_a_checkpoint(
-    arch: str, rollback: int, sampling: Sampling, tiny_model: TinyModel
+    rollback: int, sampling: Sampling, tiny_model: TinyModel
 ) -> None:
+    """Others, and those that have none: test_recurrent.py."""
     options = ModelOptions(rollback=rollback)
-    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=True, options=options) as engine:
+    with Engine.load(tiny_model("lfm2", quant="Q8_0"), n_ctx=512, exact=True, options=options) as engine:
         prompt = engine.tokenize(TEXT)
         plain = finish(engine, prompt, 150, policy="off", sampling=sampling)
         for longest in (17, 60):
