@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -204,7 +205,7 @@ def test_a_second_process_does_not_open_the_same_session(chat: Open) -> None:
 
 
 def test_output_into_a_pipe_is_plain_and_the_prompt_stays_at_the_terminal(data: Path, tmp_path: Path) -> None:
-    chat = f"{sys.executable} {PROGRAM} chat -m model.gguf > {tmp_path}/out"
+    chat = f"{shlex.join([sys.executable, str(PROGRAM)])} chat -m model.gguf > {tmp_path}/out"
     given = {"REST_LOCAL_DATA": str(data)}
     with Terminal(["sh", "-c", chat], env=given) as terminal:
         terminal.wait_until(lambda screen: screen.splitlines()[-1:] == [">"], "prompt")
@@ -216,7 +217,7 @@ def test_output_into_a_pipe_is_plain_and_the_prompt_stays_at_the_terminal(data: 
 
 
 def test_a_reader_that_goes_away_ends_the_chat_quietly(data: Path) -> None:
-    chat = f"{sys.executable} {PROGRAM} chat -m model.gguf | true; echo over"
+    chat = f"{shlex.join([sys.executable, str(PROGRAM)])} chat -m model.gguf | true; echo over"
     with Terminal(["sh", "-c", chat], env={"REST_LOCAL_DATA": str(data)}) as terminal:
         terminal.wait_until(lambda screen: screen.rstrip().endswith(">"), "prompt")
         terminal.type("long", "Enter")
