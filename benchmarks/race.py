@@ -220,7 +220,7 @@ def _processor() -> str:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    return f"{os.cpu_count()} x {name}"
+    return f"{os.cpu_count()} cores, {name}"
 
 
 def main() -> None:
