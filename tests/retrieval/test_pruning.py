@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from stores import VOCABULARY, content_of, make
 from support.examples import few
@@ -17,7 +17,7 @@ from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, FileState, bitmap_of
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.update.pruning import CONTEXT, Target, choose, prune, size_of
+from rest_local.retrieval.update.pruning import CONTEXT, LEAST_SLOTS, Target, choose, contexts_of, prune, size_of
 
 COMMON = [1, 2, 3, 4, 5, 6, 7, 8]
 CONTENT = {
@@ -60,6 +60,13 @@ def test_every_context_seen_often_enough_is_kept(documents: list[list[int]], see
     counts = Counter(context for tokens in documents for context in contexts(tokens))
     wanted = {context for context, count in counts.items() if count >= seen}
     total = sum(map(len, arrays))
+    shift = np.uint64(64 - LEAST_SLOTS.bit_length() + 1)
+    slots = {
+        (slot, context)
+        for tokens, array in zip(documents, arrays, strict=True)
+        for slot, context in zip(contexts_of(array, shift).tolist(), contexts(tokens), strict=True)
+    }
+    assume(len({slot for slot, _ in slots}) == len(slots))  # contexts with one hash count as one
     kept = choose([len(a) + 1 for a in arrays], arrays.__getitem__, Target(seen=seen), total).tolist()
     assert kept == sorted(set(kept))
     held = [set(contexts(documents[number])) & wanted for number in kept]
