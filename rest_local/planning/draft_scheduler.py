@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +84,7 @@ class ModelStats:
         for depth, probability in confidences:
             self._learned += depth == 0
             self.confidences[min(depth, DEPTHS - 1)].append(probability)
-        self._promises = [_mean(self.of_depth(depth)) for depth in range(DEPTHS)]
+        self._promises = [fmean(self.of_depth(depth)) for depth in range(DEPTHS)]
 
     def of_depth(self, depth: int) -> Sequence[float]:
         """Confidences at a depth, and below FEWEST of them those of the depth above."""
@@ -123,10 +124,6 @@ REFRESH = 8  # confidences
 STEP = 0.05  # natural logarithm between two prices that are told apart
 _SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, LONGEST + 1)  # numbers of prices that are told apart
 _JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint probabilities, 0.02 to 1
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)
 
 
 def _quantiles(numbers: Sequence[float]) -> Floats:

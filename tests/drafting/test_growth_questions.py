@@ -96,6 +96,21 @@ def test_a_token_that_both_propose_is_one_node_that_both_continue() -> None:
     assert {each.source for each, _ in grown.draft.proposals[below].merged[6][2]} == {MODEL}
 
 
+@pytest.mark.parametrize("calibrate", [None, lambda bigram, merged: []])
+def test_of_two_tokens_that_contradict_each_other_one_is_right_at_most(calibrate: object) -> None:
+    alone = growth([])
+    alone.answered(0, [(7, 0.9)])
+    grown = growth(rows([1, 2, 3]), promise=0.9, calibrate=calibrate)
+    grown.answered(0, [(7, 0.9)])
+    merged, sure = grown.draft.proposals[ROOT].merged, alone.best
+    neither = 1 - sure * RETRIEVED  # of the four cases all but the one in which both are right
+    assert merged[7][0] == pytest.approx(sure * (1 - RETRIEVED) / neither)
+    assert merged[1][0] == pytest.approx(RETRIEVED * (1 - sure) / neither)
+    grown = growth(rows([7, 2, 3]), promise=0.9, calibrate=calibrate)
+    grown.answered(0, [(7, 0.9)])
+    assert grown.best == sure  # they agree
+
+
 def test_decline_ends_the_questions_but_not_those_of_later_nodes() -> None:
     grown = growth(rows([1, 2, 3]))
     grown.decline()
