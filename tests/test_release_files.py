@@ -26,7 +26,6 @@ import pytest
 import yaml
 
 from rest_local.cli.main import cli
-from rest_local.cli.settings import key_of, variable_of
 from rest_local.server.http import DRAIN_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +60,7 @@ def serve() -> click.Command:
 
 
 def keys_of_serve() -> set[str]:
-    return {variable_of(key) for parameter in serve().params if (key := key_of(parameter))}
+    return {str(parameter.envvar) for parameter in serve().params if parameter.envvar}
 
 
 def tracked() -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +15,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, settings
-from rest_local.cli.sections import SummaryGroup, option
+from rest_local.cli.sections import Option, SummaryGroup, option, options_by_key, toml_text
 from rest_local.cli.settings import ENVIRONMENT, MODEL, PROFILE, Settings, variable_of
-from rest_local.cli.terminal import json_option, warn
+from rest_local.cli.terminal import columns, json_option, print_json, warn
 from rest_local.errors import ConfigInvalid, OptionError, RestLocalError, printable
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
     from tomlkit import TOMLDocument
 
-Options = Mapping[str, Sequence[click.Option]]
-
 HEADER = "# Options of rest-local, as `rest-local config show --all` lists them."
-
 WAIT_S = 10.0  # for another process that changes the file
-
 _PLACES = ("cache", "config", "data", "datastores", "models", "shared")  # directories and files, which no option sets
 
 
@@ -37,19 +33,17 @@ def complete_keys(context: click.Context, parameter: click.Parameter, incomplete
     """Keys, with the help of their options."""
     from click.shell_completion import CompletionItem
 
-    found = settings.options_by_key(context.find_root().command)
+    found = _options()
     shown = {key: (found[key][0].help or "").partition(". ")[0] for key in sorted(found) if key.startswith(incomplete)}
     return [CompletionItem(key, help=text) for key, text in shown.items()]
 
 
 def complete_values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """What the option of the key in the same command line takes."""
-    options = settings.options_by_key(context.find_root().command).get(context.params.get("key") or "", [])
-    if not options:
-        return []
-    if options[0].is_flag:
+    options = _options().get(context.params.get("key") or "", [])
+    if options and options[0].is_flag:
         return completion.starting(("true", "false"), incomplete)
-    return list(options[0].shell_complete(context, incomplete))
+    return list(options[0].shell_complete(context, incomplete)) if options else []
 
 
 profile_option = option("--profile GLOB", "For the models whose name matches, not for all.", configurable=False)
@@ -75,7 +69,11 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
     Checks the whole file. Without KEY only what is set is shown.
     """
     options, found = _options(), Settings.load()
-    settings.check_all(found, options)
+    found.check_keys(options)
+    for profile, table in found.tables.items():
+        for key, value in table.items():
+            if fault := _fault(options[key], value):
+                raise found.wrong(key, profile, f"{key}: {fault}")
     _warn_of_variables(options)
     for key in keys:
         _check_key(key, options)
@@ -86,24 +84,15 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
     if not (keys or everything):
         rows = [row for row in rows if row["source"] != "default"]
     if as_json:
-        click.echo(json.dumps({"path": str(found.path), "model": model, "settings": rows}))
-        return
-    width = max((len(row["key"]) for row in rows), default=0)
-    shown = [_toml(row["value"]) for row in rows]
-    column = min(max(map(len, shown), default=0), 40)
+        return print_json({"path": str(found.path), "model": model, "settings": rows})
     path = str(found.path)
     with suppress(ValueError, RuntimeError):  # it is elsewhere, or there is no home directory
         path = str(Path("~") / found.path.relative_to(Path.home()))  # so that a line fits a narrow terminal
-    for row, value in zip(rows, shown, strict=True):
-        origin = {
-            "environment": f"environment, {row.get('variable')}",
-            "profile": f'{path}:{row.get("line")}, profile "{row.get("profile")}"',
-            "file": f"{path}:{row.get('line')}",
-            "default": "default",
-        }[row["source"]]
-        click.echo(printable(f"{row['key']:<{width}}  {value:<{column}}  {origin}"))
-    if not rows:
-        click.echo(f"nothing is set; `rest-local config set KEY VALUE` writes {found.path}")
+    origins = {"environment": "environment, {variable}", "profile": '{path}:{line}, profile "{profile}"'}
+    origins |= {"file": "{path}:{line}", "default": "default"}
+    lines = [(row["key"], _toml(row["value"]), origins[row["source"]].format(path=path, **row)) for row in rows]
+    nothing = f"nothing is set; `rest-local config set KEY VALUE` writes {found.path}"
+    return click.echo("\n".join(columns(lines)) or nothing)
 
 
 @config.command(name="set", context_settings={"ignore_unknown_options": True})
@@ -126,11 +115,10 @@ def set_(key: str, values: tuple[str, ...], profile: str | None) -> None:
         raise OptionError("model: the model chooses the profile, so a profile cannot hold it; leave out --profile")
     if len(values) > 1 and not options[key][0].multiple:
         raise OptionError(f"{key}: takes one value, not {len(values)}")
+    if fault := _fault(options[key], list(values) if options[key][0].multiple else values[0]):
+        raise OptionError(f"{key}: {fault}")
     scalars = [_scalar(options[key][0], text) for text in values]
     value = scalars if options[key][0].multiple else scalars[0]
-    fault = settings.fault_of(options[key], value)
-    if fault:
-        raise OptionError(f"{key}: {fault}")
     with _changed(path) as document:
         _table(document, profile)[key] = value
     click.echo(printable(f"{key} = {_toml(value)} in {_place(path, profile)}"))
@@ -161,10 +149,10 @@ def path() -> None:
     click.echo(str(_path()))
 
 
-def _options() -> Options:
+def _options() -> dict[str, list[Option]]:
     from rest_local.cli.main import cli
 
-    return settings.options_by_key(cli)
+    return options_by_key(cli)
 
 
 def _path() -> Path:
@@ -178,7 +166,19 @@ def _check_key(key: str, options: Iterable[str]) -> None:
         raise OptionError(settings.unknown(key, options))
 
 
-def _row(key: str, options: Sequence[click.Option], found: Settings, model: str | None) -> dict[str, Any]:
+def _fault(options: Iterable[Option], value: Any) -> str:
+    """What is wrong with a value for all of these options; empty if one of them takes it."""
+    faults = []
+    for each in options:
+        try:
+            each.of_file(value, click.Context(click.Command("config")))
+            return ""
+        except ValueError as error:
+            faults.append(str(error))
+    return faults[0]
+
+
+def _row(key: str, options: Sequence[Option], found: Settings, model: str | None) -> dict[str, Any]:
     """One line of `show`, JSON-ready. `line`: on which the value ends in the file."""
     variable = variable_of(key)
     if os.environ.get(variable):  # click takes an empty variable as none
@@ -201,28 +201,20 @@ def _warn_of_variables(options: Iterable[str]) -> None:
         warn(f"{name}: no option has this variable{f'; did you mean {near[0]}?' if near else ''}")
 
 
-def _default(options: Sequence[click.Option]) -> Any:
+def _default(options: Sequence[Option]) -> Any:
     """The default of the program; None where there is none, or where it depends on the command."""
     context = click.Context(click.Command("config"))
-    defaults = [option.get_default(context) for option in options]
-    plain = [value if isinstance(value, (bool, int, float, str)) else None for value in defaults]
-    return plain[0] if all(value == plain[0] for value in plain) else None
+    first, *others = (option.get_default(context) for option in options)
+    is_plain = isinstance(first, (bool, int, float, str)) and all(other == first for other in others)
+    return first if is_plain else None
 
 
-def _scalar(option: click.Option, text: str) -> Any:
-    """A number or truth value where the option takes one, else the text: `checked` says whether it fits."""
+def _scalar(option: Option, text: str) -> bool | int | float | str:
+    """How the file holds a value that the option takes: as a truth value or number where it is one."""
     if option.is_flag:
-        try:
-            return click.BOOL.convert(text, None, None)
-        except click.BadParameter:
-            return text
-    if isinstance(option.type, (click.types.StringParamType, click.Path, click.Choice)):
-        return text
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
+        return click.BOOL.convert(text, None, None)
+    if isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType)):
+        return float(text) if isinstance(option.type, click.types.FloatParamType) else int(text)
     return text
 
 
@@ -263,12 +255,8 @@ def _table(document: TOMLDocument, profile: str | None) -> Any:
 
     if profile is None:
         return document
-    if PROFILE not in document:
-        document[PROFILE] = tomlkit.table(is_super_table=True)
-    profiles: Any = document[PROFILE]
-    if profile not in profiles:
-        profiles[profile] = tomlkit.table()
-    return profiles[profile]
+    profiles: Any = document.setdefault(PROFILE, tomlkit.table(is_super_table=True))
+    return profiles.setdefault(profile, tomlkit.table())
 
 
 def _place(path: Path, profile: str | None) -> str:
@@ -279,8 +267,6 @@ def _toml(value: Any) -> str:
     """A value as the file would hold it; `-` for none."""
     if value is None:
         return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else toml_text(value)

@@ -17,8 +17,8 @@ from importlib import import_module
 import click
 
 from rest_local import __version__
-from rest_local.cli import completion, interrupt, settings
-from rest_local.cli.sections import SummaryGroup
+from rest_local.cli import completion, interrupt
+from rest_local.cli.sections import WIDEST, SummaryGroup, without_range
 from rest_local.cli.terminal import fitted
 from rest_local.errors import RestLocalError, in_options
 
@@ -31,7 +31,6 @@ ALSO = {  # what people try who know other programs
     "search": "index search", "update": "index update", "build": "index build",
 }  # fmt: skip
 MODULES = {"pull": "models", "rm": "models"}  # the others are in modules of their own names
-UNCONFIGURED = ("config", "completion")  # they work whatever is wrong with the file
 
 
 class LazyGroup(SummaryGroup):
@@ -44,12 +43,14 @@ class LazyGroup(SummaryGroup):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"rest_local.cli.{MODULES.get(cmd_name, cmd_name)}"), cmd_name)
-        settings.prepare(command, configured=cmd_name not in UNCONFIGURED)
         return command
 
 
 @click.group(
-    cls=LazyGroup, also=ALSO, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=LazyGroup,
+    also=ALSO,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
 )
 @click.version_option(__version__, prog_name="rest-local", help="Show the version and exit.")
 @click.pass_context
@@ -99,7 +100,7 @@ def _usage_line(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or "\n" in message:
         return message
-    message = re.sub(r"(integer|float) range$", r"\1", message.rstrip("."))
+    message = without_range(message)
     message = re.sub(r"\.? \(?Did you mean (.*?)\?\)?$", r" (did you mean \1?)", message)  # click's, of every version
     return f"{message.rstrip('.')}; see `{context.command_path} --help`"
 

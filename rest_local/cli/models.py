@@ -20,7 +20,7 @@ import click
 
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion
-from rest_local.cli.sections import option
+from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import Bar, columns, confirm, json_option, print_json
 from rest_local.errors import HubError, ModelNotFound, ModelNotHere, OptionError, printable
 
@@ -41,7 +41,7 @@ FEW_PROCESSORS, SMALL_GB = 4, 4.0  # with so few, no model that wants more memor
 DRAFTING = {"tree": "trees", "chain": "chains", "none": "no"}
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @json_option
 def models(as_json: bool) -> None:
     """List the models on this machine; -m takes their names.
@@ -116,7 +116,7 @@ def table(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
         yield from (" " * indent + end for end in ends[1:])
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("name", metavar="USER/REPO[:QUANT]", shell_complete=completion.repositories)
 @option("--list", "Show what there is; download nothing.", to="list_", configurable=False)
 @json_option
@@ -230,7 +230,7 @@ def download(hub: Hub, repository: Repository, choice: Choice, quiet: bool = Fal
         raise
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("name", metavar="MODEL", shell_complete=completion.models)
 @option("--yes", "Do not ask.", configurable=False)
 @json_option

@@ -77,26 +77,28 @@ def _read_verify(ctx: click.Context, param: click.Parameter, value: str) -> Rela
 
 
 class OneALine(click.types.StringParamType):
-    """A text, of which an environment variable holds several, one a line: names and paths may contain spaces. The
-    configuration holds one, because other commands take no more.
-    """
+    """A text, of which an environment variable holds several, one a line: names and paths may contain spaces."""
 
-    one_in_settings = True
     envvar_list_splitter = "\n"
 
 
-class SnapshotCount(click.ParamType):  # type: ignore[type-arg]  # older versions of click take no argument
-    """A number of snapshots, or `auto` for the default."""
+class Count(click.ParamType):  # type: ignore[type-arg]  # older versions of click take no argument
+    """A number of what is called `name`, or one of `words`, which stand for a number or, as None, for the default."""
 
-    name = "snapshots"
+    def __init__(self, name: str, **words: int | None) -> None:
+        self.name, self.words = name, words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        if value == "auto":
-            return None
+        if value in self.words:
+            return self.words[value]
         try:
             return int(value)
         except ValueError:
-            self.fail(f"{value!r} is no number of snapshots; give one, or auto", param, ctx)
+            others = "".join(f", or {word}" for word in self.words)
+            self.fail(f"{value!r} is no number of {self.name}; give one{others}", param, ctx)
+
+
+LAYERS = Count("layers", all=-1, auto=None)  # as llama.cpp takes them
 
 
 SECTIONS = ("Loading", "Devices", "Computing")
@@ -173,7 +175,7 @@ _LOAD_OPTIONS = (
         "--rollback N|auto",
         "Snapshots of a hybrid's or recurrent model's state for each slot (`rest-local models` says how large one is): "
         f"so many drafted tokens are taken back at once. Default: auto, as many as fit, at most {MOST_SNAPSHOTS}.",
-        type=SnapshotCount(),
+        type=Count("snapshots", auto=None),
     ),
     _computing("--rope-scaling", "Default: the model's.", to="scaling", type=click.Choice(ROPE_SCALINGS)),
     _computing("--rope-scale N", "Stretch the context N times.", type=float),
@@ -188,22 +190,6 @@ _LOAD_OPTIONS = (
 
 _ROPE = tuple(field.name for field in fields(Rope))
 NAMES = ({field.name for field in fields(ModelOptions)} | {*_ROPE, "lora_scaled", "rope_scale"}) - {"rope"}
-
-
-class LayerCount(click.ParamType):  # type: ignore[type-arg]  # older versions of click take no argument
-    """Layers on the GPU, as llama.cpp takes them: a number, `all`, or `auto` for the default."""
-
-    name = "layers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        if isinstance(value, int) or value == "auto":
-            return value if isinstance(value, int) else None
-        if value == "all":
-            return -1
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is no number of layers; give one, or all, or auto", param, ctx)
 
 
 def model_options(values: Mapping[str, Any]) -> ModelOptions:
@@ -259,7 +245,7 @@ def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorat
             "-ngl --gpu-layers --n-gpu-layers N|all|auto",
             "Layers on the GPU. Default: auto, all where there is a GPU.",
             to="n_gpu_layers",
-            type=LayerCount(),
+            type=LAYERS,
         ),
     )
 
@@ -309,7 +295,7 @@ _ENGINE_OPTIONS = (
         "-ngld --draft-gpu-layers N|all|auto",
         "Its layers on the GPU. Default: auto, as with -ngl.",
         rare=True,
-        type=LayerCount(),
+        type=LAYERS,
     ),
     _engine(
         "--verify strict|relaxed[:K,RATIO]",

@@ -18,6 +18,7 @@ from fake_cli_engine import Call
 
 import rest_local
 from rest_local.cli.main import COMMANDS, cli
+from rest_local.cli.sections import Option
 
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -88,7 +89,7 @@ def test_a_mistyped_command_gets_a_suggestion(call: Call, line: str, meant: str)
 def test_every_option_has_the_variable_that_its_name_says() -> None:
     def check(command: click.Command) -> None:
         for option in command.params:
-            if isinstance(option, click.Option) and option.allow_from_autoenv:
+            if isinstance(option, Option) and option.key:
                 first = next(name for name in option.opts if name.startswith("--"))  # the others are aliases
                 assert option.envvar == "REST_LOCAL_" + first[2:].replace("-", "_").upper()
         for child in getattr(command, "commands", {}).values():

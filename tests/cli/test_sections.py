@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import click
 import pytest
 from fake_cli_engine import Call
 
 from rest_local.cli.main import cli
-from rest_local.cli.sections import WIDEST, is_rare, summary
+from rest_local.cli.sections import WIDEST, commands_below, is_rare, summary
 
-
-def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    yield path, command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            assert child is not None
-            yield from commands(child, (*path, name))
-
-
-COMMANDS = tuple(commands(cli))
+COMMANDS = tuple(commands_below(cli))
 NAMES = [" ".join(path) or "rest-local" for path, _ in COMMANDS]
 
 
