@@ -33,6 +33,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -330,7 +331,7 @@ def unseen(tokens: int) -> Workload:
     return Workload(answers, None, N_UNSEEN)
 
 
-def recorded(data: Path, name: str, folder: Path, tokens: int) -> Workload:
+def recorded(data: Path, name: str, folder: Path, tokens: int, stack: ExitStack) -> Workload:
     """A workload of `benchmarks.published`, cut to about so many tokens of answers."""
     file, vocabulary = SETS["HumanEval" if name == "edits" else name]
     with Model.open(data / vocabulary, vocab_only=True) as model:
@@ -347,7 +348,7 @@ def recorded(data: Path, name: str, folder: Path, tokens: int) -> Workload:
             given: dict[str, Any] = {"repositories": (Path(__file__).parents[1],), "edits": EDITS, "predict": False}
         else:
             given = {"files": [data / file], "datastores": stores, "history": HISTORY.get(name)}
-        workload = open_workload(model.vocabulary, **given)
+        workload = stack.enter_context(open_workload(model.vocabulary, **given))
     kept, total = [], 0
     for answer in workload.tested:
         if total >= tokens:
@@ -387,7 +388,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for label in args.only or ("unseen", "edits", *SETS):
             needed = SETS.get(label, SETS["HumanEval"])
             if label == "unseen":
@@ -395,7 +396,7 @@ def main() -> None:
             elif args.data is None or any(not (Path(args.data) / file).exists() for file in needed):
                 print(f"{label}: left out, {' or '.join(needed)} is not there; give --data FOLDER")
             else:
-                _workloads[label] = recorded(Path(args.data), label, Path(folder), args.tokens)
+                _workloads[label] = recorded(Path(args.data), label, Path(folder), args.tokens, stack)
         curves: dict[str, tuple[float, ...]] = dict.fromkeys(args.curve or shipped(), COSTS)
         if args.mtp:
             curves = {name: (cost,) for name, cost in MTP.items()}

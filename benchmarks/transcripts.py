@@ -187,9 +187,9 @@ FORMATS = (
 def changes_of(repository: Path, skip: int, most: int) -> list[Change]:
     """Changes of text files in the history of HEAD, the newest first, without the first `skip` of them."""
     found = []
-    for edit, old, new in edits_of(repository):
+    for _, message, path, old, new in edits_of(repository):
         if max(len(old), len(new)) <= LONGEST:
-            found.append(Change(edit.path, edit.message.strip(), old, new))
+            found.append(Change(path, message.strip(), old, new))
         if len(found) == skip + most + 1:  # one more, as the earlier edit of the last
             break
     return found[skip:]

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rest_local.errors import DatastoreCorrupt, DatastoreNotFound, DatastoreUnwritable, OptionError
 from rest_local.llama.model import Model
+from rest_local.llama.options import Sampling
 from rest_local.retrieval.building.indexing import build_datastore, recipe_of
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
@@ -36,7 +37,6 @@ from rest_local.retrieval.sources.walk import Walk
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece, Result
-    from rest_local.llama.options import Sampling
 
 SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".java", ".rb", ".kt", ".swift", ".cs")
 
@@ -157,55 +157,38 @@ LEFT_OUT = ("test/", "tests/", "idle_test/", "site-packages/", "dist-packages/")
 
 
 def ensure(model: Path, report: Callable[[str], None] = lambda line: None) -> Path:
-    """The datastore's path. Builds it within seconds, unless it exists for this vocabulary and interpreter.
+    """The datastore's path; models with the same vocabulary share it. Builds it within seconds, unless it exists for
+    this vocabulary and interpreter.
 
     Raises ModelError, DatastoreVersion, DatastoreLocked, and DatastoreUnwritable, also if the demo did not make the
     datastore of that name.
     """
-    library = standard_library()
+    library, (include, exclude) = standard_library(), filters()
+    marked = {"kind": KIND, "python": platform.python_version()}
+    wanted = {**recipe_of([Walk((str(library),), include, exclude).prepared()]), **marked}
     with Model.open(model, vocab_only=True) as opened:
         vocabulary = opened.vocabulary
-        path = datastore_path(name_for(vocabulary.hash))
-        if is_current(path, vocabulary.hash, library):
-            return path
+        path = datastore_path(f"demo-stdlib-{vocabulary.hash[:12]}")
+        try:
+            with Datastore.open(path) as store:
+                manifest = store.manifest
+        except (DatastoreNotFound, DatastoreCorrupt):  # the name is the demo's own, so it may build it again
+            pass
+        else:
+            if manifest.recipe.get("kind") != KIND:
+                cause = "it is not the demo's, which would overwrite it; move it to another name"
+                raise DatastoreUnwritable(path, cause)
+            if manifest.vocabulary.hash == vocabulary.hash and dict(manifest.recipe) == wanted:
+                return path
         begun = time.perf_counter()
-        include, exclude = filters()
-        built = build_datastore(
-            path, [library], vocabulary=vocabulary, include=include, exclude=exclude, recipe=recipe_fields()
-        )
+        built = build_datastore(path, [library], vocabulary=vocabulary, include=include, exclude=exclude, recipe=marked)
     report(f"datastore {path.name}: {built.tokens:,} tokens of {library} in {time.perf_counter() - begun:.1f} s")
     return path
-
-
-def name_for(vocabulary_hash: str) -> str:
-    """The datastore's name; models with the same vocabulary share it."""
-    return f"demo-stdlib-{vocabulary_hash[:12]}"
 
 
 def filters() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The patterns of files to include and to exclude."""
     return ("*.py",), (*LEFT_OUT, *(f"/{module}" for module in held_out_modules()))
-
-
-def recipe_fields() -> dict[str, Any]:
-    """What the recipe holds in addition to paths and filters: the demo's mark and the interpreter's version."""
-    return {"kind": KIND, "python": platform.python_version()}
-
-
-def is_current(path: Path, vocabulary_hash: str, library: Path) -> bool:
-    """Whether the datastore exists undamaged, for that vocabulary and with the present recipe.
-
-    Raises DatastoreUnwritable if the demo did not make it.
-    """
-    try:
-        with Datastore.open(path) as store:
-            manifest = store.manifest
-    except (DatastoreNotFound, DatastoreCorrupt):  # the name is the demo's own, so it may build it again
-        return False
-    if manifest.recipe.get("kind") != KIND:
-        raise DatastoreUnwritable(path, "it is not the demo's, which would overwrite it; move it to another name")
-    wanted = {**recipe_of([Walk((str(library),), *filters()).prepared()]), **recipe_fields()}
-    return manifest.vocabulary.hash == vocabulary_hash and dict(manifest.recipe) == wanted
 
 
 SIDES = ("plain", "drafted")
@@ -236,10 +219,6 @@ class Side:
     def tokens_per_second(self) -> float:
         return median(self.speeds)
 
-    @property
-    def repeated(self) -> float:
-        return repeated_share(self.result.tokens)
-
     def to_json(self) -> dict[str, Any]:
         draft = self.result.draft.to_dict()
         return {
@@ -247,7 +226,7 @@ class Side:
             "runs": [round(speed, 2) for speed in self.speeds],  # how noisy the machine was
             **{name: draft[name] for name in ("mat", "accepted", "drafted", "by_source")},
             "n_tokens": len(self.result.tokens),
-            "repeated_8grams": round(self.repeated, 4),
+            "repeated_8grams": round(repeated_share(self.result.tokens), 4),
         }
 
 
@@ -262,10 +241,6 @@ class Comparison:
     drafted: Side
     identical: bool
     speedup: float
-
-    @property
-    def loops(self) -> bool:
-        return self.plain.repeated > LOOPING
 
     @property
     def disturbed(self) -> bool:
@@ -299,7 +274,9 @@ def compare(
     Raises the errors of `Engine.generate`.
     """
     over = time.perf_counter() + seconds
-    sampling = choose_sampling(engine, prompt, max_tokens)
+    sampling = Sampling()
+    if repeated_share(run(engine, prompt, "plain", sampling, max_tokens).tokens) > LOOPING:
+        sampling = replace(sampling, temperature=TEMPERATURE, seed=SEED)
     if display is not None:
         display.begin(prompt, mode)
     shown = {side: run(engine, prompt, side, sampling, max_tokens, display) for side in SIDES}
@@ -308,26 +285,17 @@ def compare(
         timed.append({side: run(engine, prompt, side, sampling, max_tokens) for side in SIDES})
     outputs = {tuple(pair[side].tokens) for pair in [shown, *timed] for side in SIDES}
     timed = timed or [shown]
-    sides = {side: Side(timed[-1][side], tuple(speed(pair[side]) for pair in timed)) for side in SIDES}
+    speeds = {side: tuple(pair[side].timings.predicted_per_second for pair in timed) for side in SIDES}
+    plain, drafted = (Side(timed[-1][side], speeds[side]) for side in SIDES)
     return Comparison(
         prompt=prompt,
         mode=mode,
         sampled=not sampling.is_greedy,
-        plain=sides["plain"],
-        drafted=sides["drafted"],
+        plain=plain,
+        drafted=drafted,
         identical=len(outputs) == 1,
-        speedup=median(speed(pair["drafted"]) / (speed(pair["plain"]) or 1.0) for pair in timed),
+        speedup=median(fast / (slow or 1.0) for slow, fast in zip(plain.speeds, drafted.speeds, strict=True)),
     )
-
-
-def choose_sampling(engine: Engine, prompt: Prompt, max_tokens: int) -> Sampling:
-    """Greedy sampling, or seeded sampling if plain greedy decoding repeats more than LOOPING of its n-grams."""
-    from rest_local.llama.options import Sampling
-
-    greedy = Sampling()
-    result = run(engine, prompt, "plain", greedy, max_tokens)
-    loops = repeated_share(result.tokens) > LOOPING
-    return replace(greedy, temperature=TEMPERATURE, seed=SEED) if loops else greedy
 
 
 def run(
@@ -345,11 +313,6 @@ def run(
         if display is not None:
             display.piece(side, piece)
     return stream.result
-
-
-def speed(result: Result) -> float:
-    """Tokens per second of the generation, without the prefill."""
-    return result.timings.predicted_per_second
 
 
 def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:

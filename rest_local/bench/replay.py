@@ -66,7 +66,6 @@ class Tally:
     first_plain_ms: float = 0.0  # of the first FIRST_TOKENS tokens of each answer
     first_drafted_ms: float = 0.0
     by_answer: list[tuple[float, str]] = field(default_factory=list)  # speed-up and name
-    by_category: dict[str, list[float]] = field(default_factory=dict)  # answers, plain ms, drafted ms
 
     def add(self, tree: DraftTree, path: Sequence[int], tokens: int) -> None:
         self.steps += 1
@@ -105,10 +104,6 @@ class Tally:
             "by_depth": {
                 depth: {"drafted": count, "accepted": self.accepted_by_depth[depth]}
                 for depth, count in sorted(self.by_depth.items())
-            },
-            "by_category": {
-                name: {"answers": round(answers), "speedup": round(plain / drafted, 4)}
-                for name, (answers, plain, drafted) in self.by_category.items()
             },
             "tokens_changed": self.changed,
             "draft_ms": {"mean": round(float(times.mean()), 4), "p99": round(float(np.percentile(times, 99)), 4)},
@@ -152,10 +147,7 @@ def replay(
         tally.answers += 1
         plain, drafted = tally.plain_ms, tally.drafted_ms
         _replay_answer(answer, sources, policy, curve, tally)
-        plain, drafted = tally.plain_ms - plain, tally.drafted_ms - drafted
-        tally.by_answer.append((plain / drafted, answer.name))
-        total = tally.by_category.setdefault(answer.category, [0, 0.0, 0.0])
-        tally.by_category[answer.category] = [a + b for a, b in zip(total, (1, plain, drafted), strict=True)]
+        tally.by_answer.append(((tally.plain_ms - plain) / (tally.drafted_ms - drafted), answer.name))
     return tally
 
 

@@ -11,8 +11,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -40,6 +39,7 @@ from rest_local.planning.policy import Off, Policy
 
 TOKENS = 160  # of each answer
 ROUNDS = 3
+Measured = tuple[float, float, Statistics]  # an answer: milliseconds plain and drafted, and counts of the drafted run
 MAX_CONTEXT = 16384  # longer prompts are left out, because their prefill alone takes minutes on a CPU
 
 
@@ -89,43 +89,6 @@ class Runner:
         return ms, sequence.statistics
 
 
-@dataclass(frozen=True)
-class Paying:
-    """A loaded model that pays for the forward passes, its measured curve, and the answers that fit its context."""
-
-    runner: Runner
-    curve: CostCurve
-    fitting: list[Recorded]
-    settings: ContextSettings
-
-
-@contextmanager
-def opened(path: str, answers: Sequence[Recorded], threads: int | None = None) -> Iterator[Paying]:
-    """Load the model with a context for the longest answer, and keep what its curve learned at the end. Raises
-    ModelError, OptionError where no answer fits or ids are those of another vocabulary.
-    """
-    with Model.open(path) as model:
-        most = min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
-        fitting = [answer for answer in answers if len(answer.prompt) + len(answer.answer) <= most]
-        _check(fitting, model, most)
-        longest = max(len(answer.prompt) + len(answer.answer) for answer in fitting)
-        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes: each is tuned once
-        context, tuning = tune(model, ContextSettings(n_ctx=n_ctx, threads=threads or 0), exact=False)
-        with context:
-            tuning.curve.busy_now = load_meter(model, context).busy
-            runner = Runner(model, Forward(context, capability_of(model, context, exact=False)), Slot(context))
-            yield Paying(runner, tuning.curve, fitting, context.settings)
-        tuning.store()
-
-
-@dataclass
-class WallClock:
-    """The result. `curve`: the cost curve after these runs. `report`: the object of `--json`."""
-
-    curve: CostCurve
-    report: dict[str, Any]
-
-
 def wall_clock(
     path: str,
     recorded: Sequence[Recorded],
@@ -134,17 +97,32 @@ def wall_clock(
     *,
     tokens: int = TOKENS,
     rounds: int = ROUNDS,
-) -> WallClock:
-    """Run the first `tokens` tokens of every answer `rounds` times. Raises ModelError, OptionError, DecodeFailed."""
+) -> tuple[CostCurve, dict[str, Any]]:
+    """Run the first `tokens` tokens of every answer `rounds` times, in a context for the longest answer. Returns the
+    model's cost curve after these runs, which is kept for later ones, and the object of `--json`.
+
+    Raises ModelError, DecodeFailed, OptionError where no answer fits or ids are those of another vocabulary.
+    """
     cut = [replace(answer, answer=answer.answer[:tokens]) for answer in counted(recorded)]
-    with opened(path, cut) as paying:
-        runner, curve, fitting = paying.runner, paying.curve, paying.fitting
-        _round(runner, fitting, make_sources, make_policy, curve, -1)  # it only refines the curve
-        measured = [_round(runner, fitting, make_sources, make_policy, curve, number) for number in range(rounds)]
-        implied = replay_by_curve(fitting, make_sources, make_policy(settled(curve)), settled(curve)).to_dict()
-        report = _report(runner.model.name, paying.settings, measured, implied)
-    report |= {"answers": len(fitting), "left_out": len(cut) - len(fitting)}
-    return WallClock(curve, report)
+    with Model.open(path) as model:
+        most = min(model.n_ctx_train or MAX_CONTEXT, MAX_CONTEXT)
+        fitting = [answer for answer in cut if len(answer.prompt) + len(answer.answer) <= most]
+        _check(fitting, model, most)
+        longest = max(len(answer.prompt) + len(answer.answer) for answer in fitting)
+        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes: each is tuned once
+        context, tuning = tune(model, ContextSettings(n_ctx=n_ctx), exact=False)
+        with context:
+            curve = tuning.curve
+            curve.busy_now = load_meter(model, context).busy
+            runner = Runner(model, Forward(context, capability_of(model, context, exact=False)), Slot(context))
+            _round(runner, fitting, make_sources, make_policy, curve, -1)  # it only refines the curve
+            measured = [_round(runner, fitting, make_sources, make_policy, curve, number) for number in range(rounds)]
+            # a policy refines the curve that it gets
+            settled = CostCurve(curve.contexts, curve.ms.copy())
+            implied = replay_by_curve(fitting, make_sources, make_policy(settled.copy()), settled).to_dict()
+            report = _report(model.name, context.settings, measured, implied)
+        tuning.store()
+    return curve, report | {"answers": len(fitting), "left_out": len(cut) - len(fitting)}
 
 
 def _check(answers: Sequence[Recorded], model: Model, most: int) -> None:
@@ -156,22 +134,6 @@ def _check(answers: Sequence[Recorded], model: Model, most: int) -> None:
         )
 
 
-def settled(curve: CostCurve) -> CostCurve:
-    """A copy of the curve's most likely times, because a policy refines the curve that it gets."""
-    return CostCurve(curve.contexts, curve.ms.copy())
-
-
-@dataclass
-class _Round:
-    """One pass over all answers: milliseconds by side and answer, and the counts of the drafted side."""
-
-    plain_ms: list[float]
-    drafted_ms: list[float]
-    steps: int = 0
-    tokens: int = 0
-    nodes: int = 0
-
-
 def _round(
     runner: Runner,
     answers: Sequence[Recorded],
@@ -179,26 +141,27 @@ def _round(
     make_policy: MakePolicy,
     curve: CostCurve,
     number: int,
-) -> _Round:
+) -> list[Measured]:
     """Run all answers with a new policy, as in `replay`; plain and drafted runs alternate."""
-    result = _Round([], [])
     plain, drafted = (make_sources(), Off()), (make_sources(), make_policy(curve))
+    measured = []
     for index, answer in enumerate(answers):
-        for drafts in (False, True) if (index + number) % 2 else (True, False):
-            ms, done = runner.run(answer, *(drafted if drafts else plain))
-            (result.drafted_ms if drafts else result.plain_ms).append(ms)
-            if drafts:
-                result.steps += done.steps
-                result.tokens += done.generated
-                result.nodes += done.drafted
-    return result
+        first = None if (index + number) % 2 == 0 else runner.run(answer, *plain)
+        ms, statistics = runner.run(answer, *drafted)
+        plain_ms, _ = first or runner.run(answer, *plain)
+        measured.append((plain_ms, ms, statistics))
+    return measured
 
 
-def _report(name: str, settings: ContextSettings, rounds: Sequence[_Round], implied: dict[str, Any]) -> dict[str, Any]:
+def _report(
+    name: str, settings: ContextSettings, rounds: Sequence[Sequence[Measured]], implied: dict[str, Any]
+) -> dict[str, Any]:
     """The object of `--json`; each answer counts with the median of its rounds."""
-    plain = sum(median(times) for times in zip(*(row.plain_ms for row in rounds), strict=True))
-    drafted = sum(median(times) for times in zip(*(row.drafted_ms for row in rounds), strict=True))
-    tokens, steps = rounds[0].tokens, sum(row.steps for row in rounds)
+    plain, drafted = (
+        sum(median(run[side] for run in answer) for answer in zip(*rounds, strict=True)) for side in (0, 1)
+    )
+    runs = [run[2] for row in rounds for run in row]
+    tokens, steps = sum(run[2].generated for run in rounds[0]), sum(run.steps for run in runs)
     return {
         "model": name,
         "settings": settings.to_dict(),
@@ -206,9 +169,9 @@ def _report(name: str, settings: ContextSettings, rounds: Sequence[_Round], impl
         "plain_ms_per_token": round(plain / tokens, 4),
         "drafted_ms_per_token": round(drafted / tokens, 4),
         "mat": round(len(rounds) * tokens / steps, 4),
-        "nodes_per_step": round(sum(row.nodes for row in rounds) / steps, 3),
+        "nodes_per_step": round(sum(run.drafted for run in runs) / steps, 3),
         "speedup": round(plain / drafted, 4),
-        "rounds": [round(sum(row.plain_ms) / sum(row.drafted_ms), 4) for row in rounds],
+        "rounds": [round(sum(run[0] for run in row) / sum(run[1] for run in row), 4) for row in rounds],
         "implied": {key: implied[key] for key in ("speedup", "mat", "nodes_per_step")},
         "implied_over_wall": round(implied["speedup"] * drafted / plain, 4),
     }

@@ -16,6 +16,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,12 @@ MAX_TEXT = 256 * 2**20  # characters of one unpacked file: a replay holds all of
 
 @dataclass(frozen=True)
 class Recorded:
-    """One answer: token ids of its prompt, of the answer, and of the prediction that the client sends. `category`: what
-    the file says about the kind of the prompt, "" if it says nothing.
-    """
+    """One answer: token ids of its prompt, of the answer, and of the prediction that the client sends."""
 
     name: str
     prompt: list[int]
     answer: list[int]
     prediction: Sequence[int] = ()
-    category: str = ""
 
 
 def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
@@ -57,11 +55,11 @@ def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
             texts = list(_texts(line, path, number))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise InputInvalid("file", path, f"line {number} lacks a field of its format ({error!r})") from error
-        for name, category, prompt, answer in texts:
+        for name, prompt, answer in texts:
             if not isinstance(prompt, str) or not isinstance(answer, str):
                 raise InputInvalid("file", path, f"line {number} holds a prompt or an answer that is not text")
             ids = [vocabulary.tokenize(text, special=False).tolist() for text in (prompt, answer)]
-            found.append(Recorded(str(name), ids[0], ids[1], category=str(category)))
+            found.append(Recorded(str(name), *ids))
     if not found:
         raise InputInvalid("file", path, "holds no recorded answer")
     return found
@@ -91,14 +89,14 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise InputInvalid("file", path, f"not a whole gzip file ({error})") from error
 
 
-def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[str, str, str, str]]:
-    """Name, category, prompt and answer."""
+def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[str, str, str]]:
+    """Name, prompt and answer."""
     if "choices" in line and "question_id" in line:
         yield from _mt_bench(line, path)
     elif "instruction" in line and "output" in line:
-        yield str(number), line.get("dataset", ""), f"{line['instruction']}\n", line["output"]
+        yield str(number), f"{line['instruction']}\n", line["output"]
     elif "canonical_solution" in line:
-        yield line.get("task_id", str(number)), "", line["prompt"], line["canonical_solution"]
+        yield line.get("task_id", str(number)), line["prompt"], line["canonical_solution"]
     elif "body" in line and "response" in line:
         yield _batch(line, number)
     else:
@@ -106,25 +104,24 @@ def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[s
         raise InputInvalid("file", path, f"line {number} holds no recorded answer (fields {fields[:80]})")
 
 
-def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, str, str]]:
+def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, str]]:
     """The turns in Vicuna's conversation template, because the shipped answers are Vicuna's."""
     questions = {each["question_id"]: each for _, each in _lines(path.parent / "mt_bench_questions.jsonl")}
-    asked = questions[line["question_id"]]
-    category, turns = asked.get("category", ""), asked["turns"]
+    turns = questions[line["question_id"]]["turns"]
     text = VICUNA
     for turn, (question, answer) in enumerate(zip(turns, line["choices"][0]["turns"], strict=True), 1):
         text += f" USER: {question} ASSISTANT:"
-        yield f"{line['question_id']}.{turn}", category, text, f" {answer}"
+        yield f"{line['question_id']}.{turn}", text, f" {answer}"
         text += f" {answer}</s>"
 
 
-def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str, str]:
+def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str]:
     """A request and its response. Roles become words, because the model's chat template is unknown here."""
-    body, answer = line["body"], line["response"]["body"]["choices"][0]
-    if "messages" in body:
-        parts = [f"{message['role']}: {_plain(message['content'])}\n" for message in body["messages"]]
-        return line.get("custom_id", str(number)), "", "".join(parts), _plain(answer["message"]["content"])
-    return line.get("custom_id", str(number)), "", body["prompt"], answer["text"]
+    name, body, answer = line.get("custom_id", str(number)), line["body"], line["response"]["body"]["choices"][0]
+    if "messages" not in body:
+        return name, body["prompt"], answer["text"]
+    parts = [f"{message['role']}: {_plain(message['content'])}\n" for message in body["messages"]]
+    return name, "".join(parts), _plain(answer["message"]["content"])
 
 
 def _plain(content: Any) -> str:
@@ -141,17 +138,6 @@ MIN_BYTES = 200
 COMMITS = 5000  # searched
 
 
-@dataclass(frozen=True)
-class Edit:
-    """One file of one commit. `old`, `new`: blob ids."""
-
-    commit: str
-    message: str
-    path: str
-    old: str
-    new: str
-
-
 def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, predict: bool = False) -> list[Recorded]:
     """The newest `most` changes of files in the history of HEAD, tokenized. `predict`: the rest of the old file is the
     prediction. Raises InputInvalid if there is no repository or no such change, and RestLocalError without git.
@@ -159,10 +145,10 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
     if not repository.is_dir():
         raise InputInvalid("repository", repository, "no such directory")
     found = []
-    for edit, old, new in edits_of(repository):
-        recorded = whole_file_edit(edit.path, edit.message, old, new, vocabulary)
-        recorded = replace(recorded, name=f"{edit.commit[:10]}:{edit.path}")
-        found.append(recorded if predict else replace(recorded, prediction=()))
+    for commit, message, path, old, new in edits_of(repository):
+        recorded = whole_file_edit(path, message, old, new, vocabulary)
+        prediction = recorded.prediction if predict else ()
+        found.append(replace(recorded, name=f"{commit[:10]}:{path}", prediction=prediction))
         if len(found) == most:
             break
     if not found:
@@ -174,13 +160,24 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
     return found
 
 
-def edits_of(repository: Path) -> Iterator[tuple[Edit, str, str]]:
-    """Each change of a text file within the size limits, with the old and the new text, the newest commit first."""
+def edits_of(repository: Path) -> Iterator[tuple[str, str, str, str, str]]:
+    """Each change of a text file within the size limits, the newest commit first: the commit, its message, the path,
+    the old and the new text. Raises InputInvalid.
+    """
+    log = run_git(
+        repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
+        "--no-abbrev", "--no-color", "--format=%x00%H%x00%B%x00", "HEAD", "--",
+    )  # fmt: skip
+    if log.returncode:
+        lines = log.stderr.decode("utf-8", "replace").strip().splitlines() or [f"git exits with {log.returncode}"]
+        raise InputInvalid("repository", repository, lines[0])
+    parts = iter(log.stdout.decode("utf-8", "replace").split("\0")[1:])  # no message contains a NUL
     with Blobs(repository) as blobs:
-        for edit in _edits(repository):
-            old, new = (_text(blobs.read(blob, MAX_BYTES)) for blob in (edit.old, edit.new))
-            if old is not None and new is not None and old != new:
-                yield edit, old, new
+        for commit, message, changes in zip(parts, parts, parts, strict=True):
+            for path, *changed in _regular(changes.strip().splitlines())[:PER_COMMIT]:
+                old, new = (_text(blobs.read(blob, MAX_BYTES)) for blob in changed)
+                if old is not None and new is not None and old != new:
+                    yield commit, message, path, old, new
 
 
 def _text(data: bytes | None) -> str | None:
@@ -202,21 +199,6 @@ def whole_file_edit(path: str, message: str, old: str, new: str, vocabulary: Voc
     same = next((i for i in range(shorter) if before[i] != after[i]), shorter)
     between = vocabulary.tokenize(f"\n{path}, changed:\n", special=False).tolist()
     return Recorded(path, [*head, *before, *between, *after[:same]], after[same:], before[same:])
-
-
-def _edits(repository: Path) -> Iterator[Edit]:
-    """Changes of regular files, the newest commit first."""
-    log = run_git(
-        repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
-        "--no-abbrev", "--no-color", "--format=%x00%H%x00%B%x00", "HEAD", "--",
-    )  # fmt: skip
-    if log.returncode:
-        lines = log.stderr.decode("utf-8", "replace").strip().splitlines() or [f"git exits with {log.returncode}"]
-        raise InputInvalid("repository", repository, lines[0])
-    parts = iter(log.stdout.decode("utf-8", "replace").split("\0")[1:])  # no message contains a NUL
-    for commit, message, changes in zip(parts, parts, parts, strict=True):
-        for change in _regular(changes.strip().splitlines())[:PER_COMMIT]:
-            yield Edit(commit, message, *change)
 
 
 def _regular(changes: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -251,17 +233,8 @@ class Workload:
     def tokens(self) -> int:
         return sum(len(answer.answer) for answer in self.tested)
 
-    def close(self) -> None:
-        for store in self.stores:
-            store.close()
 
-    def __enter__(self) -> Workload:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
+@contextmanager
 def open_workload(
     vocabulary: Vocabulary,
     *,
@@ -272,7 +245,7 @@ def open_workload(
     datastores: Sequence[str] = (),
     history: str | None = None,
     limit: int | None = None,
-) -> Workload:
+) -> Iterator[Workload]:
     """Open files and datastores. `history`: "N" or "N:" tests the first N answers with the others as history; anything
     else is a file of earlier answers. `limit`: the most answers to test. Raises OptionError, InputInvalid,
     DatastoreError, OSError.
@@ -283,17 +256,10 @@ def open_workload(
     if not recorded:
         raise OptionError("nothing to replay: name a file of recorded answers, or a repository with --git")
     tested, earlier = _split(recorded, history, vocabulary)
-    workload = Workload(tested[:limit], earlier, vocabulary.size)
-    identity = vocabulary.identity
-    try:
-        for name in datastores:
-            path = datastore_path(name)
-            opened = Datastore.open(path, vocabulary_hash=identity.hash, vocabulary_name=identity.name)
-            workload.stores.append(opened)
-    except BaseException:
-        workload.close()
-        raise
-    return workload
+    with ExitStack() as opened:
+        known = {"vocabulary_hash": vocabulary.hash, "vocabulary_name": vocabulary.name}
+        stores = [opened.enter_context(Datastore.open(datastore_path(name), **known)) for name in datastores]
+        yield Workload(tested[:limit], earlier, vocabulary.size, stores)
 
 
 def _split(

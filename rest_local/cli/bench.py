@@ -6,7 +6,7 @@ The tables are for people; `--json` has the same figures and more.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,67 +35,45 @@ DEPTHS = 10  # of acceptance by depth: one line
 
 def print_report(report: Mapping[str, Any]) -> None:
     """What was measured, in the order of the report. A pass is a forward pass of the model."""
-    _print_here(report)
-    _say(f"{report['answers']} answers, {report['tokens']:,} tokens")
-    if "wall_clock" in report:
-        _print_wall(report["wall_clock"])
-    for name, row in report["curves"].items():
-        _print_curve(name, row)
+    for line in _lines(report):
+        click.echo(fitted(line, sys.stdout))
 
 
-def _print_here(report: Mapping[str, Any]) -> None:
-    """One line for this machine, where it was measured or its costs are known."""
-    if wall := report.get("wall_clock"):
-        _say(f"on this machine, with {wall['model']}: {wall['speedup']:.1f} x plain, measured")
-    elif here := report.get("here"):
+def _lines(report: Mapping[str, Any]) -> Iterator[str]:
+    wall, here = report.get("wall_clock"), report.get("here")
+    if wall:
+        yield f"on this machine, with {wall['model']}: {wall['speedup']:.1f} x plain, measured"
+    elif here:  # its costs are known
         row = report["curves"][HERE]
-        worst = f"the worst answer {row['worst_answer']:.1f}"
-        known = (
-            "" if here["state"] == "final" else f"; costs are an estimate, `rest-local tune -m {here['name']}` measures"
+        estimated = f"; costs are an estimate, `rest-local tune -m {here['name']}` measures"
+        yield (
+            f"on this machine, with {here['name']}: {row['speedup_with_lookups']:.1f} x plain, the worst answer "
+            f"{row['worst_answer']:.1f}{'' if here['state'] == 'final' else estimated}"
         )
-        _say(f"on this machine, with {here['name']}: {row['speedup_with_lookups']:.1f} x plain, {worst}{known}")
-
-
-def _say(line: str) -> None:
-    click.echo(fitted(line, sys.stdout))
-
-
-def _tokens(row: Mapping[str, Any]) -> str:
-    return f"{row['mat']:.3f} tokens a pass"
-
-
-def _print_curve(name: str, row: Mapping[str, Any]) -> None:
-    _say(
-        f"  {name}: {row['speedup']:.3f} times plain decoding; {row['speedup_with_lookups']:.3f} with the time of "
-        f"{row['lookups']:,} lookups; worst answer {row['worst_answer']:.2f}"
-    )
-    _say(f"    tokens changed: {row['tokens_changed']}")
-    _say(
-        f"    {_tokens(row)} with {row['nodes_per_step']:.2f} nodes; {row['draft_ms']['mean']:.2f} ms to draft them "
-        f"(p99 {row['draft_ms']['p99']:.2f})"
-    )
-    for source, count in row["by_source"].items():
-        _say(f"    {source}: {count['accepted']:,} of {count['drafted']:,} accepted ({_share(count)})")
-    shares = [f"{depth}:{_share(count)}" for depth, count in list(row["by_depth"].items())[:DEPTHS]]
-    if shares:
-        _say(f"    accepted by depth  {'  '.join(shares)}")
+    yield f"{report['answers']} answers, {report['tokens']:,} tokens"
+    if wall:
+        rounds = ", ".join(f"{value:.3f}" for value in wall["rounds"])
+        yield f"  wall clock on {wall['model']}: {wall['speedup']:.3f} times plain decoding (rounds {rounds})"
+        yield f"    {wall['plain_ms_per_token']:.1f} to {wall['drafted_ms_per_token']:.1f} ms a token"
+        yield f"    {wall['mat']:.3f} tokens a pass with {wall['nodes_per_step']:.2f} nodes"
+        implied = f"{wall['implied']['speedup']:.3f}, {wall['implied_over_wall']:.2f} of the wall clock's"
+        yield f"    implied by its cost curve: {implied}"
+        if wall["left_out"]:
+            yield f"    {wall['left_out']} answers do not fit the model's context and were left out"
+    for name, row in report["curves"].items():
+        lookups = f"{row['speedup_with_lookups']:.3f} with the time of {row['lookups']:,} lookups"
+        yield f"  {name}: {row['speedup']:.3f} times plain decoding; {lookups}; worst answer {row['worst_answer']:.2f}"
+        yield f"    tokens changed: {row['tokens_changed']}"
+        took = f"{row['draft_ms']['mean']:.2f} ms to draft them (p99 {row['draft_ms']['p99']:.2f})"
+        yield f"    {row['mat']:.3f} tokens a pass with {row['nodes_per_step']:.2f} nodes; {took}"
+        for source, count in row["by_source"].items():
+            yield f"    {source}: {count['accepted']:,} of {count['drafted']:,} accepted ({_share(count)})"
+        if shares := [f"{depth}:{_share(count)}" for depth, count in list(row["by_depth"].items())[:DEPTHS]]:
+            yield f"    accepted by depth  {'  '.join(shares)}"
 
 
 def _share(count: Mapping[str, int]) -> str:
     return f"{count['accepted'] / count['drafted']:.0%}" if count["drafted"] else "-"
-
-
-def _print_wall(row: Mapping[str, Any]) -> None:
-    rounds = ", ".join(f"{value:.3f}" for value in row["rounds"])
-    _say(f"  wall clock on {row['model']}: {row['speedup']:.3f} times plain decoding (rounds {rounds})")
-    _say(f"    {row['plain_ms_per_token']:.1f} to {row['drafted_ms_per_token']:.1f} ms a token")
-    _say(f"    {_tokens(row)} with {row['nodes_per_step']:.2f} nodes")
-    _say(
-        f"    implied by its cost curve: {row['implied']['speedup']:.3f}, {row['implied_over_wall']:.2f} of the wall "
-        "clock's"
-    )
-    if row["left_out"]:
-        _say(f"    {row['left_out']} answers do not fit the model's context and were left out")
 
 
 WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes tens of milliseconds
@@ -188,19 +166,17 @@ def _report(
         raise OptionError("--vocab GGUF or --model MODEL: one is needed to tokenize the answers")
     if save_curve and not model:
         raise OptionError("--save-curve needs --model: the curve is measured on it")
-    with Model.open(tokenizer, vocab_only=True) as opened:
-        workload = open_workload(opened.vocabulary, limit=limit or (WALL_ANSWERS if model else None), **given)
-    here = None
-    with workload:
+    given["limit"], here = limit or (WALL_ANSWERS if model else None), None
+    with Model.open(tokenizer, vocab_only=True) as opened, open_workload(opened.vocabulary, **given) as workload:
         if vocab and not (curves or model):
             curve, here = _here(vocab, required=not planned)
             planned = {HERE: curve, **planned} if curve else planned
         report: dict[str, Any] = {"answers": len(workload.tested), "tokens": workload.tokens, "here": here}
         if model:
-            measured = wall_clock(model, workload.tested, workload.sources, make_policy)
-            report["wall_clock"] = measured.report
+            learned, wall = wall_clock(model, workload.tested, workload.sources, make_policy)
+            report["wall_clock"] = wall
             if save_curve:
-                save_curve.write_text(curve_file(measured.curve, f"measured: {measured.report['model']}"), "utf-8")
+                save_curve.write_text(curve_file(learned, f"measured: {wall['model']}"), "utf-8")
         report["curves"] = compare_curves(workload, make_policy, planned)
     return report
 

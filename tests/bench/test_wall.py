@@ -41,7 +41,7 @@ def flat(curve: CostCurve) -> Policy:
 
 
 def test_both_sides_yield_the_recorded_tokens_and_their_times_give_the_speedup(tiny_model: Callable[..., Path]) -> None:
-    report = wall_clock(str(tiny_model("llama")), ANSWERS, sources, flat, rounds=1).report
+    _, report = wall_clock(str(tiny_model("llama")), ANSWERS, sources, flat, rounds=1)
     assert report["tokens"] == sum(len(answer.answer) - 1 for answer in ANSWERS)
     assert report["mat"] > 1.2
     assert report["nodes_per_step"] > 0
@@ -52,14 +52,14 @@ def test_both_sides_yield_the_recorded_tokens_and_their_times_give_the_speedup(t
 
 
 def test_without_drafting_every_token_is_a_step(tiny_model: Callable[..., Path]) -> None:
-    report = wall_clock(str(tiny_model("llama")), ANSWERS, sources, off, rounds=2, tokens=20).report
+    _, report = wall_clock(str(tiny_model("llama")), ANSWERS, sources, off, rounds=2, tokens=20)
     assert (report["mat"], report["nodes_per_step"], report["implied"]["speedup"]) == (1.0, 0.0, 1.0)
     assert report["tokens"] == 2 * 19
     assert len(report["rounds"]) == 2
 
 
 def test_a_measured_curve_can_be_stored_and_loaded(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    measured = wall_clock(str(tiny_model("llama")), ANSWERS, sources, partial(make_policy, "auto"), rounds=1).curve
+    measured, _ = wall_clock(str(tiny_model("llama")), ANSWERS, sources, partial(make_policy, "auto"), rounds=1)
     (tmp_path / "curve.json").write_text(curve_file(measured, "a test"))
     stored = load_curve(str(tmp_path / "curve.json"))
     at = [size - 1 for size in SIZES]
