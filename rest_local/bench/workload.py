@@ -257,9 +257,12 @@ def open_workload(
         raise OptionError("nothing to replay: name a file of recorded answers, or a repository with --git")
     tested, earlier = _split(recorded, history, vocabulary)
     with ExitStack() as opened:
-        known = {"vocabulary_hash": vocabulary.hash, "vocabulary_name": vocabulary.name}
-        stores = [opened.enter_context(Datastore.open(datastore_path(name), **known)) for name in datastores]
-        yield Workload(tested[:limit], earlier, vocabulary.size, stores)
+        workload = Workload(tested[:limit], earlier, vocabulary.size)
+        for name in datastores:
+            path = datastore_path(name)
+            store = Datastore.open(path, vocabulary_hash=vocabulary.hash, vocabulary_name=vocabulary.name)
+            workload.stores.append(opened.enter_context(store))
+        yield workload
 
 
 def _split(

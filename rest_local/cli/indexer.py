@@ -1,7 +1,8 @@
 """`--code`, `--no-code` and `--watch`: datastores that are kept up to date while a command decodes.
 
 The datastore of a checkout is named after its root, so all commands share it, wherever below the root they are run. At
-a terminal the user is asked once whether to draft from it; the answer is kept in the data directory, by root.
+a terminal the user is asked once whether to draft from it; the answer is kept in the data directory, by root. So are
+answers about datastores (`cli.opening`).
 
 `Indexer` starts `rest_local.cli.index.watch`, a child process of the lowest priority, and `close` ends it; it also
 ends by itself with this process, because its stdin does. `committed` is called after each commit, so that the engine
@@ -77,10 +78,10 @@ def offered() -> Code | None:
         return None
     if root is None or root == Path.home().resolve():  # a home directory under git is no project
         return None
-    answer = recalled(root)
+    answer = recalled(str(root))
     if answer is None:
         answer = _ask(root)
-        remember(root, answer)
+        remember(str(root), answer)
     return Code(root) if answer == YES else None
 
 
@@ -96,9 +97,9 @@ def _ask(root: Path) -> str:
     return {"y": YES, "n": NO, "v": NEVER}[answer.lower()]
 
 
-def recalled(root: Path) -> str | None:
-    """The answer for a root; None where it was never given, or was a "no" of more than a week ago."""
-    entry = _answers().get(str(root))
+def recalled(key: str) -> str | None:
+    """The answer to a question; None where it was never given, or was a "no" of more than a week ago."""
+    entry = _answers().get(key)
     answer, asked = (entry.get("answer"), entry.get("asked")) if isinstance(entry, dict) else (None, None)
     if answer not in (YES, NO, NEVER):
         return None
@@ -106,11 +107,11 @@ def recalled(root: Path) -> str | None:
     return None if answer == NO and is_old else str(answer)
 
 
-def remember(root: Path, answer: str) -> None:
+def remember(key: str, answer: str) -> None:
     """Keep an answer. Where that fails the question comes again."""
     from rest_local.paths import write_atomically
 
-    answers = {**_answers(), str(root): {"answer": answer, "asked": int(time.time())}}
+    answers = {**_answers(), key: {"answer": answer, "asked": int(time.time())}}
     try:
         write_atomically(_path(), (json.dumps(answers, indent=1) + "\n").encode("ascii"))
     except OSError as error:
@@ -128,7 +129,7 @@ def _path() -> Path:
     """Raises OSError where the data directory cannot be made."""
     from rest_local.paths import data_dir
 
-    return data_dir() / "checkouts.json"
+    return data_dir() / "answers.json"
 
 
 _engine = in_section("Engine")

@@ -14,7 +14,6 @@ answered with "no" is not asked again, and a line about what it lacks is printed
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -26,7 +25,7 @@ import click
 
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import inputs, models, terminal
-from rest_local.cli.indexer import ASLEEP, Live
+from rest_local.cli.indexer import ASLEEP, NEVER, Live, recalled, remember
 from rest_local.cli.terminal import duration, say, warn
 from rest_local.decoding.config import NO_DRAFT_MODEL, EngineConfig
 from rest_local.errors import (
@@ -71,7 +70,7 @@ def _add_index(name: str | Path, model: Model, build: bool | None, is_named: boo
     from rest_local.retrieval.home import build_command, datastore_path, newest_manifest
 
     path, vocabulary = datastore_path(name), model.vocabulary
-    asks = build is None and terminal.can_ask() and not _noted("declined", path, vocabulary.hash)
+    asks = build is None and terminal.can_ask() and recalled(_key("declined", path, vocabulary.hash)) is None
     try:
         if build or asks:
             sources = recorded_sources(path)
@@ -88,12 +87,13 @@ def _add_index(name: str | Path, model: Model, build: bool | None, is_named: boo
                         render=render,
                     )
                 return True
-            _note("declined", path, vocabulary.hash)
+            remember(_key("declined", path, vocabulary.hash), NEVER)
     except RestLocalError as error:  # the answer can do without
         warn(f"{error}; going on without it")
         return False
-    if is_named or (build is None and not asks and not _noted("told", path, vocabulary.hash)):
-        _note("told", path, vocabulary.hash)
+    told = _key("told", path, vocabulary.hash)
+    if is_named or (build is None and not asks and recalled(told) is None):
+        remember(told, NEVER)
         command = build_command(path, newest_manifest(path).recipe, str(model.path))
         lacks = f"datastore {name}: nothing is built for this model's vocabulary ({vocabulary.name})"
         warn(f"{lacks}; going on without it; `{command}` builds it")
@@ -113,30 +113,9 @@ def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
     )
 
 
-def _marker(kind: str, path: Path, vocabulary_hash: str) -> Path:
-    import hashlib
-
-    from rest_local.paths import cache_dir
-
-    key = "\0".join((kind, os.path.abspath(path), vocabulary_hash))
-    return cache_dir() / "asked" / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def _noted(kind: str, path: Path, vocabulary_hash: str) -> bool:
-    try:
-        return _marker(kind, path, vocabulary_hash).exists()
-    except OSError:
-        return False
-
-
-def _note(kind: str, path: Path, vocabulary_hash: str) -> None:
-    """Remember it in the cache. Where that cannot be written, the question or the line comes again."""
-    try:
-        marker = _marker(kind, path, vocabulary_hash)
-        marker.parent.mkdir(exist_ok=True)
-        marker.touch()
-    except OSError:
-        pass
+def _key(kind: str, path: Path, vocabulary_hash: str) -> str:
+    """Of what a user was asked or told about a datastore, among the answers that are kept."""
+    return f"{kind} {path.absolute()} {vocabulary_hash[:16]}"
 
 
 def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:

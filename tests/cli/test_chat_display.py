@@ -134,7 +134,7 @@ def styled(*parts: str, colours: bool = True) -> list[tuple[str, str]]:
     style, made = "", []
     for found in re.finditer(r"(\x1b\[[0-9;]*m)|(.)", text, re.DOTALL):
         if found[1]:
-            style = "" if found[1] == "\x1b[0m" else style + found[1]
+            style = "" if found[1] in ("\x1b[0m", "\x1b[39;49;00m") else style + found[1]
         else:
             made.append((found[2], style))
     assert style == "", "nothing goes on in this style"

@@ -70,7 +70,7 @@ def test_it_is_offered_once(project: Path, answers: Callable[..., list[str]], mo
     assert offered() == Code(project)
     assert len(asked) == 1
     assert str(project) in asked[0]
-    assert (data_dir() / "checkouts.json").stat().st_mode & 0o777 == 0o600
+    assert (data_dir() / "answers.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_never_is_never(project: Path, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_nothing_is_asked_without_a_terminal_or_a_checkout(
 ) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setattr(terminal, "can_ask", lambda: False)
-    remember(project, YES)
+    remember(str(project), YES)
     assert offered() is None
     asked = answers()
     monkeypatch.chdir(tmp_path)
@@ -115,6 +115,6 @@ def test_an_answer_that_cannot_be_kept_is_told(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "file").write_text("")
-    monkeypatch.setattr(indexer, "_path", lambda: project / "file" / "checkouts.json")
-    remember(project, YES)
+    monkeypatch.setattr(indexer, "_path", lambda: project / "file" / "answers.json")
+    remember(str(project), YES)
     assert "the answer is not kept" in capsys.readouterr().err

@@ -16,6 +16,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,23 +44,6 @@ _PAIR = re.compile(  # a mark, the text, the mark again
 _STYLES: dict[str, dict[str, Any]] = {
     "code": {"bold": True}, "bold": {"bold": True}, "italic": {"italic": True}, "emphasis": {"italic": True},
 }  # fmt: skip
-_TOKENS: dict[tuple[str, ...], dict[str, Any]] = {  # of Pygments; those below them look alike
-    ("Comment",): {"dim": True},
-    ("Generic", "Deleted"): {"fg": "red"},
-    ("Generic", "Inserted"): {"fg": "green"},
-    ("Keyword",): {"fg": "magenta"},
-    ("Literal", "Number"): {"fg": "cyan"},
-    ("Literal", "String"): {"fg": "green"},
-    ("Name", "Attribute"): {"fg": "cyan"},
-    ("Name", "Builtin"): {"fg": "cyan"},
-    ("Name", "Class"): {"fg": "blue"},
-    ("Name", "Decorator"): {"fg": "yellow"},
-    ("Name", "Function"): {"fg": "blue"},
-    ("Name", "Tag"): {"fg": "blue"},
-    ("Name", "Variable"): {"fg": "yellow"},
-    ("Operator", "Word"): {"fg": "magenta"},
-}
-
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _CONTROLS[ord("\r")] = ""
 
@@ -154,12 +138,13 @@ class _Code:
     """Colours code line by line. `named`: what its fence says of the language."""
 
     def __init__(self, named: str, colours: bool) -> None:
+        from pygments.formatters import TerminalFormatter
         from pygments.lexers import get_lexer_by_name
         from pygments.util import ClassNotFound
 
         self._before = ""  # the lines before, as far as they matter
         self._between = True  # whether the last line ended between tokens, and not in a text of many lines
-        self._lexer = None
+        self._lexer, self._formatter = None, TerminalFormatter()
         name = (named.split() or [""])[0].strip("{}.")
         if name and colours:
             try:
@@ -169,6 +154,8 @@ class _Code:
 
     def line(self, line: str) -> str:
         """The next line. Takes up to 5 ms."""
+        from pygments.token import Token
+
         if self._lexer is None:
             return line
         if len(self._before) > (CONTEXT if self._between else 4 * CONTEXT):
@@ -183,12 +170,10 @@ class _Code:
         self._between = bool(tokens) and tokens[-1][1][:1] == ("Text",)
         if "".join(text for text, _ in tokens) != line:  # a lexer that changes text
             return line
-        shown = ""
-        for text, kind in tokens:
-            while kind and kind not in _TOKENS:  # then it looks like what it is a kind of
-                kind = kind[:-1]
-            shown += _in(text, **_TOKENS.get(kind, {}))
-        return shown
+        shown = StringIO()
+        known = ((Token if kind in Token.Error else kind, text) for text, kind in tokens)  # it may be no finished code
+        self._formatter.format(known, shown)
+        return shown.getvalue()
 
 
 def _in(text: str, **style: Any) -> str:
