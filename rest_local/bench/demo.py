@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rest_local.errors import DatastoreCorrupt, DatastoreNotFound, DatastoreUnwritable, OptionError
 from rest_local.llama.model import Model
 from rest_local.llama.options import Sampling
+from rest_local.paths import demo_model
 from rest_local.retrieval.building.indexing import build_datastore, recipe_of
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
@@ -45,7 +46,7 @@ SOURCE_FILES = (".py", ".js", ".ts", ".go", ".rs", ".c", ".cc", ".cpp", ".h", ".
 class Prompt:
     """One prompt. `kind` says where its answer can be drafted from: "unseen" (nowhere), "stored" (the datastore),
     "copy" (the prompt) or "edit" (the prompt and `prediction`). `chat`: the text is a question for the model's chat
-    template.
+    template. `answer`: what a player writes after `tokens`, which are the prompt then.
     """
 
     kind: str
@@ -53,6 +54,8 @@ class Prompt:
     text: str
     chat: bool = False
     prediction: str = ""
+    tokens: Sequence[int] = ()
+    answer: Sequence[int] = ()
 
 
 def standard_library() -> Path:
@@ -137,13 +140,42 @@ def edit_prompt(code: Path | None) -> Prompt:
     return Prompt("edit", f"{path.name}, one name changed", request, chat=True, prediction=text)
 
 
-def _file_of(code: Path | None) -> tuple[Path, str]:
-    """The file of the folder whose size is nearest to 6 000 bytes, else `queue.py` of the standard library, and its
-    text. Raises OptionError, OSError.
+def written(folder: Path, code: Path | None, max_tokens: int) -> tuple[Path, list[Prompt]]:
+    """A player at the pace of a model of 1B in `folder`, and its prompts: an edit of a file, which `edit_prompt`
+    chooses, and a module that is stored nowhere. It answers each with up to `max_tokens` tokens.
+
+    3 s and 570 MB of disk. Raises OptionError and OSError.
     """
-    if code is None:
-        path = standard_library() / "queue.py"
-        return path, path.read_text(encoding="utf-8")
+    from rest_local.bench import player
+
+    width, layers = PLAYER
+    max_tokens = min(max_tokens, width // 4)
+    asked, unseen = edit_prompt(code), unseen_prompt(chat=False)
+    request, _, text = asked.text.partition("\n\n")
+    with Model.open(demo_model(), vocab_only=True) as model:
+        piece, tokenize = model.vocabulary.piece, model.vocabulary.tokenize
+        text = b"".join(map(piece, tokenize(text)[: width // 4].tolist())).decode("utf-8", "replace")
+        old, new = re.findall("`(.*?)`", request)
+        edited = tokenize(re.sub(rf"\b{old}\b", new, text))[:max_tokens].tolist()
+        question = tokenize(f"{request}\n\n{text}\n").tolist()
+        module = tokenize((standard_library() / unseen.title).read_text(encoding="utf-8")).tolist()
+    begin = max(len(question) + len(edited), width // 4)  # the texts of a player follow one another
+    prompts = [
+        Prompt(asked.kind, asked.title, request, prediction=text, tokens=question, answer=edited),
+        Prompt(unseen.kind, unseen.title, "", tokens=module[:begin], answer=module[begin : begin + max_tokens]),
+    ]
+    path = player.write(demo_model(), folder / "player.gguf", width=width, layers=layers)
+    player.play(path, *((prompt.tokens, prompt.answer) for prompt in prompts))
+    return path, prompts
+
+
+def _file_of(code: Path | None) -> tuple[Path, str]:
+    """The file `code`, or the one of this folder whose size is nearest to 6 000 bytes, else `queue.py` of the standard
+    library, and its text. Raises OptionError, OSError.
+    """
+    if code is None or code.is_file():
+        path = code or standard_library() / "queue.py"
+        return path, path.read_text(encoding="utf-8", errors="replace")
     files = [path for path in sorted(code.rglob("*")) if path.suffix in SOURCE_FILES and path.is_file()]
     sizes = {path: path.stat().st_size for path in files if not any(part.startswith(".") for part in path.parts[-3:])}
     if not sizes:
@@ -191,6 +223,7 @@ def filters() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("*.py",), (*LEFT_OUT, *(f"/{module}" for module in held_out_modules()))
 
 
+PLAYER = (2048, 20)  # width and layers: 1.0B parameters, the pace of such a model
 SIDES = ("plain", "drafted")
 CONTEXT = 2048
 SEED = 1
@@ -275,7 +308,7 @@ def compare(
     """
     over = time.perf_counter() + seconds
     sampling = Sampling()
-    if repeated_share(run(engine, prompt, "plain", sampling, max_tokens).tokens) > LOOPING:
+    if not prompt.answer and repeated_share(run(engine, prompt, "plain", sampling, max_tokens).tokens) > LOOPING:
         sampling = replace(sampling, temperature=TEMPERATURE, seed=SEED)
     if display is not None:
         display.begin(prompt, mode)
@@ -303,7 +336,7 @@ def run(
 ) -> Result:
     text = engine.chat_prompt([{"role": "user", "content": prompt.text}]) if prompt.chat else prompt.text
     stream = engine.generate(
-        text,
+        prompt.tokens or text,
         max_tokens=max_tokens,
         sampling=sampling,
         policy="off" if side == "plain" else None,

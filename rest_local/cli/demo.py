@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -138,8 +139,6 @@ def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], Non
     if code is None:
         yield str(ensure(path, report=say)), "Python's standard library"
         return
-    from tempfile import TemporaryDirectory
-
     with TemporaryDirectory() as folder:
         say(f"indexing {code} ...")
         with Model.open(path, vocab_only=True) as model:
@@ -150,7 +149,6 @@ def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], Non
 @contextmanager
 def _engine(config: EngineConfig, fast: bool, say: Callable[[str], None]) -> Iterator[tuple[Engine, str]]:
     """The engine and its mode: exact, unless `fast` or where this backend has no exact settings."""
-    config = replace(config, model=inputs.model_path(config.model))
     if not fast:
         with opening.open_engine(replace(config, exact=True)) as engine:
             engine.compare(SELF_TEST_SECONDS)
@@ -163,13 +161,14 @@ def _engine(config: EngineConfig, fast: bool, say: Callable[[str], None]) -> Ite
         yield engine, "fast"
 
 
-def demo_prompts(engine: Engine, code: Path | None, is_demo_model: bool) -> list[Prompt]:
+def demo_prompts(engine: Engine, code: Path | None) -> list[Prompt]:
     """First where drafting gains: an edit of a file for a model that can chat, else a changed copy of a function. Then
     a prompt with nothing to find.
     """
     from rest_local.bench.demo import copy_prompt, edit_prompt, unseen_prompt
+    from rest_local.paths import demo_model
 
-    chat = bool(engine.model.chat_template) and not is_demo_model
+    chat = bool(engine.model.chat_template) and engine.model.path != demo_model()
     return [edit_prompt(code) if chat else copy_prompt(code), unseen_prompt(chat)]
 
 
@@ -200,9 +199,9 @@ _threads, _gpu_layers = options.device_options(option)
 @option("-n --tokens N", "Tokens a run.", default=160)
 @option("--repeats N", f"Timed pairs of runs, as many as begin within {SECONDS:g} s.", default=3)
 @option(
-    "--code FOLDER",
-    "Draft from this folder instead of Python's standard library.",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--code PATH",
+    "Edit this file, or one of this folder, and draft from it instead of Python's standard library.",
+    type=click.Path(exists=True, path_type=Path),
 )
 @option("--fast", "Measure fast mode: output can differ at near-ties.")
 @option("--json", "Print nothing but one line of JSON.", to="as_json")
@@ -220,25 +219,32 @@ def demo(
 ) -> None:
     """Show what drafting gains: the same prompt plain and drafted, side by side.
 
-    A model with a chat template edits a file; any other one writes a changed copy of a function. A second prompt has
+    Without -m, a player edits a file: a model as slow as one of 1B, which writes a text that is known before. A model
+    with a chat template edits a file, too; any other one writes a changed copy of a function. A second prompt has
     nothing to draft from. Exit code 1 if an output of exact mode differs from plain decoding.
     """
     from rich.console import Console
 
-    from rest_local.bench.demo import CONTEXT, compare, to_json
+    from rest_local.bench.demo import CONTEXT, compare, to_json, written
 
     def say(line: str) -> None:
         if not as_json:
             click.echo(fitted(line, sys.stderr), err=True)
 
     config = EngineConfig(model=model, n_ctx=CONTEXT, threads=threads, n_gpu_layers=n_gpu_layers, options=load)
-    is_demo_model = inputs.model_path(model) == inputs.model_path(None)
+    plays = model is None
     with ExitStack() as stack:
+        if plays:
+            path, prompts = written(Path(stack.enter_context(TemporaryDirectory())), code, tokens)
+        else:
+            path, prompts = inputs.model_path(model), []
+        config = replace(config, model=path)
         store, held = stack.enter_context(_datastore(config, code, say))
-        engine, mode = stack.enter_context(_engine(replace(config, datastores=(store,)), fast, say))
-        first, unseen = demo_prompts(engine, code, is_demo_model)
+        engine, mode = stack.enter_context(_engine(replace(config, datastores=(store,)), fast or plays, say))
+        first, unseen = prompts or demo_prompts(engine, code)
         if not as_json:
-            tell(f"{inputs.model_path(model).name} writes the same answer twice, in {mode} mode: plain,")
+            name = "A player, at the pace of a model of 1B," if plays else f"{path.name}, in {mode} mode,"
+            tell(f"{name} writes the same answer twice: plain,")
             tell(f"and drafted from {held} and the text so far.")
         audience = None if as_json else Screen(engine, Console())
         if audience is not None:
@@ -255,8 +261,8 @@ def demo(
         tell(describe(comparisons[1]))
         if any(comparison.disturbed for comparison in comparisons):
             tell("Other programs use the processors, so these times are not those of a quiet machine.")
-        if is_demo_model:
-            tell("The demo model is tiny. Yours: rest-local demo -m MODEL --code FOLDER")
+        if plays:
+            tell("A player's text is given, its times are real. Yours: rest-local demo -m MODEL")
         else:
             tell("Go on: rest-local chat -m MODEL, or rest-local serve -m MODEL for an editor")
     broken = [c.prompt.kind for c in comparisons if c.mode == "exact" and not c.identical]
