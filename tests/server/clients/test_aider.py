@@ -1,21 +1,11 @@
-"""aider edits a file: the program itself, with a model that says what a scripted edit needs; and its requests, as
-recorded from that, always.
-
-The program needs a hundred packages, some in versions that do not go with ours, so it has an environment of its own:
-`python -m venv DIR; DIR/bin/pip install aider-chat; REST_LOCAL_AIDER=DIR/bin/aider make test`. Skipped without one.
-"""
+"""aider edits a file: its requests, as recorded from the program with a model that says what a scripted edit needs."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from live import Live, Scripted, data_of, pieces
+from live import Scripted, data_of, pieces
 from recorded import OPENAI
 
 EDIT = """The sign is wrong.
@@ -35,44 +25,6 @@ def add(a, b):
     return a + b
 ```
 """
-
-
-@pytest.fixture
-def aider(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    program = os.environ.get("REST_LOCAL_AIDER") or shutil.which("aider")
-    if program is None:
-        pytest.skip("aider is not installed; see the module's text")
-
-    def run(live: Live, *arguments: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "m.py").write_text("def add(a, b):\n    return a - b\n")
-        options = "--yes-always --no-git --no-check-update --no-show-release-notes --no-show-model-warnings"
-        options += " --analytics-disable --map-tokens 0 --model openai/demo --openai-api-key any"
-        command = [program, *options.split(), "--openai-api-base", f"{live.url}/v1", *arguments, "m.py"]
-        local = {"HOME": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        return subprocess.run(
-            command, cwd=tmp_path, env=os.environ | local, capture_output=True, text=True, timeout=240, check=False
-        )
-
-    return run
-
-
-@pytest.mark.parametrize(("form", "said"), [("diff", EDIT), ("whole", WHOLE)], ids=["diff", "whole"])
-@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
-def test_aider_edits_a_file(
-    scripted: Scripted,
-    aider: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-    form: str,
-    said: str,
-    stream: str,
-) -> None:
-    live = scripted(n_ctx=8192, answer=pieces(said, 7))
-    done = aider(live, "--edit-format", form, stream, "--message", "fix the sign")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "m.py").read_text() == "def add(a, b):\n    return a + b\n", done.stdout
-    request = live.service.stream().request
-    assert request.sampling.temperature == 0.0
-    assert len(request.prompt) > 500, "its own prompt, the rules of the format and the file"
 
 
 def edited(text: str, said: str) -> str:

@@ -1,6 +1,5 @@
-"""Codex edits a file: the program itself, with a scripted model; and its requests, as recorded from that, always.
+"""Codex edits a file: its requests, as recorded from the program with a scripted model.
 
-`npm install --prefix DIR @openai/codex; REST_LOCAL_CODEX=DIR/node_modules/.bin/codex make test`. Skipped without one.
 Codex has three ways to edit, by what it knows of the model's name: functions, the tool `apply_patch`, whose call is
 text, and scripts that call its tools.
 """
@@ -8,11 +7,9 @@ text, and scripts that call its tools.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import BUGGY, FIXED, answering, program, run
 from live import Live, Scripted, call, data_of, prompt_of
 from openai.types.responses import Response
 from recorded import OPENAI
@@ -41,47 +38,6 @@ SHOWN = {
     "apply_patch": ["apply_patch", "tool_search"],
     "exec": ["exec", "clock__sleep"],
 }
-NAMES = {"functions": "coder", "apply_patch": "gpt-5.5", "exec": "gpt-5.6-sol"}
-CONFIG = """model_provider = "rest-local"
-show_raw_agent_reasoning = true
-[model_providers.rest-local]
-name = "rest-local"
-base_url = "{url}/v1"
-wire_api = "responses"
-stream_idle_timeout_ms = 3600000
-request_max_retries = 0
-stream_max_retries = 0
-"""
-
-
-def was_called(prompt: str) -> bool:
-    """Whether a prompt has one of the calls."""
-    return SED in prompt or "return a + b" in prompt
-
-
-def codex(live: Live, folder: Path, model: str) -> str:
-    """What the program prints."""
-    settings = folder / "home" / ".codex"
-    settings.mkdir(parents=True)
-    (settings / "config.toml").write_text(CONFIG.format(url=live.url))
-    options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", model]
-    return run([program("REST_LOCAL_CODEX"), "exec", *options, "fix the sign in m.py"], folder, {})
-
-
-@pytest.mark.parametrize("form", CALLS)
-def test_codex_edits_a_file(scripted: Scripted, tmp_path: Path, form: str) -> None:
-    live = scripted(n_ctx=65536, aliases=("*",))
-    (tmp_path / "m.py").write_text(BUGGY)
-    with answering(live, lambda prompt: DONE if was_called(prompt) else CALLS[form]) as replies:
-        said = codex(live, tmp_path, NAMES[form])
-    assert (tmp_path / "m.py").read_text() == FIXED, said
-    assert said.strip() == DONE
-    assert len(replies.prompts) == 2
-
-
-def test_codex_says_that_the_context_is_full(scripted: Scripted, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="ran out of room in the model's context window"):
-        codex(scripted(n_ctx=512, aliases=("*",)), tmp_path, "coder")
 
 
 def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
