@@ -6,6 +6,7 @@ and other tests run their own.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,24 @@ QUIET = (  # a browser under test connects only to the server, and needs no priv
 )
 
 
+def look_often(patch: pytest.MonkeyPatch) -> None:
+    """`expect` looks again every hundredth of a second at first. By itself it would wait up to half a second after
+    what it expects is there."""
+    from playwright._impl.assertions import LocatorAssertions
+
+    whole = LocatorAssertions._call_expect
+
+    async def call(self: Any, expression: str, options: Any, title: str | None) -> Any:
+        for _ in range(50):
+            result = await whole(self, expression, {**options, "timeout": 1}, title)
+            if result["matches"] != self._is_not:
+                return result
+            await asyncio.sleep(0.01)
+        return await whole(self, expression, options, title)
+
+    patch.setattr(LocatorAssertions, "_call_expect", call)
+
+
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     """A headless browser with a fresh profile."""
@@ -34,7 +53,8 @@ def browser() -> Iterator[Any]:
         pytest.skip(f"no browser is installed ({', '.join(BROWSERS)})")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     playwright.expect.set_options(timeout=30_000)
-    with playwright.sync_playwright() as running:
+    with pytest.MonkeyPatch.context() as patch, playwright.sync_playwright() as running:
+        look_often(patch)
         browser = running.chromium.launch(executable_path=found, headless=True, args=list(QUIET))
         yield browser
         browser.close()
