@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ import click
 from rest_local.cli import completion, indexer, inputs, opening, options
 from rest_local.cli.indexer import Live
 from rest_local.cli.sections import SectionedCommand, option
-from rest_local.cli.terminal import Bar, counted, fail, say, warn
+from rest_local.cli.terminal import Bar, counted, fail, line_of, say, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile, lines_of, write_whole
 from rest_local.errors import EditRefused, InputInvalid, ModelError, PromptTooLong, RestLocalError, printable
@@ -59,11 +58,6 @@ def coloured(line: str) -> str:
     if line.startswith(("--- ", "+++ ")):
         return click.style(shown, bold=True)
     return click.style(shown, fg=_COLOURS.get(line[:1]))
-
-
-def count_changes(lines: list[str]) -> tuple[int, int]:
-    body = lines[2:]
-    return sum(line.startswith("+") for line in body), sum(line.startswith("-") for line in body)
 
 
 LARGEST_OWN = 32_768  # tokens of context that are opened without --ctx where the files need them
@@ -129,8 +123,8 @@ def edit(
     config = with_context(opening.conversing(config), files, instruction)
     with opening.open_engine(config, live.chosen()) as engine:
         require_template(engine)
-        edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, quiet, as_json)
-        edits.keeps, edits.shows = config.history, show_answer
+        how: dict[str, Any] = {"quiet": quiet, "as_json": as_json, "keeps": config.history, "shows": show_answer}
+        edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, **how)
         try:
             for file in files:
                 edits.edit(file)
@@ -146,12 +140,7 @@ def edit(
 def read_arguments(arguments: Sequence[str], request: Path | None) -> tuple[list[Path], str]:
     """The files, and the instruction: the last argument, or the text of --from. Raises UsageError, InputInvalid."""
     if request is not None:
-        names = arguments
-        instruction = (
-            inputs.decode(sys.stdin.buffer.read(), "stdin")
-            if str(request) == "-"
-            else inputs.read_text(request, "instruction")
-        )
+        names, instruction = arguments, inputs.read_file(request, "instruction")
     else:
         names, instruction = arguments[:-1], inputs.clean("".join(arguments[-1:]), "instruction")
         if names and os.path.isfile(instruction):  # `Path.is_file` raises for a long text
@@ -287,8 +276,8 @@ class Edits:
     do: str
     quiet: bool
     as_json: bool
-    keeps: bool = False
-    shows: bool = False
+    keeps: bool
+    shows: bool
     failed: bool = False
     _changes: list[Change] = field(default_factory=list)
     _stopped: bool = False
@@ -296,23 +285,22 @@ class Edits:
     def edit(self, file: TextFile) -> None:
         """Let the model change one file, show the change, and ask. A refusal is one line, and ends this file only."""
         if self._stopped:
-            return
+            return None
         change = Change(file)
         self._changes.append(change)
         try:
             self._generate(change)
-        except PromptTooLong as error:
-            cause = str(error).partition(";")[0]
-            self._refuse(change, EditRefused(file.path, cause, "give a smaller file, or raise `n_ctx`"))
-            return
         except RestLocalError as error:
-            self._refuse(change, error)
-            return
+            if isinstance(error, PromptTooLong):
+                cause = str(error).partition(";")[0]
+                error = EditRefused(file.path, cause, "give a smaller file, or raise `n_ctx`")
+            return self._refuse(change, error)
         if not self.as_json:
             self._show(change)
         if change.content != file.content or self.target is not None:
             change.accepted = self._is_accepted(change)
             self.failed |= self.do in (CHECK, SHOW)
+        return None
 
     def _generate(self, change: Change) -> None:
         """Raises RestLocalError."""
@@ -339,8 +327,6 @@ class Edits:
             click.echo("\n".join(map(printable, text.splitlines())), err=True)
 
     def _show(self, change: Change) -> None:
-        from rest_local.cli.terminal import line_of
-
         diff = change.diff()
         if self.target == "-":
             click.echo(change.content, nl=False)
@@ -350,7 +336,7 @@ class Edits:
         else:
             click.echo("".join(diff).encode("utf-8"), nl=False)
         if not self.quiet and change.result is not None:
-            added, removed = count_changes(diff)
+            added, removed = (sum(line.startswith(sign) for line in diff[2:]) for sign in "+-")
             what = f"+{added} -{removed}" if diff else "no change"
             say(f"{change.file.path}: {what}, {line_of(self.engine, change.result)}")
 
@@ -375,10 +361,13 @@ class Edits:
 
     def write(self) -> None:
         """Write what was accepted, and say what was not."""
-        with _interrupts_off():
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it takes milliseconds, and must be all or nothing
+        try:
             for change in self._changes:
                 if change.accepted:
                     self._write(change)
+        finally:
+            signal.signal(signal.SIGINT, before)
         for change in self._changes if self.as_json else ():
             click.echo(change.to_json())
         waiting = sum(change.content not in (None, change.file.content) for change in self._changes)
@@ -420,15 +409,3 @@ def keep_answer(path: Path, text: str) -> Path | None:
         warn(f"the answer is not kept: {error.filename or 'temporary folder'}: {error.strerror}")
         return None
     return Path(file.name)
-
-
-@contextmanager
-def _interrupts_off() -> Iterator[None]:
-    """Ctrl-C does nothing: the renames of all files take milliseconds, and a part of them would be neither here nor
-    there.
-    """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

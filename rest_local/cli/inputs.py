@@ -76,6 +76,15 @@ def read_text(path: Path, what: str) -> str:
         raise InputInvalid(what, path, error.strerror or str(error)) from error
 
 
+def read_stdin() -> str:
+    return decode(sys.stdin.buffer.read(), "stdin")
+
+
+def read_file(path: Path, what: str) -> str:
+    """As `read_text`; the standard input for "-"."""
+    return read_stdin() if str(path) == "-" else read_text(path, what)
+
+
 def read_image(path: Path) -> bytes:
     """The bytes of an image. Raises InputInvalid where the file cannot be read, or is too large."""
     from rest_local.chat.images import MAX_BYTES
@@ -90,12 +99,8 @@ def read_image(path: Path) -> bytes:
 
 def clean(text: str, origin: str) -> str:
     """Return `text` with what was not UTF-8 (Python marks it with lone surrogates) as U+FFFD, warning if any was."""
-    return decode(text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "replace"), origin)
-
-
-def _is_escaped(text: str) -> bool:
-    """Every surrogate stands for one undecodable byte."""
-    return all(0xDC80 <= ord(c) <= 0xDCFF for c in text if 0xD800 <= ord(c) <= 0xDFFF)
+    escaped = all(0xDC80 <= ord(c) <= 0xDCFF for c in text if 0xD800 <= ord(c) <= 0xDFFF)  # each is one byte
+    return decode(text.encode("utf-8", "surrogateescape" if escaped else "replace"), origin)
 
 
 def decode(data: bytes, origin: str) -> str:
@@ -113,11 +118,9 @@ def read_prediction(path: Path | None, prompt: str | None) -> str:
     """
     if path is None:
         return ""
-    if str(path) != "-":
-        return read_text(path, "prediction")
-    if prompt in (None, "-"):
+    if str(path) == "-" and prompt in (None, "-"):
         raise click.UsageError("the prompt and --prediction - cannot both be the standard input")
-    return decode(sys.stdin.buffer.read(), "stdin")
+    return read_file(path, "prediction")
 
 
 def read_prompt(argument: str | None) -> str:
@@ -126,4 +129,4 @@ def read_prompt(argument: str | None) -> str:
         return clean(argument or "", "prompt")
     if argument is None and sys.stdin.isatty():
         raise click.UsageError("give a PROMPT, or - to read it from the standard input")
-    return decode(sys.stdin.buffer.read(), "stdin")
+    return read_stdin()

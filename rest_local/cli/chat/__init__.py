@@ -103,9 +103,9 @@ def _question(argument: str | None) -> str | None:
     asked = "" if argument in (None, "-") else inputs.clean(argument or "", "question")
     if sys.stdin.isatty():
         if argument == "-":
-            return inputs.decode(sys.stdin.buffer.read(), "stdin")
+            return inputs.read_stdin()
         return asked if asked.strip() else None
-    piped = inputs.decode(sys.stdin.buffer.read(), "stdin").replace("\r\n", "\n")
+    piped = inputs.read_stdin().replace("\r\n", "\n")
     if not asked.strip() and not piped.strip():
         raise click.UsageError("the standard input is empty; give a QUESTION")
     if not asked.strip():

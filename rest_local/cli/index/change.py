@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.building.build import Progress
     from rest_local.retrieval.format import Manifest
-    from rest_local.retrieval.maintenance.moving import Moved
     from rest_local.retrieval.sources.source import Render, Source
     from rest_local.retrieval.update.updating import Updated
 
@@ -176,7 +174,7 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     """
     from rest_local.retrieval import home, staging
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.update.forgetting import excludable, forget_where, names_in
+    from rest_local.retrieval.update.forgetting import excludable, excluding, forget_where, names_in
 
     def names_of(directory: Path) -> set[str]:
         with Datastore.open(directory) as store:
@@ -185,74 +183,48 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     path = path_of(name)
     if not home.indexes(path) and home.holds_files(path):
         staging.remove(path)
-        return _say(name, _Done([], removed=True), once, as_json)
+        return _say(name, [], once, as_json, removed=True)
     staging.clear(path, everything=True)  # also where there is no such datastore: an import of it may have been killed
     held = {directory: names_of(directory) for directory in indexes_of(name, None)}
     every = set().union(*held.values())
     recipes = {directory: home.read_manifest(directory) for directory in held}
     meant = {directory: _meant(one.recipe, files, every) for directory, one in recipes.items()}
-    emptied = [directory for directory, names in held.items() if names <= meant[directory].names]
+    emptied = [directory for directory, names in held.items() if names <= meant[directory][0]]
     if emptied and not yes:
         what = f"datastore {name}: nothing would be left of it, or of what it has for a vocabulary"
         terminal.confirm(f"{what}. Delete it?", f"{what}; give --yes to delete it without a question")
-    elif not yes and terminal.can_ask() and (found := sorted(set().union(*(one.names for one in meant.values())))):
+    elif not yes and terminal.can_ask() and (found := sorted(set().union(*(names for names, *_ in meant.values())))):
         after = "" if once else f" Later updates leave {'it' if len(found) == 1 else 'them'} out as well."
         terminal.confirm(f"Delete {_listed(found)} from datastore {name}?{after}")
     if len(emptied) == len(held):
         staging.remove(path)
-        return _say(name, _Done(sorted(every), removed=True), once, as_json)
+        return _say(name, sorted(every), once, as_json, removed=True)
     forgotten: set[str] = set()
     copies: set[str] = set()
-    for directory, one in meant.items():
-        done = forget_where(
-            path,
-            one.names.__contains__,
-            recipe=(lambda recipe, _: recipe) if once else one.recipe,
-            whole=True,
-            vocabulary_hash=recipes[directory].vocabulary.hash,
-        )
+    for directory, (names, exact, globs) in meant.items():
+
+        def left_out(recipe: Mapping[str, Any], _: object, exact: list[str] = exact, globs: list[str] = globs) -> Any:
+            return recipe if once else excluding(recipe, exact, globs)
+
+        known = recipes[directory].vocabulary.hash
+        done = forget_where(path, names.__contains__, recipe=left_out, whole=True, vocabulary_hash=known)
         forgotten |= set(done.names)
         copies |= set(done.copies)
     if not forgotten:
         raise OptionError(f"datastore {name}: it holds no file that {' '.join(files)!r} names")
-    recorded = [one.recorded for one in meant.values()]
-    back = [
-        one
-        for one in forgotten
-        if (os.path.exists(one) if once else not all(excludable(recipe, one) for recipe in recorded))
-    ]
-    return _say(name, _Done(sorted(forgotten), sorted(copies), sorted(back)), once, as_json)
+
+    def returns(file: str) -> bool:
+        return os.path.exists(file) if once else not all(excludable(one.recipe, file) for one in recipes.values())
+
+    return _say(name, sorted(forgotten), once, as_json, sorted(copies), sorted(filter(returns, forgotten)))
 
 
-@dataclass(frozen=True)
-class _Done:
-    """What was removed. copies: files that stay and have the content of one of `forgotten`; returning: files that the
-    next update brings back.
+def _meant(
+    recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str]
+) -> tuple[set[str], list[str], list[str]]:
+    """The names that the arguments mean: a path or name that is held, or files below a folder; else a glob. Then those
+    that were given exactly, and the globs.
     """
-
-    forgotten: list[str]
-    copies: list[str] = field(default_factory=list)
-    returning: list[str] = field(default_factory=list)
-    removed: bool = False
-
-
-@dataclass(frozen=True)
-class _Meant:
-    """names: those that are to be forgotten; globs: given by these."""
-
-    names: frozenset[str]
-    files: tuple[str, ...]
-    globs: tuple[str, ...]
-    recorded: Mapping[str, Any]
-
-    def recipe(self, recipe: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-        from rest_local.retrieval.update.forgetting import excluding
-
-        return excluding(recipe, self.files, self.globs)
-
-
-def _meant(recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str]) -> _Meant:
-    """What the arguments mean: a path or name that is held, or files below a folder; else a glob."""
     from pathspec import GitIgnoreSpec
 
     from rest_local.retrieval.update.forgetting import relative_names
@@ -272,22 +244,34 @@ def _meant(recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str
     except ValueError as error:
         raise OptionError(f"glob {' '.join(globs)!r}: {error}") from error
     matched = {one for one in held if globs and any(map(spec.match_file, relative_names(recipe, one)))}
-    return _Meant(frozenset(files | matched), tuple(sorted(files)), tuple(globs), recipe)
+    return files | matched, sorted(files), globs
 
 
-def _say(name: str, done: _Done, once: bool, as_json: bool) -> None:
+def _say(
+    name: str,
+    forgotten: list[str],
+    once: bool,
+    as_json: bool,
+    copies: Sequence[str] = (),
+    returning: Sequence[str] = (),
+    removed: bool = False,
+) -> None:
+    """Say what was removed. copies: files that stay and have the content of one of `forgotten`; returning: files that
+    the next update brings back.
+    """
     if as_json:
-        return print_json({"path": str(path_of(name)), **asdict(done)})
-    if not done.forgotten:
+        done = {"forgotten": forgotten, "copies": copies, "returning": returning, "removed": removed}
+        return print_json({"path": str(path_of(name)), **done})
+    if not forgotten:
         return click.echo(printable(f"{name}: deleted what a build left that did not end; there was nothing else"))
-    click.echo(printable(f"{name}: forgot {_listed(done.forgotten)}"))
-    if done.removed:
+    click.echo(printable(f"{name}: forgot {_listed(forgotten)}"))
+    if removed:
         click.echo("nothing was left; deleted")
-    if done.copies:
-        click.echo(printable(f"other files have the same content and stay: {_listed(done.copies)}"))
-    if done.returning:
-        click.echo(printable(f"the next update brings back {_listed(done.returning)}"))
-    elif not once and not done.removed:
+    if copies:
+        click.echo(printable(f"other files have the same content and stay: {_listed(copies)}"))
+    if returning:
+        click.echo(printable(f"the next update brings back {_listed(returning)}"))
+    elif not once and not removed:
         click.echo("recorded: no update brings this back; `index info` shows what is left out")
     if keeps_answers_or_prompts():
         click.echo("earlier answers and prompts may quote it; `rest-local history forget --all --prompts` deletes them")
@@ -318,11 +302,11 @@ def remove(name: str, vocabulary: str | None, yes: bool, as_json: bool) -> None:
         what = f"what datastore {name} has for one vocabulary" if vocabulary is not None else f"datastore {name}"
         without = f"datastore {name}: give --yes to delete it without a question"
         terminal.confirm(f"Delete {what} ({held})?", without)
+    removed = path if vocabulary is None else chosen[0]
     if vocabulary is None:
         staging.remove(path)
     else:
-        staging.remove_index(path, chosen[0])
-    removed = path if vocabulary is None else chosen[0]
+        staging.remove_index(path, removed)
     if as_json:
         return print_json({"removed": str(removed)})
     click.echo(f"removed {removed}")
@@ -409,14 +393,10 @@ def import_(file: str, name: str | None, replace: bool, as_json: bool) -> None:
             moved = import_datastore(source, name, replace=replace, label=file)
     if as_json:
         return print_json(moved.to_dict())
-    return _tell_moved(moved)
-
-
-def _tell_moved(moved: Moved) -> None:
     held = ", ".join(manifest.vocabulary.name for manifest in moved.manifests)
     click.echo(printable(f"{moved.path}: {moved.tokens:,} tokens for {held}, {in_bytes(moved.bytes)} read"))
     if moved.also:
         click.echo(printable(f"for vocabulary {', '.join(moved.also)} it still holds what it held"))
-    if moved.paths():
-        paths = ", ".join(moved.paths())
+    if paths := ", ".join(moved.paths()):
         click.echo(printable(f"`rest-local index update` and `rebuild` will read these paths on this machine: {paths}"))
+    return None

@@ -230,15 +230,21 @@ def check(name: str, vocabulary: str | None, thorough: bool, repair: bool, yes: 
     damaged, takes a complete copy for a damaged manifest, and deletes what killed processes left. `index update` or
     `rebuild` then reads the files of dropped segments again.
     """
+    from rest_local.retrieval.home import holds_files, read_manifest
     from rest_local.retrieval.maintenance.checking import look
 
-    looked = look(path_of(name), _directories(name, vocabulary), thorough=thorough)
+    path = path_of(name)
+    if vocabulary is None and path.is_file():
+        read_manifest(path)
+    if vocabulary is None and not holds_files(path):
+        raise DatastoreNotFound(path)
+    looked = look(path, None if vocabulary is None else indexes_of(name, vocabulary), thorough=thorough)
     faults = [fault for one in looked for fault in one.faults]
     if not as_json:
         _tell(name, looked, faults, repair)
     plans = _repaired(name, looked, yes) if repair and faults else []
     if as_json:
-        found = {"path": str(path_of(name)), "ok": not faults, "bytes": sum(one.bytes for one in looked)}
+        found = {"path": str(path), "ok": not faults, "bytes": sum(one.bytes for one in looked)}
         listed = [fault.to_dict() for fault in faults]
         print_json({**found, "faults": listed, "repaired": [planned.to_dict() for planned in plans]})
     else:
@@ -246,20 +252,6 @@ def check(name: str, vocabulary: str | None, thorough: bool, repair: bool, yes: 
             _tell_repaired(name, planned)
     if faults and (not repair or any(planned.hopeless for planned in plans)):
         raise click.exceptions.Exit(1)
-
-
-def _directories(name: str, vocabulary: str | None) -> Any:
-    """The indexes that are meant; None for everything. Raises DatastoreNotFound."""
-    from rest_local.retrieval.home import holds_files, read_manifest
-
-    if vocabulary is not None:
-        return indexes_of(name, vocabulary)
-    path = path_of(name)
-    if path.is_file():
-        read_manifest(path)
-    if not holds_files(path):
-        raise DatastoreNotFound(path)
-    return None
 
 
 def _tell(name: str, looked: Sequence[Looked], faults: Sequence[Fault], repair: bool) -> None:

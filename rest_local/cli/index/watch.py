@@ -14,8 +14,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -175,36 +175,44 @@ def _end_with_stdin(stop: threading.Event) -> None:
 
 
 def _work(request: dict[str, Any], stop: threading.Event) -> None:
-    from rest_local.cli.index.group import open_vocabulary
-    from rest_local.cli.index.watch import end_at_sigterm
     from rest_local.retrieval.update.updating import update
-    from rest_local.retrieval.update.watching import Watcher
+    from rest_local.retrieval.update.watching import Target, Watcher, walks_of
 
     end_at_sigterm(stop)
     model = Path(request["model"])
-    with open_vocabulary(model) as vocabulary:
+    with group.open_vocabulary(model) as vocabulary:
         for name, root in request["code"]:
             build(name, root, model, vocabulary, stop)
-        names = [*request["names"], *(name for name, _ in request["code"])]
-        awaited = Awaited(names, vocabulary)
-        Watcher((), update, lambda commit: tell("commit", **commit.to_dict()), more=awaited.more).run(stop)
+        awaited = {*request["names"], *(name for name, _ in request["code"])}
+
+        def more() -> list[Target] | None:
+            """The datastores whose index for the vocabulary has come since the last call."""
+            found = []
+            for name in sorted(awaited):
+                with suppress(DatastoreError):  # damaged: it may be repaired
+                    if manifest := manifest_of(group.path_of(name), vocabulary):
+                        awaited.remove(name)
+                        if walks_of(manifest.recipe):
+                            found.append(Target(name, group.path_of(name), vocabulary))
+                        else:
+                            tell("warning", message=f"datastore {name}: was not built from files, so it is not watched")
+            return found if found or awaited else None
+
+        Watcher((), update, lambda commit: tell("commit", **commit.to_dict()), more=more).run(stop)
 
 
 def build(name: str, root: str, model: Path, vocabulary: Vocabulary, stop: threading.Event) -> None:
     """Build what the datastore lacks for this vocabulary. Another process may do so at the same time."""
     from rest_local.retrieval.building.indexing import build_datastore
-    from rest_local.retrieval.home import datastore_path
 
-    manifest = manifest_of(datastore_path(name), vocabulary)
-    while manifest is None and not stop.is_set():
+    recipe = {"model": str(model.absolute())}
+    while not (manifest := manifest_of(group.path_of(name), vocabulary)) and not stop.is_set():
         try:
-            recipe = {"model": str(model.absolute())}
-            manifest = build_datastore(name, [root], vocabulary=vocabulary, recipe=recipe, replace=False).manifest
+            build_datastore(name, [root], vocabulary=vocabulary, recipe=recipe, replace=False)
         except DatastoreLocked:
             stop.wait(LOCKED_S)
-            manifest = manifest_of(datastore_path(name), vocabulary)
         except DatastoreExists:
-            manifest = manifest_of(datastore_path(name), vocabulary)
+            continue
     if manifest is not None:
         tokens, documents = (sum(getattr(one, what) for one in manifest.segments) for what in ("tokens", "documents"))
         tell("ready", name=name, tokens=tokens, documents=documents)
@@ -219,31 +227,3 @@ def manifest_of(path: Path, vocabulary: Vocabulary) -> Manifest | None:
     except DatastoreNotFound:
         return None
     return manifest if manifest.vocabulary.hash == vocabulary.hash else None
-
-
-class Awaited:
-    """Datastores whose index for a vocabulary is watched as soon as there is one."""
-
-    def __init__(self, names: Sequence[str], vocabulary: Vocabulary) -> None:
-        self._names, self._vocabulary = list(dict.fromkeys(names)), vocabulary
-
-    def more(self) -> list[Target] | None:
-        """Those that have come since the last call."""
-        found = list(self._found())
-        self._names = [name for name in self._names if name not in {target.name for target in found}]
-        return found if found or self._names else None
-
-    def _found(self) -> Iterator[Target]:
-        from rest_local.retrieval.format import Manifest
-        from rest_local.retrieval.home import datastore_path, manifests
-        from rest_local.retrieval.update.watching import Target, walks_of
-
-        for name in list(self._names):
-            path = datastore_path(name)
-            for manifest in manifests(path).values():
-                if isinstance(manifest, Manifest) and manifest.vocabulary.hash == self._vocabulary.hash:
-                    if walks_of(manifest.recipe):
-                        yield Target(name, path, self._vocabulary)
-                    else:
-                        self._names.remove(name)
-                        tell("warning", message=f"datastore {name}: was not built from files, so it is not watched")
