@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rest_local.cli.terminal import warn
+from rest_local.cli import terminal
 from rest_local.errors import InputInvalid, ModelNotHere, OptionError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def model_path(value: str | Path | None) -> Path:
     try:
         return model_file(value)
     except ModelNotHere as error:
-        if not sys.stdin.isatty() or not sys.stderr.isatty():
+        if not terminal.can_ask():
             raise
         from rest_local.cli.models import offer
 
@@ -108,7 +108,7 @@ def decode(data: bytes, origin: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        warn(f"{origin}: not UTF-8 at byte {error.start}; invalid bytes were replaced")
+        terminal.warn(f"{origin}: not UTF-8 at byte {error.start}; invalid bytes were replaced")
         return data.decode("utf-8", "replace")
 
 

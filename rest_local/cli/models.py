@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rest_local.catalog.quantization import in_bytes
-from rest_local.cli import completion
+from rest_local.cli import completion, terminal
 from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import Bar, columns, confirm, json_option, print_json
 from rest_local.errors import HubError, ModelNotFound, ModelNotHere, OptionError, printable
@@ -298,7 +298,7 @@ def choose() -> str:
             f"    rest-local pull {suggestion()}",
         )
         raise OptionError("no model was named; download one, then give its name with -m")
-    if not sys.stdin.isatty() or not sys.stderr.isatty():
+    if not terminal.can_ask():
         tell("No model was named. On this machine:", *(f"    -m {model.name}" for model in found[: OFFERED - 2]))
         raise OptionError("no model was named; give one with -m, `rest-local models` lists all")
     rows = [(f"  {n}", model.name, in_bytes(model.bytes)) for n, model in enumerate(found, 1)]

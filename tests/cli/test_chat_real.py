@@ -1,4 +1,4 @@
-"""`rest-local chat` with a real tiny model, in a process of its own: sessions go on with their cells, and Ctrl-C."""
+"""`rest-local chat` with a real tiny model: sessions go on with their cells, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,49 +12,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_cli_engine import Call
 
 ROOT = Path(__file__).resolve().parents[2]
-Ask = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
-@pytest.fixture
-def ask(tiny_model: Callable[..., Path], tmp_path: Path) -> Ask:
-    """Return a function that asks one question, in a session."""
-
-    def run(*arguments: str, model: Path | None = None, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        command = [sys.executable, "-m", "rest_local", "chat", "-m", str(model or tiny_model("llama")), "-t", "1"]
-        environment = {**os.environ, "REST_LOCAL_DATA": str(tmp_path / "data")}
-        return subprocess.run(
-            [*command, "-n", "12", *arguments], input=stdin, capture_output=True, cwd=ROOT, env=environment, check=False
-        )
-
-    return run
-
-
-def answer(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
-    """The line of --json."""
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
-
-
-def test_a_session_needs_no_prefill_and_damaged_cells_cost_one_warning_and_no_token(ask: Ask, tmp_path: Path) -> None:
+def test_a_session_needs_no_prefill_and_damaged_cells_cost_one_warning_and_no_token(
+    call: Call, tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
     sessions = tmp_path / "data" / "sessions"
-    first = answer(ask("--json", "--session", "work", "what is one?" * 20))
+
+    def ask(question: str) -> tuple[dict[str, Any], str]:
+        """The line of --json, and what was said on stderr."""
+        given = ("-m", str(tiny_model("llama")), "-t", "1", "-n", "12", "--json", "--session", "work")
+        done = call("chat", *given, question)
+        assert done.code == 0, done.err
+        return json.loads(done.out), done.err
+
+    first, _ = ask("what is one?" * 20)
     before = (sessions / "work.json").read_bytes()
-    second = answer(ask("--json", "--session", "work", "and two?"))
+    second, _ = ask("and two?")
     assert second["timings"]["cache_n"] >= first["timings"]["prompt_n"], "all of the first question"
     assert second["timings"]["prompt_n"] < first["timings"]["prompt_n"] / 2
     (sessions / "work.json").write_bytes(before)
     content = bytearray((sessions / "work.cells").read_bytes())
     content[len(content) // 2] ^= 255
     (sessions / "work.cells").write_bytes(content)
-    done = ask("--json", "--session", "work", "and two?")
-    anew = answer(done)
+    anew, said = ask("and two?")
     assert anew["timings"]["cache_n"] == 0
     assert anew["text"] == second["text"]
-    assert done.stderr.decode().count("warning: the cells in") == 1
-    assert "it is damaged" in done.stderr.decode()
-    assert not ask("--json", "--session", "work", "three").stderr, "they were written anew"
+    assert said.count("warning: the cells in") == 1
+    assert "it is damaged" in said
+    assert not ask("three")[1], "they were written anew"
 
 
 def test_ctrl_c_keeps_what_came_in_the_session(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

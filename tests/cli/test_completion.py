@@ -16,7 +16,8 @@ from click.shell_completion import BashComplete
 
 from rest_local.catalog import stores
 from rest_local.cli.completion import PROGRAM, VARIABLE, bash_completer
-from rest_local.cli.main import COMMANDS, cli
+from rest_local.cli.main import cli
+from rest_local.cli.sections import commands_below
 
 ROOT = Path(__file__).resolve().parents[2]
 Offered = Callable[..., list[str]]
@@ -67,20 +68,13 @@ def test_everything_that_names_a_file_or_a_datastore_is_completed(offered: Offer
     wanted = re.compile(r"FILE|PATH|FOLDER|MODEL|GGUF|DATASTORE|REPO|DIR")
     other = re.compile(r"=|USER/")  # pairs, and names of a hub, which is not asked
 
-    def check(command: click.Command) -> None:
+    for _, command in commands_below(cli):
         for parameter in command.params:
             shown = parameter.metavar or (parameter.name or "").upper()
             flag = getattr(parameter, "is_flag", False)
             if wanted.search(shown) and not other.search(shown) and not flag:
                 found = parameter.shell_complete(click.Context(command), "")
                 assert found, f"{command.name} {shown}: give shell_complete=completion.paths, models or datastores"
-        for child in getattr(command, "commands", {}).values():
-            check(child)
-
-    for name in COMMANDS:
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None
-        check(command)
 
 
 def test_keys_and_values_of_the_configuration(offered: Offered) -> None:

@@ -85,30 +85,6 @@ def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp
     ]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["--logit-bias", "x=1"],
-        ["--logit-bias", "15"],
-        ["--top-k", "many"],
-        ["--policy", "sometimes"],
-        ["-n", "-2"],
-        ["--ctx", "-1"],
-        ["--stop", ""],
-        ["--top-p", "2"],
-        ["--temp", "nan"],
-        ["--no-such-option"],
-    ],
-)
-def test_wrong_usage_is_one_line_and_exit_2(fake_engine: Install, call: Call, given: list[str]) -> None:
-    engine = fake_engine()
-    done = call("generate", "x", *given)
-    assert done.code == 2
-    assert done.err.startswith("rest-local: error: ")
-    assert done.err.count("\n") == 1
-    assert not engine.prompts
-
-
 @pytest.mark.parametrize("option", ["--grammar-file", "--json-schema", "--prediction"])
 @pytest.mark.parametrize(
     ("name", "cause"), [("none", "No such file"), (".", "Is a directory"), ("bytes", "not UTF-8 text at byte 1")]

@@ -12,13 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from fake_cli_engine import Call
 
 import rest_local
-from rest_local.cli.main import COMMANDS, cli
-from rest_local.cli.sections import Option
 
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -84,21 +81,6 @@ def test_a_mistyped_command_gets_a_suggestion(call: Call, line: str, meant: str)
     done = call(*line.split())
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert re.search(rf" \(did you mean .*'{meant}'.*\?\); see `rest-local.* --help`$", done.err.strip())
-
-
-def test_every_option_has_the_variable_that_its_name_says() -> None:
-    def check(command: click.Command) -> None:
-        for option in command.params:
-            if isinstance(option, Option) and option.key:
-                first = next(name for name in option.opts if name.startswith("--"))  # the others are aliases
-                assert option.envvar == "REST_LOCAL_" + first[2:].replace("-", "_").upper()
-        for child in getattr(command, "commands", {}).values():
-            check(child)
-
-    for name in COMMANDS:
-        command = cli.get_command(None, name)  # type: ignore[arg-type]
-        assert command is not None
-        check(command)
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])

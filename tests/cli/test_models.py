@@ -7,11 +7,10 @@ import os
 import pty
 import select
 import shutil
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from huggingface_hub import constants
 from support.hub_server import HubServer, serving
 
 from rest_local.catalog.describe import Header, ModelFacts
-from rest_local.cli import models
+from rest_local.cli import models, terminal
 from rest_local.cli.indexer import Live
 from rest_local.cli.models import row_of, table
 from rest_local.paths import demo_model
@@ -54,8 +53,7 @@ def hub_server(tiny_model: TinyModel) -> Iterator[HubServer]:
 
 @pytest.fixture
 def command(call: Call, hub_server: HubServer, home: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Runs one command line in this process, with the hub on loopback. Variables of the hub's library are read in the
-    processes of `at_terminal`."""
+    """Runs one command line in this process, with the hub on loopback."""
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub_server.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", hub_server.url)
@@ -65,28 +63,11 @@ def command(call: Call, hub_server: HubServer, home: Path, monkeypatch: pytest.M
     return call
 
 
-def at_terminal(hub_server: HubServer, *arguments: str, answers: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
-    """Exit code and screen of one command line at a terminal of 100 columns. `answers`: what is waited for, what is
-    typed then.
-    """
-    child, terminal = pty.fork()
-    if not child:
-        os.environ.update(HF_ENDPOINT=hub_server.url, HF_HUB_DISABLE_XET="1", COLUMNS="100", TERM="xterm")
-        os.execv(sys.executable, [sys.executable, "-m", "rest_local", *arguments])
-    screen, left, end = b"", list(answers), time.monotonic() + PATIENCE_S
-    try:
-        while data := read_terminal(terminal, end):
-            screen += data
-            if left and left[0][0].encode() in screen:
-                os.write(terminal, left.pop(0)[1].encode())
-    finally:
-        if time.monotonic() > end:
-            os.kill(child, signal.SIGKILL)
-        os.close(terminal)
-        status = os.waitpid(child, 0)[1]
-    text = screen.decode().replace("\r\n", "\n")
-    assert time.monotonic() < end, text
-    return os.waitstatus_to_exitcode(status), text
+@pytest.fixture
+def typed(command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """`command` at a terminal whose user types the given line."""
+    monkeypatch.setattr(terminal, "can_ask", lambda: True)
+    return lambda line, *arguments: command(*arguments, stdin=line)
 
 
 def read_terminal(terminal: int, end: float) -> bytes:
@@ -168,23 +149,22 @@ def test_a_name_that_is_not_here_says_how_to_get_it(command: Call) -> None:
     )
 
 
-def test_at_a_terminal_it_is_downloaded_after_a_question(hub_server: HubServer) -> None:
-    options = ("-n", "2", "-t", "1", "--ctx", "256")
-    code, screen = at_terminal(hub_server, "generate", "-m", REPO, *options, "def", answers=[("?", "n\n")])
-    assert (code, hub_server.transfers) == (1, [])
-    assert f"{REPO}:Q4_K_M is not on this machine. Download it (" in screen
-    code, screen = at_terminal(hub_server, "generate", "-m", REPO, *options, "def", answers=[("?", "\n")])
-    assert code == 0, screen
+def test_at_a_terminal_it_is_downloaded_after_a_question(hub_server: HubServer, typed: Call) -> None:
+    given = ("generate", "-m", REPO, "-n", "2", "-t", "1", "--ctx", "256", "def")
+    done = typed(b"n\n", *given)
+    assert (done.code, hub_server.transfers) == (1, [])
+    assert f"{REPO}:Q4_K_M is not on this machine. Download it (" in done.err
+    done = typed(b"\n", *given)
+    assert done.code == 0, done.err
     assert len(hub_server.transfers) == 1
 
 
-def test_rm_asks_at_a_terminal(hub_server: HubServer, command: Call) -> None:
+def test_rm_asks_at_a_terminal(command: Call, typed: Call) -> None:
     path = Path(command("pull", REPO).out.strip())
-    code, screen = at_terminal(hub_server, "rm", REPO, answers=[("?", "n\n")])
-    assert (code, path.exists()) == (1, True)
-    assert f"Delete {REPO}:Q4_K_M (" in screen
-    code, _ = at_terminal(hub_server, "rm", REPO, answers=[("?", "y\n")])
-    assert (code, path.exists()) == (0, False)
+    done = typed(b"n\n", "rm", REPO)
+    assert (done.code, path.exists()) == (1, True)
+    assert f"Delete {REPO}:Q4_K_M (" in done.err
+    assert (typed(b"y\n", "rm", REPO).code, path.exists()) == (0, False)
 
 
 def test_rm_of_a_repository_with_several_models_asks_for_one(command: Call) -> None:
@@ -342,10 +322,10 @@ def test_without_a_model_those_that_converse_are_listed(call: Call, conversing: 
     assert "    -m mine" in done.err.splitlines()
 
 
-def test_chat_without_a_model_asks_at_a_terminal(home: Path, hub_server: HubServer) -> None:
+def test_instructions_without_a_model_ask_at_a_terminal(home: Path, typed: Call) -> None:
     shutil.copy(demo_model(), home / "models" / "mine.gguf")
     options = ("-n", "2", "-t", "1", "--ctx", "256", "--no-history")
-    code, screen = at_terminal(hub_server, "chat", *options, "who are you?", answers=[("Which one", "1\n")])
-    assert code == 0, screen
-    assert "  1  mine  " in screen
-    assert "Which one [1]: " in screen
+    done = typed(b"1\n", "generate", "--instruct", *options, "who are you?")
+    assert done.code == 0, done.err
+    assert "  1  mine  " in done.err
+    assert "Which one [1]: " in done.err

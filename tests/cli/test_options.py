@@ -93,13 +93,6 @@ def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], cal
     ]
 
 
-@pytest.mark.parametrize("more", [("--exact", "--verify", "relaxed"), ("--verify", "loose"), ("--policy", "best")])
-def test_what_cannot_be_verified_so_is_refused_before_a_model_is_opened(call: Call, more: tuple[str, ...]) -> None:
-    done = call("generate", "x", "-m", "/nowhere/model.gguf", *more)
-    assert done.code == 2
-    assert "nowhere" not in done.err
-
-
 def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     done = call(
@@ -164,6 +157,17 @@ def test_the_environment_sets_them_too(fake_engine: Install, call: Call, monkeyp
         (("-tb", "x"), "x"),
         (("-mg", "-1"), "-1"),
         (("--numa", "x"), "x"),
+        (("--exact", "--verify", "relaxed"), "exact"),
+        (("--verify", "loose"), "loose"),
+        (("--policy", "best"), "best"),
+        (("--logit-bias", "x=1"), "is not TOKEN=BIAS"),
+        (("--logit-bias", "15"), "is not TOKEN=BIAS"),
+        (("--top-k", "many"), "many"),
+        (("-n", "-2"), "-2"),
+        (("--stop", ""), "some text"),
+        (("--top-p", "2"), "2"),
+        (("--temp", "nan"), "nan"),
+        (("--no-such-option",), "--no-such-option"),
     ],
 )
 def test_a_wrong_value_is_one_line_before_a_model_is_opened(call: Call, options: tuple[str, ...], said: str) -> None:
