@@ -197,7 +197,8 @@ def ensure(model: Path, report: Callable[[str], None] = lambda line: None) -> Pa
     """
     library, (include, exclude) = standard_library(), filters()
     marked = {"kind": KIND, "python": platform.python_version()}
-    wanted = {**recipe_of([Walk((str(library),), include, exclude).prepared()]), **marked}
+    walk = Walk((str(library),), include=include, exclude=exclude)
+    wanted = {**recipe_of([walk.prepared()]), **marked}
     with Model.open(model, vocab_only=True) as opened:
         vocabulary = opened.vocabulary
         path = datastore_path(f"demo-stdlib-{vocabulary.hash[:12]}")

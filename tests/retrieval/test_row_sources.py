@@ -87,7 +87,13 @@ def test_what_is_wrong_with_a_row_is_counted_and_not_fatal(tmp_path: Path) -> No
     assert list(found) == ["a.jsonl:1", "a.jsonl:12", "a.jsonl:13", "a.jsonl:14", "a.jsonl:15"]
     assert found["a.jsonl:13"] == "caf\ufffd"
     assert found["a.jsonl:12"] == "\ud800 lone"
-    assert dict(skipped.counts) == {records.WRONG: 3, "damaged JSON": 3, "empty": 1, "binary": 1, "secret": 1}
+    assert dict(skipped.counts) == {
+        "without text in the field": 3,
+        "damaged JSON": 3,
+        "empty": 1,
+        "binary": 1,
+        "secret": 1,
+    }
     assert skipped.secrets == [f"{path}:11"]
     assert f"{path}:11".rpartition("/")[2] in texts_of(Jsonl(str(path), "text", True))
 
@@ -195,10 +201,10 @@ def test_columns_of_parquet(tmp_path: Path) -> None:
     path = table(tmp_path / "a.parquet", columns)
     skipped = Skipped()
     assert texts_of(Parquet(str(path), "text"), skipped) == {"a.parquet:1": "one", "a.parquet:5": "five"}
-    assert dict(skipped.counts) == {records.WRONG: 1, "secret": 1, "empty": 1}
+    assert dict(skipped.counts) == {"without text in the field": 1, "secret": 1, "empty": 1}
     assert texts_of(Parquet(str(path), "nested.a.0.b"))["a.parquet:5"] == "deep 4"
     assert texts_of(Parquet(str(path), "number"), skipped) == {}
-    assert skipped.counts[records.WRONG] == 6
+    assert skipped.counts["without text in the field"] == 6
     with pytest.raises(InputInvalid, match=r"no column 'none'; it has: text, number, nested"):
         texts_of(Parquet(str(path), "none"))
     first, *_ = read(Parquet(str(path), "text"), Skipped())
@@ -266,7 +272,7 @@ def test_installed_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_
 
 
 SOURCES = [
-    Walk(("/a", "/b"), ("*.py",), ("x/",), True, 5),
+    Walk(("/a", "/b"), include=("*.py",), exclude=("x/",), allow_secrets=True, max_file_size=5),
     Jsonl("/a.jsonl", "a.b"),
     Parquet("/a.parquet", "a", True),
     Stdin(),

@@ -244,7 +244,7 @@ def test_an_index_is_built_from_the_newest_recipe(tmp_path: Path, monkeypatch: p
         (source / name).write_text(name * 10)
     given: dict[str, Any] = {"include": ["*.py"], "exclude": ["b.py"], "max_file_size": 1000, "allow_secrets": True}
     build_datastore(path, [source], vocabulary=Tokenizer("a"), **given)
-    walk = Walk((str(source),), ("*.py",), ("b.py",), True, 1000)
+    walk = Walk((str(source),), include=("*.py",), exclude=("b.py",), allow_secrets=True, max_file_size=1000)
     assert recorded_sources(path) == [walk]
     built = rebuild_datastore(path, vocabulary=Tokenizer("b"), recipe={"model": "b.gguf"})
     assert built.documents == 1

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import MISSING, astuple, fields
+from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rest_local.retrieval.building.indexing import Built
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.sources.source import Render, Source
-    from rest_local.retrieval.sources.walk import Filters
     from rest_local.retrieval.update.pruning import Pruned, Target
 
 OF_SOURCES = ("sources", "paths", "include", "exclude", "allow_secrets", "max_file_size")
@@ -99,10 +98,12 @@ def chosen_sources(
     from rest_local.retrieval.sources.recipes import read_recipe
     from rest_local.retrieval.sources.walk import Filters
 
-    filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
-    sources = _path_sources(paths, filters)
+    filters: dict[str, Any] = {"include": tuple(include), "exclude": tuple(exclude)}
+    filters |= {"allow_secrets": allow_secrets, "max_file_size": max_file_size}
+    Filters(**filters)  # raises for a bad one, also where no source uses it
+    sources = _path_sources(paths, allow_secrets, filters)
     for repository, revision in map(split_revision, repositories):
-        sources.append(Git(repository, revision, "", history, commits, *astuple(filters)))
+        sources.append(Git(repository, revision, "", history, commits, **filters))
     for text in texts:
         if (source := row_source(text, allow_secrets)) is None:
             raise OptionError(f"--text {text}: give FILE:FIELD, with a file that ends in .jsonl, .jsonl.gz or .parquet")
@@ -120,14 +121,13 @@ def chosen_sources(
     return Chosen([source.prepared() for source in sources], recorded, name)
 
 
-def _path_sources(paths: Sequence[str], filters: Filters) -> list[Source]:
+def _path_sources(paths: Sequence[str], secret: bool, filters: Mapping[str, Any]) -> list[Source]:
     """The sources of the arguments PATH: one walk of files and folders, then rows, then the standard input."""
     from rest_local.retrieval.sources import Stdin, Walk
 
-    secret = filters.allow_secrets
     rows = {path: source for path in paths if (source := row_source(path, secret)) and not os.path.exists(path)}
     walked = tuple(path for path in paths if path != "-" and path not in rows)
-    walk: list[Source] = [Walk(walked, *astuple(filters))] if walked else []
+    walk: list[Source] = [Walk(walked, **filters)] if walked else []
     return [*walk, *rows.values(), *([Stdin(secret)] if "-" in paths else [])]
 
 

@@ -44,7 +44,7 @@ from rest_local.retrieval.documents import DocumentTokenizer, Opener, Text, grou
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import FileEntry, SegmentEntry, file_name, parse_segment
 from rest_local.retrieval.rows import Int32Array, width_of
-from rest_local.retrieval.sources.source import Skipped
+from rest_local.retrieval.sources.source import Reading, Skipped
 from rest_local.retrieval.sources.walk import Filters, read_files
 
 PART = 8 << 20
@@ -328,7 +328,7 @@ def shipped_texts(part: Plan, node: str, skipped: Skipped, report: Progress) -> 
         _generator_backpressure_num_objects=WAITING,
     )
     groups = [[file.path for file in group] for group in grouped(part.shards[0], lambda file: file.size, GROUP)]
-    for answer in read.remote(groups, part.walk.filters()):
+    for answer in read.remote(groups, part.walk):
         texts, counted, size = ray.get(answer)
         skipped.include(counted)
         report("read", size)
@@ -339,5 +339,5 @@ def _read(groups: Sequence[Sequence[str]], filters: Filters) -> Iterator[tuple[l
     """A task: (texts, what was skipped, bytes) of each group of files."""
     for paths in groups:
         skipped, sizes = Skipped(), list[int]()
-        texts = list(read_files(paths, filters, skipped, sizes.append))
+        texts = list(read_files(paths, filters, Reading(skipped, looked_at=sizes.append)))
         yield texts, skipped, sum(sizes)

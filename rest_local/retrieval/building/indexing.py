@@ -113,7 +113,13 @@ def build_datastore(
     DatastoreLocked, DatastoreUnwritable, DatastoreExists, ClusterFailed. After an error the existing datastore is
     intact.
     """
-    walk = Walk(tuple(map(str, paths)), tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    walk = Walk(
+        tuple(map(str, paths)),
+        include=tuple(include),
+        exclude=tuple(exclude),
+        allow_secrets=allow_secrets,
+        max_file_size=max_file_size,
+    )
     return build_from_sources(
         name,
         [walk],

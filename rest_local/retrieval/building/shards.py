@@ -38,7 +38,7 @@ from rest_local.retrieval.files import LOCK, Files, digest_of, locked, unwritabl
 from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, VocabularyId, parse_segment, sealed, unsealed
 from rest_local.retrieval.rows import PADDING, width_of
 from rest_local.retrieval.sources.listing import read_regular
-from rest_local.retrieval.sources.source import Skipped, made
+from rest_local.retrieval.sources.source import Reading, Skipped, made
 from rest_local.retrieval.sources.walk import Walk, list_files, read_files
 from rest_local.retrieval.staging import PLAN, delete, remove_orphans
 
@@ -114,7 +114,7 @@ def plan(walk: Walk, memory: int, vocabulary: VocabularyId, least: int = 1) -> P
     the text suffices for so many. Reads the files that have the size of another one. Raises InputInvalid, OptionError.
     """
     skipped = Skipped()
-    listed = [PlannedFile(*file) for file in list_files(walk.paths, walk.filters(), skipped)]
+    listed = [PlannedFile(*file) for file in list_files(walk.paths, walk, skipped)]
     tokens = segment_tokens(memory, vocabulary.size)
     shards = tuple(map(tuple, _divided(_together(listed), round(tokens * TEXT_BYTES), least)))
     return Plan(walk, vocabulary, tokens, shards, skipped)
@@ -235,7 +235,7 @@ def shard_documents(
         raise ValueError(f"the plan is for vocabulary {plan.vocabulary.hash}, not {tokenizer.hash}")
     if texts is None:
         paths = (file.path for file in plan.shards[number])
-        texts = read_files(paths, plan.walk.filters(), skipped, lambda size: report("read", size))
+        texts = read_files(paths, plan.walk, Reading(skipped, looked_at=lambda size: report("read", size)))
     return counted(tokenize_documents(_without_copies(texts), tokenizer, workers), report)
 
 

@@ -17,18 +17,18 @@ from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
 from rest_local.retrieval.sources.listing import git_command, git_environment, records, run_git, started
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
-from rest_local.retrieval.sources.walk import MAX_FILE_SIZE, Filters, absolute, decoded, reason_to_skip, wanted_name
+from rest_local.retrieval.sources.walk import Filters, absolute, decoded, reason_to_skip, wanted_name
 
 COMMITS = 1000
 _SHORT = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Git(Source):
+class Git(Filters, Source):
     """A revision of a repository, which may be bare.
 
     revision: as given, such as a branch; commit: what it meant when the source was prepared. history: also the text
-    that the newest `commits` commits wrote. The other fields are those of `walk.Filters`.
+    that the newest `commits` commits wrote.
 
     The files are named `REPOSITORY@REVISION:PATH`, so that an update after the branch moved knows them again; those of
     the history `REPOSITORY@COMMIT:PATH` with 12 digits, and files too if the revision is a commit's id.
@@ -40,20 +40,13 @@ class Git(Source):
     commit: str = ""
     history: bool = False
     commits: int = COMMITS
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    allow_secrets: bool = False
-    max_file_size: int = MAX_FILE_SIZE
 
     def __post_init__(self) -> None:
-        self.filters()
+        Filters.__post_init__(self)
         if self.commits < 1:
             raise OptionError(f"commits {self.commits}: must be at least 1")
         if self.revision.startswith("-") or self.commit.startswith("-") or not self.revision:
             raise OptionError(f"revision {self.revision!r}: give a branch, a tag or a commit")
-
-    def filters(self) -> Filters:
-        return Filters(self.include, self.exclude, self.allow_secrets, self.max_file_size)
 
     def texts(self, reading: Reading) -> Iterator[Text]:
         return self._texts(self._commit(), reading)
@@ -61,14 +54,13 @@ class Git(Source):
     def _texts(self, commit: str, reading: Reading) -> Iterator[Text]:
         repository, fixed = Path(self.repository), commit.startswith(self.revision) and len(self.revision) >= _SHORT
         name = f"{repository}@{commit[:_SHORT] if fixed else self.revision}"
-        yield from files_of_commit(repository, commit, name, self.filters(), reading)
+        yield from files_of_commit(repository, commit, name, self, reading)
         if self.history:
-            yield from changes(repository, commit, self.commits, self.filters(), reading)
+            yield from changes(repository, commit, self.commits, self, reading)
 
     def measure(self) -> tuple[int, int]:
         """Without the history, whose size is not known before it was read."""
-        found = entries(Path(self.repository), self._commit(), self.filters(), Skipped())
-        sizes = [entry.size for entry in found]
+        sizes = [entry.size for entry in entries(Path(self.repository), self._commit(), self, Skipped())]
         return len(sizes), sum(sizes)
 
     def about(self) -> str:

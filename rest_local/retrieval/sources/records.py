@@ -25,7 +25,6 @@ from rest_local.retrieval.sources.walk import absolute, decoded
 MAX_ROW = 1 << 24
 """Bytes of a line of JSON; a longer one is skipped. Parsed it can take 30 times as much memory."""
 
-WRONG = "without text in the field"
 _GLOB = frozenset("*?[")
 _FLAGS = (
     getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -73,12 +72,6 @@ def files_of(path: str) -> list[str]:
         if not regular:
             raise InputInvalid("path", printable(name), "not a regular file")
     return [str(Path(name).resolve()) for name in found]
-
-
-def size_of(path: str) -> tuple[int, int]:
-    """(files, bytes) of `files_of`."""
-    sizes = [os.path.getsize(name) for name in files_of(path)]
-    return len(sizes), sum(sizes)
 
 
 def open_file(path: str) -> tuple[IO[bytes], int]:
@@ -144,7 +137,8 @@ class _Files(Source):
         return (text for file in files for text in self._texts(file, reading))
 
     def measure(self) -> tuple[int, int]:
-        return size_of(self.path)
+        sizes = [os.path.getsize(name) for name in files_of(self.path)]
+        return len(sizes), sum(sizes)
 
     def prepared(self) -> Source:
         return replace(self, path=absolute(self.path))
@@ -154,25 +148,32 @@ class _Files(Source):
 
 
 @dataclass(frozen=True, slots=True)
-class Jsonl(_Files):
-    """One document for each row, named `FILE:LINE`. path: a file, compressed with gzip if it ends in `.gz`, or a glob;
-    field: as for `dig`.
-    """
+class _Rows(_Files):
+    """Files of which each row is a document. field: as for `dig`."""
 
-    kind: ClassVar[str] = "jsonl"
     field: str
     allow_secrets: bool = False
 
     def about(self) -> str:
         return f"{self.path}:{self.field}"
 
+    def _text(self, name: str, text: Any, mark: int, reading: Reading) -> Iterator[Text]:
+        if isinstance(text, str):
+            yield from reading.text(name, text, mark, allow_secrets=self.allow_secrets)
+        else:
+            reading.skipped.add("without text in the field", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Jsonl(_Rows):
+    """One document for each row, named `FILE:LINE`. path: a file, compressed with gzip if it ends in `.gz`, or a
+    glob."""
+
+    kind: ClassVar[str] = "jsonl"
+
     def _texts(self, file: str, reading: Reading) -> Iterator[Text]:
         for row in json_rows(file, reading.skipped, reading.looked_at):
-            text = dig(row.value, self.field)
-            if isinstance(text, str):
-                yield from reading.text(row.name, text, row.mark, allow_secrets=self.allow_secrets)
-            else:
-                reading.skipped.add(WRONG, row.name)
+            yield from self._text(row.name, dig(row.value, self.field), row.mark, reading)
 
 
 _ROWS = 64  # in memory at once
@@ -180,21 +181,16 @@ _BUFFER = 1 << 20  # bytes that are read at once
 
 
 @dataclass(frozen=True, slots=True)
-class Parquet(_Files):
+class Parquet(_Rows):
     """One document for each row, named `FILE:ROW`, rows from 1. path: a file or a glob; field: a column, with dots into
-    nested ones as for `dig`.
+    nested ones.
     """
 
     kind: ClassVar[str] = "parquet"
-    field: str
-    allow_secrets: bool = False
 
     def texts(self, reading: Reading) -> Iterator[Text]:
         _pyarrow()
         return _Files.texts(self, reading)
-
-    def about(self) -> str:
-        return f"{self.path}:{self.field}"
 
     def _texts(self, file: str, reading: Reading) -> Iterator[Text]:
         number = 0
@@ -205,14 +201,10 @@ class Parquet(_Files):
                 for batch in batches:
                     for value in batch.column(column).to_pylist():
                         number += 1
-                        name, text = f"{file}:{number}", dig(value, rest)
-                        if isinstance(text, str):
-                            yield from reading.text(name, text, mark, allow_secrets=self.allow_secrets)
-                        else:
-                            reading.skipped.add(WRONG, name)
+                        yield from self._text(f"{file}:{number}", dig(value, rest), mark, reading)
             except (_pyarrow().lib.ArrowException, OSError, UnicodeDecodeError):
                 reading.skipped.add("damaged: the rest of a file", file)
-        reading.looked_at(size_of(file)[1])
+        reading.looked_at(os.path.getsize(file))
 
     def _batches(self, file: str, raw: Any) -> tuple[str, str, Iterator[Any]]:
         """The column, the field in it, and batches of rows with that column alone. Raises InputInvalid."""

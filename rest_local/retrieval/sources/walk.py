@@ -23,7 +23,7 @@ from pathspec import GitIgnoreSpec
 
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
-from rest_local.retrieval.sources.listing import Contents, candidates, read_regular
+from rest_local.retrieval.sources.listing import candidates, read_regular
 from rest_local.retrieval.sources.source import (
     UNWANTED,
     Reading,
@@ -55,7 +55,7 @@ EXTENSIONS = frozenset(
 NAMES = frozenset({"Makefile", "Dockerfile", "CMakeLists.txt", "Rakefile", "Gemfile", "Justfile", "BUILD", "WORKSPACE"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
     """Which files are taken. include, exclude: globs as in .gitignore, matched against the path below the root.
 
@@ -85,7 +85,9 @@ def walk(
     looked_at: Callable[[int], None] = lambda size: None,
 ) -> Iterator[tuple[str, str]]:
     """(name, text) of every file worth indexing under `paths`; otherwise as `walk_files`."""
-    filters = Filters(tuple(include), tuple(exclude), allow_secrets, max_file_size)
+    filters = Filters(
+        include=tuple(include), exclude=tuple(exclude), allow_secrets=allow_secrets, max_file_size=max_file_size
+    )
     texts = walk_files(paths, filters, skipped, looked_at=looked_at)
     return ((name, text) for name, text, *_ in texts if text is not None)
 
@@ -110,10 +112,14 @@ def walk_files(
     Raises InputInvalid for a path that does not exist and OptionError for a bad glob, both before the first file. A
     problem with a single file during the walk raises nothing.
     """
-    reader = _Reader(filters or Filters(), skipped if skipped is not None else Skipped(), unchanged, looked_at)
-    roots = _roots(paths := list(paths))
-    only = None if only is None else resolved(only, paths)
-    return reader.texts(_wanted(roots, reader.filters, reader.skipped, only), _Seen(roots))
+    reading = Reading(skipped or Skipped(), unchanged, only, looked_at)
+    return _walked(list(paths), filters or Filters(), reading)
+
+
+def _walked(paths: Sequence[str | os.PathLike[str]], filters: Filters, reading: Reading) -> Iterator[Text]:
+    roots = _roots(paths)
+    only = None if reading.only is None else resolved(reading.only, paths)
+    return _texts(_wanted(roots, filters, reading.skipped, only), filters, reading, _Seen(roots))
 
 
 def list_files(
@@ -140,11 +146,9 @@ def list_files(
             yield path, status.st_size, status.st_mtime_ns
 
 
-def read_files(
-    paths: Iterable[str], filters: Filters, skipped: Skipped, looked_at: Callable[[int], None] = lambda size: None
-) -> Iterator[Text]:
+def read_files(paths: Iterable[str], filters: Filters, reading: Reading) -> Iterator[Text]:
     """The texts of files that `list_files` gave, as `walk_files` yields them; their names are not filtered again."""
-    return _Reader(filters, skipped, None, looked_at).texts(paths, _Seen([]))
+    return _texts(paths, filters, reading, _Seen([]))
 
 
 def _roots(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
@@ -230,66 +234,45 @@ def by_extension(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in EXTENSIONS or name in NAMES
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads the files of one walk."""
-
-    filters: Filters
-    skipped: Skipped
-    unchanged: Unchanged | None
-    looked_at: Callable[[int], None]
-
-    def texts(self, paths: Iterable[str], seen: _Seen) -> Iterator[Text]:
-        for path in paths:
-            state = self._known(path, seen)
-            if state:
-                self.looked_at(state.size)
-                yield Text(path, None, state)
-            elif contents := self._read(path):
-                text, size = self._text(path, contents, seen)
-                self.looked_at(size)
-                if text:
-                    yield text
-
-    def _known(self, path: str, seen: _Seen) -> FileState | None:
-        """The state of a file that need not be read."""
-        if self.unchanged is None:
-            return None
+def _texts(paths: Iterable[str], filters: Filters, reading: Reading, seen: _Seen) -> Iterator[Text]:
+    for path in paths:
+        if reading.unchanged and (state := _known(path, filters, reading.unchanged, seen)):
+            reading.looked_at(state.size)
+            yield Text(path, None, state)
+            continue
+        size, reason = 0, ""
         try:
-            status = os.lstat(path)
-        except OSError:
-            return None  # `_read` counts it
-        size, mtime_ns = status.st_size, status.st_mtime_ns
-        comparable = stat.S_ISREG(status.st_mode) and mtime_ns > 0 and size <= self.filters.max_file_size
-        if not comparable or seen.has(status) or not self.unchanged(path, size, mtime_ns):
-            return None
-        seen.add(status)
-        return FileState(path, size, mtime_ns, b"")
-
-    def _read(self, path: str) -> Contents | None:
-        try:
-            return read_regular(path, self.filters.max_file_size + 1)
+            status, data, mtime_ns = read_regular(path, filters.max_file_size + 1)
         except FileNotFoundError:
-            self.skipped.add("vanished")
+            reason = "vanished"
         except OSError:
-            self.skipped.add("link" if os.path.islink(path) else "unreadable")
-        self.looked_at(0)
-        return None
-
-    def _text(self, path: str, contents: Contents, seen: _Seen) -> tuple[Text | None, int]:
-        """The text of a file, None if it is skipped, with the reason counted; and the size for `looked_at`."""
-        status, data, mtime_ns = contents
-        if data is None:
-            self.skipped.add("not a regular file")
-            return None, 0
-        size = len(data) if len(data) <= self.filters.max_file_size else 0
-        reason = "duplicate" if seen.has(status) else reason_to_skip(data, self.filters)
-        if reason:
-            self.skipped.add(reason, path)
-            return None, size
+            reason = "link" if os.path.islink(path) else "unreadable"
+        else:
+            if data is None:
+                reason = "not a regular file"
+            else:
+                size = len(data) if len(data) <= filters.max_file_size else 0
+                reason = "duplicate" if seen.has(status) else reason_to_skip(data, filters)
+        reading.looked_at(size)
+        if reason or data is None:
+            reading.skipped.add(reason, path)
+            continue
         seen.add(status)
-        state = FileState(path, size, mtime_ns, hashlib.sha256(data).digest())
-        return Text(path, decoded(data), state), size
+        yield Text(path, decoded(data), FileState(path, size, mtime_ns, hashlib.sha256(data).digest()))
+
+
+def _known(path: str, filters: Filters, unchanged: Unchanged, seen: _Seen) -> FileState | None:
+    """The state of a file that need not be read."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None  # the reading counts it
+    size, mtime_ns = status.st_size, status.st_mtime_ns
+    comparable = stat.S_ISREG(status.st_mode) and mtime_ns > 0 and size <= filters.max_file_size
+    if not comparable or seen.has(status) or not unchanged(path, size, mtime_ns):
+        return None
+    seen.add(status)
+    return FileState(path, size, mtime_ns, b"")
 
 
 def decoded(data: bytes) -> str:
@@ -316,38 +299,19 @@ def reason_to_skip(data: bytes, filters: Filters) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk(Source):
-    """Files below `paths`, as `walk_files` takes them; the other fields are those of `Filters`."""
+class Walk(Filters, Source):
+    """Files below `paths`, as `walk_files` takes them."""
 
     kind: ClassVar[str] = "walk"
     paths: tuple[str, ...]
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    allow_secrets: bool = False
-    max_file_size: int = MAX_FILE_SIZE
-
-    def __post_init__(self) -> None:
-        self.filters()
-
-    def filters(self) -> Filters:
-        return Filters(self.include, self.exclude, self.allow_secrets, self.max_file_size)
 
     def texts(self, reading: Reading) -> Iterator[Text]:
-        return walk_files(
-            self.paths,
-            self.filters(),
-            reading.skipped,
-            unchanged=reading.unchanged,
-            only=reading.only,
-            looked_at=reading.looked_at,
-        )
+        return _walked(self.paths, self, reading)
 
     def measure(self) -> tuple[int, int]:
         """By their size alone: some files that `texts` skips for their content are among them. O(files)."""
-        files = total = 0
-        for _, size, _ in list_files(self.paths, self.filters()):
-            files, total = files + 1, total + size
-        return files, total
+        sizes = [size for _, size, _ in list_files(self.paths, self)]
+        return len(sizes), sum(sizes)
 
     def about(self) -> str:
         return ", ".join(self.paths)
@@ -385,5 +349,5 @@ class Python(Source):
         paths = sysconfig.get_paths()
         if self.site_packages:
             folders = dict.fromkeys((paths["purelib"], paths.get("platlib", paths["purelib"])))
-            return Walk(tuple(folders), ("*.py",), TESTS)
-        return Walk((paths["stdlib"],), ("*.py",), TESTS + PACKAGES)
+            return Walk(tuple(folders), include=("*.py",), exclude=TESTS)
+        return Walk((paths["stdlib"],), include=("*.py",), exclude=TESTS + PACKAGES)
