@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edited import Bytes, Folder, live_tokens, text_on_disk, texts_in
+from edited import Bytes, Folder, texts_in
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -100,9 +100,10 @@ class Edits(RuleBasedStateMachine):
     def merge(self, everything: bool) -> None:
         merge(self.folder.path, everything=everything)
 
-    @rule(name=NAMES, exclude=st.booleans())
+    @rule(name=NAMES | STORED, exclude=st.booleans())
     def forget(self, name: str, exclude: bool) -> None:
-        path = str(self.folder.source / name)
+        is_file = not name.startswith("stored:")
+        path = str(self.folder.source / name) if is_file else name
 
         def same(recipe: Mapping[str, Any], names: object) -> Mapping[str, Any]:
             return recipe
@@ -110,10 +111,11 @@ class Edits(RuleBasedStateMachine):
         forgotten = forget_where(self.folder.path, lambda held: held == path, recipe=excluding if exclude else same)
         assert forgotten.names == ((path,) if path in self.held else ())
         text = self.held.pop(path, None)
-        assert set(forgotten.copies) == {held for held in self.held if self.held[held] == text and held[0] == "/"}
+        same_text = {held for held in self.held if self.held[held] == text and held[0] == "/"}
+        assert set(forgotten.copies) == (same_text if is_file else set())
         (walk,) = from_recipe(read_manifest(self.folder.path).recipe)
         self.excluded = {str(self.folder.source / pattern[1:]) for pattern in walk.exclude}  # type: ignore[attr-defined]
-        assert not exclude or path in self.excluded or not forgotten.names
+        assert not exclude or path in self.excluded or not forgotten.names or not is_file
 
     @invariant()
     def holds_what_it_must(self) -> None:
@@ -144,20 +146,3 @@ def test_any_sequence(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updating, "SMALL_SEGMENT", small)
     monkeypatch.setattr(merging, "SMALL_SEGMENT", small)
     run_state_machine_as_test(Edits, settings=settings(few(6), stateful_step_count=25))
-
-
-def test_forgotten_text_is_in_no_file_after_any_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updating, "SMALL_SEGMENT", 40)
-    folder = Folder(tmp_path)
-    folder.write("a.py", "kept")
-    folder.build()
-    for number in range(12):
-        folder.write("s.py", f"secret {number}")
-        folder.write(f"{number}.py", f"other {number}")
-        folder.update()
-        if number % 5 == 4:
-            merge(folder.path)
-    name = str(folder.source / "s.py")
-    forget_where(folder.path, lambda held: held == name)
-    assert not any("secret" in text for text in text_on_disk(folder.path))
-    assert sum(live_tokens(folder.path)) == sum(entry.tokens for entry in read_manifest(folder.path).segments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edited import Bytes, Folder, text_on_disk, texts_in
+from edited import Folder, text_on_disk, texts_in
 
 from rest_local.errors import OptionError
 from rest_local.retrieval.building.indexing import recipe_of
@@ -65,16 +65,6 @@ def test_only_an_earlier_version_is_left(folder: Folder) -> None:
     assert forget(folder.path, {str(folder.source / "s.py")}) == 0, "it is not there"
     assert not on_disk(folder, "secret one")
     assert forget(folder.path, {str(folder.source / "unknown.py")}) == 0
-
-
-def test_a_file_with_the_same_content_stays_and_is_named(folder: Folder) -> None:
-    copy = folder.write("copy.py", "secret two")
-    folder.update()
-    merge(folder.path, everything=True)
-    assert [entry.documents for entry in read_manifest(folder.path).segments] == [4]
-    name = str(folder.source / "s.py")
-    assert forget_where(folder.path, lambda held: held == name) == Forgotten((name,), (copy,))
-    assert texts_in(folder.path)[copy] == "secret two"
 
 
 def test_what_is_known_of_deleted_copies_goes_too(folder: Folder) -> None:
@@ -146,14 +136,6 @@ def test_the_last_document_stays_unless_told(folder: Folder) -> None:
     assert texts_in(folder.path) == held
     assert forget_where(folder.path, lambda name: True, whole=True) == Forgotten(tuple(sorted(held)), removed=True)
     assert not folder.path.exists()
-
-
-def test_the_recipe_changes_in_the_same_commit(folder: Folder) -> None:
-    name = str(folder.source / "s.py")
-    forget_where(folder.path, lambda held: held == name, recipe=excluding)
-    folder.update()
-    assert texts_in(folder.path) == {held: text for held, text in folder.texts().items() if held != name}
-    assert Bytes().name == read_manifest(folder.path).vocabulary.name
 
 
 @pytest.mark.parametrize(

@@ -104,16 +104,6 @@ def test_the_number_of_segments_is_logarithmic():
     assert 1 <= len(growing._segments) <= 8
 
 
-def test_the_end_of_the_text_gives_no_row():
-    growing = GrowingText()
-    growing.extend([1, 2, 3])
-    assert len(growing.rows(growing.tokens)) == 0
-    growing.extend([1, 2])
-    rows = growing.rows(growing.tokens, 8, 3)
-    assert rows.positions.tolist() == [2]
-    assert rows.continuations.tolist() == [[3, 1, 2]]
-
-
 def test_ids_outside_the_vocabulary_end_a_document():
     growing = GrowingText(100)
     growing.extend([1, 2, 100, 2, 7, -5, 2**31 - 1, 2])

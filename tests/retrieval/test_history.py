@@ -80,19 +80,6 @@ def test_rows_are_those_of_all_answers_stored_and_new(
     assert [match for match, _ in found] == sorted((match for match, _ in expected), reverse=True)[:limit]
 
 
-def test_answers_survive() -> None:
-    first = opened()
-    first.add([1, 2, 3, 4])
-    first.add([])
-    first.close()
-    first.close()
-    again = opened()
-    assert plain(again.rows(np.array([1, 2]), 4, 2)) == [(2, [3, 4])]
-    again.add([1, 2, 9, 9])
-    assert plain(again.rows(np.array([1, 2]), 4, 2)) == [(2, [3, 4]), (2, [9, 9])]
-    assert again.rows(np.array([1, 2]), 4, 2).positions.tolist() == [2, 7]
-
-
 def test_the_same_answer_is_stored_once() -> None:
     kept = opened()
     for _ in range(2):

@@ -206,18 +206,6 @@ def test_a_directory_that_was_set_aside_stays_so_after_a_power_cut(path: Path) -
     assert files.names[path.parent] == {"toy.damaged-1"}
 
 
-def test_every_flipped_bit_of_the_manifest_is_survived(tmp_path: Path) -> None:
-    path = written(tmp_path / "toy")
-    content = (path / MANIFEST).read_bytes()
-    for at in range(0, len(content), 29):
-        (path / MANIFEST).write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
-        kept = History.open(path, VOCABULARY)
-        assert kept.tokens == 0
-        kept.close()
-        os.rename(path.with_name("toy.damaged-1"), path)
-        (path / MANIFEST).write_bytes(content)
-
-
 def broken(self: Segment, *arguments: object, **named: object) -> None:
     """Fail in the segment that was read from the disk, which is known by its size."""
     if len(self) > len(SAID) + 1:

@@ -297,12 +297,6 @@ def test_a_forged_manifest(store, tmp_path):
         refused(manifest(change), home)
 
 
-@pytest.mark.parametrize(("kind", "at"), [("tokens", 128), ("order", 0), ("documents", 24), ("states", 0)])
-def test_content_that_no_build_writes_is_refused_in_spite_of_its_checksum(store, tmp_path, kind, at):
-    sign(store, kind, put(at, b"\xff\xff\xff\xff"))
-    refused(exported(store), tmp_path / "home", f"a file of {kind}")
-
-
 @pytest.mark.parametrize("kind", ["tokens", "order", "documents", "states", "sample"])
 def test_rightly_hashed_damage_is_refused_or_harmless(tmp_path, kind, monkeypatch):
     """Random bytes in a file, with checksums that fit. What is imported is searched without a crash and without an id
@@ -470,16 +464,6 @@ def test_a_disk_that_fails_at_every_step_of_an_import(small, tmp_path, old):
         assert names(home) == {path.name}
         shutil.rmtree(path)
     assert failed > counted.steps // 2
-
-
-def test_an_interrupt_leaves_nothing(store, tmp_path):
-    class Interrupted(Files):
-        def sync(self, descriptor: int) -> None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        imported(exported(store), files=Interrupted())
-    assert names(tmp_path / "home") == set()
 
 
 def test_a_writer_and_another_import_are_left_alone(store, tmp_path):

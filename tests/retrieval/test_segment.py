@@ -28,21 +28,20 @@ def array(tokens: list[int]) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
-@few(40)
-@given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40), st.integers(1, 9), st.integers(1, 7))
-@example([[1] * 60], [1] * 40, 5, 3)
-@example([[0, 1], [0, 1]], [1, 0, 1], 4, 2)
-def test_rows_are_the_longest_matches_with_two_byte_ids(documents, context, limit, depth):
-    segment = Segment.of(map(array, documents), 300)
-    assert segment.width == 2
-    assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
-
-
-@few(40)
-@given(corpora(WIDE), st.lists(st.sampled_from(WIDE), max_size=40), st.integers(1, 9), st.integers(1, 7))
-def test_rows_are_the_longest_matches_with_three_byte_ids(documents, context, limit, depth):
-    segment = Segment.of(map(array, documents), 151_001)
-    assert segment.width == 3
+@few(80)
+@given(
+    st.sampled_from([(NARROW, 300, 2), (WIDE, 151_001, 3)]).flatmap(
+        lambda kind: st.tuples(corpora(kind[0]), st.lists(st.sampled_from(kind[0]), max_size=40), st.just(kind[1:]))
+    ),
+    st.integers(1, 9),
+    st.integers(1, 7),
+)
+@example(([[1] * 60], [1] * 40, (300, 2)), 5, 3)
+@example(([[0, 1], [0, 1]], [1, 0, 1], (300, 2)), 4, 2)
+def test_rows_are_the_longest_matches(texts, limit, depth):
+    documents, context, (size, width) = texts
+    segment = Segment.of(map(array, documents), size)
+    assert segment.width == width
     assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
 
 

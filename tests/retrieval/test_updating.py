@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -11,13 +10,12 @@ from edited import Bytes, Folder, texts_in
 
 from rest_local.errors import InputInvalid
 from rest_local.retrieval.building.build import build
-from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Walk
 from rest_local.retrieval.update import updating
-from rest_local.retrieval.update.updating import Updated, add, add_sources
+from rest_local.retrieval.update.updating import Updated, add_sources
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -57,18 +55,6 @@ def test_only_new_content_is_tokenized(folder: Folder) -> None:
     assert counts(folder.update()) == (0, 0, 0, 3)
 
 
-def test_a_content_of_several_files_is_stored_once_and_stays_with_the_last(folder: Folder) -> None:
-    assert [entry.documents for entry in read_manifest(folder.path).segments] == [2]
-    folder.write("a.py", "other")
-    folder.update(only=[str(folder.source / "a.py")])
-    assert texts_in(folder.path) == folder.texts()
-    with Datastore.open(folder.path) as store:
-        assert str(folder.source / "copy.py") in store.document_names()
-    folder.delete("copy.py")
-    folder.update(only=[str(folder.source / "copy.py")])
-    assert texts_in(folder.path) == folder.texts()
-
-
 def test_another_time_of_change_alone_is_recorded_once(folder: Folder) -> None:
     folder.touch("b.py")
     before = read_manifest(folder.path)
@@ -77,27 +63,6 @@ def test_another_time_of_change_alone_is_recorded_once(folder: Folder) -> None:
     assert after != before
     assert counts(folder.update()) == (0, 0, 0, 3)
     assert read_manifest(folder.path) == after
-
-
-def test_a_time_of_change_that_is_not_certain_is_compared_by_content(folder: Folder) -> None:
-    path = folder.source / "b.py"
-    path.write_text("now1")
-    assert counts(folder.update()) == (0, 1, 0, 2)
-    status = path.stat()
-    path.write_text("now2")
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert counts(folder.update()) == (0, 1, 0, 2)
-    assert texts_in(folder.path) == folder.texts()
-
-
-def test_only_given_files_are_looked_at(folder: Folder) -> None:
-    folder.write("b.py", "gamma")
-    folder.write("a.py", "not looked at")
-    folder.delete("copy.py")
-    assert counts(folder.update(only=[str(folder.source / "b.py")])) == (0, 1, 0, 0)
-    assert texts_in(folder.path) == {**folder.texts(), str(folder.source / "a.py"): "alpha"} | {
-        str(folder.source / "copy.py"): "alpha"
-    }
 
 
 def test_a_deleted_folder_takes_its_files_along(folder: Folder) -> None:
@@ -152,16 +117,6 @@ def test_a_recorded_path_that_vanished_deletes_nothing_unless_told(folder: Folde
     assert texts_in(folder.path) == held
     assert folder.update(missing=True).deleted == 1
     assert texts_in(folder.path) == folder.texts()
-
-
-def test_documents_of_no_file_stay_beside_files(folder: Folder) -> None:
-    known = Bytes()
-    identity = VocabularyId(known.hash, known.size, known.name)
-    add(folder.path, [("stored:x", known.tokenize("x")), ("stored:y", known.tokenize("y"))], vocabulary=identity)
-    add(folder.path, [("stored:x", known.tokenize("instead"))], vocabulary=identity)
-    folder.write("a.py", "changed")
-    assert counts(folder.update()) == (0, 1, 0, 2)
-    assert texts_in(folder.path) == {**folder.texts(), "stored:x": "instead", "stored:y": "y"}
 
 
 def test_a_datastore_without_states_gets_them(tmp_path: Path) -> None:

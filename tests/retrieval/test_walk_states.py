@@ -196,12 +196,3 @@ def test_a_path_of_4096_bytes(tmp_path: Path, left_over: int) -> None:
         assert found[0] == "a.py"
         assert len(found) + skipped.counts["unreadable"] + skipped.counts["vanished"] == 2
     subprocess.run(["rm", "-rf", str(root)], check=True)
-
-
-def test_many_small_files(tmp_path: Path) -> None:
-    """`make soak` does the same with 100 000 files."""
-    root = files(tmp_path, {f"{number % 10}/{number}.py": b"x\n" for number in range(1000)})
-    known = {text.name: text.state for text in walk_files([root]) if text.state}
-    assert len(known) == 1000
-    again = list(walk_files([root], unchanged=lambda name, size, mtime_ns: known[name][1:3] == (size, mtime_ns)))
-    assert [text.text for text in again] == [None] * 1000
