@@ -26,7 +26,6 @@ from rest_local.retrieval.building.build import SEGMENT_TOKENS, Progress, build,
 from rest_local.retrieval.building.cluster import Cluster
 from rest_local.retrieval.building.shards import (
     Plan,
-    Shard,
     build_shard,
     build_shards,
     finished,
@@ -155,8 +154,26 @@ def build_from_sources(
     report, memory, sources = progress or no_progress, memory or default_memory(), [one.prepared() for one in sources]
     recorded = {**recipe_of(sources), **(recipe or {})}
     if len(sources) == 1 and isinstance(walk := sources[0], Walk):
-        path = datastore_path(name)
-        return _build_walk(path, walk, vocabulary, recorded, report, replace, memory, jobs, cluster, files or Files())
+        files, identity, share = files or Files(), _identity(vocabulary), memory // jobs
+        with connected(cluster.address) if cluster else nullcontext(), ExitStack() as stack:
+            made = plan(walk, share, identity, cluster.slots(share) if cluster else jobs)
+            directory = stack.enter_context(writing(path := datastore_path(name), vocabulary.hash, files))
+            if not replace and (directory / MANIFEST).exists():
+                raise DatastoreExists(path, vocabulary.name)
+            check_ours(directory)
+            place, made = stack.enter_context(staged(directory, made, files))
+            _build_shards(made, place, vocabulary, jobs, cluster, report, files)
+            shards = [done for number in range(len(made.shards)) if (done := finished(made, number, place))]
+            skipped = Skipped()
+            for part in (made.skipped, *(shard.skipped for shard in shards)):
+                skipped.include(part)
+            ready = Staged(place, tuple(segment for shard in shards for segment in shard.segments))
+            if ready.segments:
+                manifest = commit(directory, vocabulary=identity, recipe=recorded, staged=ready, files=files)
+            delete(place, files)
+            if not ready.segments:
+                raise CorpusEmpty(walk.about(), skipped.summary())
+        return Built(path, manifest, skipped)
     if cluster:
         raise OptionError("a cluster builds an index of files below paths alone; build the other sources without it")
     skipped = Skipped()
@@ -189,12 +206,17 @@ def build_from_texts(
     memory: int | None = None,
 ) -> Built:
     """As `build_datastore`, from texts, or (document name, text), of any origin. One process."""
-    path, report = datastore_path(name), progress or no_progress
+    path, report, identity = datastore_path(name), progress or no_progress, _identity(vocabulary)
     documents = counted(tokenize_documents(texts, vocabulary), report)
-    identity = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
     most = min(SEGMENT_TOKENS, segment_tokens(memory or default_memory(), vocabulary.size))
     manifest = build(
-        path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace, segment_tokens=most
+        path,
+        documents,
+        vocabulary=identity,
+        recipe=recipe,
+        progress=report,
+        replace=replace,
+        segment_tokens=most,
     )
     return Built(path, manifest, skipped or Skipped())
 
@@ -281,39 +303,8 @@ def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: R
 SMALL_TEXT = 16 << 20  # bytes of text that one process has done before others have started
 
 
-def _build_walk(
-    path: Path,
-    walk: Walk,
-    vocabulary: DocumentTokenizer,
-    recipe: Mapping[str, Any],
-    progress: Progress,
-    replace: bool,
-    memory: int,
-    jobs: int,
-    cluster: Cluster | None,
-    files: Files,
-) -> Built:
-    """Build the index of the datastore at `path` from a prepared walk, shard by shard."""
-    identity, share = VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name), memory // jobs
-    with connected(cluster.address) if cluster else nullcontext(), ExitStack() as stack:
-        made = plan(walk, share, identity, cluster.slots(share) if cluster else jobs)
-        directory = stack.enter_context(writing(path, vocabulary.hash, files))
-        if not replace and (directory / MANIFEST).exists():
-            raise DatastoreExists(path, vocabulary.name)
-        check_ours(directory)
-        with staged(directory, made, files) as (place, made):
-            shards = _build_shards(made, place, vocabulary, jobs, cluster, progress, files)
-            skipped = Skipped()
-            for part in (made.skipped, *(shard.skipped for shard in shards)):
-                skipped.include(part)
-            segments = tuple(segment for shard in shards for segment in shard.segments)
-            if not segments:
-                delete(place, files)
-                raise CorpusEmpty(walk.about(), skipped.summary())
-            ready = Staged(place, segments)
-            manifest = commit(directory, vocabulary=identity, recipe=recipe, staged=ready, files=files)
-            delete(place, files)
-    return Built(path, manifest, skipped)
+def _identity(vocabulary: DocumentTokenizer) -> VocabularyId:
+    return VocabularyId(vocabulary.hash, vocabulary.size, vocabulary.name)
 
 
 def _build_shards(
@@ -324,10 +315,9 @@ def _build_shards(
     cluster: Cluster | None,
     progress: Progress,
     files: Files,
-) -> list[Shard]:
+) -> None:
     """Build the shards of a plan that are not done, on a cluster, in this process or in several."""
-    numbers = range(len(made.shards))
-    left = [number for number in numbers if not finished(made, number, staging, check=True)]
+    left = [number for number in range(len(made.shards)) if not finished(made, number, staging, check=True)]
     progress("read", made.bytes - sum(map(made.shard_bytes, left)))
     opener = opener_of(vocabulary)
     if cluster:
@@ -337,8 +327,6 @@ def _build_shards(
     else:
         for number in left:
             build_shard(made, number, staging, vocabulary, progress, files)
-    shards = [finished(made, number, staging) for number in numbers]
-    return [shard for shard in shards if shard]
 
 
 def default_memory() -> int:

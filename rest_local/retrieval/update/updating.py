@@ -217,28 +217,23 @@ def _update(given: _Given, base: Datastore, only: Collection[str] | None, missin
     if not sources:
         raise DatastoreError(f"datastore {given.path}: it was not built from files, so nothing says what to look at")
     if only is not None:
-        return _update_only(given, base, [source for source in sources if is_walk(source)], only, missing)
+        sources = [source for source in sources if isinstance(source, (Walk, Python))]
+        only = resolved(only, roots_of(sources))
+        known = live_states(base, only)
+        if folders := [path for path in only if path not in known and not os.path.lexists(path)]:
+            known |= live_states_below(base, folders)
+        walk = Rereading(known, unstated(base, only))
+        texts = walk.texts(present(sources, {}, missing), given, only)
+        return _stored(given, base, walk, texts, recipe, True)
     roots = [os.path.realpath(path) for path in roots_of(sources)]
     below = tuple(os.path.join(root, "") for root in roots)
     loose = {name for name in unstated(base) if name.startswith(below) or name in roots}  # of an earlier version
     walk = Rereading(live_states(base), loose)
-    texts = walk.texts(present(sources, walk.known, missing), given.progress, given.render)
+    texts = walk.texts(present(sources, walk.known, missing), given)
     if "sources" in recipe:  # a revision of git may mean another commit by now
         now = [source.prepared() if isinstance(source, Git) else source for source in recorded]
         recipe = {**recipe, **recipe_of(now)} if now != recorded else recipe
     return _stored(given, base, walk, texts, recipe, True)
-
-
-def _update_only(
-    given: _Given, base: Datastore, sources: Sequence[Source], only: Collection[str], missing: bool
-) -> Updated:
-    wanted = resolved(only, roots_of(sources))
-    known = live_states(base, wanted)
-    if folders := [path for path in wanted if path not in known and not os.path.lexists(path)]:
-        known |= live_states_below(base, folders)
-    walk = Rereading(known, unstated(base, wanted))
-    texts = walk.texts(present(sources, {}, missing), given.progress, only=wanted)
-    return _stored(given, base, walk, texts, base.manifest.recipe, True)
 
 
 def _add_sources(given: _Given, base: Datastore, sources: Sequence[Source]) -> Updated:
@@ -246,7 +241,7 @@ def _add_sources(given: _Given, base: Datastore, sources: Sequence[Source]) -> U
     if "kind" in recipe:
         raise DatastoreError(f"datastore {given.path}: it is of kind {printable(recipe['kind'])}, which takes no paths")
     walk = Rereading(live_states(base), unstated(base))
-    texts = walk.texts(sources, given.progress, given.render)
+    texts = walk.texts(sources, given)
     kept = {key: value for key, value in recipe.items() if key not in WALKED}
     return _stored(given, base, walk, texts, {**kept, **recipe_of(united(from_recipe(recipe), sources))}, False)
 
@@ -258,7 +253,7 @@ def _stored(
     with contextlib.ExitStack() as stack:
         documents, staged = _collected(given, base, walk, texts, stack)
         if is_complete:
-            walk.note_gone([*walk.known, *walk.unstated])
+            walk.gone = {name for name in {*walk.known, *walk.unstated} - walk.seen if _is_gone(name)}
         names, manifest = walk.read | walk.gone, base.manifest
         if names or recipe != manifest.recipe:
             stack.enter_context(locked(base.directory, WAIT_S))
@@ -364,19 +359,10 @@ class Rereading:
         state = self.known.get(name)
         return state is not None and state.mtime_ns != 0 and (state.size, state.mtime_ns) == (size, mtime_ns)
 
-    def texts(
-        self,
-        sources: Sequence[Source],
-        progress: Progress,
-        render: Render | None = None,
-        only: Collection[str] | None = None,
-    ) -> Iterator[Text]:
+    def texts(self, sources: Sequence[Source], given: _Given, only: Collection[str] | None = None) -> Iterator[Text]:
         """The texts of sources. Raises as `Source.texts`."""
-
-        def looked_at(size: int) -> None:
-            progress("read", size)
-
-        reading = Reading(self.skipped, self.is_unchanged, only, looked_at, render)
+        report = given.progress
+        reading = Reading(self.skipped, self.is_unchanged, only, lambda size: report("read", size), given.render)
         return chain.from_iterable([source.texts(reading) for source in sources])
 
     def new_texts(self, texts: Iterator[Text]) -> Iterator[Text]:
@@ -404,10 +390,6 @@ class Rereading:
         self._restated += found.size
         return False
 
-    def note_gone(self, names: Collection[str]) -> None:
-        """Of files that the walk should have found."""
-        self.gone = {name for name in names if name not in self.seen and _is_gone(name)}
-
 
 def _is_gone(name: str) -> bool:
     """Whether a file that no walk finds is deleted or left out by now, not only out of reach."""
@@ -418,11 +400,6 @@ def _is_gone(name: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def is_walk(source: Source) -> bool:
-    """Whether a source consists of files of the disk, so that some of them can be looked at alone."""
-    return isinstance(source, (Walk, Python))
 
 
 def roots_of(sources: Sequence[Source]) -> list[str]:
