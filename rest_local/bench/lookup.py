@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,7 @@ def _contexts(store: Datastore, queries: int, random: np.random.Generator) -> li
 
 
 def _sort_speed(documents: Iterable[Int32Array], vocab_size: int) -> int:
-    text = np.concatenate(list(islice(up_to(documents, _SORT_SAMPLE), None)))
+    text = np.concatenate(list(up_to(documents, _SORT_SAMPLE)))
     packed = pack(text, vocab_size)
     began = time.perf_counter()
     order_of(packed, width_of(vocab_size))

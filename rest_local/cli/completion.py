@@ -55,7 +55,7 @@ def starting(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
-def _files(incomplete: str) -> list[CompletionItem[str]]:
+def paths(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Let the shell complete a path."""
     from click.shell_completion import CompletionItem
 
@@ -66,17 +66,12 @@ def _is_path(text: str) -> bool:
     return os.sep in text or text.startswith("~")
 
 
-def paths(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    return _files(incomplete)
-
-
 def datastores(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Names of datastores, or a path."""
-    if _is_path(incomplete):
-        return _files(incomplete)
     from rest_local.paths import datastores_home
 
-    return starting(_folders(str(datastores_home())), incomplete) or _files(incomplete)
+    found = [] if _is_path(incomplete) else starting(_folders(str(datastores_home())), incomplete)
+    return found or paths(context, parameter, incomplete)
 
 
 def histories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -92,7 +87,7 @@ def models(context: click.Context, parameter: click.Parameter, incomplete: str) 
     found = names()
     if not _is_path(incomplete):
         found += [name for name in os.listdir(".") if name.lower().endswith(".gguf")]
-    return starting(found, incomplete) or _files(incomplete)
+    return starting(found, incomplete) or paths(context, parameter, incomplete)
 
 
 def repositories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

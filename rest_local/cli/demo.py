@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -131,6 +130,8 @@ def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], Non
     """The path of the datastore to draft from, and what it holds: of `code` for as long as the demo runs, else of this
     interpreter's standard library, which is kept for the next time.
     """
+    from tempfile import TemporaryDirectory
+
     from rest_local.bench.demo import ensure
     from rest_local.llama.model import Model
     from rest_local.retrieval.building.indexing import build_datastore
@@ -223,6 +224,8 @@ def demo(
     with a chat template edits a file, too; any other one writes a changed copy of a function. A second prompt has
     nothing to draft from. Exit code 1 if an output of exact mode differs from plain decoding.
     """
+    from tempfile import TemporaryDirectory
+
     from rich.console import Console
 
     from rest_local.bench.demo import CONTEXT, compare, to_json, written

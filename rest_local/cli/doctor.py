@@ -1,4 +1,4 @@
-"""`rest-local doctor`: what this installation, machine and model can do, and what was chosen because of it.
+"""`rest-local doctor` and `tune`: what this installation, machine and model can do, and what was chosen because of it.
 
 Versions of libraries are compared with the metadata that pip, pipx or uv have installed, so they are those of
 pyproject.toml. llama-cpp-python is also loaded, because having it does not mean that it can be used (`llama.loaded`).
@@ -18,12 +18,13 @@ from rest_local import __version__
 from rest_local.cli import opening, options, terminal
 from rest_local.cli.sections import SectionedCommand, option
 from rest_local.decoding.config import EngineConfig
-from rest_local.errors import InstallationIncomplete, LibraryUnfit
+from rest_local.errors import InstallationIncomplete, LibraryUnfit, RestLocalError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
     from rest_local.calibration.cost import CostCurve
+    from rest_local.calibration.measuring import Measured
     from rest_local.decoding.engine import Engine
 
 NAME = "rest-local"
@@ -47,14 +48,24 @@ def installation() -> dict[str, Any]:
 
     required: list[str] = []
     extras: dict[str, dict[str, Any]] = {}
-    note = None
+    note = unfit = None
+    lacks: list[str] = []
     try:
-        required, extras = _compared(metadata.requires(NAME) or [])
+        from packaging.requirements import Requirement
+
+        parsed = [Requirement(text) for text in metadata.requires(NAME) or []]
+        wanted = {
+            extra: [each for each in parsed if each.marker is None or each.marker.evaluate({"extra": extra})]
+            for extra in ("", *EXTRAS)
+        }
+        required = list(_missing(wanted[""]))
+        for name, purpose in EXTRAS.items():
+            if own := [each for each in wanted[name] if each not in wanted[""]]:
+                extras[name] = {"for": purpose, "missing": list(_missing(own)), "install": command(name)}
     except metadata.PackageNotFoundError:
         note = "rest-local runs from a folder and is not installed, so no versions were compared"
     except ImportError as error:  # of `packaging`, without which no version can be compared
         required = [f"{(error.name or 'packaging').split('.')[0]} is not installed"]
-    unfit, lacks = None, []
     try:
         import rest_local.llama.loaded  # noqa: F401
     except LibraryUnfit as error:
@@ -88,22 +99,6 @@ def command(extra: str = "") -> str:
     return f"pip install {what}"
 
 
-def _compared(requirements: list[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """What is missing of the required libraries, and the state of each extra."""
-    from packaging.requirements import Requirement
-
-    def evaluated(requirement: Requirement, extra: str) -> bool:
-        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-
-    parsed = [Requirement(text) for text in requirements]
-    extras = {}
-    for name in EXTRAS:
-        wanted = [each for each in parsed if evaluated(each, name) and not evaluated(each, "")]
-        if wanted:
-            extras[name] = {"for": EXTRAS[name], "missing": list(_missing(wanted)), "install": command(name)}
-    return list(_missing(each for each in parsed if evaluated(each, ""))), extras
-
-
 def _missing(requirements: Iterable[Requirement]) -> Iterator[str]:
     from importlib import metadata
 
@@ -131,11 +126,7 @@ fastest being 1."""
 def exactness_lines(survey: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report for people of `Survey.to_dict`."""
     yield "exactness"
-    rows = [TITLES, *map(_row, survey["settings"])]
-    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(len(TITLES))]
-    for row in rows:
-        cells = [cell.ljust(widths[at]) if at < 3 else cell.rjust(widths[at]) for at, cell in enumerate(row)]
-        yield " ".join(cells).rstrip()
+    yield from terminal.columns([TITLES, *map(_row, survey["settings"])], right=range(3, len(TITLES)))
     yield from EXPLANATION.splitlines()
     if survey["drafting"] == "none":
         yield f"Nothing is drafted with this model: {survey['reason']}."
@@ -285,13 +276,14 @@ def _text(value: Any) -> str:
 def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield one line for each context length, a column for some of the sizes, and the time of one token: 80 columns."""
     sizes = sorted({row["n"] for row in rows}.intersection(SHOWN_SIZES))
-    yield "  context" + "".join(f"{n:>7}" for n in sizes) + "   one token"
+    lines = [("  context", *map(str, sizes), "one token")]
     for n_ctx in sorted({row["n_ctx"] for row in rows}):
         at = {row["n"]: row for row in rows if row["n_ctx"] == n_ctx}
-        cells = (f"{at[n]['ratio']:>7.{0 if at[n]['ratio'] >= 1000 else 2}f}" if n in at else f"{'':>7}" for n in sizes)
-        single = f"{at[1]['ms']:>9.2f} ms" if 1 in at else ""
+        cells = (f"{at[n]['ratio']:.{0 if at[n]['ratio'] >= 1000 else 2}f}" if n in at else "" for n in sizes)
+        single = f"{at[1]['ms']:.2f} ms" if 1 in at else ""
         doubt = "" if all(row["certain"] for row in at.values()) else "  estimate"
-        yield f"  {n_ctx:>7}" + "".join(cells) + single + doubt
+        lines.append((str(n_ctx), *cells, single + doubt))
+    yield from terminal.columns(lines, right=range(len(sizes) + 1))
     yield ""
 
 
@@ -332,3 +324,59 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
     if as_json:
         return terminal.print_json(facts)
     return click.echo("\n".join(report(facts)))
+
+
+@click.command(cls=SectionedCommand)
+@options.engine_options
+@terminal.json_option
+def tune(config: EngineConfig, as_json: bool) -> None:
+    """Measure what batches of tokens cost with a model on this machine, and explain what pays.
+
+    Not needed: costs are estimated at the first start and refined while the model answers. With this they are right
+    from the first token on. Takes about 700 plain steps; do nothing else with the machine meanwhile.
+    """
+    from rest_local.calibration.measuring import explain
+
+    opening.tell_snapshots(config)
+    with opening.open_engine(config) as engine:
+        try:
+            with terminal.Bar() as bar:
+                measured = engine.tune(lambda done, total: bar.show("measuring", done, total))
+        except ValueError as error:
+            raise RestLocalError(f"the costs of {engine.model.name} cannot be measured: {error}") from error
+        engine.compare()
+        facts = findings(measured, engine.calibration, engine.settings)
+        contexts = measured.curve.contexts
+    if as_json:
+        return terminal.print_json(facts)
+    for n_ctx in contexts:
+        for line in explain(measured.curve, n_ctx):
+            click.echo(line)
+        click.echo()
+    return click.echo(verdict(measured))
+
+
+def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    from rest_local.calibration.measuring import advantages
+
+    curve = measured.curve
+    return {
+        "final": measured.complete,
+        "noise": round(measured.noise, 4),
+        "busy": round(measured.busy, 4),
+        "calibration": dict(calibration),
+        "flash_attention": settings["flash_attention"],
+        "cost_curve": curve.table(),
+        "drafts": {str(n_ctx): advantages(curve, n_ctx) for n_ctx in curve.contexts},
+    }
+
+
+def verdict(measured: Measured) -> str:
+    """Whether the figures can be trusted, and what to do where not."""
+    noise = f"the rounds differ by {100 * measured.noise:.0f}%"
+    if measured.complete:
+        return f"These costs are final ({noise})."
+    if measured.busy > 0:
+        disturbed = f"other processes disturbed {100 * measured.busy:.0f}% of the batches"
+        return f"These costs are provisional: {disturbed} ({noise}). Run this again when the machine does nothing else."
+    return f"These costs are provisional ({noise}). They are refined while the model answers."

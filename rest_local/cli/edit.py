@@ -23,7 +23,7 @@ from rest_local.cli.sections import SectionedCommand, option
 from rest_local.cli.terminal import Bar, counted, fail, line_of, say, warn
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile, lines_of, write_whole
-from rest_local.errors import EditRefused, InputInvalid, ModelError, PromptTooLong, RestLocalError, printable
+from rest_local.errors import EditRefused, InputInvalid, PromptTooLong, RestLocalError, printable
 from rest_local.llama.options import LARGEST_DEFAULT, Sampling
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ def edit(
     do = CHECK if check else WRITE if yes or is_new else ASK if _at_terminal() and not as_json else SHOW
     config = with_context(opening.conversing(config), files, instruction)
     with opening.open_engine(config, live.chosen()) as engine:
-        require_template(engine)
+        way_out = "take one that was trained to chat, often with 'instruct' or 'it' in its name"
+        opening.require_template(engine, "follow an instruction", way_out)
         how: dict[str, Any] = {"quiet": quiet, "as_json": as_json, "keeps": config.history, "shows": show_answer}
         edits = Edits(engine, instruction, sampling, tokens, target, is_new and not yes, do, **how)
         try:
@@ -183,15 +184,6 @@ def read_output(output: str | None, files: Sequence[TextFile], *, may_replace: b
 
 def _at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def require_template(engine: Engine) -> None:
-    """Raises ModelError for a model that was not trained to follow instructions."""
-    if not engine.model.chat_template:
-        raise ModelError(
-            f"model {engine.model.path}: has no chat template, so it cannot follow an instruction; "
-            "take one that was trained to chat, often with 'instruct' or 'it' in its name"
-        )
 
 
 def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: str) -> EngineConfig:

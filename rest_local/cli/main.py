@@ -30,7 +30,7 @@ ALSO = {  # what people try who know other programs
     "run": "chat", "ask": "chat", "complete": "generate", "ls": "models", "list": "models", "download": "pull",
     "search": "index search", "update": "index update", "build": "index build",
 }  # fmt: skip
-MODULES = {"pull": "models", "rm": "models"}  # the others are in modules of their own names
+MODULES = {"pull": "models", "rm": "models", "tune": "doctor"}  # the others are in modules of their own names
 
 
 class LazyGroup(SummaryGroup):

@@ -213,6 +213,12 @@ def conversing(config: EngineConfig) -> EngineConfig:
     return replace(config, model=model)
 
 
+def require_template(engine: Engine, to_do: str, way_out: str) -> None:
+    """Raises ModelError for a model that was not trained to converse. `to_do`: what it cannot do."""
+    if not engine.model.chat_template:
+        raise ModelError(f"model {engine.model.path}: has no chat template, so it cannot {to_do}; {way_out}")
+
+
 def _with_files(config: EngineConfig) -> EngineConfig:
     """The same with the files of its models in the place of their names (`inputs.model_path`)."""
     if config.model is None and sys.stderr.isatty():

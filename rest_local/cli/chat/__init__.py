@@ -115,13 +115,12 @@ def _question(argument: str | None) -> str | None:
 
 def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
     """An engine of a model that can chat, with this template where it is given. Raises ModelError."""
-    from rest_local.cli.chat.talk import require_template
-
     engine = opening.open_engine(config if template is not None else opening.conversing(config), live)
     try:
         if template is not None:
             engine.model.chat_template = template
-        require_template(engine)
+        way_out = "complete text with `rest-local generate`, give the template with --chat-template-file, "
+        opening.require_template(engine, "chat", f"{way_out}or another model with -m")
     except BaseException:
         engine.close()
         raise

@@ -58,7 +58,7 @@ class Prompt:
 
     def _read(self) -> str | None:
         if self._session is None:
-            return read_lines(_read_line)
+            return _read_lines()
         begun = self._session.default_buffer
         try:
             text: str = self._session.prompt()
@@ -87,25 +87,21 @@ def unquoted(text: str) -> str:
     return text.rstrip().lstrip("\n")
 
 
-def read_lines(read: Callable[[], str]) -> str:
-    """A message from lines: one, or those up to the end of a quoted text. Raises EOFError where there is none."""
-    lines = [read()]
-    while is_open("\n".join(lines)):
-        try:
-            lines.append(read())
-        except EOFError:
+def _read_lines() -> str:
+    """A message from lines of the standard input, asked for on stderr: one, or those up to the end of a quoted text.
+    Raises EOFError where there is none.
+    """
+    text = ""
+    while not text or is_open(text):
+        sys.stderr.write(PROMPT)
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line and not text:
+            raise EOFError
+        if not line:
             break
-    return "\n".join(lines)
-
-
-def _read_line() -> str:
-    """A line of the standard input, asked for on stderr. Raises EOFError."""
-    sys.stderr.write(PROMPT)
-    sys.stderr.flush()
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.rstrip("\r\n")
+        text += line.rstrip("\r\n") + "\n"
+    return text
 
 
 def _session(complete: Complete, history: History) -> Any:

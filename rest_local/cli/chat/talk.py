@@ -21,7 +21,7 @@ from rest_local.cli.chat.conversation import Conversation, NamedSession, text_of
 from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain
 from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
 from rest_local.cli.terminal import counted, fitted, line_of
-from rest_local.errors import ModelError, OptionError
+from rest_local.errors import OptionError
 from rest_local.llama.options import MAX_SEED, Sampling
 
 if TYPE_CHECKING:
@@ -278,12 +278,3 @@ def note(text: str) -> None:
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
     text = "\n".join(fitted(line, sys.stderr) for line in text.split("\n"))
     click.echo(text if plain else click.style(text, dim=True), err=True)
-
-
-def require_template(engine: Engine) -> None:
-    """Raises ModelError where the model cannot chat, with what to do instead."""
-    if not engine.model.chat_template:
-        raise ModelError(
-            f"model {engine.model.path}: has no chat template, so it cannot chat; complete text with "
-            "`rest-local generate`, give the template with --chat-template-file, or another model with -m"
-        )
