@@ -30,7 +30,7 @@ from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.policy import Stateless, StepContext, StepCost
+from rest_local.planning.policy import Policy, StepContext, StepCost
 
 ARCTIC_MODULE = "arctic_inference.suffix_decoding"
 ARCTIC_REQUEST = -1  # id of the request under test
@@ -38,7 +38,7 @@ ARCTIC_VARIANTS: tuple[dict[str, Any], ...] = ({}, *({"factor": factor, "tree": 
 """Its default, and its tree at three lengths: the points that docs/DESIGN.md section 5 compares with."""
 
 
-class Peer(Stateless):
+class Peer(Policy):
     """Keeps the sequence and proposes a tree at its end. `history`: earlier answers, for peers that use them."""
 
     name = "peer"

@@ -35,7 +35,7 @@ from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.acceptance import PRIORS, Acceptance, TokenCalibrator
 from rest_local.planning.auto import LONG_RUN
 from rest_local.planning.plan import draft
-from rest_local.planning.policy import Stateless, StepContext, StepCost
+from rest_local.planning.policy import Policy, StepContext, StepCost
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.home import datastore_path
@@ -52,7 +52,7 @@ WHOLE_FILE = 0.3  # weight of formats that write whole files, whose answers are 
 Floats = NDArray[np.float64]
 
 
-class Threshold(Stateless):
+class Threshold(Policy):
     """A policy that drafts every node whose joint probability reaches `least`, and at most the `nodes` likeliest."""
 
     name = "threshold"

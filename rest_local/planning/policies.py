@@ -9,20 +9,19 @@ The policies of papers draft whatever it costs. Where the papers differ from wha
   model.
 - SAM-Decoding (arXiv 2411.10666) compares the longest match in stored text ("static": datastores and history), less 5
   tokens, with the longest match in the request's own text ("dynamic"). The longer one wins: a chain from the newest
-  place in the request, or a tree of at most 8 nodes per depth from stored text. Either has min(60, 1 + 4 x match)
-  nodes. Matches are compared up to 32 tokens; from 15 on the draft grows no longer.
+  place in the request, or a tree from stored text, of 8 nodes per depth as there are 8 leaves. Either has
+  min(60, 1 + 4 x match) nodes. Matches are compared up to 32 tokens; from 15 on the draft grows no longer.
 - With a drafting model, `sam` is the paper's hybrid: where the winning match has at least 5 tokens, it drafts 40 tokens
   from there; otherwise the model drafts, as EAGLE-2 does. The paper gives both numbers; that the draft is a chain from
   stored text, too, is what its published program does. Of several places in stored text it takes the first one: that
   is our reading. Where the model gives nothing (it failed, its context is full, it still evaluates the prompt), `sam`
   drafts as without one.
 - EAGLE-2 (arXiv 2406.16858): of the nodes of a level, those with the highest joint confidence are continued in one pass
-  of the model (10 nodes of a level, 6 levels); of all nodes, the 60 with the highest joint confidence are submitted,
-  shallow ones first. The confidence of a child is at most its parent's, so they are a tree. Here a model gives at most
-  TOP_K tokens for a path, one where it is confident, and continues at most BRANCHES paths of a text at a time
-  (`rest_local.drafting.models.drafter`). With several requests in a step each asks the model by itself, in passes of
-  its own: the paper decodes one request at a time. `sam` and `respec` use the tree. The policy alone has no name:
-  without a drafting model it would draft nothing.
+  of the model (10 nodes of a level, here at most BRANCHES, and 6 levels); of all nodes, the 60 with the highest joint
+  confidence are submitted, shallow ones first. The confidence of a child is at most its parent's, so they are a tree.
+  Here a model gives at most TOP_K tokens for a path, one where it is confident (`rest_local.drafting.models.drafter`).
+  With several requests in a step each asks the model by itself, in passes of its own: the paper decodes one request at
+  a time. `sam` and `respec` use the tree.
 - ReSpec (arXiv 2511.01282) looks up only where the target is certain (entropy of the newest tokens), scores each place
   in the text by how much of its drafts was accepted, leaves out places below a threshold, drafts more tokens from a
   place with a higher score, and verifies several places as branches of one tree. Its relaxed verification changes the
@@ -47,22 +46,21 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import MODEL, SOURCE_NUMBER, SOURCES, SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import BRANCHES, DraftText, Query
-from rest_local.drafting.sources import Lookup
+from rest_local.drafting.sources import ROWS, Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.auto import Auto
-from rest_local.planning.policy import NEWEST, NOTHING, Off, Policy, Stateless, StepContext, StepCost
+from rest_local.planning.policy import NEWEST, NOTHING, Off, Policy, StepContext, StepCost
 from rest_local.retrieval.rows import MAX_MATCH
 
 STORED = ("datastore", "history")
 REST_NODES, REST_LONGEST, REST_SHORTEST, REST_PLACES, REST_TOKENS = 64, 16, 2, 5000, 10
 
-FIRST_ROWS = 64  # of a first, cheap lookup
-
-SAM_NODES, SAM_FACTOR, SAM_STATIC_PENALTY, SAM_PER_DEPTH = 60, 4, 5, 8
+TREE_NODES = 60  # of EAGLE-2 and SAM-Decoding
+SAM_FACTOR, SAM_STATIC_PENALTY = 4, 5
 SAM_THRESHOLD, SAM_CHAIN = 5, 40  # with a drafting model: least match, and tokens of a draft from text
 SAM_SEARCHED = (*STORED, "context")  # SAM-Decoding has no prediction
 
-EAGLE2_EXPANDED, EAGLE2_DEPTH, EAGLE2_NODES = 10, 6, 60
+EAGLE2_DEPTH = 6
 
 RESPEC_CERTAIN, RESPEC_LAMBDA, RESPEC_ALPHA = 1.5, 0.5, 0.3  # nats; of the trigger; of the scores
 RESPEC_START = 0.5  # the score of a new place, and the least score of one that is drafted from
@@ -76,7 +74,7 @@ Path = tuple[int, ...]
 Place = tuple[int, int]  # source, and position in its text
 
 
-class _Timed(Stateless):
+class _Timed(Policy):
     """A policy that looks up and drafts at every step with room for a node."""
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
@@ -99,9 +97,9 @@ class Rest(_Timed):
     name = "rest"
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
-        found = sources.rows(FIRST_ROWS, REST_TOKENS, STORED)  # more only if all share the longest match
+        found = sources.rows(depth=REST_TOKENS, only=STORED)  # more only if all share the longest match
         longest, members = longest_of(found, REST_LONGEST)
-        if any(len(numbers) >= FIRST_ROWS for _, numbers in members):
+        if any(len(numbers) >= ROWS for _, numbers in members):
             longest, members = longest_of(sources.rows(REST_PLACES, REST_TOKENS, STORED), REST_LONGEST)
         if longest < REST_SHORTEST:
             return DraftTree()
@@ -114,7 +112,7 @@ class Sam(_Timed):
     name = "sam"
 
     def _tree(self, sources: Lookup, at: StepContext) -> DraftTree:
-        found = sources.rows(FIRST_ROWS, SAM_NODES, SAM_SEARCHED)  # the paper's automaton counts all places
+        found = sources.rows(depth=TREE_NODES, only=SAM_SEARCHED)  # the paper's automaton counts all places
         stored, members = longest_of([rows for rows in found if rows.source != _CONTEXT], MAX_MATCH)
         own = next((rows for rows in found if rows.source == _CONTEXT), None)
         dynamic = own.match[0] if own else 0
@@ -130,12 +128,12 @@ class Sam(_Timed):
         if own and dynamic >= static:
             return _chain(own, min(_sam_nodes(dynamic), at.limit))
         if static > 0:
-            return most_frequent(members, min(_sam_nodes(static), at.limit), at.leaves, SAM_PER_DEPTH)
+            return most_frequent(members, min(_sam_nodes(static), at.limit), at.leaves)
         return DraftTree()
 
 
 def _sam_nodes(match: int) -> int:
-    return min(SAM_NODES, 1 + SAM_FACTOR * match)
+    return min(TREE_NODES, 1 + SAM_FACTOR * match)
 
 
 def _chain(rows: SourceRows, length: int) -> DraftTree:
@@ -155,34 +153,27 @@ def longest_of(found: Sequence[SourceRows], cap: int) -> tuple[int, Members]:
     return longest, [(rows, range(sum(match >= longest for match in rows.match))) for rows in found]
 
 
-def most_frequent(members: Members, limit: int, leaves: int, per_depth: int | None = None) -> DraftTree:
-    """The `limit` beginnings that most rows share, as a tree of at most `leaves` leaves and `per_depth` nodes at each
-    depth. The probability of a node is the share of the rows that pass through it.
+def most_frequent(members: Members, limit: int, leaves: int) -> DraftTree:
+    """The `limit` beginnings that most rows share, as a tree of at most `leaves` leaves. The probability of a node is
+    the share of the rows that pass through it.
 
     Every prefix of a frequent beginning is at least as frequent, so the most frequent first means parents first.
     """
     tree = DraftTree(leaves)
     total = sum(len(numbers) for _, numbers in members)
     heap: list[tuple[int, int, int, int, int, Members]] = []  # (-rows, arrival, parent, token, source, rows)
-    at_depth: dict[int, int] = {}
     arrivals, node, depth = 0, ROOT, 0
-
-    def fits(parent: int) -> bool:
-        below = 1 if parent == ROOT else tree.depth[parent] + 1
-        return tree.can_add(parent) and (per_depth is None or at_depth.get(below, 0) < per_depth)
-
     while len(tree) < limit:
         for token, (count, source, below) in _next(members, depth).items():
             arrivals += 1
             heappush(heap, (-count, arrivals, node, token, source, below))
-        while heap and not fits(heap[0][2]):
+        while heap and not tree.can_add(heap[0][2]):
             heappop(heap)
         if not heap:
             break
         minus_count, _, parent, token, source, members = heappop(heap)
         node = tree.add(token, parent, -minus_count / total, source)
         depth = tree.depth[node]
-        at_depth[depth] = at_depth.get(depth, 0) + 1
     return tree
 
 
@@ -203,16 +194,6 @@ def _next(members: Members, depth: int) -> dict[int, tuple[int, int, Members]]:
     return found
 
 
-class Eagle2(Stateless):
-    """EAGLE-2 at every step, without lookups; plain decoding without a drafting model."""
-
-    name = "eagle2"
-
-    def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The tree of this step."""
-        return Draft(eagle2_tree(sources, at), skipped=True) if at.limit else NOTHING
-
-
 def eagle2_tree(sources: Lookup, at: StepContext) -> DraftTree:
     """The tree of the drafting model, empty where it gives none: it fails, or has no room for the text. Takes at most
     EAGLE2_DEPTH passes; a text with many missing tokens is caught up with once a step, and drafted from afterwards.
@@ -229,7 +210,7 @@ def eagle2_tree(sources: Lookup, at: StepContext) -> DraftTree:
     nodes: dict[Path, int] = {(): ROOT}
     for path in sorted(found, key=lambda path: (-found[path], len(path))):
         parent = nodes.get(path[:-1])
-        if len(tree) == min(EAGLE2_NODES, at.limit):
+        if len(tree) == min(TREE_NODES, at.limit):
             break
         if parent is not None and tree.can_add(parent):
             nodes[path] = tree.add(path[-1], parent, found[path], MODEL)
@@ -238,7 +219,7 @@ def eagle2_tree(sources: Lookup, at: StepContext) -> DraftTree:
 
 def _expand(text: DraftText, at: StepContext) -> dict[Path, float]:
     """Paths that the model drafts, each with its joint confidence."""
-    width = min(EAGLE2_EXPANDED, BRANCHES, at.leaves)
+    width = min(BRANCHES, at.leaves)
     found: dict[Path, float] = {}
     level: dict[Path, float] = {(): 1.0}
     for _ in range(min(EAGLE2_DEPTH, at.limit)):  # a path has a node for each level

@@ -5,13 +5,13 @@
   the next `draft`.
 - A policy owns its parameters and what it has learned. It knows nothing about llama.cpp, the KV cache or text.
 
-`off` is in this module; `auto`, `published` (`rest` and `sam`) and `respec` hold the others.
+`off` is in this module, `auto` and `policies` hold the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from rest_local.calibration.cost import LARGEST
 from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
@@ -83,34 +83,38 @@ class StepCost(NamedTuple):
     checkpoint_ms: float = 0.0
 
 
-class Policy(Protocol):
-    """Not thread safe; one for each request, made by `fork` from the engine's own."""
+class Policy:
+    """A base that drafts nothing and learns nothing. Not thread safe; one for each request, made by `fork` from the
+    engine's own.
+    """
 
     name: str
-    watches_entropy: bool  # whether `StepContext.entropies` is worth computing
+    watches_entropy = False  # whether `StepContext.entropies` is worth computing
 
     @property
     def logits_ms(self) -> float:
         """Milliseconds that `learn_logits` may take after this step; 0: it is not called."""
-        ...
+        return 0.0
 
-    def fork(self) -> Policy:
-        """Make the policy of another request. Forks share what is learned, but not the budget."""
-        ...
+    def fork(self) -> Self:
+        """Make the policy of another request. Forks share what is learned, but not the budget. One that holds nothing
+        of a request is its own fork.
+        """
+        return self
 
     def begin(self, n_ctx: int) -> None:
         """Start a new request of `n_ctx` prompt tokens."""
+
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
+        """The tree to submit, at most `at.limit` nodes and `at.leaves` leaves; empty for a plain step."""
+        return NOTHING
 
     def grow_together(self, drafts: Sequence[Draft], n_ctx: int, limit: int, n_other: int) -> tuple[Sequence[int], int]:
         """Grow the trees of drafts with a `growth` to `limit` nodes in total, in a pass of 1 + `n_other` requests.
         Returns the number of the draft that each node was added to, and how many of these nodes to submit. Raises
         TreeFailed.
         """
-        ...
-
-    def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The tree to submit, at most `at.limit` nodes and `at.leaves` leaves; empty for a plain step."""
-        ...
+        return (), 0
 
     def prepare(self, sources: Lookup, at: StepContext, tokens: Sequence[int]) -> None:
         """While the step of the last `draft` is computed: make the next draft for the case that it gives `tokens`. If
@@ -133,41 +137,7 @@ class Policy(Protocol):
         """
 
 
-class Stateless:
-    """The base of policies that learn nothing and prepare nothing."""
-
-    watches_entropy = False
-    logits_ms = 0.0
-
-    def fork(self) -> Self:
-        """Return the same policy: it holds nothing that belongs to a request."""
-        return self
-
-    def begin(self, n_ctx: int) -> None:
-        """Do nothing."""
-
-    def grow_together(self, drafts: Sequence[Draft], n_ctx: int, limit: int, n_other: int) -> tuple[Sequence[int], int]:
-        """Do nothing: these policies draft whole trees."""
-        return (), 0
-
-    def prepare(self, sources: Lookup, at: StepContext, tokens: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Learn nothing."""
-
-    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
-        """Learn nothing."""
-
-    def catch_up(self) -> None:
-        """Learn nothing."""
-
-
-class Off(Stateless):
+class Off(Policy):
     """The policy `off`: plain decoding without lookups."""
 
     name = "off"
-
-    def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The empty tree."""
-        return NOTHING

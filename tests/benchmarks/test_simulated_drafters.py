@@ -18,13 +18,13 @@ from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import Query
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.policy import Stateless, StepContext
+from rest_local.planning.policy import Policy, StepContext
 
 CURVE = CostCurve.from_points([0], [1, 64], [[10.0, 30.0]])
 ANSWERS = [Recorded(str(n), [n, n], [(7 * n + 13 * i * i) % 251 for i in range(300)]) for n in range(12)]
 
 
-class Chain(Stateless):
+class Chain(Policy):
     """A chain of the first candidates of fixed length at every step."""
 
     name = "chain"

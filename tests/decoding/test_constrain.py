@@ -29,7 +29,7 @@ from rest_local.kv_cache.slot import Slot
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.planning.policy import StepContext, StepCost
+from rest_local.planning.policy import Policy, StepContext, StepCost
 
 CONTEXT = SOURCE_NUMBER["context"]
 SCHEMA_LIKE = gbnf('root ::= "{" pair ("," pair)* "}"\npair ::= "\\"" [a-d]{1,3} "\\":" [0-9]{1,3}')
@@ -95,18 +95,15 @@ def _row(history: Sequence[int], size: int, likely: Sequence[int], ends: Sequenc
     return row.astype(np.float32)
 
 
-class Guessing:
+class Guessing(Policy):
     """A policy that drafts the likeliest tokens and random ones, in a tree, and prunes as the engine does."""
 
-    name, watches_entropy, logits_ms = "guessing", False, 0.0
+    name = "guessing"
 
     def __init__(self, seed: int, compute: Callable[[Sequence[int]], np.ndarray], sampler: Sampler | None) -> None:
         self._rng, self._compute, self._sampler = np.random.default_rng(seed), compute, sampler
         self.dropped = 0
         self.tokens: list[int] = []
-
-    def begin(self, n_ctx: int) -> None:
-        return
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
         tree = DraftTree(at.leaves)
@@ -126,8 +123,6 @@ class Guessing:
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         self.tokens.extend(tokens)
-
-    def catch_up(self) -> None: ...
 
 
 class Silent:

@@ -15,7 +15,7 @@ from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
 from rest_local.planning.plan import Budget
-from rest_local.planning.policies import Eagle2, ReSpec
+from rest_local.planning.policies import ReSpec
 from rest_local.planning.policy import Policy
 
 TinyModel = Callable[..., Path]
@@ -48,7 +48,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
     for drafter in (tiny_model("llama", quant="Q8_0"), other):
         policies: list[str | Policy] = ["auto"]
-        policies += ["respec", Eagle2(), "sam", ReSpec(trigger=False)] if drafter is not other else []
+        policies += ["respec", "sam", ReSpec(trigger=False)] if drafter is not other else []
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:
             assert engine.settings["draft_model"] == str(drafter)
             assert isinstance(engine.context.drafter, DraftModel)

@@ -76,21 +76,18 @@ class Told(Sources):
         return self._from(0)
 
 
-class Scripted:
+class Scripted(Policy):
     """Drafts the likeliest continuation of the text so far, or the second likeliest; keeps the situations and what it
     was taught.
     """
 
     name = "scripted"
     watches_entropy = True
-    logits_ms = 0.0
 
     def __init__(self, second: bool = False, source: int = CONTEXT) -> None:
         self._second, self._source = second, source
         self.seen: list[tuple[float, ...]] = []
         self.taught: list[list[int]] = []
-
-    def begin(self, n_ctx: int) -> None: ...
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
         self.seen.append(tuple(at.entropies))
@@ -104,8 +101,6 @@ class Scripted:
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         self.taught.append(list(tokens))
-
-    def catch_up(self) -> None: ...
 
 
 def test_entropies_are_those_of_the_newest_three_tokens() -> None:

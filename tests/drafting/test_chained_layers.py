@@ -17,11 +17,14 @@ from test_head_texts import MOVES, N_TEXTS, Place, followed, recovers, words
 from benchmarks.tiny_heads import tiny_mtp
 from rest_local import Engine, Sampling
 from rest_local.decoding.request import RequestOptions
+from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import INLINE, Query
 from rest_local.drafting.models.heads import Floats, HeadText
+from rest_local.drafting.sources import Lookup
 from rest_local.llama import features as states
 from rest_local.llama.context import MAX_OUTPUTS
-from rest_local.planning.policies import Eagle2
+from rest_local.planning.policies import eagle2_tree
+from rest_local.planning.policy import Policy, StepContext
 
 N_LAYERS = 3
 
@@ -200,6 +203,13 @@ def test_an_interrupt_in_any_decode_leaves_a_consistent_state(
     recovers(one)
 
 
+class OnlyModel(Policy):
+    name = "model"
+
+    def draft(self, sources: Lookup, at: StepContext) -> Draft:
+        return Draft(eagle2_tree(sources, at), skipped=True)
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)], ids=["greedy", "sampled"])
 def test_several_requests_at_a_time_answer_as_without_a_head(tmp_path: Path, sampling: Sampling) -> None:
     model = tiny_mtp("mimo2", tmp_path / "mimo2.gguf", n_mtp=N_LAYERS)
@@ -207,7 +217,7 @@ def test_several_requests_at_a_time_answer_as_without_a_head(tmp_path: Path, sam
     accepted = []
     for head in ("none", None):
         with Engine.load(model, n_ctx=512, slots=3, draft_model=head) as engine:
-            options: RequestOptions = {"policy": Eagle2(), "max_tokens": 60, "sampling": sampling}
+            options: RequestOptions = {"policy": OnlyModel(), "max_tokens": 60, "sampling": sampling}
             streams = [engine.generate("for number in range(10):\n" * n, **options) for n in (1, 2, 3)]
             for _ in zip_longest(*streams):
                 pass

@@ -13,7 +13,7 @@ from support.scripted_drafter import ByTable, Table
 from rest_local.drafting.candidates import MODEL
 from rest_local.drafting.models.drafter import BRANCHES, TOP_K
 from rest_local.drafting.tree import DraftTree
-from rest_local.planning.policies import EAGLE2_DEPTH, EAGLE2_NODES, Eagle2, eagle2_tree
+from rest_local.planning.policies import EAGLE2_DEPTH, TREE_NODES, eagle2_tree
 from rest_local.planning.policy import StepContext
 
 ROOMY = StepContext(100, 63, 64)
@@ -63,7 +63,7 @@ def test_a_level_is_asked_in_one_pass_by_joint_confidence() -> None:
 
 def test_six_levels_and_sixty_nodes() -> None:
     tree, drafter = drafted(full())
-    assert (EAGLE2_DEPTH, EAGLE2_NODES) == (6, 60)
+    assert (EAGLE2_DEPTH, TREE_NODES) == (6, 60)
     assert len(drafter.passes_asked) == 6
     assert max(tree.depth) <= 6
     assert len(tree) == 3 + 9 + 4 * 3 * 4 == 60
@@ -95,7 +95,7 @@ def test_it_keeps_what_the_limits_allow(answers: list[list[float]], limit: int, 
             return sorted(enumerate(answers[at % len(answers)]), key=lambda each: -each[1])
 
     tree, drafter = drafted(Varied(), StepContext(100, limit, leaves))
-    assert len(tree) <= min(limit, EAGLE2_NODES)
+    assert len(tree) <= min(limit, TREE_NODES)
     assert tree.n_leaves <= leaves
     assert all(len(asked) <= min(leaves, BRANCHES) for asked in drafter.passes_asked)
     if leaves < 8:
@@ -107,7 +107,7 @@ def test_it_keeps_what_the_limits_allow(answers: list[list[float]], limit: int, 
             for token, confidence in Varied().get(path):
                 joint[(*path, token)] = joint[path] * confidence
     del joint[()]
-    likeliest = sorted(joint.values(), reverse=True)[: min(limit, EAGLE2_NODES)]
+    likeliest = sorted(joint.values(), reverse=True)[: min(limit, TREE_NODES)]
     assert sorted(roomy.probability, reverse=True) == pytest.approx(likeliest)
 
 
@@ -116,7 +116,7 @@ def test_a_failure_costs_drafts_only_and_is_told_once(caplog: pytest.LogCaptureF
     drafter.error = RuntimeError("broken")
     with caplog.at_level(logging.WARNING, "rest_local.drafting"):
         for _ in range(3):
-            assert len(Eagle2().draft(OnlyModel(drafter), ROOMY).tree) == 0
+            assert len(eagle2_tree(OnlyModel(drafter), ROOMY)) == 0
     assert drafter.failed
     assert len(caplog.records) == 1
 

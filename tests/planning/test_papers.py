@@ -15,7 +15,6 @@ from rest_local.drafting.growth import Draft
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning import policies
 from rest_local.planning.policies import (
-    FIRST_ROWS,
     POLICIES,
     RESPEC_ALPHA,
     RESPEC_LAMBDA,
@@ -129,8 +128,8 @@ def test_rest_reads_10_tokens_and_fetches_more_places_only_if_there_are_more() -
     few, many = Fixed({"datastore": [(5, list(range(16)))]}), Fixed({"datastore": [(5, [n % 7]) for n in range(200)]})
     assert max(Rest().draft(few, ROOMY).tree.depth) == 10
     tree = Rest().draft(many, ROOMY).tree
-    assert few.lookups == [(FIRST_ROWS, 10)]
-    assert many.lookups == [(FIRST_ROWS, 10), (REST_PLACES, 10)]
+    assert few.lookups == [(None, 10)]
+    assert many.lookups == [(None, 10), (REST_PLACES, 10)]
     assert tree.probability[0] == 29 / 200
 
 
@@ -148,7 +147,7 @@ def test_sam_drafts_more_nodes_after_longer_matches(match: int, nodes: int) -> N
 
 
 def test_sam_drafts_8_nodes_per_depth_from_stored_text() -> None:
-    tree = drafted(Sam(), {"datastore": [(20, [n, n]) for n in range(20)]})
+    tree = drafted(Sam(), {"datastore": [(20, [n, n]) for n in range(20)]}, StepContext(100, 63, 8))
     assert [tree.depth.count(depth) for depth in (1, 2)] == [8, 8]
 
 

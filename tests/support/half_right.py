@@ -11,12 +11,12 @@ from rest_local.decoding.stream import Result
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.policy import Stateless, StepContext, StepCost
+from rest_local.planning.policy import Policy, StepContext, StepCost
 
 TEXT = "for number in range(10): print(number)\n"
 
 
-class HalfRight(Stateless):
+class HalfRight(Policy):
     """Drafts the known answer, right for some tokens and then wrong, and wrong branches in addition."""
 
     name = "half right"
