@@ -49,7 +49,7 @@ from rest_local.bench.workload import Recorded, Workload, open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve, shipped
 from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.models.drafter import CONFIDENT, DraftText, Evaluated, GivesUp, Likely, Query
+from rest_local.drafting.models.drafter import CONFIDENT, Drafter, DraftText, Likely, Query, share_time
 from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
@@ -96,7 +96,7 @@ def draws(acceptance: float, constant: bool) -> list[Draw]:
     return [Draw(float(c), int(r)) for c, r in zip(confidence, right, strict=True)]
 
 
-class SimulatedDrafter(GivesUp):
+class SimulatedDrafter(Drafter):
     """A drafting model that knows the answers. A pass of n rows takes `pass_ms(n)`, which its texts share."""
 
     name = path = "simulated"
@@ -114,15 +114,10 @@ class SimulatedDrafter(GivesUp):
     def pass_ms(self, n: int) -> float:
         return self._one_ms * (1.0 + ROW_COST * (n - 1))
 
-    def observe(self, evaluated: Sequence[Evaluated]) -> None:
-        """Nothing: it knows the answer."""
-
     def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
         self.passes += 1
         texts = {id(query.text): query.text for query in queries}
-        for text in texts.values():
-            text.step_ms += self.pass_ms(len(queries)) / len(texts)
-            text.query_ms += self.pass_ms(len(queries)) / len(texts)
+        share_time(texts.values(), self.pass_ms(len(queries)))
         return [_text_of(query).likely(query.path) for query in queries]
 
     def use_threads(self, n: int) -> None:
@@ -154,12 +149,6 @@ class SimulatedText(DraftText):
         self._text, self._n_prompt = text, len(text)
         self._number, answer = self._drafter.answers[tuple(text)]
         self._answer = answer.answer
-
-    def rewind(self, n: int) -> None:
-        """Nothing: no token is kept."""
-
-    def share(self, other: DraftText, n: int) -> None:
-        """Nothing: no token is kept."""
 
     def caught_up(self, saves_ms: float) -> bool:
         return True

@@ -13,7 +13,7 @@ from support.fake_sequences import Silent
 from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.candidates import N_CELLS, SOURCES, model_cell, model_rates
 from rest_local.drafting.growth import DraftModelBudget, OpenNode
-from rest_local.drafting.models.drafter import DraftText, GivesUp, Likely, Query
+from rest_local.drafting.models.drafter import Drafter, DraftText, Likely, Query
 from rest_local.drafting.tree import ROOT
 from rest_local.planning.auto import Auto
 from rest_local.planning.draft_scheduler import DraftModelScheduler, ModelStats
@@ -25,7 +25,7 @@ CPU = CostCurve.from_points([512], [1, 2, 4, 8, 16, 64], [[20, 37, 48, 76, 98, 3
 LOOKUP_MS = 0.05
 
 
-class Scripted(DraftText, GivesUp):
+class Scripted(DraftText, Drafter):
     """A drafter with one text: it returns the next token of the story with probability `right`, and states that
     probability. A pass takes `pass_ms`, whatever it answers.
     """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rest_local.drafting.models.drafter import DraftText, GivesUp, Likely, Query
+from rest_local.drafting.models.drafter import Drafter, DraftText, Likely, Query
 
 Table = Mapping[tuple[int, ...], Sequence[Likely]]
 
 
-class ByTable(DraftText, GivesUp):
+class ByTable(DraftText, Drafter):
     """A drafter and its one text. `passes_asked`: the paths of each pass. `ready`: whether its text is caught up.
 
     A pass is said to take `pass_ms`. `error`: what a pass raises.

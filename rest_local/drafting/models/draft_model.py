@@ -19,13 +19,13 @@ from rest_local.drafting.models.drafter import (
     BATCH,
     BRANCHES,
     INLINE,
+    Drafter,
     DraftText,
-    Evaluated,
-    GivesUp,
     Likely,
     PassTimes,
     Query,
     likeliest,
+    share_time,
 )
 from rest_local.errors import ModelError, ModelInvalid, OptionError
 from rest_local.llama import library, load_fallback
@@ -42,11 +42,9 @@ STALL_MS = 100.0  # a text is evaluated at most so long between two steps, becau
 Row = tuple[int, int, int, bool]  # token, position, sequence id, whether its logits are wanted
 
 
-class DraftModel(GivesUp):
-    """A model and its KV cache for `n_texts` texts at a time. Use `with` or `close`. Only for the engine's thread.
-
-    `times`: of a pass, measured when the model is opened and updated by real passes. `token_ms`: the time for each
-    token of a longer text.
+class DraftModel(Drafter):
+    """A model and its KV cache for `n_texts` texts at a time. `times`: measured when the model is opened and updated by
+    real passes. `token_ms`: the time for each token of a longer text.
     """
 
     name = "draft model"
@@ -111,25 +109,9 @@ class DraftModel(GivesUp):
             model.close()
             raise
 
-    @property
-    def path(self) -> str:
-        """The file of the model."""
-        return str(self.model.path)
-
     def text(self) -> DraftModelText:
         """A new, empty text. It costs nothing until it is asked."""
         return DraftModelText(self)
-
-    def pass_ms(self, n: int) -> float:
-        """Milliseconds of a pass that answers `n` queries."""
-        return self.times.at(n)
-
-    def use_threads(self, n: int) -> None:
-        """Decode with `n` threads from now on, at most as many as at first."""
-        self.context.use_threads(n)
-
-    def observe(self, evaluated: Sequence[Evaluated]) -> None:
-        """Do nothing: the text says all that a draft model needs."""
 
     def answer(self, queries: Sequence[Query]) -> list[Sequence[Likely]]:
         """The likely tokens after each path, in one pass. Empty for a text that is too long or has too many missing
@@ -164,9 +146,8 @@ class DraftModel(GivesUp):
                 self.give_up(f"returned {error}")
                 answers = [() for _ in queries]
         took = 1e3 * (time.perf_counter() - begun)
+        share_time(texts.values(), took)
         for text in texts.values():
-            text.step_ms += took / len(texts)
-            text.query_ms += took / len(texts)
             self.used(text)
         if len(rows) == len(queries):
             self.times.learn(len(rows), took)
@@ -265,23 +246,13 @@ class DraftModel(GivesUp):
         several = float(np.median(took[7:]))
         return PassTimes(one, max(several - one, 0.0) / (BRANCHES - 1)), max(took[1] - one, 0.0) / n
 
-    def close(self) -> None:
-        """Free the KV cache and the weights now. A second call does nothing."""
-        self.context.close()
-        self.model.close()
-
-    def __enter__(self) -> DraftModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class DraftModelText(DraftText):
     """The text of one request in the KV cache of a draft model.
 
-    The first sequence id holds the text and the path that was drafted first. Where that agrees with the tokens that the
-    target then chooses, it stays. Another id holds another path, until the next step.
+    The text alone decides which tokens are valid, and `DraftModel.place` finds shared prefixes: `rewind` and `share` do
+    nothing. The first sequence id holds the text and the path that was drafted first. Where that agrees with the tokens
+    that the target then chooses, it stays. Another id holds another path, until the next step.
     """
 
     def __init__(self, drafter: DraftModel) -> None:
@@ -328,12 +299,6 @@ class DraftModelText(DraftText):
         self._text = text
         self._agreed = min(self._agreed, same)
         self._waited_ms = 0.0
-
-    def rewind(self, n: int) -> None:
-        """Do nothing: the text alone decides which tokens are valid."""
-
-    def share(self, other: DraftText, n: int) -> None:
-        """Do nothing: `DraftModel.place` finds shared prefixes."""
 
     def shared(self, text: Sequence[int]) -> int:
         """Length of the prefix of `text` in the KV cache."""

@@ -13,11 +13,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rest_local.llama.context import Context
+from rest_local.llama.model import Model
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 log = logging.getLogger("rest_local.drafting")
 
@@ -51,7 +57,7 @@ class Evaluated(NamedTuple):
     rows: Sequence[int]
 
 
-class DraftText(Protocol):
+class DraftText:
     """One text, as a drafter sees it. `step_ms`: time spent since `begin_step`; `query_ms`: the part for answers.
 
     The text is a list of its owner, which only grows between two calls of `restart`.
@@ -61,11 +67,13 @@ class DraftText(Protocol):
     query_ms: float
 
     @property
-    def drafter(self) -> Drafter: ...
+    def drafter(self) -> Drafter:
+        raise NotImplementedError
+
     @property
     def can_ask(self) -> bool:
         """Whether there is room for one more token, and the drafter has not failed."""
-        ...
+        raise NotImplementedError
 
     def begin_step(self) -> None:
         """Reset the times. Drafted paths of the last step are forgotten."""
@@ -84,31 +92,36 @@ class DraftText(Protocol):
 
         `saves_ms`: what a step without the drafter loses.
         """
-        ...
+        raise NotImplementedError
 
     def passes(self, path: Sequence[int]) -> int:
         """Passes of the drafter until the query for `path` is answered; 0 if it cannot answer it in this step."""
-        ...
+        raise NotImplementedError
 
 
-class Drafter(Protocol):
-    """One for each target context. Only for the thread that decodes. `failed`: it is not used any more."""
+class Drafter:
+    """One for each target context: a model and its own context. Use `with` or `close`, before the target's context is
+    closed. Only for the thread that decodes. `failed`: it is not used any more. `times`: of a pass.
+    """
 
     name: str
-    failed: bool
+    failed = False
+    model: Model
+    context: Context
+    times: PassTimes
 
     @property
     def path(self) -> str:
         """The file that it was loaded from."""
-        ...
+        return str(self.model.path)
 
     def text(self) -> DraftText:
         """A new, empty text."""
-        ...
+        raise NotImplementedError
 
     def pass_ms(self, n: int) -> float:
         """Milliseconds of a pass that answers `n` queries, as measured."""
-        ...
+        return self.times.at(n)
 
     def observe(self, evaluated: Sequence[Evaluated]) -> None:
         """Take what the target's last forward pass gives, before the next one overwrites it. Raises nothing."""
@@ -117,16 +130,35 @@ class Drafter(Protocol):
         """The likely tokens after each path, the likeliest first; empty for a query that cannot be answered. One pass,
         or more where a path needs them (`DraftText.passes`).
         """
-        ...
+        raise NotImplementedError
 
     def use_threads(self, n: int) -> None:
         """Decode with `n` threads from now on, at most as many as at first."""
+        self.context.use_threads(n)
 
     def give_up(self, why: str, error: Exception | None = None) -> None:
         """Stop using it, with one warning."""
+        if not self.failed:
+            self.failed = True
+            log.warning("%s %s %s; going on without it", self.name, self.path, why, exc_info=error)
 
     def close(self) -> None:
-        """Free its memory. A second call does nothing. Close it before the target's context."""
+        """Free its memory. A second call does nothing."""
+        self.context.close()
+        self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def share_time(texts: Collection[DraftText], ms: float) -> None:
+    """Count the time of a pass over these texts."""
+    for text in texts:
+        text.step_ms += ms / len(texts)
+        text.query_ms += ms / len(texts)
 
 
 class PassTimes:
@@ -177,20 +209,3 @@ def likeliest(logits: NDArray[np.float32]) -> list[Likely]:
             break
         values[at] = -1.0
     return found
-
-
-class GivesUp:
-    """The part of a drafter that stops using it."""
-
-    name: str
-    failed = False
-
-    @property
-    def path(self) -> str:
-        raise NotImplementedError
-
-    def give_up(self, why: str, error: Exception | None = None) -> None:
-        """Stop using it, with one warning."""
-        if not self.failed:
-            self.failed = True
-            log.warning("%s %s %s; going on without it", self.name, self.path, why, exc_info=error)

@@ -31,11 +31,11 @@ from rest_local.drafting.models.drafter import (
     Drafter,
     DraftText,
     Evaluated,
-    GivesUp,
     Likely,
     PassTimes,
     Query,
     likeliest,
+    share_time,
 )
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import features as states
@@ -50,15 +50,14 @@ KEPT = 64  # newest features of a text that are kept, to go on from where a text
 KEPT_BYTES = 64 << 20  # of waiting features, for each text: 4 096 tokens of a model of width 4 096, 1 365 for EAGLE-3
 
 
-class Head(GivesUp, Drafter):
-    """A head and its KV cache. Use `with` or `close`. Only for the engine's thread; close it before the target's
-    context.
+class Head(Drafter):
+    """A head and its KV cache.
 
     `width`: floats of a feature of the target. `shift`: positions by which a pair stands before its token.
     """
 
     target_model: Model  # that it drafts for
-    shift = 0
+    shift: int = 0
     n_layers = 1  # more than one are chained (`rest_local.drafting.models.head_kinds`)
 
     def __init__(self, model: Model, context: Context, target: Context, width: int) -> None:
@@ -86,11 +85,6 @@ class Head(GivesUp, Drafter):
             rope=of_target.rope,
         )
 
-    @property
-    def path(self) -> str:
-        """The file that the head was loaded from."""
-        return str(self.model.path)
-
     def text(self) -> HeadText:
         """A new, empty text, which keeps its sequence ids. Raises ValueError if none are left."""
         if not self._free:
@@ -99,10 +93,6 @@ class Head(GivesUp, Drafter):
 
     def _new_text(self, seq: int) -> HeadText:
         return HeadText(self, seq)
-
-    def pass_ms(self, n: int) -> float:
-        """Milliseconds of a pass that answers `n` queries."""
-        return self.times.at(n)
 
     # What the target gives
 
@@ -119,10 +109,6 @@ class Head(GivesUp, Drafter):
         or was aborted.
         """
         return rows
-
-    def use_threads(self, n: int) -> None:
-        """Decode with `n` threads from now on, at most as many as at first."""
-        self.context.use_threads(n)
 
     def observe(self, evaluated: Sequence[Evaluated]) -> None:
         """Take the features of the target's last batch."""
@@ -161,9 +147,7 @@ class Head(GivesUp, Drafter):
                 text.forget()  # type: ignore[attr-defined]
             raise
         took = 1e3 * (time.perf_counter() - begun)
-        for text in texts.values():
-            text.step_ms += took / len(texts)
-            text.query_ms += took / len(texts)
+        share_time(texts.values(), took)
         if passes == 1:
             self.times.learn(rows, took / decodes)
         return [() if self.failed else query.text.answer_to(query.path) for query in queries]  # type: ignore[attr-defined]
@@ -275,12 +259,6 @@ class Head(GivesUp, Drafter):
         self.context.close()
         if self.model is not self.target_model:
             self.model.close()
-
-    def __enter__(self) -> Head:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Rows:
