@@ -26,11 +26,13 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 LARGEST = 64
-KNOTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # batch sizes with their own correction; t(1) has only the speed
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # batch sizes that are measured; kernels change between them
+KNOTS = SIZES[1:]  # those with their own correction; t(1) has only the speed
 ATTENTION_KNOTS = (1, 8, 64)
-N_STATES = 1 + len(KNOTS) + len(ATTENTION_KNOTS)
-_SIZES = slice(1, 1 + len(KNOTS))
-_ATTENTION = slice(1 + len(KNOTS), N_STATES)
+N_STATES = len(SIZES) + len(ATTENTION_KNOTS)
+COUNTS = np.arange(1, LARGEST + 1)
+_SIZES = slice(1, len(SIZES))
+_ATTENTION = slice(len(SIZES), N_STATES)
 
 STEP_ERROR = 0.05  # difference between steps of one size for other reasons than noise: trees, caches, rebuilt graphs
 BUSY_ERROR = 1.0  # error of a time taken while other processes ran: factors of 2 to 3 were seen with one per core
@@ -38,13 +40,13 @@ SPEED_DRIFT = 0.016  # per plain step; with STEP_ERROR a plain step then has a w
 FORGETTING = 1 / 20_000  # per observation: a size that never occurs is uncertain again after some thousand steps
 OUTLIER = 2.0  # standard deviations above which a single time has little weight: noise only makes steps slower
 OUTLIER_WEIGHT = 0.3
-MAX_DEVIATION, MAX_CORRECTION = 2.0, 12.0  # limits for any clock: factors of 7 and of 160 000
 OUTLIER_GROWTH = 1.1  # factor of the variances per outlier: about twenty outliers in a row are accepted
+LIMIT = 10.0  # of corrections and of their deviations, for any clock
 
 
 @dataclass(frozen=True)
 class Deviations:
-    """Standard deviations of the corrections, natural logarithms from 0 to 10. Raises ValueError for other values."""
+    """Standard deviations of the corrections, natural logarithms from 0 to LIMIT. Raises ValueError for others."""
 
     speed: float
     sizes: tuple[float, ...]  # by KNOTS
@@ -57,8 +59,8 @@ class Deviations:
 
     def __post_init__(self) -> None:
         values = np.array([self.speed, *self.sizes, *self.attention])
-        if values.shape != (N_STATES,) or not np.isfinite(values).all() or (values < 0).any() or (values > 10).any():
-            raise ValueError("standard deviations are numbers from 0 to 10, one for each size")
+        if values.shape != (N_STATES,) or not np.isfinite(values).all() or (values < 0).any() or (values > LIMIT).any():
+            raise ValueError(f"standard deviations are numbers from 0 to {LIMIT:g}, one for each size")
 
 
 GIVEN = Deviations.of(0.1, 0.25, 0.7)  # of a table from a file; FORGETTING returns to these
@@ -127,7 +129,7 @@ class Corrections:
         variance = float(row @ along) + error
         surprise = abs(difference) / (OUTLIER * variance**0.5)
         outlier = n > 1 and count < 3 and difference > 0 and surprise > 1
-        limit = OUTLIER_WEIGHT * OUTLIER * variance**0.5
+        limit = (OUTLIER_WEIGHT if outlier else 4) * OUTLIER * variance**0.5
         if surprise > 1 and not cautious:
             self._widen(n, share, difference, OUTLIER_GROWTH if outlier else min(surprise, 4.0) ** 2)
             along = covariance @ row
@@ -135,10 +137,8 @@ class Corrections:
         gain = along / variance
         if n > 1:
             gain[0] = 0.0  # only plain steps change the speed: an expensive draft does not mean a slow machine
-        if not outlier:
-            limit = 4 * OUTLIER * variance**0.5
         mean = self.mean + gain * min(max(difference, -limit), limit)
-        self.mean = np.minimum(np.maximum(mean, -MAX_CORRECTION), MAX_CORRECTION)
+        self.mean = np.minimum(np.maximum(mean, -LIMIT), LIMIT)
         if not outlier and not cautious:  # the form that is right for any gain, not only for the optimal one
             column = gain[:, None]
             mixed = column * along
@@ -154,7 +154,7 @@ class Corrections:
         else:
             self._covariance[1:, :] *= factor**0.5
             self._covariance[:, 1:] *= factor**0.5
-        scale = np.minimum(1.0, MAX_DEVIATION / np.sqrt(np.maximum(np.diag(self._covariance), 1e-12)))
+        scale = np.minimum(1.0, LIMIT / np.sqrt(np.maximum(np.diag(self._covariance), 1e-12)))
         self._covariance *= scale[:, None] * scale[None, :]
 
     def learn_noise(self, spread: float) -> None:
@@ -164,7 +164,7 @@ class Corrections:
 
 def _hats(knots: tuple[int, ...]) -> Array:
     """The weight of each knot's correction by size less one, [64, knots]; linear in the logarithm of the size."""
-    at = np.log2(np.arange(1, LARGEST + 1))
+    at = np.log2(COUNTS)
     return np.stack([np.interp(at, np.log2(knots), unit) for unit in np.eye(len(knots))], axis=1)
 
 
@@ -195,7 +195,6 @@ _CORRELATION[_SIZES, _SIZES] = _correlation(KNOTS, 0.6, 2.0)
 _CORRELATION[_ATTENTION, _ATTENTION] = _correlation(ATTENTION_KNOTS, 0.5, 3.0)
 _GIVEN = _covariance(GIVEN)
 
-SIZES = (1, *KNOTS)
 CERTAIN = 0.15  # standard deviation of log t(n)/t(1) up to which a size needs no further measurement
 MAX_QUEUED = 32  # observations between updates; the filter is linear, so a large error takes several updates
 FEWEST = 3  # batches that can show another speed of the machine; fewer may be spikes
@@ -551,5 +550,4 @@ def _beyond(contexts: Sequence[int], rows: NDArray[np.float64]) -> NDArray[np.fl
     return physical(np.maximum(rows[-1] - rows[-2], 0.0) / (contexts[-1] - contexts[-2]))
 
 
-COUNTS = np.arange(1, LARGEST + 1)
 _NO_ATTENTION = np.zeros(LARGEST)

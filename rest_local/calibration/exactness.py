@@ -252,10 +252,8 @@ miss a difference of 1% in three of four runs, 256 rows in one of 13."""
 
 SEGMENT = 32  # rows compared at a time; their logits take 19 MB for a vocabulary of 152k
 FIRST = 4  # rows of the first segment, which reveals unsuitable settings after about 8 plain steps
-DEPTH = 700  # attention works in blocks, so the rows from here on are compared too
-DEEP_ROWS = 128
+DEPTH = 700  # attention works in blocks, so half as many rows from here on are compared too
 N_CTX = 1024  # of the background test's backend: as much as the plan needs, which is also the length of the text
-N_BATCH = 64
 SHARE = 0.25  # of the time of forward passes, in the background
 
 
@@ -270,7 +268,7 @@ class Segment:
 
 def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
     """The rows to compare in a context of `n_ctx` tokens: LEAST_ROWS rows at its start, in a short context in several
-    rounds over different text, and DEEP_ROWS rows from DEPTH on if a chain of `largest` tokens fits after them.
+    rounds over different text, and half as many from DEPTH on if a chain of `largest` tokens fits after them.
     """
     usable = min(LEAST_ROWS, max(n_ctx // 2, 1))
     segments = []
@@ -284,8 +282,9 @@ def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
             if n > 0:
                 segments.append(Segment(begin, n, offset))
                 begin, left = begin + n, left - n
-    if n_ctx > DEPTH + DEEP_ROWS + largest:
-        segments += [Segment(DEPTH + begin, SEGMENT) for begin in range(0, DEEP_ROWS, SEGMENT)]
+    deep_rows = LEAST_ROWS // 2
+    if n_ctx > DEPTH + deep_rows + largest:
+        segments += [Segment(DEPTH + begin, SEGMENT) for begin in range(0, deep_rows, SEGMENT)]
     return segments
 
 

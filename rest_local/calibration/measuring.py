@@ -22,7 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.cost import ATTENTION_KNOTS, KNOTS, LARGEST, SIZES, CostCurve, Deviations, isotonic
+from rest_local.calibration.cost import (
+    ATTENTION_KNOTS,
+    KNOTS,
+    LARGEST,
+    SIZES,
+    STEP_ERROR,
+    CostCurve,
+    Deviations,
+    isotonic,
+)
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
@@ -32,10 +41,8 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-ROUNDS = 5
-MOST_ROUNDS = 15  # if the rounds disagree
+ROUNDS = 5  # at first; three times as many if they disagree
 QUIET = 0.1  # spread of the rounds up to which a measurement is final
-STEP_DEVIATION = 0.08  # error of a loop of batches: a real step follows other work and finds colder caches
 
 BUSY_SHARE = 0.75  # share of the CPU time that all threads can have; 0.2 to 0.35 with one busy process per core
 PREEMPTIONS_PER_SECOND = 20.0  # of the threads; 110 to 250 were counted on a busy machine
@@ -201,12 +208,11 @@ def measure(
     *,
     largest: int = LARGEST,
     rounds: int = ROUNDS,
-    most_rounds: int = MOST_ROUNDS,
     progress: Progress | None = None,
 ) -> Measured:
     """Time all of SIZES up to `largest` at each length in interleaved rounds, and again while the rounds disagree.
 
-    Takes at most `most_rounds` x sizes x lengths batches. Raises ValueError if a size has no valid time.
+    Takes at most 3 x `rounds` x sizes x lengths batches. Raises ValueError if a size has no valid time.
     """
     sizes = [n for n in SIZES if n <= largest]
     done, disturbed, rows, spreads = 0, 0, list[NDArray[np.float64]](), list[float]()
@@ -214,7 +220,7 @@ def measure(
     for n_ctx in contexts:
         probe(1, n_ctx)  # fills the KV cache
         samples: list[list[float]] = [[] for _ in sizes]
-        for number in range(most_rounds):
+        for number in range(3 * rounds):
             wanted = [i for i, times in enumerate(samples) if number < rounds or _spread(times) > QUIET]
             total += len(wanted) if number >= rounds else 0
             for i in wanted if number % 2 == 0 else reversed(wanted):
@@ -241,7 +247,7 @@ def fitted(
     sizes at the first length, and for each size an attention cost proportional to the context, fitted to all lengths.
     """
     times = np.stack([isotonic(row) for row in rows])
-    error = max(STEP_DEVIATION, noise)
+    error = max(STEP_ERROR, noise)
     if len(contexts) == 1:
         deviations = Deviations(error, (error,) * len(KNOTS), (0.7,) * len(ATTENTION_KNOTS))
         return _curve(contexts, sizes, times, deviations, noise)

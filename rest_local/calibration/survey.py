@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from rest_local.calibration.exactness import Comparison, Drafts, Logits, compare_drafts, rows_alone
+from rest_local.calibration.exactness import N_CTX, Comparison, Drafts, Logits, compare_drafts, rows_alone
 from rest_local.calibration.measuring import DecodeProbe
 from rest_local.calibration.settings import capability_of, for_memory_of, open_settings, settings_for
 from rest_local.calibration.tuning import self_test_text
@@ -28,9 +28,7 @@ from rest_local.llama.model import Model
 from rest_local.llama.options import CACHE_TYPES, ModelOptions
 
 SECONDS = 120.0  # for the whole survey
-LONGEST_TEXT = 256  # tokens that are compared in one setting
 TELLING_TEXT = 96  # at least: some settings differ only from the 64th cell on
-N_CTX = 1024
 
 Progress = Callable[[str, int, int], None]  # (present setting, its number from 1, number of settings)
 
@@ -112,7 +110,7 @@ def survey(
     n_ctx = min(N_CTX, model.n_ctx_train or N_CTX)
     wanted = for_memory_of(model, settings_for(model.options, n_ctx, 0))
     planned = list(combinations(wanted, model.options, threads or default_threads()))
-    text = self_test_text(model, n_ctx)[:LONGEST_TEXT]
+    text = self_test_text(model, n_ctx)
     result = Survey("none", "", [], 0, 0.0)
     for number, settings in enumerate(planned, 1):
         left = seconds - (time.perf_counter() - begun)

@@ -20,9 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-WINDOW_S, WINDOW_PASSES = 0.25, 4
+WINDOW_S, WINDOW_PASSES = 0.25, 2
 """The least seconds and passes of a window: several time slices of the kernel's scheduler, 3 ms each."""
-LONG_WINDOW_S, LONG_WINDOW_PASSES = 1.0, 2  # these are enough as well: a pass of threads that spin can take a second
 
 BUSY_DELAY = 0.25  # share of run delay in the time of a busy window; one other program per processor causes about half
 BUSY_SLOWDOWN = 1.5  # a window this many times slower than the fast ones is busy too: another thread may be waiting
@@ -30,11 +29,9 @@ FORGET = 0.01  # of the fast windows' speed, per window: a longer context is slo
 GAIN_IF_BUSY = (
     1.25  # how many times faster more threads must be that spin on a busy machine: their speed varies tenfold
 )
-GAIN = 0.95  # otherwise more threads stay unless they are slower than this
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 16.0
 """Seconds of decoding before a trial is repeated, at first and after many failures: one window in 16 s costs at most
 1.5% even if the other number of threads makes hardly any progress."""
-TRIAL_SHARE = 0.1  # of the time, at most, for failed trials: a trial with slow steps takes longer
 STEADY = 2  # consecutive busy, or quiet, windows before the change counts
 
 FEWER, MORE = 1, -1  # directions in the list of levels
@@ -102,8 +99,7 @@ class ThreadGovernor:
         self._passes[n_tokens] = self._passes.get(n_tokens, 0) + 1
         self._count += 1
         self._seconds += seconds
-        enough = self._seconds >= WINDOW_S and self._count >= WINDOW_PASSES
-        if not enough and not (self._seconds >= LONG_WINDOW_S and self._count >= LONG_WINDOW_PASSES):
+        if self._seconds < WINDOW_S or self._count < WINDOW_PASSES:
             return False
         before = self.level
         speed = work(self._passes) / self._seconds
@@ -147,24 +143,16 @@ class ThreadGovernor:
         self.level = self.levels[self._at + direction]
 
     def _end_trial(self, speed: float) -> None:
-        """End a trial: the faster level stays. On a busy machine the later one stays if both are about equal and the
-        threads of the other one spin.
-        """
+        """End a trial: the faster level stays. On a busy machine threads that spin have to be GAIN_IF_BUSY as fast."""
         direction, self._trying, self._since = self._trying, 0, 0.0
-        tried, present = self.levels[self._at + direction], self.levels[self._at]
-        least = GAIN
-        if direction == FEWER:
-            least = 1 / GAIN if present.brief else 1.0
-        elif self._is_delayed() and not tried.brief:
-            least = GAIN_IF_BUSY
-        if speed > least * self._speed:
+        spins = direction == MORE and not self.levels[self._at + direction].brief
+        if speed > (GAIN_IF_BUSY if spins and self._is_delayed() else 1.0) * self._speed:
             self._at += direction
             self._speed = speed
             self._pause[direction] = 0.0  # try the next level at once
             self._pause[-direction] = SHORT_PAUSE_S if direction == FEWER else 0.0
         else:
-            longer = min(max(2 * self._pause[direction], SHORT_PAUSE_S), LONG_PAUSE_S)
-            self._pause[direction] = max(longer, self._seconds / TRIAL_SHARE)
+            self._pause[direction] = min(max(2 * self._pause[direction], SHORT_PAUSE_S), LONG_PAUSE_S)
         self.level = self.levels[self._at]
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rest_local.calibration.cost import CERTAIN, LARGEST, SIZES, CostCurve
-from rest_local.calibration.exactness import N_BATCH, N_CTX, Background, SelfTest, ThreadedBackend
+from rest_local.calibration.exactness import N_CTX, Background, SelfTest, ThreadedBackend
 from rest_local.calibration.measuring import LoadMeter, Measured, Progress, probe_slot
 from rest_local.calibration.settings import capability_of, contexts_to_try, settings_for
 from rest_local.calibration.threads import Level, ThreadGovernor, levels
@@ -486,7 +486,7 @@ class DecodeContext:
 
     def _background(self) -> Background:
         settings = self.backend.settings
-        n_ctx, n_batch = min(self.backend.n_ctx, N_CTX), min(self.backend.n_batch, N_BATCH)
+        n_ctx, n_batch = min(self.backend.n_ctx, N_CTX), min(self.backend.n_batch, LARGEST)
         own = replace(
             settings, n_ctx=n_ctx, n_cells=n_ctx, n_batch=n_batch, n_ubatch=min(self.backend.n_ubatch, n_batch)
         )
