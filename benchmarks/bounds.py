@@ -26,7 +26,7 @@ from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.candidates import LENGTHS, SOURCE_NUMBER, SourceRows
 
 ITERATIONS = 10  # from the fifth on, the time falls by less than 0.1%
-_N_VISIBLE = (len(LENGTHS) + 1) ** 2
+_N_VISIBLE = len(LENGTHS) ** 2
 _PREDICTION = SOURCE_NUMBER["prediction"]
 
 
@@ -72,7 +72,7 @@ def _evidence(found: Sequence[SourceRows]) -> int:
     """The bucket of the lengths of the longest match in the prediction and in the other sources."""
     ahead = max((rows.match[0] for rows in found if rows.source == _PREDICTION), default=0)
     other = max((rows.match[0] for rows in found if rows.source != _PREDICTION), default=0)
-    return bisect_left(LENGTHS, ahead) * (len(LENGTHS) + 1) + bisect_left(LENGTHS, other)
+    return bisect_left(LENGTHS, ahead) * len(LENGTHS) + bisect_left(LENGTHS, other)
 
 
 def fair(found: Sequence[OracleMatch], curve: CostCurve) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 from typing import Protocol
 
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Int64Array, Rows
@@ -23,15 +23,14 @@ MODEL = SOURCE_NUMBER["model"]
 GRAMMAR = SOURCE_NUMBER["grammar"]
 LOGITS = SOURCE_NUMBER["logits"]
 
-# Upper bounds of the buckets. The last bucket is unbounded.
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
-ROWS = (1, 2, 4, 8, 16)
-SHARES = (0.1, 0.25, 0.5, 0.75, 0.9999)
-N_LENGTHS, N_ROWS, N_SHARES = len(LENGTHS) + 1, len(ROWS) + 1, len(SHARES) + 1
+# Upper bounds of the buckets
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, inf)
+ROWS = (1, 2, 4, 8, 16, inf)
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9999, inf)
+N_LENGTHS, N_ROWS, N_SHARES = len(LENGTHS), len(ROWS), len(SHARES)
 CELLS_PER_SOURCE = N_LENGTHS * N_ROWS * N_SHARES
 N_CELLS = len(SOURCES) * CELLS_PER_SOURCE
 _CONFIDENCES = N_ROWS * N_SHARES  # buckets of a draft model's own probability
-MAX_CANDIDATES = 24  # per source and node. HumanEval: 1.79, 1.81 and 1.82 at 6.5 nodes with 8, 16 and 24 of them
 # Of forced text, by whether the text before it is split otherwise than the vocabulary does, and by kind, until it was
 # counted. In JSON answers the demo model had 0.80, 0.95, 0.91, 0.74, 0.11 and 0.54, 0.42, 0.00, 0.83, 0.52; text
 # of Qwen's vocabulary, split as it splits it, 1.00, 1.00, 0.73, 0.70, 0.00.
@@ -44,21 +43,11 @@ NO_CANDIDATE: tuple[float, int, Members] = (0.0, -1, [])
 PrecedingBigram = tuple[int, int]  # the two tokens before a candidate, the newest last
 NO_BIGRAM: PrecedingBigram = (-1, -1)
 
-LEAST_RIVAL = 3  # tokens of a match in the request's own text from which its proposal counts as likely
-
-# by length, and by number of rows; longer and more are in the last bucket
-_length_cell = [bisect_left(LENGTHS, n) * N_ROWS * N_SHARES for n in range(MAX_MATCH + MAX_DEPTH + 1)]
-_rows_cell = [bisect_left(ROWS, n) * N_SHARES for n in range(ROWS[-1] + 2)]
-
 
 def cell_of(source: int, length: int, rows: int, agreeing: int) -> int:
     """The number of an evidence cell: source x match length x number of rows x share of the rows that agree."""
-    return source * CELLS_PER_SOURCE + _length_cell[min(length, len(_length_cell) - 1)] + _cell_of_rows(rows, agreeing)
-
-
-def _cell_of_rows(rows: int, agreeing: int) -> int:
-    share = N_SHARES - 1 if agreeing == rows else bisect_left(SHARES, agreeing / rows)
-    return share + _rows_cell[rows if rows <= ROWS[-1] else -1]
+    row = (source * N_LENGTHS + bisect_left(LENGTHS, length)) * N_ROWS + bisect_left(ROWS, rows)
+    return row * N_SHARES + bisect_left(SHARES, agreeing / rows)
 
 
 def model_cell(depth: int, probability: float) -> int:
@@ -94,8 +83,11 @@ def grammar_rates() -> list[float]:
     return rates
 
 
-_SINGLE_ROW = _cell_of_rows(1, 1)
-_CELLS = [[source * CELLS_PER_SOURCE + cell for cell in _length_cell] for source in range(len(SOURCES))]
+_CELLS = [  # by source and length: the first cell
+    [(source * N_LENGTHS + bisect_left(LENGTHS, n)) * N_ROWS * N_SHARES for n in range(MAX_MATCH + MAX_DEPTH + 1)]
+    for source in range(len(SOURCES))
+]
+_SINGLE_ROW = bisect_left(SHARES, 1)  # of the first number of rows, all of which agree
 
 
 # A possible next token, its evidence cell, and the rows of its source that continue with it. It is a tuple because an
@@ -143,7 +135,7 @@ class SourceRows:
         return columns[depth]
 
     def candidates(self, members: Sequence[int], depth: int) -> list[Candidate]:
-        """At most MAX_CANDIDATES distinct tokens at `depth` of the rows `members` (ascending), longest match first.
+        """The distinct tokens at `depth` of the rows `members` (ascending), longest match first.
 
         O(len(members)); 10 us for 64 rows, 1 us for one.
         """
@@ -168,10 +160,9 @@ class SourceRows:
                 length = match[rows[0]]
                 shorter = len(match) - bisect_left(self._rising, length)  # the first row with a shorter match
                 reaching = bisect_left(members, shorter) - bisect_left(ended, shorter)
+                cell = cells[length + depth] + bisect_left(ROWS, reaching) * N_SHARES
             agreeing = bisect_left(rows, shorter) if len(rows) > 1 else 1
-            found.append((token, cells[length + depth] + _cell_of_rows(reaching, agreeing), rows))
-            if len(found) == MAX_CANDIDATES:
-                break
+            found.append((token, cell + bisect_left(SHARES, agreeing / reaching), rows))
         return found
 
     def only(self, members: Sequence[int], depth: int) -> Candidate | None:
@@ -190,7 +181,7 @@ class SourceRows:
 
 class EditRows(SourceRows):
     """Rows of files that the answer edits. Their evidence is the level, how the file was found and is written (`way`),
-    what the request's own text proposes (nothing likely, the same, another token), and whether a line ends at a token:
+    what the request's own text proposes (nothing, the same, another token), and whether a line ends at a token:
     there blocks end.
     """
 
@@ -206,8 +197,7 @@ class EditRows(SourceRows):
         `context`.
         """
         super().__init__(SOURCE_NUMBER["edit"], rows, None, newest)
-        matches = context.matches() if context is not None and len(context) else []
-        likely = context.column(0)[: sum(match >= LEAST_RIVAL for match in matches)] if context and matches else []
+        likely = context.column(0) if context is not None and len(context) else []
         self._kinds = [
             (0 if not likely else 1 if token in likely else 2) * 2 * N_SHARES + way for token in self.column(0)
         ]

@@ -15,10 +15,9 @@ import numpy as np
 
 from rest_local.drafting.conversation_lines import Lines
 from rest_local.drafting.prediction import Prediction
-from rest_local.retrieval.rows import Int32Array, Rows
+from rest_local.retrieval.rows import MAX_DEPTH, Int32Array, Rows
 
 CHUNK = 1024  # bytes that are tokenized when a place is found, and when they are nearly used up
-AHEAD = 192  # tokens that are left when more are tokenized
 OVERLAP = 48  # bytes that are tokenized again, so that the tokens are those of the whole text
 
 
@@ -79,7 +78,7 @@ class LineCursor:
     def extend(self) -> int:
         """Tokenize more lines if few tokens are left. Returns the bytes."""
         prediction = self.prediction
-        if self._is_whole or prediction.left > AHEAD:
+        if self._is_whole or prediction.left > MAX_DEPTH:
             return 0
         more = self._further(CHUNK)
         text, known = self._text + more, prediction.tokens

@@ -21,28 +21,29 @@ from rest_local.retrieval.segment import Segment
 
 START = 8  # level of evidence of the first place: most answers to an edit begin like the old text
 BEFORE, AFTER = 48, 400  # places in this window of tokens around the divergence get a probability
-CERTAIN = 0.95  # from this probability on, a place is followed as the only one
 MOVED = 4  # from so many agreeing tokens on, a place outside the window is proposed
 MAX_PLACES = 4  # places proposed at once
 MIN_PROBABILITY = 0.08  # of a place that is proposed; 2% of the proposals below it were right
 
 # From 996 changes in 100 edits of four Python repositories, aligned by a diff, in tokens of Qwen 2.
-KEEP = 0.95  # probability that a copied token follows a copied one; no figure moved between 0.90 and 0.98
-RESUME, RESUME_LATER, SOON = 0.25, 0.1, 4  # probability that a change ends: after its first SOON tokens, later
-SAME_LENGTH = 2.0  # a change that replaces as many tokens as it adds is likelier by this factor
+KEEP = 0.95  # probability that a copied token follows a copied one, and from which on a place is followed as the only
+# one; no figure moved between 0.90 and 0.98
+RESUME = 0.25  # probability that a change ends at a token
 # Share of the changes that replace 0 to 5 old tokens. Longer changes and steps backwards have decreasing tails.
 _SKIPPED = (0.266, 0.356, 0.114, 0.068, 0.061, 0.024)
-_FURTHER, _BACKWARDS = 0.1, 0.01
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
 
 def _skips() -> Float32:
-    """The probability that a change skips d = -BEFORE .. AFTER old tokens, float32 [BEFORE + AFTER + 1]."""
+    """The probability that a change skips d = -BEFORE .. AFTER old tokens, float32 [BEFORE + AFTER + 1]. A tenth of
+    what _SKIPPED leaves goes back.
+    """
+    rest = 1.0 - sum(_SKIPPED)
     back = 1.0 / np.arange(BEFORE + 1, 1, -1)
     further = np.arange(len(_SKIPPED), AFTER + 1) ** -1.6
-    parts = (_BACKWARDS * back / back.sum(), np.array(_SKIPPED), _FURTHER * further / further.sum())
+    parts = (0.1 * rest * back / back.sum(), np.array(_SKIPPED), 0.9 * rest * further / further.sum())
     found: Float32 = np.concatenate(parts).astype(np.float32)
     return found
 
@@ -66,7 +67,6 @@ class Alignment:
         self._skip = _SKIP[begin : begin + len(self._window) + 1]
         self._copied: Float32 = np.zeros(len(self._window) + 1, np.float32)  # probability by place of the next token
         self._new = 1.0  # probability that the change continues
-        self._at = at - self.first
         self.n_since = 0  # tokens of the answer since the divergence
 
     def extend(self, token: int) -> None:
@@ -76,7 +76,7 @@ class Alignment:
         chance = max(count / len(self._tokens), 1e-4)
         following = self._next()
         lost = float(self._copied.sum()) * (1.0 - KEEP)
-        self._new = (self._new * (1.0 - self._resume) + lost) * chance
+        self._new = (self._new * (1.0 - RESUME) + lost) * chance
         self._copied[0] = 0.0
         np.multiply(following[:-1], agree, out=self._copied[1:])
         self.n_since += 1
@@ -97,19 +97,10 @@ class Alignment:
         found = [(self.first + int(i), float(following[i])) for i in best if following[i] >= MIN_PROBABILITY]
         return sorted(found, key=lambda place: -place[1])
 
-    @property
-    def _resume(self) -> float:
-        return RESUME if self.n_since <= SOON else RESUME_LATER
-
     def _next(self) -> Float32:
         """For each place the probability that the next token is copied from it."""
-        following = np.float32(self._resume * self._new) * self._skip
-        same_length = self._at + self.n_since
-        if same_length < len(following):
-            following[same_length] *= SAME_LENGTH
-        following += np.float32(KEEP) * self._copied
-        found: Float32 = following
-        return found
+        following: Float32 = np.float32(RESUME * self._new) * self._skip + np.float32(KEEP) * self._copied
+        return following
 
 
 class Prediction:
@@ -199,7 +190,7 @@ class Prediction:
             self._alignment.extend(pending[0])
             pending = pending[1:]
             places = self._alignment.places()
-            if places and places[0][1] >= CERTAIN * KEEP:
+            if places and places[0][1] >= KEEP * KEEP:
                 self._at, self.level, self._alignment = places[0][0], START + 1, None
 
     def _anywhere(self, context: Sequence[int]) -> list[tuple[int, float]]:
@@ -220,9 +211,6 @@ class Prediction:
         return Rows(continuations, match, np.array([place for place, _ in inside], np.int64))
 
 
-_LEVELS = {0.8: START, 0.6: 6, 0.4: 4, 0.2: 3}  # by least probability: the buckets of `candidates.LENGTHS` up to START
-
-
 def _level(probability: float) -> int:
     """The level of evidence of an uncertain place, 2..START. A place that is followed gains one for each token."""
-    return next((level for least, level in _LEVELS.items() if probability >= least), 2)
+    return max(2, int(START * probability))

@@ -46,14 +46,13 @@ RIVAL = 0.3  # estimate from which a candidate of another source is likely
 _SPREAD = 0x9E3779B1  # odd, so that neighbouring ids lie far apart
 
 _LEVELS = np.array((0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93, 0.99))  # upper ends of the buckets of the share
-SINGLE, PAIR = range(2)  # found by one token, or by two
 # Rates until anything is counted, as parts of the share: of a token that another source proposes, and by rivals of one
 # that none does. As counted with the demo model.
-_AGREED = {SINGLE: 0.5, PAIR: 0.8}
-_NEW = {SINGLE: (0.25, 0.15, 0.07), PAIR: (0.5, 0.25, 0.12)}
+_AGREED = {False: 0.5, True: 0.8}  # by whether it was found by two tokens
+_NEW = {False: (0.25, 0.15, 0.07), True: (0.5, 0.25, 0.12)}
 
 LogitsRow = tuple[PrecedingBigram, NDArray[np.float32]]  # a row [n_vocab], and the two tokens that it follows
-Successor = tuple[int, int, int, int]  # token, rank, bucket of its share, and SINGLE or PAIR
+Successor = tuple[int, int, int, bool]  # token, rank, bucket of its share, and whether two tokens found it
 
 
 def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
@@ -88,12 +87,12 @@ def likeliest(row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     return found[values > -np.inf]
 
 
-def logits_cell(rank: int, level: int, table: int, rivals: int, agreed: bool) -> int:
+def logits_cell(rank: int, level: int, paired: bool, rivals: int, agreed: bool) -> int:
     """The evidence cell of a successor: bucket of its share (`level`) x what other sources propose at the node
-    (`rivals`: nothing, nothing likely, something likely), and whether this token is among it x rank and `table`,
-    SINGLE or PAIR.
+    (`rivals`: nothing, nothing likely, something likely), and whether this token is among it x rank and whether it was
+    found by two tokens.
     """
-    row, share = 2 * rivals + agreed, min(rank, 2) + 3 * table
+    row, share = 2 * rivals + agreed, min(rank, 2) + 3 * paired
     return LOGITS * CELLS_PER_SOURCE + (level * N_ROWS + row) * N_SHARES + share
 
 
@@ -101,9 +100,9 @@ def logits_rates() -> list[float]:
     """By cell of the source, before anything was counted."""
     rates = [0.0] * CELLS_PER_SOURCE
     means = (np.append(_LEVELS, 1.0) + np.insert(_LEVELS, 0, 0.0)) / 2  # of the buckets
-    for (level, share), rank, table, rivals in product(enumerate(means.tolist()), range(3), (SINGLE, PAIR), range(3)):
-        for agreed, worth in ((True, _AGREED[table]), (False, _NEW[table][rivals])):
-            rates[logits_cell(rank, level, table, rivals, agreed) - LOGITS * CELLS_PER_SOURCE] = worth * share
+    for (level, share), rank, paired, rivals in product(enumerate(means.tolist()), range(3), _AGREED, range(3)):
+        for agreed, worth in ((True, _AGREED[paired]), (False, _NEW[paired][rivals])):
+            rates[logits_cell(rank, level, paired, rivals, agreed) - LOGITS * CELLS_PER_SOURCE] = worth * share
     return rates
 
 
@@ -181,20 +180,20 @@ class SuccessorTable:
         before, token = pair
         if self._token is None or token < 0:
             return []
-        found = self._at(token, SINGLE)
+        found = self._at(token, False)
         if before >= 0:
             place = self._place(before, token)
             if self._pair[place - self.n_vocab] == _number(before, token):
-                paired = self._at(place, PAIR)
+                paired = self._at(place, True)
                 known = {each[0] for each in paired}
                 found = paired + [each for each in found if each[0] not in known]
         return found
 
-    def _at(self, place: int, table: int) -> list[Successor]:
+    def _at(self, place: int, paired: bool) -> list[Successor]:
         assert self._token is not None
         n = int(self._count[place])
         tokens, levels = self._token[place, :n].tolist(), self._level[place, :n].tolist()
-        return [(token, rank, level, table) for rank, (token, level) in enumerate(zip(tokens, levels, strict=True))]
+        return [(token, rank, level, paired) for rank, (token, level) in enumerate(zip(tokens, levels, strict=True))]
 
 
 def _number(before: int, token: int) -> int:
@@ -232,8 +231,8 @@ class RecycledRows(SourceRows):
             rivals = 2 if max(probability for probability, _, _ in merged.values()) >= RIVAL else 1
         others = set(merged)
         found: list[Candidate] = []
-        for token, rank, level, table in successors:
-            cell = logits_cell(rank, level, table, rivals, token in others)
+        for token, rank, level, paired in successors:
+            cell = logits_cell(rank, level, paired, rivals, token in others)
             found.append((token, cell, ()))
             probability, (best, source, below) = estimate(cell), merged.get(token, NO_CANDIDATE)
             if probability > best:

@@ -14,6 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.candidates import GRAMMAR, PrecedingBigram, SourceRows
@@ -23,7 +24,7 @@ from rest_local.drafting.recycled import LogitsRow, RecycledRows, SuccessorTable
 from rest_local.drafting.sources import DEPTH, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
-from rest_local.planning.draft_scheduler import LEAST_GAIN, DraftModelScheduler, ModelStats
+from rest_local.planning.draft_scheduler import DraftModelScheduler, ModelStats
 from rest_local.planning.plan import (
     TRIAL_SHARE,
     Answers,
@@ -32,7 +33,6 @@ from rest_local.planning.plan import (
     Gains,
     Plan,
     Prices,
-    RowBudget,
     Savings,
     Trigger,
     grow,
@@ -40,12 +40,14 @@ from rest_local.planning.plan import (
     longest_wait,
     refuse,
 )
-from rest_local.planning.policy import NO_CHECKPOINT, NOTHING, StepContext, StepCost
+from rest_local.planning.policy import NO_CHECKPOINT, NOTHING, Policy, StepContext, StepCost
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 LONG_RUN = 12  # after this many accepted tokens without a rejected one, a draft may be as long as a batch; without this
 # bound, drafts grow long where two texts diverge, and edits lose 3 to 5%
-SELDOM = 0.1  # of the steps: where fewer are foreseen, the next draft is prepared in every tenth or so
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
 
@@ -61,7 +63,7 @@ class Prepared:
     right: bool = False  # the step has given `tokens`
 
 
-class Auto:
+class Auto(Policy):
     """Owns the acceptance estimates, their calibration by token, the trigger and the budget, and refines the cost
     curve. There is one fork for each request; forks share everything except the budget and the trigger's timer. Not
     thread safe.
@@ -82,9 +84,9 @@ class Auto:
         self.model_stats = ModelStats()
         self.watches_entropy = True
         self.successors: SuccessorTable | None = None  # the source `logits`
-        self.row_budget = RowBudget()
+        self.row_budget = Budget()  # of rows of logits: what they take, and half of what their drafts save
         self._prices = Prices(curve, self.driver)
-        self._savings = Savings()
+        self._savings, self._pass_savings = Savings(), Savings()
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
         self._uncounted: list[StepCost] = []  # plain steps of rests, likewise
         self._make_own(Gains())
@@ -102,10 +104,9 @@ class Auto:
         self._skipped = 0  # steps of the rest so far
         self._prepared: Prepared | None = None
         self._dropped: Prepared | None = None  # `catch_up` frees it, so that no pass waits for that
-        self._foreseen = 1.0  # share of the steps that gave the tokens for which a draft was prepared
         self._unknown = False  # whether a drafting model is asked first, in the current step
 
-    def fork(self) -> Auto:
+    def fork(self) -> Self:
         """Make the policy of another request, with its own budget and timer."""
         other = copy.copy(self)
         other._make_own(self.trigger.gains)
@@ -121,7 +122,7 @@ class Auto:
         self._n_other = 0
         self._run = 0
         plain = self.plain_ms(n_ctx)
-        credit = plain * self.model_stats.initial_credit if self.drafter else 0.0
+        credit = self._pass_savings.begin(plain) if self.drafter else 0.0
         self.budget.begin(plain, credit + self._savings.begin(plain))
         self.pass_budget.begin(plain, credit)
         self.trigger.begin()
@@ -166,7 +167,7 @@ class Auto:
         self.budget.earn(plain)
         self.pass_budget.earn(plain, TRIAL_SHARE)
         if self.successors is not None and is_flat(self._prices.at(at.n_ctx)[0][at.n_other :]):
-            self.row_budget.earn(plain)
+            self.row_budget.earn(plain, TRIAL_SHARE)
         if at.limit < 1:
             return NOTHING
         wanted = self.looks_up(at, sources.repeats)
@@ -205,9 +206,6 @@ class Auto:
 
     def prepare(self, sources: Lookup, at: StepContext, tokens: Sequence[int]) -> None:
         """As `Policy.prepare`: the lookup, and a tree as large as it would be in the step at work."""
-        if self._foreseen < SELDOM:
-            self._foreseen += 0.01 * SELDOM
-            return
         depth = _depth(self._run + len(tokens) - 1)
         found = sources.rows_after(tokens, depth)
         if found:
@@ -281,7 +279,7 @@ class Auto:
         text = sources.draft_text
         if text is None or self.drafter is None:
             return None
-        saves_ms = max(LEAST_GAIN, self.model_stats.gain) * self.plain_ms(n_ctx)
+        saves_ms = max(TRIAL_SHARE, self.model_stats.gain) * self.plain_ms(n_ctx)
         try:
             return text if text.can_ask and text.caught_up(saves_ms) else None
         except Exception as error:  # costs drafts, never an answer
@@ -292,7 +290,6 @@ class Auto:
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
         if (prepared := self._prepared) is not None:
             prepared.right = prepared.tokens == tokens
-            self._foreseen += 0.1 * (prepared.right - self._foreseen)
         if drafted is SKIPPED_STEP:
             self._uncounted.append(done)
             return
@@ -310,18 +307,19 @@ class Auto:
         plain = self.plain_ms(done.n_ctx)
         saved = added * plain - done.query_ms
         self.pass_budget.settle(saved)
+        self._pass_savings.add(saved)
         self.model_stats.learn_gain(saved / plain)
 
     @property
     def logits_ms(self) -> float:
         """Milliseconds of this step that the table of the source `logits` may take; 0 if not even one row fits."""
-        left = self.row_budget.ms
+        left = self.row_budget.credit
         return 0.0 if self.successors is None or left < self.successors.row_ms else left
 
     def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
         """Keep the likeliest tokens of these rows for drafts."""
         assert self.successors is not None
-        self.row_budget.spend(self.successors.refresh(rows, self.row_budget.ms))
+        self.row_budget.settle(-self.successors.refresh(rows, self.row_budget.credit))
 
     def _settle_rows(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Account for the nodes that no other source has proposed."""
@@ -331,7 +329,8 @@ class Auto:
             first = done.n_other + done.n_other_nodes
             last = min(first + done.n_nodes, LARGEST - 1)
             each = (cost[last] - cost[min(first, last)]) / done.n_nodes
-            self.row_budget.settle(accepted - nodes * each / self.plain_ms(done.n_ctx))
+            saved = accepted * self.plain_ms(done.n_ctx) - nodes * each
+            self.row_budget.settle(max(saved / 2, -self.row_budget.credit))
 
     def catch_up(self) -> None:
         """Count the proposals of the newest steps, submitted or not."""

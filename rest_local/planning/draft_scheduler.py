@@ -15,8 +15,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,22 +23,18 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.calibration.cost import LARGEST
 from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import Drafter, Query
-from rest_local.planning.plan import TRIAL_SHARE, Plan
+from rest_local.planning.plan import SMOOTHING, START, TRIAL_SHARE, Plan
 
-INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model
-INITIAL_GAIN = 0.3  # plain steps that it is expected to save in each step, until anything is measured
-LEAST_GAIN = 0.02  # plain steps per step: the saving that is still expected of a drafting model that has lost so far
-# Of the first candidate, until FEWEST are known: those of a good model, so that it is tried. With a mean of 0.75, not
-# 0.89, a model of acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of 1.20
+# Of the first candidate: those of a good model, so that it is tried. With a mean of 0.75, not 0.89, a model of
+# acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of 1.20
 # (`benchmarks.simulated_drafters`)
 INITIAL_CONFIDENCES = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99)
-MARGIN = 1.02  # over plain decoding, that a drafting model is taken to give at least
 DEPTHS = 4  # depths whose confidences are kept apart; the last one holds all deeper ones
-KEPT = 128  # confidences, for each depth
-FEWEST = 24  # confidences; a depth with fewer borrows from the one above it, so that a good model is asked deeper
-SMOOTHING = 0.03  # weight of a step
+KEPT = 32  # confidences, for each depth
+REFRESH = 8  # steps between two estimates of what passes are worth
 
 Floats = NDArray[np.float64]
 
@@ -51,29 +45,24 @@ class ModelStats:
     speed that requests reach with it.
     """
 
-    confidences: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=KEPT) for _ in range(DEPTHS)])
-    gain: float = INITIAL_GAIN
+    confidences: list[deque[float]] = field(
+        default_factory=lambda: [deque(() if depth else INITIAL_CONFIDENCES, maxlen=KEPT) for depth in range(DEPTHS)]
+    )
+    gain: float = START
     waited: int = 0  # steps since the last pass
     _tokens: float = 1.0  # of a step, and the time of one in plain steps
     _steps: float = 1.0
-    _learned: int = 0  # confidences at the root
+    _learned: int = 0  # answers at the root
     _promises: list[float] = field(default_factory=list)
-    _values: dict[tuple[int, int], tuple[tuple[int, ...], PassValues]] = field(default_factory=dict)
+    _values: dict[tuple[int, int], tuple[int, PassValues]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.learn(())
 
     @property
-    def initial_credit(self) -> float:
-        """Plain steps that a new request may lose to the model. The user who loads one wants it tried at once, not
-        after the steps that would earn the first draft. INITIAL_CREDIT at most, and less the less it saves.
-        """
-        return INITIAL_CREDIT * max(0.0, min(self.gain / INITIAL_GAIN, 1.0))
-
-    @property
     def speedup(self) -> float:
-        """Of requests with this model over plain decoding, lately; MARGIN at least."""
-        return max(MARGIN, self._tokens / self._steps)
+        """Of requests with this model over plain decoding, lately; 1 at least."""
+        return max(1.0, self._tokens / self._steps)
 
     def promise(self, depth: int) -> float:
         """How likely its first candidate is, `depth` tokens below the root."""
@@ -87,11 +76,9 @@ class ModelStats:
         self._promises = [fmean(self.of_depth(depth)) for depth in range(DEPTHS)]
 
     def of_depth(self, depth: int) -> Sequence[float]:
-        """Confidences at a depth, and below FEWEST of them those of the depth above."""
+        """Confidences at a depth, and below KEPT of them those of the depth above."""
         own = self.confidences[depth]
-        if len(own) >= FEWEST:
-            return own
-        return INITIAL_CONFIDENCES if depth == 0 else self.of_depth(depth - 1)
+        return own if not depth or len(own) == KEPT else self.of_depth(depth - 1)
 
     def learn_step(self, tokens: int, plain_steps: float) -> None:
         """Count a step that gave so many tokens in the time of so many plain steps."""
@@ -104,31 +91,26 @@ class ModelStats:
         self.gain += SMOOTHING * (max(-1.0, min(steps, 4.0)) - self.gain)
 
     def values(self, plan: Plan, pass_ms: float, n_requests: int) -> PassValues:
-        """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed again after
-        REFRESH answers at the root, or if a price has changed.
+        """What passes are worth in this step, each of which takes `pass_ms` for each request. Computed every
+        REFRESH steps, for sizes up to a power of two, half of LARGEST at most.
         """
-        cost = plan.cost[: _SIZES[bisect_right(_SIZES, len(plan.cost)) - 1]]
-        prices = (cost[0], plan.price_of_time, pass_ms)
-        key = (self._learned // REFRESH, *(round(math.log(max(price, 1e-6)) / STEP) for price in prices))
-        known = self._values.get((len(cost), n_requests))
-        if known is None or known[0] != key:
+        size = min(1 << len(plan.cost).bit_length() - 1, LARGEST // 2)
+        now = (self._learned + self.waited) // REFRESH
+        known = self._values.get((size, n_requests))
+        if known is None or known[0] != now:
             confidences = [self.of_depth(depth) for depth in range(DEPTHS)]
-            known = key, PassValues(cost, plan.price_of_time, pass_ms, confidences)
-            self._values[len(cost), n_requests] = known
+            known = now, PassValues(plan.cost[:size], plan.price_of_time, pass_ms, confidences)
+            self._values[size, n_requests] = known
         return known[1]
 
 
-QUANTILES = 8  # of the confidences at a depth
-LONGEST = 40  # nodes of a tree after which no pass is expected
-REFRESH = 8  # confidences
-STEP = 0.05  # natural logarithm between two prices that are told apart
-_SIZES = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, LONGEST + 1)  # numbers of prices that are told apart
 _JOINT = np.concatenate([[0.0], 0.85 ** np.arange(24.0, -1.0, -1.0)])  # joint probabilities, 0.02 to 1
 
 
 def _quantiles(numbers: Sequence[float]) -> Floats:
-    """The middles of QUANTILES equal parts, as `numpy.quantile` has them, in a tenth of its time."""
-    places = (np.arange(QUANTILES) + 0.5) / QUANTILES * (len(numbers) - 1)
+    """The middles of as many equal parts as INITIAL_CONFIDENCES, in a tenth of the time of `numpy.quantile`."""
+    n = len(INITIAL_CONFIDENCES)
+    places = (np.arange(n) + 0.5) / n * (len(numbers) - 1)
     return np.interp(places, np.arange(len(numbers)), sorted(numbers))
 
 
@@ -146,7 +128,7 @@ class PassValues:
         `pass_ms`: of each pass; `confidences`: of the model's first candidates, by depth.
         """
         self._confidences = np.array([_quantiles(each) for each in confidences])
-        self._node = [rate * (after - before) for before, after in itertools.pairwise(cost[: LONGEST + 1])]
+        self._node = [rate * (after - before) for before, after in itertools.pairwise(cost)]
         # by number of nodes: what passes below a node of each joint probability are worth, less their time
         self._below: list[Floats] = [np.zeros(len(_JOINT))] * (len(self._node) + 1)
         for n in range(len(self._node) - 1, -1, -1):

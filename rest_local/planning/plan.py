@@ -11,10 +11,9 @@
   learned for each combination of what is known without a lookup: the entropy of the distribution that gave the newest
   token, as far as it is known; and how many of the newest tokens occur earlier in the request's own text, or whether
   the answer follows the prediction. So the threshold is not a number of nats: it is where the expected saving falls
-  below the measured price. Other lookups take LOOKUP_SHARE of the time: one that costs less is made at every step. From
+  below the measured price. Other lookups take TRIAL_SHARE of the time: one that costs less is made at every step. From
   them acceptance is learned, and text that becomes predictable is noticed.
 - `grow` grows the trees of one request or of several by such a rule.
-- `RowBudget` bounds the time that the source `logits` takes.
 """
 
 from __future__ import annotations
@@ -23,39 +22,40 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
-from math import ceil
+from math import ceil, inf
 from typing import Protocol
 
 import numpy as np
 
-from rest_local.calibration.cost import LARGEST, CostCurve
+from rest_local.calibration.cost import COUNTS, LARGEST, CostCurve
 from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.growth import Calibrate, Draft, Estimate, Force, Growth
 
-ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0)  # nats: upper ends of the buckets; the last bucket is open
+ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0, inf)  # nats: upper ends of the buckets
 REPEATS = (1, 2, 3, 8)  # lengths of the newest tokens that are searched in the request's own text
 LOOKUP_MS = 0.15  # milliseconds of a lookup before any is measured
-LOOKUP_SHARE = 0.01  # of the time of plain steps, that lookups may take which are not expected to pay
-SMOOTHING = 1 / 32  # weight of a lookup against the earlier ones, after the first 32
+TRIAL_SHARE = 0.01  # of plain time, for each of what is tried though it is not expected to pay: lookups, passes of a
+# drafting model, rows of logits, an entropy
+SMOOTHING = 1 / 16  # weight of what was seen last: of a lookup, a request, a step with a drafting model
 START = 0.3  # plain steps that a lookup is expected to save before any is made; with 0.1 a fast model loses up to 17%
-
-_N_LENGTHS = len(REPEATS) + 1
 
 
 class Gains:
-    """Plain steps that a lookup saves, by cell. All requests of an engine share them."""
+    """Plain steps that a lookup saves, by bucket of the entropy (0: unknown) and by how many lengths of REPEATS repeat.
+    All requests of an engine share them.
+    """
 
     def __init__(self) -> None:
-        n = (len(ENTROPIES) + 2) * _N_LENGTHS  # the first cells are those of an unknown entropy
-        self.saving = [START] * n
-        self.seen = [0] * n
+        self.saving = [[START] * (len(REPEATS) + 1) for _ in range(len(ENTROPIES) + 1)]
+        self.seen = [[0] * (len(REPEATS) + 1) for _ in range(len(ENTROPIES) + 1)]
         self.learned = 0  # calls of `learn`
 
-    def learn(self, cell: int, saving: float) -> None:
+    def learn(self, bucket: int, length: int, saving: float) -> None:
         """Count a lookup."""
         self.learned += 1
-        self.seen[cell] += 1
-        self.saving[cell] += max(SMOOTHING, 1 / (self.seen[cell] + 1)) * (saving - self.saving[cell])
+        self.seen[bucket][length] += 1
+        weight = max(SMOOTHING, 1 / (self.seen[bucket][length] + 1))
+        self.saving[bucket][length] += weight * (saving - self.saving[bucket][length])
 
 
 class Trigger:
@@ -68,7 +68,7 @@ class Trigger:
 
     def begin(self) -> None:
         """Start a new request."""
-        self._cell = 0
+        self._cell = 0, 0  # bucket of the entropy, and lengths that repeat
         self._since = 0  # steps since the last lookup
 
     def fires(self, entropies: Sequence[float], repeats: Callable[[int], bool], price: float) -> bool:
@@ -88,7 +88,7 @@ class Trigger:
         length = 0
         while length < len(REPEATS) and repeats(REPEATS[length]):
             length += 1
-        self._cell = bucket * _N_LENGTHS + length
+        self._cell = bucket, length
         return waited or self._pays[length]
 
     def skip_steps(self, repeats: Callable[[int], bool]) -> int:
@@ -112,19 +112,18 @@ class Trigger:
         self._decided = known
         _, price, bucket = known
         self._longest_wait = longest_wait(price)
-        first = bucket * _N_LENGTHS
-        self._pays = [saving >= price for saving in self.gains.saving[first : first + _N_LENGTHS]]
+        self._pays = [saving >= price for saving in self.gains.saving[bucket]]
         self._least_paying = next((length for length, pays in enumerate(self._pays) if pays), len(self._pays))
 
     def learn(self, saving: float) -> None:
         """Count the lookup of this step. `saving`: plain steps that its draft is expected to save, 0 without one."""
-        self.gains.learn(self._cell, saving)
+        self.gains.learn(*self._cell, saving)
         self._since = 0
 
 
 def longest_wait(price: float) -> int:
     """Steps after which a lookup is made in any case. `price`: of a lookup, in plain steps."""
-    return max(1, ceil(price / LOOKUP_SHARE))
+    return max(1, ceil(price / TRIAL_SHARE))
 
 
 def in_words(plain_ms: float) -> str:
@@ -138,18 +137,15 @@ def in_words(plain_ms: float) -> str:
     )
 
 
-REFRESH_STEPS = 16  # steps after which the price table is computed again from the cost curve
-REFRESH_MS = 50.0  # at least this much time of plain steps: with what the curve has observed it takes 0.2 ms
+REFRESH_MS = 100.0  # of plain steps, after which the price table is computed again: with what the curve has observed it
+# takes 0.2 ms
 _BUCKET = 128  # tokens of context after which it is computed again as well
 RETURN = 0.25  # of what a draft costs beyond a plain step, that it must be expected to save: the tree that looks best
 # has the luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them
 
 ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
 SAVINGS_SHARE = 0.05  # of what drafts save for a request, that the next one may lose at once
-SAVINGS_DECAY = 15 / 16  # weight of a request against the one after it
 FIRST_SAVING = 40.0  # plain steps that drafts are taken to save for a request before there was one
-TRIAL_SHARE = 0.005  # of plain time, that may be lost to each of what is tried in addition: passes of a drafting model,
-# rows of logits, an entropy
 
 
 class Savings:
@@ -163,8 +159,8 @@ class Savings:
         if not self._requests:
             self._requests, self._total = 1.0, FIRST_SAVING * plain
         credit = SAVINGS_SHARE * max(0.0, self._total / self._requests)
-        self._requests = 1 + SAVINGS_DECAY * self._requests
-        self._total *= SAVINGS_DECAY
+        self._requests = 1 + (1 - SMOOTHING) * self._requests
+        self._total *= 1 - SMOOTHING
         return credit
 
     def add(self, saved: float) -> None:
@@ -227,7 +223,7 @@ def _smoothed(now: float, ms: float) -> float:
 
 class Prices:
     """Milliseconds of a step by its number of tokens, and the smallest slope from each size on. Computed again every
-    REFRESH_STEPS steps, or more where they are quick, and every 128 tokens of context, which takes 60 us.
+    REFRESH_MS, and every 128 tokens of context, which takes 60 us.
     """
 
     def __init__(self, curve: CostCurve, driver: Driver) -> None:
@@ -248,19 +244,16 @@ class Prices:
         """Cost and slope at `n_ctx` tokens of context, [64] each, indexed by the number of tokens less one."""
         if self._bucket != n_ctx // _BUCKET or self._refresh_in <= 0:
             cost = self._curve.at(n_ctx) + self._driver.step
-            cost[1:] += self._driver.tree + self._driver.NODE * np.arange(1, LARGEST)
+            cost[1:] += self._driver.tree + self._driver.NODE * COUNTS[:-1]
             cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is padded
             rise = cost[None, :] - cost[:, None]
-            rise /= _GAPS
-            rise += _NOT_LARGER
-            slope = rise.min(axis=1)
+            slope = np.divide(rise, _GAPS, out=np.full_like(rise, np.inf), where=_GAPS > 0).min(axis=1)
             self._tables = (cost.tolist(), slope.tolist())
-            self._bucket, self._refresh_in = n_ctx // _BUCKET, max(REFRESH_STEPS, int(REFRESH_MS / cost[0]))
+            self._bucket, self._refresh_in = n_ctx // _BUCKET, ceil(REFRESH_MS / cost[0])
         return self._tables
 
 
-_GAPS = np.maximum(np.arange(LARGEST)[None, :] - np.arange(LARGEST)[:, None], 1).astype(np.float64)
-_NOT_LARGER = np.where(np.arange(LARGEST)[None, :] > np.arange(LARGEST)[:, None], 0.0, np.inf)
+_GAPS = COUNTS[None, :] - COUNTS[:, None]
 
 
 @dataclass(slots=True)
@@ -399,8 +392,6 @@ def draft(
 
 
 FLAT = 1.3  # plain steps
-MOST_ROW_MS = 0.15  # in one step
-ROW_SMOOTHING = 1 / 256  # weight of a step
 
 
 def is_flat(cost: Sequence[float]) -> bool:
@@ -410,35 +401,3 @@ def is_flat(cost: Sequence[float]) -> bool:
     tokens less one.
     """
     return cost[min(8, len(cost)) - 1] <= FLAT * cost[0]
-
-
-class RowBudget:
-    """How long a step may read rows of logits for the source `logits`, in milliseconds. Shared by the requests of a
-    context.
-
-    Every step earns a small share of a plain step, and half of what the source's own drafts save, smoothed over some
-    hundred steps. So a machine on which they do not pay spends TRIAL_SHARE of its time on the table and no more,
-    which is how text on which they do pay is noticed.
-    """
-
-    def __init__(self) -> None:
-        self.saving = 0.0  # plain steps in a step
-        self._left = 0.0
-
-    def earn(self, plain: float) -> None:
-        """Start a step of one request; a plain one would take `plain` ms."""
-        self.saving -= ROW_SMOOTHING * self.saving
-        self._left = min(self._left + plain * (TRIAL_SHARE + max(0.0, self.saving) / 2), MOST_ROW_MS)
-
-    def settle(self, saved: float) -> None:
-        """Count what the drafts of the source saved in a step, in plain steps; negative if they failed."""
-        self.saving += ROW_SMOOTHING * saved
-
-    @property
-    def ms(self) -> float:
-        """What the step may take, at most MOST_ROW_MS."""
-        return self._left
-
-    def spend(self, ms: float) -> None:
-        """Count what it took, at most what was left."""
-        self._left = max(0.0, self._left - ms)

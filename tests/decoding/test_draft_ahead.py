@@ -27,7 +27,7 @@ from rest_local.drafting.sources import Sources
 from rest_local.drafting.tree import ROOT
 from rest_local.kv_cache.backend import Capability
 from rest_local.planning.auto import Auto
-from rest_local.planning.policy import StepContext, StepCost
+from rest_local.planning.policy import StepContext
 from rest_local.retrieval.growing import TAIL, GrowingText
 
 SHORT = Capability("tree", "drafts of three nodes: answers of the fake model are short", longest=3)
@@ -237,25 +237,3 @@ def test_relaxed_verification_drafts_nothing_ahead() -> None:
     run(scheduler_of(device, capability=SHORT, overlaps=True), [relaxed])
     assert relaxed.error is None
     assert relaxed.result.tokens == expected
-
-
-def test_what_is_never_foreseen_is_seldom_prepared() -> None:
-    """In a bounded share of the steps; and again in all of them once it is."""
-    policy = Auto(FLAT)
-    policy.begin(11)
-    sources = Sources([], 256)
-    sources.restart([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
-    at = StepContext(11, 4, 8)
-
-    def prepared(right: bool) -> bool:
-        drafted = policy.draft(sources, at)
-        policy.prepare(sources, at, [4, 5])
-        made = policy._prepared is not None
-        policy.learn(drafted, [4, 5] if right else [9], StepCost(11, 0, 0, 1.0, 0.1))
-        return made
-
-    tried = [prepared(False) for _ in range(200)]
-    assert all(tried[:20])
-    assert 10 < sum(tried[50:]) < 30
-    tried = [prepared(True) for _ in range(100)]
-    assert all(tried[-80:])

@@ -152,7 +152,6 @@ def test_an_engine_drafts_from_recycled_logits(
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=256, threads=1, exact=True, history=False) as engine:
         auto = engine.context.auto
         assert auto.successors is not None
-        auto.row_budget.earn(1e6)
 
         def answer(policy: str, sampling: Sampling) -> list[int]:
             stream = engine.generate("for number in", max_tokens=80, policy=policy, sampling=sampling)
@@ -166,7 +165,7 @@ def test_an_engine_drafts_from_recycled_logits(
         for sampling in (Sampling(), Sampling(temperature=0.4, seed=3)):
             alone = answer("off", sampling)
             for _ in range(2):
-                auto.row_budget.saving = 1e3
+                auto.row_budget.credit = 1e3
                 assert answer("auto", sampling) == alone
         assert auto.successors.rows_read > 20
         drafted = engine.totals.by_source["logits"]

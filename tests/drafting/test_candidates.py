@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.candidates import MAX_CANDIDATES, Candidate, SourceRows, cell_of
+from rest_local.drafting.candidates import Candidate, SourceRows, cell_of
 from rest_local.drafting.growth import propose
 from rest_local.retrieval.rows import Rows
 
@@ -34,7 +34,7 @@ def expected(rows: Rows, path: list[int]) -> list[Candidate]:
         reaching = sum(match[row] >= length for row in continuing)
         agreeing = sum(match[row] >= length for row in through)
         found.append((token, cell_of(1, length + depth, reaching, agreeing), through))
-    return found[:MAX_CANDIDATES]
+    return found
 
 
 @given(TEXTS)

@@ -54,24 +54,20 @@ def forward(old: list[int], at: int, answer: list[int]) -> dict[int, float]:
     first, end = max(at - module.BEFORE, 0), min(at + module.AFTER, len(old))
     copied, new = dict.fromkeys(range(first, end + 1), 0.0), 1.0
 
-    def following(n: int) -> dict[int, float]:
-        resume = module.RESUME if n <= module.SOON else module.RESUME_LATER
+    def following() -> dict[int, float]:
         skips = {place: float(module._SKIP[place - at + module.BEFORE]) for place in copied}
-        if at + n in skips:
-            skips[at + n] *= module.SAME_LENGTH
-        return {place: resume * new * skips[place] + module.KEEP * copied[place] for place in copied}
+        return {place: module.RESUME * new * skips[place] + module.KEEP * copied[place] for place in copied}
 
-    for n, token in enumerate(answer):
-        coming = following(n)
-        resume = module.RESUME if n <= module.SOON else module.RESUME_LATER
+    for token in answer:
+        coming = following()
         known = any(old[place] == token for place in range(first, end))
         chance = max(old.count(token) / len(old) if known else 0.0, 1e-4)
-        new = (new * (1 - resume) + (1 - module.KEEP) * sum(copied.values())) * chance
+        new = (new * (1 - module.RESUME) + (1 - module.KEEP) * sum(copied.values())) * chance
         for place in copied:
             copied[place] = coming[place - 1] if place > first and old[place - 1] == token else 0.0
         total = new + sum(copied.values())
         new, copied = new / total, {place: p / total for place, p in copied.items()}
-    return following(len(answer))
+    return following()
 
 
 @given(

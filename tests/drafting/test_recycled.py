@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, LOGITS, N_CELLS, SOURCE_NUMBER, SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.recycled import (
-    PAIR,
-    SINGLE,
     SLOTS,
     LogitsRow,
     RecycledRows,
@@ -83,10 +81,10 @@ def test_pairs_that_share_a_slot_are_not_mixed_up() -> None:
         (before, token) for before in range(3, 400) for token in range(3, 2000) if table._place(before, token) == place
     )
     table.read((1, 2), row_of(50_000, t5=9.0))
-    assert [kind for *_, kind in table.successors((1, 2))] == [PAIR]
+    assert [kind for *_, kind in table.successors((1, 2))] == [True]
     table.read(other, row_of(50_000, t6=9.0))
-    assert [(token, kind) for token, _, _, kind in table.successors((1, 2))] == [(5, SINGLE)]
-    assert [(token, kind) for token, _, _, kind in table.successors(other)] == [(6, PAIR)]
+    assert [(token, kind) for token, _, _, kind in table.successors((1, 2))] == [(5, False)]
+    assert [(token, kind) for token, _, _, kind in table.successors(other)] == [(6, True)]
 
 
 def test_memory_is_bounded_and_taken_by_the_first_row() -> None:
@@ -187,7 +185,7 @@ def test_evidence_says_what_other_sources_propose() -> None:
         ]
 
     def cell(rivals: int, agreed: bool) -> int:
-        return logits_cell(0, 9, PAIR, rivals, agreed)
+        return logits_cell(0, 9, True, rivals, agreed)
 
     rows = RecycledRows(filled(), (1, 2))
     assert cells(rows) == [cell(0, False)]
@@ -198,16 +196,16 @@ def test_evidence_says_what_other_sources_propose() -> None:
 
 def test_cells_are_distinct_and_rates_are_probabilities() -> None:
     cells = [
-        logits_cell(rank, level, table, rivals, agreed)
-        for rank in (0, 1, 2) for level in range(10) for table in (SINGLE, PAIR)
+        logits_cell(rank, level, paired, rivals, agreed)
+        for rank in (0, 1, 2) for level in range(10) for paired in (False, True)
         for rivals in range(3) for agreed in (False, True)
     ]  # fmt: skip
     assert len({*cells}) == len(cells)
     assert LOGITS * CELLS_PER_SOURCE <= min(cells) <= max(cells) < N_CELLS
-    assert logits_cell(2, 0, SINGLE, 0, False) == logits_cell(7, 0, SINGLE, 0, False)
+    assert logits_cell(2, 0, False, 0, False) == logits_cell(7, 0, False, 0, False)
     rates = logits_rates()
     assert len(rates) == CELLS_PER_SOURCE
     assert all(0 < rate < 1 for rate in rates)
     rate = {cell: rates[cell - LOGITS * CELLS_PER_SOURCE] for cell in cells}
-    assert rate[logits_cell(0, 9, PAIR, 2, True)] > rate[logits_cell(0, 9, PAIR, 0, False)] > 0.4
-    assert rate[logits_cell(0, 9, SINGLE, 2, False)] < 0.1
+    assert rate[logits_cell(0, 9, True, 2, True)] > rate[logits_cell(0, 9, True, 0, False)] > 0.4
+    assert rate[logits_cell(0, 9, False, 2, False)] < 0.1

@@ -250,7 +250,7 @@ def test_entropies_are_not_computed_if_they_cost_more_than_they_save() -> None:
         policy.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.015))
     assert fast.watches_entropy
     assert not slow.watches_entropy, "lookups are so cheap that none is skipped"
-    fast.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.025))
+    fast.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.045))
     assert not fast.watches_entropy
 
 

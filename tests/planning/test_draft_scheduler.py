@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.growth import DraftModelBudget, OpenNode
-from rest_local.drafting.models.drafter import GivesUp, Likely, PassTimes, Query
+from rest_local.drafting.models.drafter import Drafter, Likely, PassTimes, Query
 from rest_local.planning.draft_scheduler import (
     DEPTHS,
-    INITIAL_CREDIT,
     REFRESH,
-    STEP,
     DraftModelScheduler,
     ModelStats,
     PassValues,
@@ -27,7 +25,7 @@ PLAIN = 10.0
 FLAT = [PLAIN + 0.2 * n for n in range(40)]
 
 
-class Counted(GivesUp):
+class Counted(Drafter):
     """A drafter that answers everything alike, and notes its passes."""
 
     name = path = "counted"
@@ -88,14 +86,6 @@ def asking(
     return DraftModelScheduler(cast(Any, drafter), plan, known or stats(), budgets)
 
 
-def test_a_model_that_saves_nothing_gets_no_initial_credit() -> None:
-    made = ModelStats()
-    assert made.initial_credit == INITIAL_CREDIT
-    for _ in range(200):
-        made.learn_gain(-50.0)
-    assert made.initial_credit == 0.0
-
-
 def slow_value(
     cost: Sequence[float], rate: float, pass_ms: float, confidences: Sequence[float], joint: float, known: float, n: int
 ) -> float:
@@ -142,15 +132,17 @@ def test_a_long_chain_can_pay_where_its_first_node_does_not() -> None:
     assert worth[1] > 1.0
 
 
-def test_values_are_computed_again_for_other_prices_and_after_some_answers() -> None:
-    made = stats()
+@pytest.mark.parametrize("asked", [True, False])
+def test_values_are_computed_again_after_some_steps(asked: bool) -> None:
+    made = stats(n=REFRESH)
     plan = Plan(FLAT, [0.2] * len(FLAT), rate=0.12)
     values = made.values(plan, 1.0, 1)
-    made.learn([(0, 0.8)] * (REFRESH - 1 - 100 % REFRESH))
-    assert made.values(plan, 1.0 + 0.4 * STEP, 1) is values
-    assert made.values(plan, 1.0 + 1.6 * STEP, 1) is not values
-    values = made.values(plan, 1.0, 1)
-    made.learn([(0, 0.8)] * REFRESH)
+    for step in range(REFRESH):
+        assert made.values(plan, 1.0, 1) is values, step
+        if asked:
+            made.learn([(0, 0.8)])
+        else:
+            made.learn_step(1, 1.0)
     assert made.values(plan, 1.0, 1) is not values
 
 

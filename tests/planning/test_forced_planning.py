@@ -85,14 +85,15 @@ def test_with_other_requests_it_is_what_the_tree_can_grow_from() -> None:
 def test_a_lookup_is_not_credited_for_forced_text() -> None:
     """What a lookup is expected to save falls, although each draft comes true."""
     made = policy(True)
-    expected = max(made.trigger.gains.saving)
+    gains = made.trigger.gains
+    expected = gains.saving[0][0]
     for _ in range(40):
         drafted = made.draft(Asked(), step())
         made.learn(drafted, [10, 11, 12, 13, 5], StepCost(10, 4, 4, 1.05, 0.1, 0.15))
         made.catch_up()
-    cell = made.trigger._cell
-    assert made.trigger.gains.seen[cell] >= 30
-    assert made.trigger.gains.saving[cell] < 0.2 * expected
+    bucket, length = made.trigger._cell
+    assert gains.seen[bucket][length] >= 30
+    assert gains.saving[bucket][length] < 0.2 * expected
 
 
 def test_estimates_fall_with_text_that_does_not_come() -> None:

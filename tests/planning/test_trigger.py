@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.planning.plan import ENTROPIES, LOOKUP_SHARE, REPEATS, Gains, Trigger, longest_wait
+from rest_local.planning.plan import ENTROPIES, REPEATS, TRIAL_SHARE, Gains, Trigger, longest_wait
 
 PRICE = 0.1
 WAIT = longest_wait(PRICE)
@@ -48,7 +48,7 @@ def test_lookups_that_are_not_expected_to_pay_take_a_bounded_share(price: float)
             trigger.learn(0.0)
     late = sum(step >= 3000 for step in looked)
     assert late >= 3000 // longest_wait(price) - 1
-    assert price * late <= 3000 * LOOKUP_SHARE * 1.2 + price
+    assert price * late <= 3000 * TRIAL_SHARE * 1.2 + price
 
 
 @pytest.mark.parametrize("certain", [0.1, 2.5])
@@ -97,9 +97,9 @@ class Thorough(Trigger):
 
     def fires(self, entropies: Sequence[float], repeats: Callable[[int], bool], price: float) -> bool:
         bucket = 1 + bisect_left(ENTROPIES, entropies[-1]) if entropies else 0
-        self._cell = bucket * (len(REPEATS) + 1) + sum(repeats(n) for n in REPEATS)
+        self._cell = bucket, sum(repeats(n) for n in REPEATS)
         self._since += 1
-        return self.gains.saving[self._cell] >= price or self._since >= longest_wait(price)
+        return self.gains.saving[bucket][self._cell[1]] >= price or self._since >= longest_wait(price)
 
 
 @st.composite
