@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from rest_local.calibration.exactness import N_CTX, Comparison, Drafts, Logits, compare_drafts, rows_alone
+from rest_local.calibration.exactness import N_CTX, Drafts, Logits, compare_drafts, rows_alone
 from rest_local.calibration.measuring import DecodeProbe
 from rest_local.calibration.settings import capability_of, for_memory_of, open_settings, settings_for
 from rest_local.calibration.tuning import self_test_text
@@ -27,28 +27,16 @@ from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
 from rest_local.llama.options import CACHE_TYPES, ModelOptions
 
-SECONDS = 120.0  # for the whole survey
-TELLING_TEXT = 96  # at least: some settings differ only from the 64th cell on
+TELLING_TEXT = 96  # tokens at least: some settings differ only from the 64th cell on
 
 Progress = Callable[[str, int, int], None]  # (present setting, its number from 1, number of settings)
 
 
 @dataclass
-class Case:
-    """The comparison of one kind of draft in one setting."""
-
-    drafts: Drafts
-    neighbours: bool
-    comparison: Comparison
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"drafts": self.drafts, "neighbours": self.neighbours, **self.comparison.to_dict()}
-
-
-@dataclass
 class Setting:
     """One combination. `plain_ms`, `step_ms`: time of a step of 1 and of 16 tokens. `plain`, `step`: the same relative
-    to the fastest setting. `refused`: the error of llama.cpp if it cannot compute in this setting.
+    to the fastest setting. `cases`: for each kind of draft, alone and with neighbours, what `Comparison.to_dict` says.
+    `refused`: the error of llama.cpp if it cannot compute in this setting.
     """
 
     flash_attention: bool
@@ -59,75 +47,50 @@ class Setting:
     step_ms: float = 0.0
     plain: float = 0.0
     step: float = 0.0
-    cases: list[Case] = field(default_factory=list)
+    cases: list[dict[str, Any]] = field(default_factory=list)
     refused: str = ""
 
     @property
     def name(self) -> str:
         """Flash attention, cache type and threads as a phrase."""
-        return f"flash attention {'on' if self.flash_attention else 'off'}, {self.cache} cache, {self.threads} threads"
-
-    @property
-    def cache(self) -> str:
-        """The cache type; both types if K and V differ."""
-        same = self.cache_type_k == self.cache_type_v
-        return self.cache_type_k if same else f"{self.cache_type_k}/{self.cache_type_v}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "cases": [case.to_dict() for case in self.cases]}
+        k, v = self.cache_type_k, self.cache_type_v
+        cache = k if k == v else f"{k}/{v}"
+        return f"flash attention {'on' if self.flash_attention else 'off'}, {cache} cache, {self.threads} threads"
 
 
-@dataclass
-class Survey:
-    """The result. `drafting`, `reason`: what the model can verify, and why. `left_out`: number of settings for which
-    the time was too short.
-    """
-
-    drafting: str
-    reason: str
-    settings: list[Setting]
-    left_out: int
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "drafting": self.drafting,
-            "reason": self.reason,
-            "settings": [setting.to_dict() for setting in self.settings],
-            "left_out": self.left_out,
-            "seconds": round(self.seconds, 1),
-        }
-
-
-def survey(
-    model: Model, threads: int | None = None, seconds: float = SECONDS, progress: Progress | None = None
-) -> Survey:
+def survey(model: Model, threads: int | None, seconds: float, progress: Progress) -> dict[str, Any]:
     """Measure all settings that the model's options leave open, with `threads` threads (None: all cores) and with one.
 
-    Takes at most `seconds` and the time of one more setting. A setting that llama.cpp refuses has `refused` set.
+    Takes at most `seconds` and the time of one more setting. Returns, for JSON, "drafting" and "reason" (what the model
+    can verify, and why), "settings" (the fields of `Setting`), "left_out" (settings for which the time was too short)
+    and "seconds".
     """
     begun = time.perf_counter()
     n_ctx = min(N_CTX, model.n_ctx_train or N_CTX)
     wanted = for_memory_of(model, settings_for(model.options, n_ctx, 0))
     planned = list(combinations(wanted, model.options, threads or default_threads()))
     text = self_test_text(model, n_ctx)
-    result = Survey("none", "", [], 0, 0.0)
+    drafting, reason, measured = "none", "", list[Setting]()
     for number, settings in enumerate(planned, 1):
         left = seconds - (time.perf_counter() - begun)
         if left <= 0:
-            result.left_out = len(planned) - number + 1
             break
         setting = Setting(settings.flash_attention, settings.cache_type_k, settings.cache_type_v, settings.threads)
-        if progress:
-            progress(setting.name, number, len(planned))
-        part = left / (len(planned) - number + 1)
-        capability = _measure(model, settings, setting, text, part)
-        if capability:
-            result.drafting, result.reason = capability.kind, capability.reason
-        result.settings.append(setting)
-    _relate(result.settings)
-    result.seconds = time.perf_counter() - begun
-    return result
+        measured.append(setting)
+        progress(setting.name, number, len(planned))
+        if capability := _measure(model, settings, setting, text, left / (len(planned) - number + 1)):
+            drafting, reason = capability.kind, capability.reason
+    if working := [setting for setting in measured if not setting.refused]:
+        plain, step = min(each.plain_ms for each in working), min(each.step_ms for each in working)
+        for setting in working:
+            setting.plain, setting.step = setting.plain_ms / plain, setting.step_ms / step
+    return {
+        "drafting": drafting,
+        "reason": reason,
+        "settings": [asdict(setting) for setting in measured],
+        "left_out": len(planned) - len(measured),
+        "seconds": round(time.perf_counter() - begun, 1),
+    }
 
 
 def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -> Iterator[ContextSettings]:
@@ -152,17 +115,12 @@ def _measure(
         token_ms = 12.0 * setting.plain_ms + 5.0  # four comparisons, opening the context, and the driver
         if capability.kind != "none":
             part = text[: max(TELLING_TEXT, int(1e3 * seconds / token_ms))]
-            setting.cases = list(_cases(context, part, capability))
+            reference: Logits = rows_alone(context, part)
+            kinds: tuple[Drafts, ...] = ("chains", "trees") if capability.kind == "tree" else ("chains",)
+            for drafts, neighbours in product(kinds, (False, True)):
+                found = compare_drafts(context, part, reference, drafts, capability.longest, neighbours)
+                setting.cases.append({"drafts": drafts, "neighbours": neighbours, **found.to_dict()})
     return capability
-
-
-def _cases(context: Context, text: Sequence[int], capability: Capability) -> Iterator[Case]:
-    reference: Logits = rows_alone(context, text)
-    kinds: tuple[Drafts, ...] = ("chains", "trees") if capability.kind == "tree" else ("chains",)
-    for drafts in kinds:
-        for neighbours in (False, True):
-            compared = compare_drafts(context, text, reference, drafts, capability.longest, neighbours)
-            yield Case(drafts, neighbours, compared)
 
 
 def _price(context: Context, text: Sequence[int]) -> tuple[float, float]:
@@ -174,12 +132,3 @@ def _price(context: Context, text: Sequence[int]) -> tuple[float, float]:
         return min(probe(1, length).ms for _ in range(3)), min(probe(size, length).ms for _ in range(3))
     finally:
         context.clear()
-
-
-def _relate(settings: Sequence[Setting]) -> None:
-    measured = [setting for setting in settings if not setting.refused]
-    if not measured:
-        return
-    plain, step = min(s.plain_ms for s in measured), min(s.step_ms for s in measured)
-    for setting in measured:
-        setting.plain, setting.step = setting.plain_ms / plain, setting.step_ms / step

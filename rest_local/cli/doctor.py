@@ -124,7 +124,7 @@ fastest being 1."""
 
 
 def exactness_lines(survey: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the report for people of `Survey.to_dict`."""
+    """Yield the report for people of `survey`."""
     yield "exactness"
     yield from terminal.columns([TITLES, *map(_row, survey["settings"])], right=range(3, len(TITLES)))
     yield from EXPLANATION.splitlines()
@@ -320,7 +320,7 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
                 def progress(name: str, number: int, total: int) -> None:
                     bar.show(f"{number} of {total}: {name}", number, total)
 
-                facts["exactness"] = survey(engine.model, config.threads, seconds, progress).to_dict()
+                facts["exactness"] = survey(engine.model, config.threads, seconds, progress)
     if as_json:
         return terminal.print_json(facts)
     return click.echo("\n".join(report(facts)))

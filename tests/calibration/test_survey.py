@@ -77,16 +77,16 @@ def test_a_survey_of_a_model(tiny_model: TinyModel) -> None:
     seen: list[tuple[str, int, int]] = []
     options = ModelOptions(flash_attention="off")
     with Model.open(tiny_model("llama", quant="Q8_0"), options=options) as model:
-        result = survey(model, 1, progress=lambda *at: seen.append(at))
+        result = survey(model, 1, 120, lambda *at: seen.append(at))
     assert [number for _, number, _ in seen] == [1, 2, 3]
-    assert (result.drafting, result.left_out) == ("tree", 0)
-    assert [s.cache for s in result.settings] == list(FLOAT_CACHE_TYPES)
-    assert min(s.plain for s in result.settings) == 1 == min(s.step for s in result.settings)
-    for setting in result.settings:
-        assert [(case.drafts, case.neighbours) for case in setting.cases] == [
+    assert (result["drafting"], result["left_out"]) == ("tree", 0)
+    assert [s["cache_type_k"] for s in result["settings"]] == list(FLOAT_CACHE_TYPES)
+    assert min(s["plain"] for s in result["settings"]) == 1 == min(s["step"] for s in result["settings"])
+    for setting in result["settings"]:
+        assert [(case["drafts"], case["neighbours"]) for case in setting["cases"]] == [
             ("chains", False), ("chains", True), ("trees", False), ("trees", True),
         ]  # fmt: skip
-        assert all(case.comparison.rows >= 23 for case in setting.cases)
+        assert all(case["rows"] >= 23 for case in setting["cases"])
 
 
 def test_a_model_gets_only_the_drafts_that_it_can_verify(tiny_model: TinyModel) -> None:
@@ -94,8 +94,8 @@ def test_a_model_gets_only_the_drafts_that_it_can_verify(tiny_model: TinyModel) 
     kinds = {}
     for arch in ("lfm2", "mamba"):
         with Model.open(tiny_model(arch, quant="Q8_0"), options=options) as model:
-            result = survey(model, 1)
-        kinds[arch] = (result.drafting, [case.drafts for case in result.settings[0].cases])
+            result = survey(model, 1, 120, lambda *at: None)
+        kinds[arch] = (result["drafting"], [case["drafts"] for case in result["settings"][0]["cases"]])
     assert kinds == {"lfm2": ("chain", ["chains", "chains"]), "mamba": ("chain", ["chains", "chains"])}
 
 
@@ -105,6 +105,6 @@ def test_a_refused_setting_is_reported(tiny_model: TinyModel, monkeypatch: pytes
 
     monkeypatch.setattr(Context, "__init__", refuse)
     with Model.open(tiny_model("llama", quant="Q8_0"), options=ModelOptions(flash_attention="off")) as model:
-        result = survey(model, 1)
-    assert [(s.refused, s.cases) for s in result.settings] == [("no such cache", [])] * 3
-    assert all(s.plain == 0 for s in result.settings)
+        result = survey(model, 1, 120, lambda *at: None)
+    assert [(s["refused"], s["cases"]) for s in result["settings"]] == [("no such cache", [])] * 3
+    assert all(s["plain"] == 0 for s in result["settings"])

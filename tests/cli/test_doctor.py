@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rest_local.calibration.cost import SIZES, CostCurve, Deviations
 from rest_local.calibration.curves import estimated
 from rest_local.calibration.exactness import Comparison
 from rest_local.calibration.measuring import Timing
-from rest_local.calibration.survey import Case, Setting, Survey
+from rest_local.calibration.survey import Setting
 from rest_local.cli import doctor
 from rest_local.cli.doctor import cost_rows, cost_table
 from rest_local.errors import LibraryUnfit
@@ -47,19 +48,25 @@ def test_costs_are_shown_for_contexts_that_a_request_can_have_and_that_were_meas
     assert all(len(line) <= 80 for line in cost_table(cost_rows(fresh, 8192)))
 
 
-def _survey() -> Survey:
+def _survey() -> dict[str, Any]:
     cases = [
-        Case("chains", False, Comparison(rows=256)),
-        Case("chains", True, Comparison(rows=255, different=7)),
-        Case("trees", False, Comparison(rows=256, different=33, flips=2, largest_gap=0.25)),
-        Case("trees", True, Comparison(rows=254, different=40, flips=1, largest_gap=0.125)),
+        {"drafts": drafts, "neighbours": neighbours, **found.to_dict()}
+        for drafts, neighbours, found in (
+            ("chains", False, Comparison(rows=256)),
+            ("chains", True, Comparison(rows=255, different=7)),
+            ("trees", False, Comparison(rows=256, different=33, flips=2, largest_gap=0.25)),
+            ("trees", True, Comparison(rows=254, different=40, flips=1, largest_gap=0.125)),
+        )
     ]
     settings = [
         Setting(True, "bf16", "bf16", 16, 1.5, 4.0, 1.0, 1.25, cases),
         Setting(True, "iq4_nl", "q8_0", 1, 3.0, 3.2, 2.0, 1.0, cases[:1]),
         Setting(False, "q4_0", "f16", 1, refused="no"),
     ]
-    return Survey("tree", "full attention over removable cells", settings, 4, 12.0)
+    return {
+        "drafting": "tree", "reason": "full attention over removable cells",
+        "settings": [asdict(setting) for setting in settings], "left_out": 4, "seconds": 12.0,
+    }  # fmt: skip
 
 
 def test_exactness_is_measured_only_when_asked_for(
@@ -67,7 +74,7 @@ def test_exactness_is_measured_only_when_asked_for(
 ) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def survey(model: Any, threads: int | None, seconds: float, progress: Any) -> Survey:
+    def survey(model: Any, threads: int | None, seconds: float, progress: Any) -> dict[str, Any]:
         asked.append((model.name, threads, seconds))
         progress("flash attention on", 1, 2)
         progress("flash attention off", 2, 2)
