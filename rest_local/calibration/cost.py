@@ -39,8 +39,6 @@ BUSY_ERROR = 1.0  # error of a time taken while other processes ran: factors of 
 SPEED_DRIFT = 0.016  # per plain step; with STEP_ERROR a plain step then has a weight of about 0.2
 FORGETTING = 1 / 20_000  # per observation: a size that never occurs is uncertain again after some thousand steps
 OUTLIER = 2.0  # standard deviations above which a single time has little weight: noise only makes steps slower
-OUTLIER_WEIGHT = 0.3
-OUTLIER_GROWTH = 1.1  # factor of the variances per outlier: about twenty outliers in a row are accepted
 LIMIT = 10.0  # of corrections and of their deviations, for any clock
 
 
@@ -129,14 +127,14 @@ class Corrections:
         variance = float(row @ along) + error
         surprise = abs(difference) / (OUTLIER * variance**0.5)
         outlier = n > 1 and count < 3 and difference > 0 and surprise > 1
-        limit = (OUTLIER_WEIGHT if outlier else 4) * OUTLIER * variance**0.5
-        if surprise > 1 and not cautious:
-            self._widen(n, share, difference, OUTLIER_GROWTH if outlier else min(surprise, 4.0) ** 2)
+        if surprise > 1 and not cautious and not outlier:
+            self._widen(n, share, difference, min(surprise, 4.0) ** 2)
             along = covariance @ row
             variance = float(row @ along) + error
         gain = along / variance
         if n > 1:
             gain[0] = 0.0  # only plain steps change the speed: an expensive draft does not mean a slow machine
+        limit = (1 if outlier else 4) * OUTLIER * variance**0.5
         mean = self.mean + gain * min(max(difference, -limit), limit)
         self.mean = np.minimum(np.maximum(mean, -LIMIT), LIMIT)
         if not outlier and not cautious:  # the form that is right for any gain, not only for the optimal one

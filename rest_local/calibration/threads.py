@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-WINDOW_S, WINDOW_PASSES = 0.25, 2
-"""The least seconds and passes of a window: several time slices of the kernel's scheduler, 3 ms each."""
+WINDOW_S = 0.25  # many time slices of the kernel's scheduler, 3 ms each
 
 BUSY_DELAY = 0.25  # share of run delay in the time of a busy window; one other program per processor causes about half
 BUSY_SLOWDOWN = 1.5  # a window this many times slower than the fast ones is busy too: another thread may be waiting
@@ -88,7 +87,6 @@ class ThreadGovernor:
     def restart(self) -> None:
         """Start a new window, for example after a pass that evaluates a prompt."""
         self._passes: dict[int, int] = {}
-        self._count = 0
         self._seconds = 0.0
         self._delay = self._run_delay()
 
@@ -97,9 +95,8 @@ class ThreadGovernor:
         the end of a window.
         """
         self._passes[n_tokens] = self._passes.get(n_tokens, 0) + 1
-        self._count += 1
         self._seconds += seconds
-        if self._seconds < WINDOW_S or self._count < WINDOW_PASSES:
+        if self._seconds < WINDOW_S:
             return False
         before = self.level
         speed = work(self._passes) / self._seconds

@@ -161,7 +161,7 @@ class TokenCalibrator:
             odds = log(estimate / (1.0 - estimate))
             own = token * _SPREAD
             alone, pair, apart = own % SLOTS, (own + last) % SLOTS, (own + before) % SLOTS
-            bucket = ((by_total + int(2.0 * odds)) * _SPREAD + len(members)) % SLOTS
+            bucket = ((by_total + round(2.0 * odds)) * _SPREAD + len(members)) % SLOTS
             odds += common + weights[alone] + weights[pair] + weights[apart] + weights[bucket]
             calibrated.append((token, 1.0 / (1.0 + exp(-odds)), (alone, pair, apart, after, bucket)))
         return calibrated

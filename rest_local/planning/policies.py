@@ -43,7 +43,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.drafting.candidates import MODEL, SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.candidates import MODEL, SOURCE_NUMBER, SOURCES, Members, SourceRows
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import BRANCHES, DraftText, Query
 from rest_local.drafting.sources import ROWS, Lookup
@@ -69,7 +69,6 @@ RESPEC_SEARCHED = SOURCES[: SOURCES.index("edit")]  # the paper searches text as
 _CONTEXT = SOURCE_NUMBER["context"]
 _OF_REQUEST = (_CONTEXT, SOURCE_NUMBER["prediction"])  # their text belongs to the request
 
-Members = list[tuple[SourceRows, Sequence[int]]]  # for each source, the rows that agree so far
 Path = tuple[int, ...]
 Place = tuple[int, int]  # source, and position in its text
 

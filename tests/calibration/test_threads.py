@@ -109,7 +109,7 @@ def test_a_machine_that_is_busy_from_the_start_gets_fewer_threads_at_once() -> N
     machine.load()
     machine.run(1.0)
     assert machine.history[-1][1] == 1
-    assert machine.share(2, last=1.0) < 0.7  # a window of four passes
+    assert machine.share(2, last=1.0) < 0.7
 
 
 def test_it_does_not_oscillate() -> None:

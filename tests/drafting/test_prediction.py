@@ -54,12 +54,14 @@ def forward(old: list[int], at: int, answer: list[int]) -> dict[int, float]:
     first, end = max(at - module.BEFORE, 0), min(at + module.AFTER, len(old))
     copied, new = dict.fromkeys(range(first, end + 1), 0.0), 1.0
 
-    def following() -> dict[int, float]:
+    def following(n: int) -> dict[int, float]:
         skips = {place: float(module._SKIP[place - at + module.BEFORE]) for place in copied}
+        if at + n in skips:
+            skips[at + n] *= module.SAME_LENGTH
         return {place: module.RESUME * new * skips[place] + module.KEEP * copied[place] for place in copied}
 
-    for token in answer:
-        coming = following()
+    for n, token in enumerate(answer):
+        coming = following(n)
         known = any(old[place] == token for place in range(first, end))
         chance = max(old.count(token) / len(old) if known else 0.0, 1e-4)
         new = (new * (1 - module.RESUME) + (1 - module.KEEP) * sum(copied.values())) * chance
@@ -67,7 +69,7 @@ def forward(old: list[int], at: int, answer: list[int]) -> dict[int, float]:
             copied[place] = coming[place - 1] if place > first and old[place - 1] == token else 0.0
         total = new + sum(copied.values())
         new, copied = new / total, {place: p / total for place, p in copied.items()}
-    return following()
+    return following(len(answer))
 
 
 @given(

@@ -32,7 +32,7 @@ class Naive:
 
     def names(self, preceding: tuple[int, int], token: int, estimates: dict[int, float]) -> list[object]:
         before, last = preceding
-        half = int(2 * log(estimates[token] / (1 - estimates[token])))
+        half = round(2 * log(estimates[token] / (1 - estimates[token])))
         bucket = ("bucket", half, int(4 * sum(estimates.values())))
         return [("alone", token), ("pair", last, token), ("apart", before, token), ("after", last), bucket]
 
