@@ -133,17 +133,20 @@ def test_the_commands_of_the_page_leave_nothing(nodes: RayNodes, tmp_path: Path)
     model = shutil.copy(demo_model(), tmp_path / "model.gguf")
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # as in `RayNodes`
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for block, ray, variables in (
-        (batch.replace("model.gguf", str(model)), nodes.address, nodes.environment),
-        (build, "local", ENVIRONMENT | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path)}),
-    ):
-        command = ["sh", "-euc", block.replace("--ray local", f"--ray {ray}")]
-        environment = variables | {"PATH": path}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    running = [
+        subprocess.Popen(
+            ["sh", "-euc", block.replace("--ray local", f"--ray {ray}")], cwd=tmp_path,
+            env=variables | {"PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        assert done.returncode == 0, done.stderr
-        assert len(done.stderr.splitlines()) <= 1, done.stderr
+        for block, ray, variables in (
+            (batch.replace("model.gguf", str(model)), nodes.address, nodes.environment),
+            (build, "local", ENVIRONMENT | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path)}),
+        )
+    ]  # fmt: skip
+    for process in running:
+        _, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, errors
+        assert len(errors.splitlines()) <= 1, errors
     assert len(answers_of(tmp_path / "answers.jsonl")) == 2
     assert not (tmp_path / ".ray").exists()  # a token in there would change how other programs connect
     end = time.monotonic() + SECONDS

@@ -21,6 +21,7 @@ import pytest
 
 STORE_BYTES = 100_000_000  # Ray takes no less than 75 MB
 SECONDS = 120.0
+PROC = Path("/proc")
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'rest-local[ray]'")
 
 
@@ -58,7 +59,8 @@ class RayNodes:
             raise
 
     def kill_worker(self) -> None:
-        """Kill the worker node with SIGKILL, once an actor is alive on it."""
+        """Kill the worker node with SIGKILL, once a new replica on it has opened its model for a request.
+        Replicas of a driver that was killed may still live."""
         self._ask("kill")
 
     def kill_worker_now(self) -> None:
@@ -118,6 +120,7 @@ def processes_of(session: int) -> list[int]:
 def _serve() -> None:
     """The process of the nodes."""
     import ray
+    from ray._private.state import actors
     from ray.cluster_utils import Cluster
 
     own = os.dup(1)
@@ -135,18 +138,23 @@ def _serve() -> None:
             nodes = nodes or [cluster.add_node(**settings)]
             cluster.wait_for_nodes(timeout=SECONDS)
         else:
-            node = nodes.pop()
-            while line == "kill\n" and not _has_actor(node.node_id):
+            node, before = nodes.pop(), set(actors())
+            while line == "kill\n" and not _works(node.node_id, before):
                 time.sleep(0.02)
             killed.add(node.node_id)
             cluster.remove_node(node, allow_graceful=False)
         os.write(own, b"done\n")
 
 
-def _has_actor(node: str) -> bool:
+def _works(node: str, before: set[str]) -> bool:
+    """Where /proc does not tell, whether a replica lives."""
     from ray._private.state import actors
 
-    return any(actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node for actor in actors().values())
+    for name, actor in actors().items():
+        if name not in before and actor["State"] == "ALIVE" and actor["Address"]["NodeID"] == node:
+            maps = PROC / str(actor["Pid"]) / "maps"
+            return not PROC.is_dir() or b".gguf" in maps.read_bytes()
+    return False
 
 
 if __name__ == "__main__":
