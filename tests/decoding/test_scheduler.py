@@ -573,6 +573,19 @@ def test_requests_in_the_background_cost_others_no_pass(n_slots: int) -> None:
         assert sequence.result.tokens == said(prompt, 60)
 
 
+def test_a_request_in_the_background_takes_no_slot_while_others_run() -> None:
+    backend = FakeBackend(n_ctx=256, n_slots=4)
+    scheduler = scheduler_of(backend)
+    one, behind = (sequence_of(backend, prompt, 9, background=n > 0) for n, prompt in enumerate(prompts_of(2, 9)))
+    for sequence in (one, behind):
+        scheduler.submit(sequence)
+    while not one.done:
+        assert behind not in scheduler.admitted
+        scheduler.step()
+    run(scheduler, [])
+    assert behind.done
+
+
 def test_requests_in_the_background_give_up_their_cells() -> None:
     backend = FakeBackend(n_ctx=128, n_slots=4)
     scheduler = scheduler_of(backend)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.decoding.stream import StopFinder
+from rest_local.decoding.results import Statistics, Step
+from rest_local.decoding.stream import Answer, StopFinder
+
+LETTERS: Any = SimpleNamespace(feed=chr, finish=lambda: "")  # every token is the number of a letter
 
 
 def parts_of(text: str, cuts: list[int]) -> list[str]:
@@ -46,3 +51,12 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     assert finder.feed("N") == ("", False)
     assert finder.feed("x") == ("ENx", False)
     assert finder.feed("END and more") == ("", True)
+
+
+def test_the_token_that_completes_a_stop_string_is_the_last_of_the_answer() -> None:
+    answer = Answer(Statistics(), LETTERS, 9, ("END",), lambda token: False)
+    tokens = list(map(ord, "go ENDx"))
+    answer.receive(tokens, 0.0)
+    assert (answer.ended, answer.left) == (True, 3)
+    assert answer.take(Step(tokens, ["target"] * 7)).tokens == tuple(tokens[:6])
+    assert answer.result.text == "go "

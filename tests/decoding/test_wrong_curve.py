@@ -90,7 +90,7 @@ def test_a_wrong_speed_is_found_without_a_plain_step(
 def test_no_curve_cuts_prompts_into_parts_that_are_quicker_than_they_may_be(
     factor: float, timed: Callable[[int], Timed]
 ) -> None:
-    """The speed of one part tells how large the next may be."""
+    """The speed of one part tells how large the next may be, and that of a few tokens tells nothing."""
     backend = timed(2)
     scheduler = scheduler_of(backend, believed(factor))
     scheduler.submit(sequence_of(backend, [1, 2, 3], 400, Draws(2), ignore_end=True))
@@ -108,3 +108,10 @@ def test_no_curve_cuts_prompts_into_parts_that_are_quicker_than_they_may_be(
     while not late.done:
         scheduler.step()
     assert late.result.tokens == said([5] * 4000, 5)
+    short, later = sequence_of(backend, [7, 8], 1), sequence_of(backend, [6] * 2000, 1)
+    for one in (short, later):
+        backend.passes.clear()
+        scheduler.submit(one)
+        while not one.done:
+            scheduler.step()
+    assert backend.passes[0] == 512
