@@ -98,41 +98,60 @@ def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabili
 
     Raises TemplateTooCostly.
     """
-    probe = _Probe(template, bos, eos)
-    as_object = probe.shows([_USER, _call(1), _result()], "probe_tool", "probe_value", never="{'probe_key'")
-    as_text = probe.shows([_USER, _call(1, text=True), _result()], "probe_tool", "probe_value")
+
+    def text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
+        """The prompt, or None if the template refuses the messages."""
+        try:
+            return render(template, messages, bos=bos, eos=eos, tools=tools)
+        except TemplateTooCostly:
+            raise  # each of the twenty renders would be
+        except TemplateFailed:
+            return None
+
+    def shows(
+        messages: Sequence[Mapping[str, Any]],
+        *words: str,
+        never: str = "",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> bool:
+        """Whether the prompt contains all of `words`, and not `never`."""
+        prompt = text(messages, tools)
+        return prompt is not None and all(word in prompt for word in words) and not (never and never in prompt)
+
+    as_object = shows([_USER, _call(1), _result()], "probe_tool", "probe_value", never="{'probe_key'")
+    as_text = shows([_USER, _call(1, text=True), _result()], "probe_tool", "probe_value")
     call, two_calls = _call(1, text=not as_object), _call(2, text=not as_object)
     long_id = [_USER, {**call, "tool_calls": [{**call["tool_calls"][0], "id": "call_" + 24 * "a"}]}]
-    with_empty, with_null = (probe.text([_USER, {**call, "content": content}, _result()]) for content in ("", None))
+    with_empty, with_null = (text([_USER, {**call, "content": content}, _result()]) for content in ("", None))
     return Capabilities(
-        system=probe.shows([{"role": "system", "content": "probe_system"}, _USER], "probe_system", "probe_user"),
-        late_system=probe.shows(
+        system=shows([{"role": "system", "content": "probe_system"}, _USER], "probe_system", "probe_user"),
+        late_system=shows(
             [_FIRST, _USER, _SAID, {"role": "system", "content": "probe_system"}, _USER],
             *("probe_first", "probe_answer", "probe_system"),
         ),
-        system_with_results=probe.shows(
+        system_with_results=shows(
             [{"role": "system", "content": "probe_system"}, _USER, call, _result()], "probe_system"
         ),
-        tools=probe.shows([_USER], "probe_tool", tools=[_TOOL]),
+        tools=shows([_USER], "probe_tool", tools=[_TOOL]),
         tool_calls=as_object or as_text,
-        call_content=probe.shows([_USER, {**call, "content": "probe_said"}, _result()], "probe_said", "probe_tool"),
-        tool_results=probe.shows([_USER, call, _result()], "probe_result"),
-        parallel_calls=probe.shows([_USER, two_calls], "probe_tool", "probe_other"),
+        call_content=shows([_USER, {**call, "content": "probe_said"}, _result()], "probe_said", "probe_tool"),
+        tool_results=shows([_USER, call, _result()], "probe_result"),
+        parallel_calls=shows([_USER, two_calls], "probe_tool", "probe_other"),
         object_arguments=as_object,
         null_calls=with_null != with_empty
         and with_null is not None
         and "probe_tool" in with_null
         and "None" not in with_null,
-        string_content=probe.shows([_USER], "probe_user"),
-        typed_content=probe.shows(
+        string_content=shows([_USER], "probe_user"),
+        typed_content=shows(
             [{"role": "user", "content": [{"type": "text", "text": "probe_part"}]}], "probe_part", never="type"
         ),
-        reasoning=probe.shows(
+        reasoning=shows(
             [_USER, {**call, "reasoning_content": "probe_thought", "thinking": "probe_thought"}, _result()],
             "probe_thought",
         ),
-        alternates=probe.text([_USER, _USER]) is None,
-        short_ids=probe.text([_USER, call]) is not None and probe.text(long_id) is None,
+        alternates=text([_USER, _USER]) is None,
+        short_ids=text([_USER, call]) is not None and text(long_id) is None,
     )
 
 
@@ -147,35 +166,6 @@ def _call(count: int, text: bool = False) -> dict[str, Any]:
 
 def _result() -> dict[str, Any]:
     return {"role": "tool", "content": "probe_result", "tool_call_id": _ID, "name": "probe_tool"}
-
-
-class _Probe:
-    """Renders small conversations with one template."""
-
-    def __init__(self, template: str, bos: str | None, eos: str | None) -> None:
-        self._template, self._bos, self._eos = template, bos, eos
-
-    def text(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> str | None:
-        """The prompt, or None if the template refuses the messages."""
-        try:
-            return render(self._template, messages, bos=self._bos, eos=self._eos, tools=tools)
-        except TemplateTooCostly:
-            raise  # each of the twenty renders would be
-        except TemplateFailed:
-            return None
-
-    def shows(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *words: str,
-        never: str = "",
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> bool:
-        """Whether the prompt contains all of `words`, and not `never`."""
-        text = self.text(messages, tools)
-        return text is not None and all(word in text for word in words) and not (never and never in text)
 
 
 Message = dict[str, Any]

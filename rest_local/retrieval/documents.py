@@ -208,7 +208,52 @@ def pack_documents(names: Sequence[bytes], starts: Sequence[int]) -> bytes:
     return b"".join((head, np.asarray(starts, "<u8").tobytes(), ends.tobytes(), *names))
 
 
-class DocumentTable:
+class _Names:
+    """The names of a table's entries, over a buffer: one after another from `_names_at` on. `_ends`: where each ends,
+    counted from there, after a 0. Bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`."""
+
+    path: Path
+    _data: Any
+    _names_at: int
+    _ends: npt.NDArray[np.uint64]
+
+    def name(self, index: int) -> str:
+        first, last = self._names_at + int(self._ends[index]), self._names_at + int(self._ends[index + 1])
+        if not self._names_at <= first <= last <= len(self._data):
+            raise DatastoreCorrupt(self.path, f"name {index} of a table lies outside of it")
+        return bytes(self._data[first:last]).decode("utf-8", "surrogateescape")
+
+    def numbers_of(self, names: Collection[str]) -> list[int]:
+        """The numbers of the entries with one of these names, ascending.
+
+        O(bytes of all names): with 100 000 names of 80 bytes some milliseconds for a few `names`, 20 for many.
+        """
+        wanted = {encoded(name) for name in names}
+        if len(wanted) <= _FEW and all(len(name) >= _LONG for name in wanted):
+            found = ((name, *entry) for name in wanted for entry in self._entries_at(name))
+            return sorted(number for name, number, size in found if size == len(name))
+        stored = bytes(self._data[self._names_at :])
+        spans = enumerate(pairwise(self._ends.tolist()))
+        return [number for number, (first, last) in spans if stored[first:last] in wanted]
+
+    def numbers_below(self, folder: str) -> list[int]:
+        """The numbers of the entries of files below a folder, ascending. O(bytes of all names), some milliseconds."""
+        return sorted(number for number, _ in self._entries_at(encoded(os.path.join(folder, ""))))
+
+    def _entries_at(self, start: bytes) -> Iterator[tuple[int, int]]:
+        """(number, bytes of the name) of the entries whose name begins so, by a search for the bytes."""
+        at = self._data.find(start, self._names_at)
+        while at >= 0:
+            first = np.uint64(at - self._names_at)
+            number = int(np.searchsorted(self._ends, first, side="right")) - 1
+            if 0 <= number < len(self._ends) - 1 and self._ends[number] == first:
+                size = int(self._ends[number + 1]) - int(first)
+                if size >= len(start):
+                    yield number, size
+            at = self._data.find(start, at + 1)
+
+
+class DocumentTable(_Names):
     """A document table over a buffer (a map, or bytes). Only the requested entries are read.
 
     Raises DatastoreCorrupt if the header does not fit the buffer or the manifest. An offset is checked on use.
@@ -225,7 +270,7 @@ class DocumentTable:
         self._data = data
         self._names_at = DOCUMENTS_HEAD + 16 * (count + 1)
         self.starts: npt.NDArray[np.uint64] = np.frombuffer(data, "<u8", count + 1, DOCUMENTS_HEAD)
-        self._ends: npt.NDArray[np.uint64] = np.frombuffer(data, "<u8", count + 1, DOCUMENTS_HEAD + 8 * (count + 1))
+        self._ends = np.frombuffer(data, "<u8", count + 1, DOCUMENTS_HEAD + 8 * (count + 1))
         if int(self.starts[0]) != 0 or int(self.starts[-1]) != tokens:
             raise DatastoreCorrupt(path, "the document table does not span the text")
 
@@ -241,17 +286,6 @@ class DocumentTable:
 
     def start(self, index: int) -> int:
         return int(self.starts[index])
-
-    def name(self, index: int) -> str:
-        """The name of a document. Bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`."""
-        first, last = self._names_at + int(self._ends[index]), self._names_at + int(self._ends[index + 1])
-        if not self._names_at <= first <= last <= len(self._data):
-            raise DatastoreCorrupt(self.path, f"the name of document {index} lies outside the table")
-        return bytes(self._data[first:last]).decode("utf-8", "surrogateescape")
-
-    def numbers_of(self, names: Collection[str]) -> list[int]:
-        """The numbers of the documents with one of these names, ascending. As `StateTable.numbers_of`."""
-        return _numbers_of(names, self._data, self._names_at, self._ends)
 
     def release(self) -> None:
         self.starts = self._ends = np.empty(0, np.uint64)
@@ -281,14 +315,14 @@ def pack_states(states: Sequence[tuple[int, FileState]]) -> bytes:
     return b"".join((STATES_MAGIC, len(states).to_bytes(8, "little"), int(ends[-1]).to_bytes(8, "little"), *columns))
 
 
-class StateTable:
+class StateTable(_Names):
     """The file states of a segment, over a buffer. documents: int64 [states], number of the document of each.
 
     Raises DatastoreCorrupt if a header or a value does not fit the buffer or the manifest. O(states).
     """
 
     def __init__(self, data: bytes, path: Path, states: int, documents: int) -> None:
-        head = data[:STATES_HEAD]
+        self.path, head = path, data[:STATES_HEAD]
         names = int.from_bytes(head[16:24], "little")
         fixed = STATES_HEAD + 16 * states + 8 * (states + 1) + 4 * states + _DIGEST * states
         if head[:8] != STATES_MAGIC or int.from_bytes(head[8:16], "little") != states or len(data) != fixed + names:
@@ -316,23 +350,6 @@ class StateTable:
             self.name(index), int(self._sizes[index]), int(self._mtimes[index]), self._data[at : at + _DIGEST]
         )
 
-    def name(self, index: int) -> str:
-        """The name of a file, as `DocumentTable.name`."""
-        first, last = self._names_at + int(self._ends[index]), self._names_at + int(self._ends[index + 1])
-        return self._data[first:last].decode("utf-8", "surrogateescape")
-
-    def numbers_of(self, names: Collection[str]) -> list[int]:
-        """The numbers of the states of files with one of these names, ascending.
-
-        O(bytes of all names): with 100 000 names of 80 bytes some milliseconds for a few `names`, 20 for many.
-        """
-        return _numbers_of(names, self._data, self._names_at, self._ends)
-
-    def numbers_below(self, folder: str) -> list[int]:
-        """The numbers of the states of files below a folder, ascending. O(bytes of all names), some milliseconds."""
-        start = encoded(os.path.join(folder, ""))
-        return sorted(number for number, _ in _entries_at(start, self._data, self._names_at, self._ends))
-
 
 def documents_of(directory: Path, entry: SegmentEntry) -> DocumentTable:
     """The document table of a segment, read from its file. Raises DatastoreCorrupt and OSError."""
@@ -353,29 +370,6 @@ def states_by_document(table: StateTable | None, gone: bytes) -> dict[int, list[
         for number in np.flatnonzero(alive(gone, len(table))).tolist():
             found.setdefault(int(table.documents[number]), []).append(table[number])
     return found
-
-
-def _numbers_of(names: Collection[str], data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> list[int]:
-    wanted = {encoded(name) for name in names}
-    if len(wanted) <= _FEW and all(len(name) >= _LONG for name in wanted):
-        found = ((name, *entry) for name in wanted for entry in _entries_at(name, data, names_at, ends))
-        return sorted(number for name, number, size in found if size == len(name))
-    stored = bytes(data[names_at:])
-    spans = enumerate(pairwise(ends.tolist()))
-    return [number for number, (first, last) in spans if stored[first:last] in wanted]
-
-
-def _entries_at(start: bytes, data: Any, names_at: int, ends: npt.NDArray[np.uint64]) -> Iterable[tuple[int, int]]:
-    """(number, bytes of the name) of the entries whose name begins so, by a search for the bytes."""
-    at = data.find(start, names_at)
-    while at >= 0:
-        first = np.uint64(at - names_at)
-        number = int(np.searchsorted(ends, first, side="right")) - 1
-        if 0 <= number < len(ends) - 1 and ends[number] == first:
-            size = int(ends[number + 1]) - int(first)
-            if size >= len(start):
-                yield number, size
-        at = data.find(start, at + 1)
 
 
 def bitmap_of(numbers: Iterable[int], count: int) -> bytes:

@@ -27,8 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from rest_local.errors import DatastoreError, DatastoreUnwritable, OptionError, RestLocalError, printable
@@ -304,23 +305,6 @@ def _put(files: Files, path: Path, fields: Mapping[str, Any]) -> None:
     files.sync_directory(path.parent)
 
 
-class _Worker:
-    """A process, and the pipe to it."""
-
-    def __init__(self, context: SpawnContext, plan: Plan, directory: Path, opener: Opener, files: Files) -> None:
-        self.pipe, theirs = context.Pipe()
-        arguments = (theirs, plan, directory, opener, files)
-        self.process: SpawnProcess = context.Process(target=_work, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def stop(self) -> None:
-        """End the process now. What it was writing is cleared by the next build."""
-        self.pipe.close()
-        self.process.kill()
-        self.process.join()
-
-
 def build_shards(
     plan: Plan,
     numbers: Sequence[int],
@@ -340,8 +324,21 @@ def build_shards(
     """
     left = deque(numbers)
     context = multiprocessing.get_context("spawn")
-    made = [_Worker(context, plan, directory, opener, files or Files()) for _ in range(min(jobs, len(numbers)))]
-    workers = {worker.pipe: worker for worker in made}
+    workers: dict[Connection, SpawnProcess] = {}
+
+    def stop(pipe: Connection) -> None:
+        """End a process now. What it was writing is cleared by the next build."""
+        process = workers.pop(pipe)
+        pipe.close()
+        process.kill()
+        process.join()
+
+    for _ in range(min(jobs, len(numbers))):
+        pipe, theirs = context.Pipe()
+        arguments = (theirs, plan, directory, opener, files or Files())
+        workers[pipe] = context.Process(target=_work, args=arguments, daemon=True)
+        workers[pipe].start()
+        theirs.close()
     try:
         while workers:
             for pipe in wait(list(workers)):
@@ -349,7 +346,7 @@ def build_shards(
                 try:
                     kind, *content = pipe.recv()
                 except (EOFError, ConnectionError) as error:
-                    (ended := workers[pipe].process).join()
+                    (ended := workers[pipe]).join()
                     what = f"a process of the build ended with code {ended.exitcode}"
                     raise DatastoreError(f"{what}; less `memory` or fewer `jobs` may help") from error
                 if kind == "failed":
@@ -359,25 +356,23 @@ def build_shards(
                 elif left:  # it waits for a shard
                     pipe.send(left.popleft())
                 else:
-                    workers.pop(pipe).stop()
+                    stop(pipe)
     finally:
-        for worker in workers.values():
-            worker.stop()
+        for pipe in list(workers):
+            stop(pipe)
 
 
 def _work(pipe: Connection, plan: Plan, directory: Path, opener: Opener, files: Files) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    numbers: deque[int] = deque()
-    arrived = threading.Semaphore(0)
-    threading.Thread(target=_listen, args=(pipe, numbers, arrived), daemon=True).start()
+    numbers: SimpleQueue[int] = SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, numbers), daemon=True).start()
     try:
         with opener() as tokenizer:
             while True:
                 pipe.send(("ready",))
-                arrived.acquire()
                 build_shard(
                     plan,
-                    numbers.popleft(),
+                    numbers.get(),
                     directory,
                     tokenizer,
                     lambda what, amount: pipe.send(("progress", what, amount)),
@@ -393,11 +388,10 @@ def _work(pipe: Connection, plan: Plan, directory: Path, opener: Opener, files: 
         pipe.send(("failed", error))
 
 
-def _listen(pipe: Connection, numbers: deque[int], arrived: threading.Semaphore) -> None:
+def _listen(pipe: Connection, numbers: SimpleQueue[int]) -> None:
     """Receive numbers until the other end is closed; then end the process, in the middle of whatever it does."""
     while True:
         try:
-            numbers.append(pipe.recv())
+            numbers.put(pipe.recv())
         except (EOFError, OSError):
             os._exit(1)
-        arrived.release()

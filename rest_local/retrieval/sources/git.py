@@ -149,7 +149,12 @@ class Blobs:
 
     def read(self, blob: str, most: int = sys.maxsize) -> bytes | None:
         """The content, None if the repository does not have it, or it has more than `most` bytes."""
-        process = self._process or self._start()
+        if self._process is None:
+            command, pipe = git_command(self.repository, "cat-file", "--batch"), subprocess.PIPE
+            self._process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=git_environment()
+            )
+        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -167,14 +172,6 @@ class Blobs:
         except BrokenPipeError:  # git gave up on a damaged object
             self._end()
             return None
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = git_command(self.repository, "cat-file", "--batch")
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=git_environment()
-        )
-        return self._process
 
     def _end(self) -> None:
         process, self._process = self._process, None

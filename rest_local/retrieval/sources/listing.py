@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -98,18 +99,10 @@ def git_files(root: Path, only: Sequence[str] | None = None) -> Iterator[str] | 
                 if run_git(root, *command, output=listed[-1]).returncode != 0:
                     return None
         undo.pop_all()  # from here on `_split` closes the files
-        merged = _merged([_split(file) for file in listed])
+        # the index has several entries for a file with a merge conflict
+        merged = (name for name, _ in groupby(heapq.merge(*map(_split, listed))))
         return merged if only is None else filter(set(only).__contains__, merged)
     return None
-
-
-def _merged(parts: list[Iterator[str]]) -> Iterator[str]:
-    """Merge sorted names, each once: the index has several entries for a file with a merge conflict."""
-    last = None
-    for name in heapq.merge(*parts):
-        if name != last:
-            yield name
-        last = name
 
 
 def _split(file: IO[bytes]) -> Iterator[str]:

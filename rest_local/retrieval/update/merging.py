@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -224,27 +224,20 @@ def _stateless(entry: SegmentEntry, states: StateTable | None) -> npt.NDArray[np
     return found
 
 
-def live_states(store: Datastore, names: Collection[str] | None = None) -> dict[str, FileState]:
-    """The states that are not deleted, by the name of their file. names: only these. O(states). Raises
-    DatastoreCorrupt.
+def live_states(
+    store: Datastore, names: Collection[str] | None = None, folders: Collection[str] = ()
+) -> dict[str, FileState]:
+    """The states that are not deleted, by the name of their file. names: only these, and of files below `folders`.
+    O(states). Raises DatastoreCorrupt.
     """
-    if names is None:
-        return _live(store, lambda table: range(len(table)))
-    return _live(store, lambda table: table.numbers_of(names))
-
-
-def live_states_below(store: Datastore, folders: Collection[str]) -> dict[str, FileState]:
-    """As `live_states`, of the files below folders."""
-    return _live(store, lambda table: [number for folder in folders for number in table.numbers_below(folder)])
-
-
-def _live(store: Datastore, choose: Callable[[StateTable], Iterable[int]]) -> dict[str, FileState]:
     found: dict[str, FileState] = {}
     for index, entry in enumerate(store.manifest.segments):
         table = store.states(index)
         if table is not None:
+            numbers = range(len(table)) if names is None else table.numbers_of(names)
+            below = [number for folder in folders for number in table.numbers_below(folder)]
             live = alive(entry.gone, len(table))
-            states = (table[number] for number in choose(table) if live[number])
+            states = (table[number] for number in (*numbers, *below) if live[number])
             found.update((state.name, state) for state in states)
     return found
 

@@ -51,7 +51,7 @@ from rest_local.retrieval.sources.recipes import WALKED, from_recipe
 from rest_local.retrieval.sources.source import Reading, Render, Skipped, Source
 from rest_local.retrieval.sources.walk import Python, Walk, resolved
 from rest_local.retrieval.staging import Staged, clear, staging
-from rest_local.retrieval.update.merging import Entries, live_states, live_states_below, merge, unstated, without
+from rest_local.retrieval.update.merging import Entries, live_states, merge, unstated, without
 
 log = logging.getLogger("rest_local.datastore")
 
@@ -221,7 +221,7 @@ def _update(given: _Given, base: Datastore, only: Collection[str] | None, missin
         only = resolved(only, roots_of(sources))
         known = live_states(base, only)
         if folders := [path for path in only if path not in known and not os.path.lexists(path)]:
-            known |= live_states_below(base, folders)
+            known |= live_states(base, (), folders)
         walk = Rereading(known, unstated(base, only))
         texts = walk.texts(present(sources, {}, missing), given, only)
         return _stored(given, base, walk, texts, recipe, True)
