@@ -334,10 +334,10 @@ def build_shards(
         process.join()
 
     for _ in range(min(jobs, len(numbers))):
-        pipe, theirs = context.Pipe()
+        ours, theirs = context.Pipe()
         arguments = (theirs, plan, directory, opener, files or Files())
-        workers[pipe] = context.Process(target=_work, args=arguments, daemon=True)
-        workers[pipe].start()
+        workers[ours] = context.Process(target=_work, args=arguments, daemon=True)
+        workers[ours].start()
         theirs.close()
     try:
         while workers:
@@ -358,8 +358,8 @@ def build_shards(
                 else:
                     stop(pipe)
     finally:
-        for pipe in list(workers):
-            stop(pipe)
+        for left_open in list(workers):
+            stop(left_open)
 
 
 def _work(pipe: Connection, plan: Plan, directory: Path, opener: Opener, files: Files) -> None:
