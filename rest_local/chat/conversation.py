@@ -200,8 +200,13 @@ def fixed_beginning(
     if first is None:
         return prompt
     other = render([*messages[:first], {**messages[first], "content": _PLACEHOLDER}, *messages[first + 1 :]])
-    same = next((i for i, pair in enumerate(zip(prompt, other, strict=False)) if pair[0] != pair[1]), len(prompt))
-    return prompt[:same]
+    return common_beginning(prompt, other)
+
+
+def common_beginning(one: str, other: str) -> str:
+    """The text that both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((i for i, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))]
 
 
 @dataclass(frozen=True)

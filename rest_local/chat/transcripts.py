@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rest_local.chat.conversation import ChatTemplate, Message
+from rest_local.chat.conversation import ChatTemplate, Message, common_beginning
 
 BEFORE = 256
 """Characters of what was read that stand in front of a turn; a search looks at 32 tokens."""
@@ -47,7 +47,7 @@ class TurnRenderer:
         read = self._template.render(messages[:-1]) if len(messages) > 1 else ""
         whole = self._template.render(messages, add_generation_prompt=False)
         if not whole.startswith(read):  # such as templates that begin an answer with a thought, and drop it later
-            read = whole[: _same(read, whole)]
+            read = common_beginning(read, whole)
         written = whole[len(read) :]
         ends = [found.end() for found in self._special.finditer(written)]
         if ends and not written[ends[-1] :].strip():
@@ -72,11 +72,11 @@ class TurnRenderer:
             parts += [(text[begin : found.start()], _GUARD not in text[begin : found.start()]), (found[0], True)]
             begin = found.end()
         parts.append((text[begin:], _GUARD not in text[begin:]))
-        return tuple(_joined([(_unguarded(part), special) for part, special in parts]))
-
-
-def _unguarded(text: str) -> str:
-    return text.replace(_GUARD, "").replace(f"{_ESCAPE}a", _GUARD).replace(f"{_ESCAPE}b", _ESCAPE)
+        plain = [
+            (part.replace(_GUARD, "").replace(f"{_ESCAPE}a", _GUARD).replace(f"{_ESCAPE}b", _ESCAPE), special)
+            for part, special in parts
+        ]
+        return tuple(_joined(plain))
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
@@ -99,13 +99,6 @@ def _end_of(text: str) -> str:
     end = text[-BEFORE:]
     space = re.search(r"\s", end)
     return end[space.start() :] if space else end
-
-
-def _same(one: str, other: str) -> int:
-    """The length of the common beginning."""
-    return next(
-        (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
-    )
 
 
 def _joined(parts: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
 
-from rest_local.kv_cache.saved import LARGEST_STATE, PART, CellFiles, Cells, Head, Names
+from rest_local.kv_cache.saved import LARGEST_STATE, PART, CellFiles, Cells, Head
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.placeholders import common_prefix, is_placeholder
 
@@ -203,16 +203,11 @@ class Sessions:
                     slot.n_saved = (place + 1) * part
                     return False
         else:
-            self._save_end(slot, text, names)
+            place = len(names.parts)  # of what follows the whole parts
+            if place * part < len(text) and (state := slot.part(place * part, len(text))):
+                self._put(names.ends[-1], text[place * part :], state, place)
         slot.n_saved = slot.n_past
         return True
-
-    def _save_end(self, slot: Slot, text: Sequence[int], names: Names) -> None:
-        """Save what follows the whole parts."""
-        place = len(names.parts)
-        begin = place * self.files.part
-        if begin < len(text) and (state := slot.part(begin, len(text))):
-            self._put(names.ends[-1], text[begin:], state, place)
 
     def _put(self, name: str, tokens: Sequence[int], state: bytes, place: int) -> None:
         self.files.put(name, Head(self.files.made, tokens, "parts", [len(tokens)]), [state], place)

@@ -130,7 +130,9 @@ class GrowingText:
             match = np.array([match for match, _ in found], np.int32)
         if self._segments:
             positions, match = self._with_segments(positions, match, packed(newest, self._width), limit)
-        return Rows(self._following(positions, depth), match, positions, limit=self._vocab_size)
+        window = np.ndarray(len(self._buffer) - _FRONT - depth + 1, f"V{4 * depth}", self._buffer, 4 * _FRONT, (4,))
+        tokens: Int32Array = np.ndarray((len(positions), depth), np.int32, window[positions])
+        return Rows(tokens, match, positions, limit=self._vocab_size)
 
     @property
     def room(self) -> int:
@@ -199,11 +201,6 @@ class GrowingText:
             best = np.lexsort((-positions, -match))[:limit]
             positions, match = positions[best], match[best]
         return positions, match
-
-    def _following(self, positions: Int64Array, depth: int) -> Int32Array:
-        window = np.ndarray(len(self._buffer) - _FRONT - depth + 1, f"V{4 * depth}", self._buffer, 4 * _FRONT, (4,))
-        tokens: Int32Array = np.ndarray((len(positions), depth), np.int32, window[positions])
-        return tokens
 
 
 class TailIndex:

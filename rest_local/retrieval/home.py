@@ -44,11 +44,6 @@ def datastore_path(name: str | os.PathLike[str]) -> Path:
     return datastores_home() / text
 
 
-def short_name(path: Path) -> str:
-    """What `datastore_path` turns into `path`: the name in `datastores_home`, elsewhere the path."""
-    return path.name if path.parent == datastores_home() else str(path)
-
-
 def list_datastores(*, unfinished: bool = False) -> list[str]:
     """Names of the datastores in `datastores_home`, sorted. Does not check whether they can be opened. unfinished: of
     those without a commit, whose build did not end or still runs.
@@ -168,7 +163,7 @@ def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> Datastore
 
 def build_command(path: Path, recipe: Mapping[str, Any], model: str = "MODEL") -> str:
     """The command line that builds a datastore's index for a model, given by its path."""
-    name = short_name(path)
+    name = path.name if path.parent == datastores_home() else str(path)
     words = ["rebuild", name] if can_repeat(recipe) else ["build", "PATH", "-o", name]
     return shlex.join(["rest-local", "index", *words, "-m", model])
 

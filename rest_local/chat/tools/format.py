@@ -90,6 +90,9 @@ def write_list(calls: Sequence[Call]) -> str:
     return json.dumps(listed, ensure_ascii=False)
 
 
+Force = Callable[[Lark, Sequence[Tool], bool], str]
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """How calls are read, written and forced.
@@ -104,7 +107,7 @@ class ToolFormat:
 
     name: str
     readers: Mapping[str, Reader]
-    force: Callable[[Lark, Sequence[Tool], bool], str]
+    force: Force
     write: Callable[[Sequence[Call]], str] = write_calls
     whole: Reader | None = None
     bare: Reader | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rest_local.chat.tools.format import (
     Call,
+    Force,
     Tool,
     ToolFormat,
     Wrapped,
@@ -38,16 +39,24 @@ def _force_hermes(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
     return repeated(lark.add(f"{opening} {json_objects(lark, tools)} {closing}"), lark.literal("\n"), many)
 
 
-def _force_list(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    calls = repeated(json_objects(lark, tools), lark.literal(", "), many)
-    return f"{lark.literal('<|tool_call|>[')} {calls} {lark.literal(']')} ({lark.literal('<|/tool_call|>')})?"
+def _force(before: str, rule: Callable[[Lark, Sequence[Tool]], str], between: str, after: str = "") -> Force:
+    """Calls by `rule` one after another, with these texts around and between them."""
+
+    def force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
+        calls = repeated(rule(lark, tools), lark.literal(between) if between else "", many)
+        parts = [lark.literal(before) if before else "", calls, lark.literal(after) if after else ""]
+        return " ".join(filter(None, parts))
+
+    return force
 
 
 HERMES = ToolFormat("hermes", {"<tool_call>": tagged, "<function=": function_opened}, _force_hermes)
 LISTED = ToolFormat(
     "listed",
     {"<|tool_call|>": _listed, "<tool_call>": tagged},
-    _force_list,
+    lambda lark, tools, many: (
+        f"{_force('<|tool_call|>[', json_objects, ', ', ']')(lark, tools, many)} ({lark.literal('<|/tool_call|>')})?"
+    ),
     lambda calls: "<|tool_call|>" + write_list(calls),
 )
 
@@ -131,23 +140,18 @@ def _mistral(source: Source) -> Wait[None]:
     yield from source.value(source.arguments)
 
 
-def _force_mistral_list(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    calls = repeated(json_objects(lark, tools), lark.literal(", "), many)
-    return f"{lark.literal(_MISTRAL + '[')} {calls} {lark.literal(']')}"
-
-
 _ARGS = Wrapped(_MISTRAL, "[ARGS]")
 MISTRAL_LIST = ToolFormat(
     "mistral-list",
     {_MISTRAL: _mistral},
-    _force_mistral_list,
+    _force(_MISTRAL + "[", json_objects, ", ", "]"),
     lambda calls: _MISTRAL + write_list(calls),
     id_characters=9,
 )
 MISTRAL = ToolFormat(
     "mistral",
     {_MISTRAL: _mistral},
-    lambda lark, tools, many: repeated(_ARGS.rule(lark, tools), "", many),
+    _force("", _ARGS.rule, ""),
     lambda calls: "".join(map(_ARGS.write, calls)),
     id_characters=9,
 )
@@ -203,14 +207,9 @@ def _deepseek_call(source: Source) -> Wait[None]:
 _FENCED = Wrapped(f"{CALL}function{_BETWEEN}", "\n```json\n", f"\n```{_CALL_END}")
 
 
-def _force_deepseek(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    calls = repeated(_FENCED.rule(lark, tools), lark.literal("\n"), many)
-    return f"{lark.literal(_DEEPSEEK)} {calls} {lark.literal(_DEEPSEEK_END)}"
-
-
 DEEPSEEK = ToolFormat(
     "deepseek",
     {_DEEPSEEK: _deepseek, CALL: _deepseek_calls, "<tool_call>": tagged},
-    _force_deepseek,
+    _force(_DEEPSEEK, _FENCED.rule, "\n", _DEEPSEEK_END),
     lambda calls: _DEEPSEEK + "\n".join(map(_FENCED.write, calls)) + _DEEPSEEK_END,
 )

@@ -279,7 +279,9 @@ def commit(
             if not segments:
                 raise CorpusEmpty(", ".join(map(str, recipe.get("paths", ()))) or "given", "no tokens")
             created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            manifest = Manifest(vocabulary, segments, recipe, created, _next_revision(directory))
+            held = (one for one in manifests(datastore_of(directory)).values() if isinstance(one, Manifest))
+            revision = 1 + max((manifest.revision for manifest in held), default=0)
+            manifest = Manifest(vocabulary, segments, recipe, created, revision)
             write_file(files, new, manifest.to_bytes())
             if MANIFEST in before:
                 # A copy, because exFAT and many network and FUSE file systems have no hard links. It is synced, because
@@ -311,11 +313,6 @@ def _drop(directory: Path, names: set[str], files: Files) -> None:
     for name in sorted(filter(owns, names)):
         with contextlib.suppress(OSError):
             files.unlink(directory / name)
-
-
-def _next_revision(directory: Path) -> int:
-    found = manifests(datastore_of(directory)).values()
-    return 1 + max((manifest.revision for manifest in found if isinstance(manifest, Manifest)), default=0)
 
 
 def check_ours(directory: Path) -> None:

@@ -21,6 +21,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -328,7 +329,8 @@ def plan(looked: Looked) -> Plan:
     again = tuple(entry for entry in bad if entry not in lost)
     if lost and len(lost) == len(manifest.segments):
         return Plan(looked, hopeless="no segment is intact")
-    return Plan(looked, lost, again, lost_names=_lost_names(looked, lost))
+    known = [names for entry in lost if (names := _names(looked, entry)) is not None]
+    return Plan(looked, lost, again, lost_names=tuple(chain.from_iterable(known)) if known or not lost else None)
 
 
 def repair(planned: Plan, *, files: Files | None = None) -> None:
@@ -387,11 +389,6 @@ def read_documents(directory: Path, entry: SegmentEntry, size: int, bad: set[str
         first, last = entry.tokens - table.start(number + 1) + 1, entry.tokens - table.start(number)
         tokens = from_big_endian(backwards[first * width : last * width], width)[::-1]
         yield Document(table.name(number), tokens, tuple(states.get(number, ())))
-
-
-def _lost_names(looked: Looked, lost: tuple[SegmentEntry, ...]) -> tuple[str, ...] | None:
-    known = [names for entry in lost if (names := _names(looked, entry)) is not None]
-    return tuple(name for names in known for name in names) if known or not lost else None
 
 
 def _names(looked: Looked, entry: SegmentEntry) -> list[str] | None:

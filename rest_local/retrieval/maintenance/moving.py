@@ -76,7 +76,9 @@ def export(path: Path, directories: Sequence[Path], output: BinaryIO, *, recipe:
         folders = ["", *(folder(path, manifest.vocabulary.hash).name for manifest in found[1:])]
         content = [manifest.to_bytes() for manifest in found]
         writer = Writer(output)
-        writer.add(HEAD, packed_head(Path(os.path.abspath(path)).name.lstrip(".") or ROOT, folders, content))
+        parts = [{"folder": where, "manifest": len(data)} for where, data in zip(folders, content, strict=True)]
+        name = Path(os.path.abspath(path)).name.lstrip(".") or ROOT
+        writer.add(HEAD, sealed({"magic": MAGIC, "format": 1, "name": name, "indexes": parts}))
         for where, manifest, data, (_, opened) in zip(folders, found, content, held, strict=True):
             writer.add(member(where, MANIFEST), data)
             for name, wanted in manifest.files.items():
@@ -385,11 +387,6 @@ def _header(name: str, size: int) -> bytes:
 
 def _padding(size: int) -> bytes:
     return bytes(-size % _BLOCK)
-
-
-def packed_head(name: str, folders: Sequence[str], content: Sequence[bytes]) -> bytes:
-    parts = [{"folder": where, "manifest": len(data)} for where, data in zip(folders, content, strict=True)]
-    return sealed({"magic": MAGIC, "format": 1, "name": name, "indexes": parts})
 
 
 def _parse_head(data: bytes) -> tuple[str, list[tuple[str, int]]]:

@@ -82,7 +82,12 @@ def merge(
         with contextlib.ExitStack() as stack:
             mapped = mmap is not False
             store = stack.enter_context(Datastore.open(path, vocabulary_hash=vocabulary_hash, mmap=mapped))
-            chosen = chosen_of(sizes_of(store), most, everything)
+            sizes = []
+            for index, entry in enumerate(store.manifest.segments):
+                starts, dead = store.table(index).starts, numbers_in(entry.dead)
+                gone = int((starts[dead + 1] - starts[dead]).sum())
+                sizes.append(Size(entry.tokens - gone, gone))
+            chosen = chosen_of(sizes, most, everything)
             if not chosen:
                 return done
             try:
@@ -95,11 +100,6 @@ def merge(
             except (DatastoreCorrupt, FileNotFoundError):  # a newer commit may have deleted an input
                 if read_manifest(store.directory) == store.manifest:
                     raise
-
-
-def sizes_of(store: Datastore) -> list[Size]:
-    dead = [dead_tokens(store, index) for index in range(len(store.manifest.segments))]
-    return [Size(entry.tokens - gone, gone) for entry, gone in zip(store.manifest.segments, dead, strict=True)]
 
 
 def chosen_of(sizes: Sequence[Size], most: int = SEGMENT_TOKENS, everything: bool = False) -> list[int]:
@@ -252,9 +252,3 @@ def unstated(store: Datastore, names: Collection[str] | None = None) -> set[str]
             numbers = np.flatnonzero(stateless) if names is None else table.numbers_of(names)
             found |= {table.name(int(number)) for number in numbers if stateless[number]}
     return found
-
-
-def dead_tokens(store: Datastore, index: int) -> int:
-    """The tokens of a segment's deleted documents, with their separators."""
-    starts, numbers = store.table(index).starts, numbers_in(store.manifest.segments[index].dead)
-    return int((starts[numbers + 1] - starts[numbers]).sum()) if len(numbers) else 0

@@ -137,7 +137,7 @@ class Watched:
     is_gone: bool = False
     pending: set[str] = field(default_factory=set)
     _full_at: float = 0.0
-    _full_ended: float = 0.0
+    full_ended: float = 0.0
     _full_took: float = 0.0
     _wait_until: float = 0.0
     _warned: str = ""
@@ -202,7 +202,7 @@ class Watched:
             self.pending.clear()
             doubtful = True
         if doubtful:
-            self._full_no_later_than(self._full_ended + min(SOON[0] * self._full_took, SOON[1]))
+            self.full_no_later_than(self.full_ended + min(SOON[0] * self._full_took, SOON[1]))
         elif unsettled:
             self._full_when_settled()
 
@@ -216,16 +216,12 @@ class Watched:
             if len(self.pending) > MANY:
                 return
 
-    def full_within(self, seconds: float) -> None:
-        """A full update at the latest so long after the last one."""
-        self._full_no_later_than(self._full_ended + seconds)
-
-    def _full_no_later_than(self, moment: float) -> None:
+    def full_no_later_than(self, moment: float) -> None:
         self._full_at = min(self._full_at, max(moment, self.clock()))
 
     def _full_when_settled(self) -> None:
         share, most = SETTLED
-        self._full_no_later_than(self.clock() + max(SETTLE_S, min(share * self._full_took, most)))
+        self.full_no_later_than(self.clock() + max(SETTLE_S, min(share * self._full_took, most)))
 
     def work(self) -> None:
         now = self.clock()
@@ -235,7 +231,7 @@ class Watched:
             self.pending.clear()
             self._full_at = float("inf")
             self._full_took = self._update(None)
-            self._full_ended = self.clock()
+            self.full_ended = self.clock()
         elif only := frozenset(path for path in self.pending if any(root.holds(path) for root in self.roots)):
             self.pending.clear()
             self._update(only)
@@ -381,7 +377,7 @@ class Watcher:
     def _polls(self, stop: threading.Event) -> Generator[Batch, None, None]:
         while not stop.wait(TICK_MS / 1000):
             for index in self.indexes if self._poll_s else ():
-                index.full_within(self._poll_s or 0.0)
+                index.full_no_later_than(index.full_ended + (self._poll_s or 0.0))
             yield ()
 
     def _give_up(self, error: Exception) -> None:
