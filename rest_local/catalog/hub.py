@@ -25,7 +25,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -169,7 +168,11 @@ class Hub:
         paths, before = [], 0
         with _forwarded(notice), _explained(name, self.endpoint):
             for file in choice.files:
-                paths.append(self._file(name, file, partial(_advance, progress, before, choice.size)))
+
+                def advance(done: int, before: int = before) -> None:
+                    progress(before + done, choice.size)
+
+                paths.append(self._file(name, file, advance))
                 before += file.size
         if len({path.parent for path in paths}) > 1:
             raise DownloadFailed(name, "changed on the hub while it was downloaded", "pull it again")
@@ -243,10 +246,6 @@ class Hub:
     def _part(self, repo: str, file: RemoteFile) -> Path:
         """As older versions of the library called it, which go on from there as well."""
         return self.cache / _folder(repo) / "blobs" / f"{file.sha256}.incomplete"
-
-
-def _advance(progress: Progress, before: int, total: int, done: int) -> None:
-    progress(before + done, total)
 
 
 def pull_model(name: str, *, progress: Progress = lambda done, total: None, hub: Hub | None = None) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import shutil
@@ -16,11 +15,12 @@ from changes import left_over
 from failpoints import Named, fail_at, kills, put_tree
 from stores import VOCABULARY, Durable
 from support.files import files_up_to
+from test_datastore import rewrite
 from test_history import answers_in
 
 from rest_local.retrieval import History, Segment, history
 from rest_local.retrieval.files import locked
-from rest_local.retrieval.format import MANIFEST, file_name, sealed
+from rest_local.retrieval.format import MANIFEST, file_name
 from rest_local.retrieval.home import read_manifest
 
 BEFORE, SAID = [[1, 2, 3, 4], [9, 9, 2, 5]], [1, 2, 3, 7]
@@ -148,13 +148,7 @@ def first_segment(path: Path, kind: str) -> Path:
 
 
 def reseal(change: Callable[[dict], None]) -> Callable[[Path], None]:
-    def rewrite(path: Path) -> None:
-        fields = json.loads((path / MANIFEST).read_bytes())
-        del fields["sha256"]
-        change(fields)
-        (path / MANIFEST).write_bytes(sealed(fields))
-
-    return rewrite
+    return lambda path: rewrite(path, change)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {

@@ -6,20 +6,11 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
+from edited import Bytes
 
 from rest_local.errors import CorpusEmpty, InputInvalid
 from rest_local.retrieval import Datastore, build_datastore
-
-
-class Bytes:
-    """Every byte is a token."""
-
-    name, size, hash = "bytes", 256, "b0" * 32
-
-    def tokenize(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
 @pytest.fixture

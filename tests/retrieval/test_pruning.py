@@ -14,6 +14,7 @@ from stores import VOCABULARY, content_of, make
 from support.examples import few
 
 from rest_local.errors import DatastoreNotFound, OptionError
+from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document, FileState, bitmap_of
 from rest_local.retrieval.home import read_manifest
@@ -95,7 +96,7 @@ def test_the_files_keep_the_size(tmp_path: Path) -> None:
     documents = [Document(f"document {n}", random.integers(0, 1000, 200, np.int32), states[n]) for n in range(60)]
     path = tmp_path / "store"
     for segment_tokens in (1 << 20, 1000):
-        make_documents(path, documents, segment_tokens)
+        build(path, documents, vocabulary=VOCABULARY, segment_tokens=segment_tokens)
         before = bytes_on_disk(path)
         pruned = prune(path, Target(size=before // 3))
         assert bytes_on_disk(path) == pruned.bytes[1]
@@ -105,12 +106,6 @@ def test_the_files_keep_the_size(tmp_path: Path) -> None:
         assert [document.states for document in kept] == [
             documents[int(document.name.split()[1])].states for document in kept
         ]
-
-
-def make_documents(path: Path, documents: list[Document], segment_tokens: int) -> None:
-    from rest_local.retrieval.building.build import build
-
-    build(path, documents, vocabulary=VOCABULARY, segment_tokens=segment_tokens)
 
 
 def test_segments_that_lose_nothing_stay(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ class AnswerParser:
     def _text_and_call(self) -> Wait[bool]:
         """Text up to a call, and the call; False at the end. White space before, between and after calls is dropped."""
         source, before = self._source, self._source.calls
-        opening = yield from source.until(self._format.markers, source.content, strip=True)
+        opening = yield from source.until(tuple(self._format.readers), source.content, strip=True)
         space = source.stripped
         if not opening:
             if not before:

@@ -113,10 +113,6 @@ class ToolFormat:
     bare: Reader | None = None
     id_characters: int = 0
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return tuple(self.readers)
-
 
 def tools_of(tools: Sequence[Any] | None) -> list[Tool]:
     """OpenAI's `tools`, checked. Raises OptionError, which names the place."""

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Sequence
 
 from rest_local.chat.tools.format import (
-    Call,
     Force,
     Tool,
     ToolFormat,
@@ -103,17 +102,13 @@ def _llama3(source: Source) -> Wait[None]:
         source.arguments(json.dumps(arguments, ensure_ascii=False))
 
 
-def _write_llama3(calls: Sequence[Call]) -> str:
-    return "; ".join(
-        json.dumps({"name": call["name"], "parameters": call["arguments"]}, ensure_ascii=False) for call in calls
-    )
-
-
 LLAMA3 = ToolFormat(
     "llama3",
     {"<|python_tag|>": _llama3, "<tool_call>": tagged},
-    lambda lark, tools, many: repeated(json_objects(lark, tools, "parameters"), lark.literal("; "), many),
-    _write_llama3,
+    _force("", lambda lark, tools: json_objects(lark, tools, "parameters"), "; "),
+    lambda calls: "; ".join(
+        json.dumps({"name": call["name"], "parameters": call["arguments"]}, ensure_ascii=False) for call in calls
+    ),
     bare=_llama3_bare,
 )
 

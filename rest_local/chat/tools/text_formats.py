@@ -139,19 +139,13 @@ def _force_qwen(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
 
 def _force_parameters(lark: Lark, tool: Tool) -> str:
     properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
-    parts = []
+    parts, end = [], "\n</parameter>\n"
     for key, schema in properties.items() if isinstance(properties, Mapping) else ():
-        part = lark.add(f"{lark.literal(f'<parameter={key}>' + chr(10))} {_force_parameter(lark, tool, schema)}")
+        opening = lark.literal(f"<parameter={key}>\n")
+        json_value = "" if is_text(schema) else f"{tool.argument(lark, schema)} {lark.literal(end)}"
+        part = lark.add(f"{opening} {json_value or text_until(lark, schema, end)}")
         parts.append(part if isinstance(required, list) and key in required else f"{part}?")
     return " ".join(parts)
-
-
-def _force_parameter(lark: Lark, tool: Tool, schema: Any) -> str:
-    """A rule for the value and the end of its tag."""
-    end = "\n</parameter>\n"
-    if is_text(schema):
-        return text_until(lark, schema, end)
-    return f"{tool.argument(lark, schema)} {lark.literal(end)}"
 
 
 def _qwen(source: Source) -> Wait[None]:
@@ -211,15 +205,11 @@ def _gemma_value(text: str, at: int, depth: int) -> tuple[Any, int]:
     found = _GEMMA_SCALAR.match(text, at)
     if not found:
         raise Malformed
-    return _gemma_scalar(found[0]), found.end()
-
-
-def _gemma_scalar(text: str) -> Any:
-    """A number or a constant, else text without quotes."""
-    if text in ("true", "false", "null") or (_NUMBER.fullmatch(text) and len(text) < 300):
-        value = json.loads(text)
-        return value if value not in (math.inf, -math.inf) else text
-    return text
+    scalar = found[0]  # a number or a constant, else text without quotes
+    if scalar in ("true", "false", "null") or (_NUMBER.fullmatch(scalar) and len(scalar) < 300):
+        value = json.loads(scalar)
+        return value if value not in (math.inf, -math.inf) else scalar, found.end()
+    return scalar, found.end()
 
 
 def _gemma_members(text: str, at: int, depth: int) -> tuple[Any, int]:
@@ -253,12 +243,6 @@ def _after_space(text: str, at: int) -> int:
     return at
 
 
-def _write_gemma(calls: Sequence[Call]) -> str:
-    return "".join(
-        f"{_GEMMA}call:{call['name']}{_written_gemma(call['arguments'], True)}{_GEMMA_END}" for call in calls
-    )
-
-
 def _written_gemma(value: Any, bare_keys: bool = False) -> str:
     if isinstance(value, str):
         return f"{_QUOTE}{value}{_QUOTE}"
@@ -285,7 +269,14 @@ def _force_gemma(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
     return repeated(lark.one_of(calls), "", many)
 
 
-GEMMA = ToolFormat("gemma", {_GEMMA: _gemma, "<tool_call>": tagged}, _force_gemma, _write_gemma)
+GEMMA = ToolFormat(
+    "gemma",
+    {_GEMMA: _gemma, "<tool_call>": tagged},
+    _force_gemma,
+    lambda calls: "".join(
+        f"{_GEMMA}call:{call['name']}{_written_gemma(call['arguments'], True)}{_GEMMA_END}" for call in calls
+    ),
+)
 
 
 # Calls written as Python, `[search(query="x", limit=3)]`: LFM2, and Llama's built-in tools.
@@ -368,8 +359,9 @@ def _python_value(node: ast.expr) -> Any:
 
 def _pythonic(source: Source) -> Wait[None]:
     yield from source.space()
-    source_is_json = yield from _json_follows(source)
-    if source_is_json:
+    while not source.rest().lstrip("[ \n") and not source.final:
+        yield
+    if source.rest().lstrip("[ \n").startswith("{"):  # JSON, which some versions write between the same markers
         yield from json_calls(source)
         yield from source.space()
         yield from source.starts(_PYTHON_END)
@@ -380,13 +372,6 @@ def _pythonic(source: Source) -> Wait[None]:
     for name, arguments in python_calls("".join(text), source.tools):
         source.start(name)
         source.arguments(json.dumps(arguments, ensure_ascii=False))
-
-
-def _json_follows(source: Source) -> Wait[bool]:
-    """Whether JSON objects follow, which some versions of the model write between the same markers."""
-    while len(source.rest().lstrip("[ \n")) < 1 and not source.final:
-        yield
-    return source.rest().lstrip("[ \n")[:1] == "{"
 
 
 def _write_python(calls: Sequence[Call]) -> str:
@@ -486,11 +471,6 @@ def _header(source: Source) -> Wait[str | None]:
     return None
 
 
-def _force_harmony(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    """One call, because the format has no more; reasoning may come first, in its own channel."""
-    return f"{after_analysis(lark)} {_COMMENTARY.rule(lark, tools)}"
-
-
 def after_analysis(lark: Lark) -> str:
     """Optional reasoning at the beginning."""
     opening = lark.literal(f"<|channel|>analysis{_MESSAGE}")
@@ -505,7 +485,8 @@ def final(lark: Lark, body: str) -> str:
 HARMONY = ToolFormat(
     "harmony",
     {},
-    _force_harmony,
+    # one call, because the format has no more; reasoning may come first, in its own channel
+    lambda lark, tools, many: f"{after_analysis(lark)} {_COMMENTARY.rule(lark, tools)}",
     lambda calls: "<|start|>assistant".join(_COMMENTARY.write(call) + "<|call|>" for call in calls),
     whole=_messages,
 )

@@ -131,8 +131,8 @@ def segment_faults(
     found = _Segment(directory, entry, vocabulary)
     for kind in entry.files:
         found.read(kind)
-    for kind, check in (("documents", found.check_documents), ("states", found.check_states)):
-        found.check(kind, {kind}, check)
+    found.check("documents", {"documents"}, found.check_documents)
+    found.check("states", {"states"}, lambda: states_of(directory, entry))
     found.check("tokens", {"tokens", "documents"}, found.check_separators)
     found.check("order", {"tokens", "order"}, found.check_whole_order if thorough else found.check_some_order)
     return found.faults
@@ -171,7 +171,7 @@ class _Segment:
             self.fault(part, "ids", f"holds {self.outside} ids outside the vocabulary")
         return None
 
-    def check(self, part: str, needs: set[str], check: Callable[[], None]) -> None:
+    def check(self, part: str, needs: set[str], check: Callable[[], object]) -> None:
         """Run a check of a file's content if the files that it needs are there and intact so far."""
         if needs <= self.good:
             try:
@@ -191,9 +191,6 @@ class _Segment:
             self.fault("documents", "table", "the documents are not in order")
         for number in range(len(table)):
             table.name(number)
-
-    def check_states(self) -> None:
-        states_of(self.directory, self.entry)
 
     def check_separators(self) -> None:
         """Each document ends in a separator, and there is none elsewhere."""
