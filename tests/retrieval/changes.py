@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from edited import Bytes, Folder
+from edited import IDENTITY, Bytes, Folder
 
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.files import Files
-from rest_local.retrieval.format import VocabularyId, file_name, owns
+from rest_local.retrieval.format import file_name, owns
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Walk
 from rest_local.retrieval.staging import stagings
@@ -53,8 +53,7 @@ def change(folder: Folder, how: str, files: Files) -> None:
     if how == "update":
         folder.update(files=files, merging=True)
     elif how == "add":
-        identity = VocabularyId(known.hash, known.size, known.name)
-        add(folder.path, [("stored:x", known.tokenize("x"))], vocabulary=identity, files=files)
+        add(folder.path, [("stored:x", known.tokenize("x"))], vocabulary=IDENTITY, files=files)
     elif how == "add sources":
         source = Walk((str(folder.source.parent / "other"),))
         add_sources(folder.path, [source], vocabulary=known, files=files)

@@ -12,6 +12,7 @@ import numpy as np
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import alive
+from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.update.updating import Updated, update
 
 LONG_AGO = 1_600_000_000
@@ -28,6 +29,9 @@ class Bytes:
     def tokenize(self, text: str, *, special: bool = False) -> np.ndarray:
         self.tokenized.append(text)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+
+IDENTITY = VocabularyId(Bytes.hash, Bytes.size, Bytes.name)
 
 
 class Folder:

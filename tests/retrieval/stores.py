@@ -21,6 +21,10 @@ OLD = {"old.py": [1, 2, 3, 4], "both.py": [9, 9, 2, 5]}
 NEW = {"new.py": [1, 2, 3, 7], "both.py": [9, 9, 2, 6], "more.py": [8] * 5}
 
 
+def array(tokens: list[int]) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
 class Durable(Files):
     """`names`: for each directory the entries that survive a power cut, namely those at its last sync."""
 
@@ -33,7 +37,7 @@ class Durable(Files):
 
 
 def make(path: Path, content: dict[str, list[int]], **options: Any) -> Path:
-    documents = ((name, np.array(tokens, np.int32)) for name, tokens in content.items())
+    documents = ((name, array(tokens)) for name, tokens in content.items())
     options = {"recipe": {"paths": ["src"]}, "vocabulary": VOCABULARY, **options}
     build(path, documents, **options)
     return path

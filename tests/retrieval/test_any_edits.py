@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edited import Bytes, Folder, texts_in
+from edited import IDENTITY, Bytes, Folder, texts_in
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -18,7 +18,6 @@ from oracle import every_row
 from support.examples import few
 
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import from_recipe
 from rest_local.retrieval.update import merging, updating
@@ -92,8 +91,7 @@ class Edits(RuleBasedStateMachine):
     @rule(name=STORED, text=TEXTS)
     def store(self, name: str, text: str) -> None:
         known = Bytes()
-        identity = VocabularyId(known.hash, known.size, known.name)
-        add(self.folder.path, [(name, known.tokenize(text))], vocabulary=identity)
+        add(self.folder.path, [(name, known.tokenize(text))], vocabulary=IDENTITY)
         self.held[name] = text
 
     @rule(everything=st.booleans())

@@ -7,9 +7,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from stores import VOCABULARY
+from stores import VOCABULARY, array
 
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import Document
@@ -29,10 +28,6 @@ KEPT = {
     "stored:1": [1, 2, 3, 4],
     "/src/new.py": [7, 7, 1],
 }
-
-
-def array(tokens: list[int]) -> np.ndarray:
-    return np.array(tokens, np.int32)
 
 
 def documents(path: Path) -> list[Document]:

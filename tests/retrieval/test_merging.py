@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edited import Bytes, Folder, live_tokens, text_on_disk, texts_in
+from edited import IDENTITY, Bytes, Folder, live_tokens, text_on_disk, texts_in
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,6 @@ from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.building.build import build, commit
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
-from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.history import SMALL_SEGMENT
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.staging import MERGE
@@ -96,13 +95,12 @@ def test_what_is_deleted_of_an_input_that_stays_does_not_come_back(
     a segment of which something is left, so the merge is published, and must not bring them back.
     """
     folder, known = Folder(tmp_path), Bytes()
-    identity = VocabularyId(known.hash, known.size, known.name)
     for name, text in (("a.py", "alpha"), ("b.py", "beta"), ("c.py", "alpha")):
         folder.write(name, text)
     folder.build()
     documents = [(name, known.tokenize(name)) for name in ("stored:x", "stored:y")]
     monkeypatch.setattr(updating, "SMALL_SEGMENT", 1)
-    add(folder.path, documents, vocabulary=identity)
+    add(folder.path, documents, vocabulary=IDENTITY)
     inputs = {entry.name for entry in read_manifest(folder.path).segments}
 
     def other() -> None:
@@ -157,10 +155,8 @@ def test_damage_is_not_written_again_under_a_new_checksum(folder: Folder) -> Non
 
 
 def test_no_segment_beyond_the_cap(tmp_path: Path) -> None:
-    known = Bytes()
-    identity = VocabularyId(known.hash, known.size, known.name)
     documents = [(f"stored:{n}", np.full(9, n, np.int32)) for n in range(20)]
-    build(tmp_path / "store", documents, vocabulary=identity, segment_tokens=10)
+    build(tmp_path / "store", documents, vocabulary=IDENTITY, segment_tokens=10)
     merge(tmp_path / "store", everything=True, most=45)
     assert sorted(live_tokens(tmp_path / "store")) == [40] * 5
     assert len(texts_in(tmp_path / "store")) == 20

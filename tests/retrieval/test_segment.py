@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
+from stores import array
 from support.examples import few
 
 from rest_local.retrieval import Rows, Segment
@@ -22,10 +23,6 @@ WIDE = [0, 1, 256, 65536, 65535, 151_000]
 
 def corpora(ids: list[int]) -> st.SearchStrategy[list[list[int]]]:
     return st.lists(st.lists(st.sampled_from(ids), max_size=40), max_size=6)
-
-
-def array(tokens: list[int]) -> np.ndarray:
-    return np.array(tokens, np.int32)
 
 
 @few(80)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from changes import left_over, opened, set_small
 from click.testing import CliRunner
-from edited import Bytes, Folder
+from edited import IDENTITY, Bytes, Folder
 from failpoints import Killed, kills, put_tree, shape
 from test_failpoints import commit_of
 from traces import SECRET, traces
@@ -27,7 +27,7 @@ from rest_local.retrieval.building.build import build
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
-from rest_local.retrieval.format import MANIFEST, VocabularyId, file_name
+from rest_local.retrieval.format import MANIFEST, file_name
 from rest_local.retrieval.history import History, forget_history, history_home, list_histories
 from rest_local.retrieval.home import indexes, read_manifest
 from rest_local.retrieval.maintenance.checking import look, plan, repair
@@ -42,7 +42,6 @@ from rest_local.retrieval.update.watching import MODIFIED, Batch, Target, Watche
 pytestmark = pytest.mark.usefixtures("unsynced")
 
 KNOWN = Bytes()
-IDENTITY = VocabularyId(KNOWN.hash, KNOWN.size, KNOWN.name)
 SOURCE = "source"  # next to `home`, the folder of datastores
 NAME = "secret.py"
 

@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from edited import Bytes, Folder, texts_in
+from edited import IDENTITY, Bytes, Folder, texts_in
 
 from rest_local.errors import InputInvalid
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.files import Files, locked
-from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Walk
 from rest_local.retrieval.update import updating
@@ -128,7 +127,7 @@ def test_a_datastore_without_states_gets_them(tmp_path: Path) -> None:
     build(
         folder.path,
         documents,
-        vocabulary=VocabularyId(known.hash, known.size, known.name),
+        vocabulary=IDENTITY,
         recipe={"paths": [str(folder.source)]},
     )
     assert counts(folder.update()) == (0, 1, 1, 0)

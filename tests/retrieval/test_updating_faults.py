@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from changes import prepared, set_small
-from edited import Bytes, Folder, texts_in
+from edited import IDENTITY, Bytes, Folder, texts_in
 
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.update.merging import merge
 from rest_local.retrieval.update.updating import add
 
@@ -42,12 +41,11 @@ def test_writers_of_all_kinds_at_once(tmp_path: Path) -> None:
             errors.append(error)
 
     known = Bytes()
-    identity = VocabularyId(known.hash, known.size, known.name)
     kinds: list[Callable[[], object]] = [
         folder.update,
         folder.update,
         lambda: merge(folder.path),
-        lambda: add(folder.path, [("stored:x", known.tokenize("x"))], vocabulary=identity),
+        lambda: add(folder.path, [("stored:x", known.tokenize("x"))], vocabulary=IDENTITY),
     ]
     threads = [threading.Thread(target=again, args=(kind,)) for kind in kinds]
     for thread in threads:
