@@ -36,23 +36,17 @@ SYNTHETIC_SIZE = 32_000  # ids of the synthetic text
 WALK = 5_000  # tokens of a synthetic document
 
 
-def sources(vocabulary: Vocabulary) -> Iterator[Int32Array]:
-    """The tokens of every Python file of the interpreter and its packages, int32 [length] each."""
-    paths = sysconfig.get_paths()
-    for _, text, *_ in walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"]):
-        tokens = vocabulary.tokenize(text)
-        if len(tokens):
-            yield tokens
-
-
 def sources_and_edits(
     vocabulary: Vocabulary, tokens: int, random: np.random.Generator
 ) -> tuple[list[Int32Array], float]:
-    """Documents of `tokens` tokens: `sources`, then edited copies of them; and the share of the copies."""
-    real = list(up_to(sources(vocabulary), tokens))
+    """Documents of `tokens` tokens: every Python file of the interpreter and its packages, then edited copies of them;
+    and the share of the copies.
+    """
+    paths = sysconfig.get_paths()
+    files = walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"])
+    real = list(up_to(filter(len, (vocabulary.tokenize(text) for _, text, *_ in files)), tokens))
     ends = np.array([b"\n\n" in piece for piece in vocabulary.pieces()], np.bool_)
-    copies = edited(real, ends, random)
-    return list(up_to(chain(real, copies), tokens)), 1 - sum(map(len, real)) / tokens
+    return list(up_to(chain(real, edited(real, ends, random)), tokens)), 1 - sum(map(len, real)) / tokens
 
 
 def edited(
@@ -133,7 +127,12 @@ def measure(
             vocabulary = VocabularyId(known.hash, known.size, known.name)
             stored, copies = sources_and_edits(known, tokens, random)
         source = f"Python sources, {copies:.0%} edited copies, vocabulary of {vocabulary.name}"
-    report: dict[str, Any] = {"text": source, "sort_tokens_per_s": _sort_speed(stored, vocabulary.size)}
+    text = np.concatenate(list(up_to(stored, _SORT_SAMPLE)))
+    packed = pack(text, vocabulary.size)
+    began = time.perf_counter()
+    order_of(packed, width_of(vocabulary.size))
+    report: dict[str, Any] = {"text": source, "sort_tokens_per_s": round(len(text) / (time.perf_counter() - began))}
+    del text, packed
     with tempfile.TemporaryDirectory() as folder:
         one = Path(folder) / "one"
         began = time.perf_counter()
@@ -221,14 +220,6 @@ def _contexts(store: Datastore, queries: int, random: np.random.Generator) -> li
         context[-random.integers(2, min(33, len(context)) + 1)] = random.integers(0, vocab_size)
         contexts.append(context)
     return contexts
-
-
-def _sort_speed(documents: Iterable[Int32Array], vocab_size: int) -> int:
-    text = np.concatenate(list(up_to(documents, _SORT_SAMPLE)))
-    packed = pack(text, vocab_size)
-    began = time.perf_counter()
-    order_of(packed, width_of(vocab_size))
-    return round(len(text) / (time.perf_counter() - began))
 
 
 def _times(

@@ -68,13 +68,18 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
 
     Checks the whole file. Without KEY only what is set is shown.
     """
+    from difflib import get_close_matches
+
     options, found = _options(), Settings.load()
     found.check_keys(options)
     for profile, table in found.tables.items():
         for key, value in table.items():
             if fault := _fault(options[key], value):
                 raise found.wrong(key, profile, f"{key}: {fault}")
-    _warn_of_variables(options)
+    known = {*map(variable_of, options), *map(variable_of, _PLACES)}
+    for name in sorted(name for name in os.environ if name.startswith(f"{ENVIRONMENT}_") and name not in known):
+        near = get_close_matches(name, known, 1)  # a typing mistake has no other effect
+        warn(f"{name}: no option has this variable{f'; did you mean {near[0]}?' if near else ''}")
     for key in keys:
         _check_key(key, options)
     if not model:  # as a command line without -m
@@ -189,16 +194,6 @@ def _row(key: str, options: Sequence[Option], found: Settings, model: str | None
     profile = {} if in_file.profile is None else {"profile": in_file.profile}
     source = {"key": key, "value": in_file.value, "source": "profile" if profile else "file"}
     return source | profile | {"line": found.line(key, in_file.profile)}
-
-
-def _warn_of_variables(options: Iterable[str]) -> None:
-    """Name variables that look like ours and that nothing reads: a typing mistake has no other effect."""
-    from difflib import get_close_matches
-
-    known = {*map(variable_of, options), *map(variable_of, _PLACES)}
-    for name in sorted(name for name in os.environ if name.startswith(f"{ENVIRONMENT}_") and name not in known):
-        near = get_close_matches(name, known, 1)
-        warn(f"{name}: no option has this variable{f'; did you mean {near[0]}?' if near else ''}")
 
 
 def _default(options: Sequence[Option]) -> Any:

@@ -79,16 +79,6 @@ def faults(state: Mapping[str, Any]) -> list[str]:
     return [*missing, *([state["llama_cpp"]] if state["llama_cpp"] else [])]
 
 
-def installation_rows(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield name and words of each line of the report."""
-    yield "required", state["note"] or "; ".join(faults(state)) or THERE
-    if state["lacks"]:
-        yield "lacking", ", ".join(state["lacks"])
-    for name, extra in state["extras"].items():
-        missing = ", ".join(extra["missing"])
-        yield name, f"{missing}: {extra['install']} ({extra['for']})" if missing else THERE
-
-
 def command(extra: str = "") -> str:
     """The command that installs what is missing, for the tool that installed this."""
     what = f"'{NAME}[{extra}]'" if extra else NAME
@@ -206,7 +196,14 @@ def own_versions() -> dict[str, str]:
 
 def _of_installation(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _section("versions", facts["versions"])
-    yield from _section("installation", dict(installation_rows(facts["installation"])))
+    state = facts["installation"]
+    rows = {"required": state["note"] or "; ".join(faults(state)) or THERE}
+    if state["lacks"]:
+        rows["lacking"] = ", ".join(state["lacks"])
+    for name, extra in state["extras"].items():
+        missing = ", ".join(extra["missing"])
+        rows[name] = f"{missing}: {extra['install']} ({extra['for']})" if missing else THERE
+    yield from _section("installation", rows)
 
 
 def report(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -130,7 +130,11 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
     from rest_local.retrieval.home import DEFAULT_NAME, list_datastores
 
     terminal.show_warnings()
-    config = _with_files(config)
+    if config.model is None and sys.stderr.isatty():
+        click.echo("rest-local: no model was named (-m), so the demo model answers, in Python only", err=True)
+    wanted = (config.model, None if config.draft_model == NO_DRAFT_MODEL else config.draft_model)
+    model, draft = (name and inputs.model_path(name) for name in wanted)
+    config = replace(config, model=model, draft_model=draft or config.draft_model)
     is_named = bool(config.datastores)
     if not is_named and config.policy != "off":
         try:
@@ -217,12 +221,3 @@ def require_template(engine: Engine, to_do: str, way_out: str) -> None:
     """Raises ModelError for a model that was not trained to converse. `to_do`: what it cannot do."""
     if not engine.model.chat_template:
         raise ModelError(f"model {engine.model.path}: has no chat template, so it cannot {to_do}; {way_out}")
-
-
-def _with_files(config: EngineConfig) -> EngineConfig:
-    """The same with the files of its models in the place of their names (`inputs.model_path`)."""
-    if config.model is None and sys.stderr.isatty():
-        click.echo("rest-local: no model was named (-m), so the demo model answers, in Python only", err=True)
-    wanted = (config.model, None if config.draft_model == NO_DRAFT_MODEL else config.draft_model)
-    model, draft = (name and inputs.model_path(name) for name in wanted)
-    return replace(config, model=model, draft_model=draft or config.draft_model)

@@ -105,7 +105,8 @@ def test_ctrl_c_stops_the_answer_drops_the_line_and_twice_at_an_empty_one_it_lea
     assert terminal.wait_for_exit() == 130
 
 
-def test_an_answer_is_copied_as_the_model_wrote_it(chat: Open) -> None:
+def test_an_answer_is_copied_as_the_model_wrote_it_and_no_control_sequence_reaches_the_terminal(chat: Open) -> None:
+    """Reasoning is dim, code bold or coloured."""
     terminal = chat(width=60, height=100)
     for number, name in enumerate(("markdown", "code"), 1):
         terminal.type(name, "Enter")
@@ -115,6 +116,16 @@ def test_an_answer_is_copied_as_the_model_wrote_it(chat: Open) -> None:
     assert "\x1b[1m" in terminal.screen(colours=True)
     terminal.type("/raw", "Enter")
     terminal.wait_for(ANSWERS["code"].splitlines()[0], 2)
+    terminal.type("control", "Enter")
+    screen = answered(terminal, 3)
+    assert "/help for help" in screen, "the screen was not erased"
+    assert "before\ufffd[2J\ufffd]0;title\ufffdafter" in screen
+    terminal.type("think", "Enter")
+    answered(terminal, 4)
+    coloured = terminal.screen(colours=True)
+    assert "\x1b[2;3mfirst a thought" in coloured
+    assert "think>" not in coloured
+    assert "then an answer" in coloured
 
 
 def test_an_answer_longer_than_the_screen_scrolls_and_is_complete(chat: Open) -> None:
@@ -140,20 +151,6 @@ def test_a_resize_during_an_answer_changes_nothing_and_without_history_nothing_i
     assert words == [f"word{number}" for number in range(len(words))]
     assert len(words) > 40
     assert not (data / "chat_history").exists()
-
-
-def test_reasoning_is_dim_and_control_sequences_do_not_reach_the_terminal(chat: Open) -> None:
-    terminal = chat()
-    terminal.type("control", "Enter")
-    screen = answered(terminal)
-    assert "/help for help" in screen, "the screen was not erased"
-    assert "before\ufffd[2J\ufffd]0;title\ufffdafter" in screen
-    terminal.type("think", "Enter")
-    answered(terminal, 2)
-    coloured = terminal.screen(colours=True)
-    assert "\x1b[2;3mfirst a thought" in coloured
-    assert "think>" not in coloured
-    assert "then an answer" in coloured
 
 
 def test_a_terminal_without_a_cursor_gets_the_text_as_it_is(chat: Open) -> None:

@@ -104,6 +104,22 @@ def test_output_closed_by_the_reader_is_quiet(start: Start) -> None:
     assert (process.returncode, err) == (1, b"")
 
 
+def test_an_edit_whose_patch_nobody_reads_writes_nothing(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("y = 1\n")
+    reading, writing = os.pipe()
+    os.close(reading)
+    body = """
+        opening.require_template = lambda *given: None
+        script = [FakePiece("```py\\ny = 2\\n```\\n", (1,), ("target",))]
+    """
+    given = ("-m", "m.gguf", str(tmp_path / "a.py"), "change it", "--yes", "--no-code")
+    process = start("edit", *given, body=body, stdin=subprocess.DEVNULL, stdout=writing)
+    os.close(writing)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, b"")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.py", "y = 1\n")]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device /dev/full")
 @pytest.mark.parametrize("arguments", [("generate", "x"), ("--help",)])
 def test_full_disk_is_one_line(start: Start, arguments: tuple[str, ...]) -> None:

@@ -171,18 +171,13 @@ def _history(keep: bool) -> History:
         path = data_dir() / "chat_history"
         content = path.read_bytes() if path.exists() else b""
         if len(content) > HISTORY_BYTES or not path.exists():
-            write_atomically(path, _newer_half(content))
+            begin = content.find(b"\n\n#", len(content) // 2)  # an entry begins with a comment after an empty line
+            write_atomically(path, content[begin + 1 :] if begin >= 0 else b"")
         os.close(os.open(path, os.O_RDWR))
     except OSError as error:
         warn(f"what you type is not kept: {error.filename}: {error.strerror}")
         return InMemoryHistory()
     return FileHistory(str(path))
-
-
-def _newer_half(content: bytes) -> bytes:
-    """The entries of the newer half of a history file; an entry begins with a comment after an empty line."""
-    begin = content.find(b"\n\n#", len(content) // 2)
-    return content[begin + 1 :] if begin >= 0 else b""
 
 
 @contextlib.contextmanager
