@@ -120,6 +120,22 @@ def test_killed_before_any_step_of_removing_one(both: Path, first: bool) -> None
     assert opened[-1] == {}
 
 
+def test_killed_before_any_step_of_removing_all(both: Path) -> None:
+    """Both are there or none."""
+    there = []
+    for state in kills(both.parent, lambda files: remove(both, files=files)):
+        put_tree(both.parent, state.tree)
+        there.append(both.exists())
+        if there[-1]:
+            assert (held(both, VOCABULARY), held(both, OTHER)) == (OLD, NEW)
+            remove(both)
+        else:
+            remove(make(both.with_name("last"), OLD))
+        assert names(both.parent) == set()
+    assert there[0]
+    assert not there[-1]
+
+
 def test_what_was_removed_stays_removed_after_a_power_cut(both: Path) -> None:
     files = Durable()
     remove_index(both, folder(both, OTHER.hash), files=files)
