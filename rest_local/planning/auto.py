@@ -86,7 +86,7 @@ class Auto(Policy):
         self.successors: SuccessorTable | None = None  # the source `logits`
         self.row_budget = Budget()  # of rows of logits: what they take, and half of what their drafts save
         self._prices = Prices(curve, self.driver)
-        self._savings, self._pass_savings = Savings(), Savings()
+        self._savings = Savings()
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
         self._uncounted: list[StepCost] = []  # plain steps of rests, likewise
         self._make_own(Gains())
@@ -122,7 +122,7 @@ class Auto(Policy):
         self._n_other = 0
         self._run = 0
         plain = self.plain_ms(n_ctx)
-        credit = self._pass_savings.begin(plain) if self.drafter else 0.0
+        credit = plain * self.model_stats.initial_credit if self.drafter else 0.0
         self.budget.begin(plain, credit + self._savings.begin(plain))
         self.pass_budget.begin(plain, credit)
         self.trigger.begin()
@@ -307,7 +307,6 @@ class Auto(Policy):
         plain = self.plain_ms(done.n_ctx)
         saved = added * plain - done.query_ms
         self.pass_budget.settle(saved)
-        self._pass_savings.add(saved)
         self.model_stats.learn_gain(saved / plain)
 
     @property

@@ -28,6 +28,7 @@ from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import Drafter, Query
 from rest_local.planning.plan import SMOOTHING, START, TRIAL_SHARE, Plan
 
+INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model; two cost up to 16%
 # Of the first candidate: those of a good model, so that it is tried. With a mean of 0.75, not 0.89, a model of
 # acceptance 0.9 whose pass takes 25% of a step was never tried on the CPU curve: 1.00 instead of 1.20
 # (`benchmarks.simulated_drafters`)
@@ -58,6 +59,13 @@ class ModelStats:
 
     def __post_init__(self) -> None:
         self.learn(())
+
+    @property
+    def initial_credit(self) -> float:
+        """Plain steps that a new request may lose to the model. The user who loads one wants it tried at once, not
+        after the steps that would earn the first draft. INITIAL_CREDIT at most, and less the less it saves.
+        """
+        return INITIAL_CREDIT * max(0.0, min(self.gain / START, 1.0))
 
     @property
     def speedup(self) -> float:

@@ -14,6 +14,7 @@ from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import Drafter, Likely, PassTimes, Query
 from rest_local.planning.draft_scheduler import (
     DEPTHS,
+    INITIAL_CREDIT,
     REFRESH,
     DraftModelScheduler,
     ModelStats,
@@ -84,6 +85,14 @@ def asking(
     budgets = [DraftModelBudget(cast(Any, growth), cast(Any, Text(steps)), most_ms) for growth in growths]
     plan = Plan(FLAT, [0.2] * len(FLAT), float(len(growths)), rate=1.2 * len(growths) / PLAIN)
     return DraftModelScheduler(cast(Any, drafter), plan, known or stats(), budgets)
+
+
+def test_a_model_that_saves_nothing_gets_no_initial_credit() -> None:
+    made = ModelStats()
+    assert made.initial_credit == INITIAL_CREDIT
+    for _ in range(200):
+        made.learn_gain(-50.0)
+    assert made.initial_credit == 0.0
 
 
 def slow_value(
