@@ -227,13 +227,24 @@ def test_a_request_whose_next_draft_cannot_be_prepared_ends_alone() -> None:
     assert other.result.tokens == said([3, 4], 40, None)
 
 
-def test_relaxed_verification_drafts_nothing_ahead() -> None:
-    """What it accepts depends on more than the draft, so no outcome is assumed."""
+class AllowsAll:
+    """A grammar by which every token is allowed, and none is the only one."""
+
+    is_free = False
+    longest = staticmethod(len)
+
+    def forced(self, most: int, path: Sequence[int] = ()) -> None:
+        return None
+
+
+@pytest.mark.parametrize("rule", ["_relaxed", "_constraint"])
+def test_relaxed_verification_and_a_grammar_draft_nothing_ahead(rule: str) -> None:
+    """What they accept depends on more than the draft, so no outcome is assumed."""
     device = FakeDevice(n_ctx=512, n_slots=1)
     (prompt,) = long_prompts(1, False)
     expected = said(prompt, 40, None)
-    relaxed = sequence_of(device, prompt, 40, None, Sources([], 256), Failing(FLAT), prediction=expected)
-    relaxed._relaxed = Relaxed(1, 1.0)
-    run(scheduler_of(device, capability=SHORT, overlaps=True), [relaxed])
-    assert relaxed.error is None
-    assert relaxed.result.tokens == expected
+    request = sequence_of(device, prompt, 40, None, Sources([], 256), Failing(FLAT), prediction=expected)
+    setattr(request, rule, {"_relaxed": Relaxed(1, 1.0), "_constraint": AllowsAll()}[rule])
+    run(scheduler_of(device, capability=SHORT, overlaps=True), [request])
+    assert request.error is None
+    assert request.result.tokens == expected
