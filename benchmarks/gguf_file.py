@@ -1,6 +1,6 @@
 """GGUF files for fixtures, synthetic models and models with other layers.
 
-- `byte_vocabulary` is a small vocabulary; `rest_local.bench.gguf_writer` writes the files.
+- `byte_vocabulary` is a small vocabulary; `rest_local.bench.player` writes the files.
 - `thinned` removes layers, which gives a faster model that often agrees: a draft model, where no weights are available.
 """
 
@@ -12,11 +12,13 @@ from typing import Any
 
 import gguf
 
-from rest_local.bench.gguf_writer import Array as Array
-from rest_local.bench.gguf_writer import Tensor as Tensor
-from rest_local.bench.gguf_writer import Vocabulary as Vocabulary
-from rest_local.bench.gguf_writer import copied_vocabulary as copied_vocabulary
-from rest_local.bench.gguf_writer import write as write
+from rest_local.bench.player import Array as Array
+from rest_local.bench.player import Tensor as Tensor
+from rest_local.bench.player import Vocabulary as Vocabulary
+from rest_local.bench.player import copied_vocabulary as copied_vocabulary
+from rest_local.bench.player import write_gguf
+
+write = write_gguf
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
