@@ -161,7 +161,7 @@ def test_edited_messages_and_new_answers_are_branches(quiet: Live, opened: Open)
     page.locator("#chat article").get_by_role("button", name="Previous version").click()
     expect(answers(page)).to_have_text("first")
     expect(page.locator("#chat article").get_by_role("button", name="Next version")).to_be_focused()
-    page.wait_for_function("!store.unsaved.conversations.size")
+    page.wait_for_function("() => !store.unsaved.conversations.size")  # text would be evaluated at every look
     page.reload()
     expect(answers(page)).to_have_text("first")
     page.locator("#message").focus()
