@@ -43,8 +43,8 @@ check: $(TOOLS)  ## lint, format, types and the documentation
 quick: $(TOOLS)  ## the tests for after every edit, about a minute: no processes, no servers, tiny models
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test: $(TOOLS)  ## all tests, in three processes: on two cores, a third of the time is waiting; slow files begin
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(if $(REPORT),--junit-xml=$(REPORT))
+test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one process, slow files begin
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(REPORT),--junit-xml=$(REPORT))
 
 count: $(TOOLS)  ## lines, modules, constants, circles of imports: figures of the structure
 	$(BIN)/python scripts/count.py

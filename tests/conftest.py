@@ -164,7 +164,7 @@ def _fixed_prices() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Three processes of tests share two cores: two threads of each would wait for each other at every node of a graph.
+    """Two processes of tests share two cores: two threads of each would wait for each other at every node of a graph.
     Tests of threads say how many."""
     from rest_local.llama import cores
 
