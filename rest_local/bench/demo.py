@@ -18,6 +18,7 @@ import keyword
 import math
 import platform
 import re
+import shutil
 import sysconfig
 import time
 from collections import Counter
@@ -144,11 +145,14 @@ def written(folder: Path, code: Path | None, max_tokens: int) -> tuple[Path, lis
     """A player at the pace of a model of 1B in `folder`, and its prompts: an edit of a file, which `edit_prompt`
     chooses, and a module that is stored nowhere. It answers each with up to `max_tokens` tokens.
 
-    3 s and 570 MB of disk. Raises OptionError and OSError.
+    3 s and 600 MB of disk. Raises OptionError, also where the disk has no room for it, and OSError.
     """
     from rest_local.bench import player
 
     width, layers = PLAYER
+    needed = 7 * layers * width * width + 32 * MIB  # bytes; Q4_0 has 18 for 32 weights
+    if shutil.disk_usage(folder).free < needed:
+        raise OptionError(f"{folder.parent}: no room for {needed / 1e6:.0f} MB; TMPDIR names another folder")
     max_tokens = min(max_tokens, width // 4)
     asked, unseen = edit_prompt(code), unseen_prompt(chat=False)
     request, _, text = asked.text.partition("\n\n")
@@ -224,6 +228,7 @@ def filters() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("*.py",), (*LEFT_OUT, *(f"/{module}" for module in held_out_modules()))
 
 
+MIB = 1 << 20
 PLAYER = (2048, 20)  # width and layers: 1.0B parameters, the pace of such a model
 SIDES = ("plain", "drafted")
 CONTEXT = 2048

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,13 @@ def test_without_a_model_a_player_writes_an_edit_of_the_users_file(
     assert "same output: totals.py, one name changed" in edit
     assert "same output: csv.py" in unseen
     assert last == "A player's text is given, its times are real. Yours: rest-local demo -m MODEL"
+
+
+def test_a_disk_without_room_for_a_player_is_told_in_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "PLAYER", (1 << 20, 1000))  # petabytes
+    done = call("demo")
+    assert done.code == 2
+    assert re.fullmatch(r"rest-local: error: .*: no room for \d+ MB; TMPDIR names another folder\n", done.err)
 
 
 def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() -> None:
