@@ -556,51 +556,51 @@ def test_requests_in_the_background_cost_others_no_pass(n_slots: int) -> None:
 
     backend = FakeBackend(n_ctx=256, n_slots=n_slots)
     scheduler = scheduler_of(backend)
-    behind = [sequence_of(backend, prompt, 60, background=True) for prompt in prompts[1:]]
-    for sequence in behind:
+    later = [sequence_of(backend, prompt, 60, background=True) for prompt in prompts[1:]]
+    for sequence in later:
         scheduler.submit(sequence)
     for _ in range(10):
         scheduler.step()
     assert len(scheduler.admitted) == n_slots
-    before = [len(sequence.result.tokens) for sequence in behind]
+    before = [len(sequence.result.tokens) for sequence in later]
     one = sequence_of(backend, prompts[0], 30)
     scheduler.submit(one)
     assert steps_until_done(scheduler, one) == passes
-    assert [len(sequence.result.tokens) for sequence in behind] == before
+    assert [len(sequence.result.tokens) for sequence in later] == before
     assert one.result.tokens == said(prompts[0], 30)
     run(scheduler, [])
-    for sequence, prompt in zip(behind, prompts[1:], strict=True):
+    for sequence, prompt in zip(later, prompts[1:], strict=True):
         assert sequence.result.tokens == said(prompt, 60)
 
 
 def test_a_request_in_the_background_takes_no_slot_while_others_run() -> None:
     backend = FakeBackend(n_ctx=256, n_slots=4)
     scheduler = scheduler_of(backend)
-    one, behind = (sequence_of(backend, prompt, 9, background=n > 0) for n, prompt in enumerate(prompts_of(2, 9)))
-    for sequence in (one, behind):
+    one, later = (sequence_of(backend, prompt, 9, background=n > 0) for n, prompt in enumerate(prompts_of(2, 9)))
+    for sequence in (one, later):
         scheduler.submit(sequence)
     while not one.done:
-        assert behind not in scheduler.admitted
+        assert later not in scheduler.admitted
         scheduler.step()
     run(scheduler, [])
-    assert behind.done
+    assert later.done
 
 
 def test_requests_in_the_background_give_up_their_cells() -> None:
     backend = FakeBackend(n_ctx=128, n_slots=4)
     scheduler = scheduler_of(backend)
     prompts = prompts_of(4, 30)
-    behind = [sequence_of(backend, prompt, 8, background=True) for prompt in prompts[:3]]
-    for sequence in behind:
+    later = [sequence_of(backend, prompt, 8, background=True) for prompt in prompts[:3]]
+    for sequence in later:
         scheduler.submit(sequence)
     scheduler.step()
     one = sequence_of(backend, prompts[3] * 2, 40)
     scheduler.submit(one)
-    before = [len(sequence.result.tokens) for sequence in behind]
+    before = [len(sequence.result.tokens) for sequence in later]
     steps_until_done(scheduler, one)
-    assert [len(sequence.result.tokens) for sequence in behind] == before
+    assert [len(sequence.result.tokens) for sequence in later] == before
     run(scheduler, [])
-    for sequence, prompt in zip(behind, prompts, strict=False):
+    for sequence, prompt in zip(later, prompts, strict=False):
         assert sequence.result.tokens == said(prompt, 8)
 
 
