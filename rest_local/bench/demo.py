@@ -133,12 +133,21 @@ def copy_prompt(code: Path | None) -> Prompt:
 
 def edit_prompt(code: Path | None) -> Prompt:
     """A request to rename the most common name of a file, with the file as prediction. Raises OptionError, OSError."""
+    path, text, name = _renamed(code)
+    return Prompt("edit", f"{path.name}, one name changed", _request(name, text), chat=True, prediction=text)
+
+
+def _renamed(code: Path | None) -> tuple[Path, str, str]:
+    """A file, the text of it that is edited, and the name in it that is changed."""
     path, text = _file_of(code)
     text = begin_of(text, 2000) if code else window(text, "class Queue", 2000)
     names = Counter(re.findall(r"\b[a-z_]{4,}\b", text))
     name = next((name for name, _ in names.most_common() if not keyword.iskeyword(name) and name != "self"), "name")
-    request = f"Rename `{name}` to `new_{name}` in this file. Answer with the whole file and nothing else.\n\n{text}"
-    return Prompt("edit", f"{path.name}, one name changed", request, chat=True, prediction=text)
+    return path, text, name
+
+
+def _request(name: str, text: str) -> str:
+    return f"Rename `{name}` to `new_{name}` in this file. Answer with the whole file and nothing else.\n\n{text}"
 
 
 def written(folder: Path, code: Path | None, max_tokens: int) -> tuple[Path, list[Prompt]]:
@@ -150,22 +159,20 @@ def written(folder: Path, code: Path | None, max_tokens: int) -> tuple[Path, lis
     from rest_local.bench import player
 
     width, layers = PLAYER
-    needed = 7 * layers * width * width + 32 * MIB  # bytes; Q4_0 has 18 for 32 weights
+    needed = 7 * layers * width * width + 2**25  # bytes; Q4_0 has 18 for 32 weights
     if shutil.disk_usage(folder).free < needed:
         raise OptionError(f"{folder.parent}: no room for {needed / 1e6:.0f} MB; TMPDIR names another folder")
     max_tokens = min(max_tokens, width // 4)
-    asked, unseen = edit_prompt(code), unseen_prompt(chat=False)
-    request, _, text = asked.text.partition("\n\n")
+    (file, text, name), unseen = _renamed(code), unseen_prompt(chat=False)
     with Model.open(demo_model(), vocab_only=True) as model:
         piece, tokenize = model.vocabulary.piece, model.vocabulary.tokenize
         text = b"".join(map(piece, tokenize(text)[: width // 4].tolist())).decode("utf-8", "replace")
-        old, new = re.findall("`(.*?)`", request)
-        edited = tokenize(re.sub(rf"\b{old}\b", new, text))[:max_tokens].tolist()
-        question = tokenize(f"{request}\n\n{text}\n").tolist()
+        edited = tokenize(re.sub(rf"\b{name}\b", f"new_{name}", text))[:max_tokens].tolist()
+        question = tokenize(f"{_request(name, text)}\n").tolist()
         module = tokenize((standard_library() / unseen.title).read_text(encoding="utf-8")).tolist()
     begin = max(len(question) + len(edited), width // 4)  # the texts of a player follow one another
     prompts = [
-        Prompt(asked.kind, asked.title, request, prediction=text, tokens=question, answer=edited),
+        Prompt("edit", f"{file.name}, one name changed", "", prediction=text, tokens=question, answer=edited),
         Prompt(unseen.kind, unseen.title, "", tokens=module[:begin], answer=module[begin : begin + max_tokens]),
     ]
     path = player.write(demo_model(), folder / "player.gguf", width=width, layers=layers)
@@ -228,7 +235,6 @@ def filters() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("*.py",), (*LEFT_OUT, *(f"/{module}" for module in held_out_modules()))
 
 
-MIB = 1 << 20
 PLAYER = (2048, 20)  # width and layers: 1.0B parameters, the pace of such a model
 SIDES = ("plain", "drafted")
 CONTEXT = 2048
