@@ -16,11 +16,13 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest import mock
 
 from rest_local import sandbox
-from rest_local.llama import library
+from rest_local.llama import cores, library
 
 MODULES = (
     "rest_local.drafting.models.head_kinds",
@@ -43,8 +45,8 @@ def can_fork() -> bool:
 def forked(whole: Run) -> Run:
     """`sandbox.run` with forked children. `whole`: runs the commands that a test puts in place of the child's."""
     known: dict[str, sandbox.ChildResult] = {}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, *MODULES])
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__, *MODULES])
     python = sys.executable
 
     def run(module: str, task: str, timeout: float) -> sandbox.ChildResult:
@@ -55,21 +57,25 @@ def forked(whole: Run) -> Run:
         key = module + SIZES.sub("", PATHS.sub(_digest, task))
         if key in known:
             return known[key]
-        with tempfile.TemporaryDirectory() as folder:
-            process = context.Process(target=_child, args=(module, task, folder, dict(os.environ)))
-            process.start()
-            process.join(timeout)
-            ended = process.exitcode
-            process.kill()
-            process.join()
-            process.close()
-            output, errors = ((Path(folder) / name).read_bytes() for name in ("1", "2"))
-        result = sandbox.ChildResult.of(ended, output, errors, timeout)
-        if ended == 0 and (result.seen.get("done") or result.seen.get("error", "") is None):
+        result = _run(server.Process, module, task, timeout)
+        if result.code == 0 and (result.seen.get("done") or result.seen.get("error", "") is None):
             known[key] = result
         return result
 
     return run
+
+
+def _run(process_of: Callable[..., BaseProcess], module: str, task: str, timeout: float) -> sandbox.ChildResult:
+    with tempfile.TemporaryDirectory() as folder:
+        process = process_of(target=_child, args=(module, task, folder, dict(os.environ)))
+        process.start()
+        process.join(timeout)
+        ended = process.exitcode
+        process.kill()
+        process.join()
+        process.close()
+        output, errors = ((Path(folder) / name).read_bytes() for name in ("1", "2"))
+    return sandbox.ChildResult.of(ended, output, errors, timeout)
 
 
 def _digest(path: re.Match[str]) -> str:
@@ -88,6 +94,9 @@ def _child(module: str, task: str, folder: str, environment: Mapping[str, str]) 
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(environment)
+    mock.patch.object(cores, "cores", return_value=1).start()
+    again = partial(_run, multiprocessing.get_context("fork").Process)
+    mock.patch.object(sandbox, "run", again).start()  # a trial that opens a model tries that one in turn
     code = 0
     try:
         importlib.import_module(module).main(task)
