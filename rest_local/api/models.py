@@ -3,8 +3,8 @@
 Ollama's clients write a model as NAME:TAG, and add `:latest` to a name without a tag. Other clients write the name as
 it is listed. A name is only compared, never used as a path.
 
-`tags` and `running` make Ollama's lists of rows, so that a server of several models can list rows of its own. The
-metrics are the engine's totals under llama-server's names, in Prometheus' text format.
+The server of one model and that of several list rows of their own. The metrics are the engine's totals under
+llama-server's names, in Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -183,68 +183,63 @@ MAX_TEXT = 4096  # of a value in `model_info`
 
 @dataclass(frozen=True)
 class Row:
-    """A model in a list. What is not known, because the model is not loaded, is empty or 0.
+    """A model in a list.
 
-    name          as clients write it; lists add `:latest` where it has no tag
-    modified      when its file was written, in seconds since 1970
-    size          of all tensors, in bytes; `on_gpu`: of those on a GPU
-    digest        64 hexadecimal digits that change with the file
-    family        its architecture
-    parameters    how many there are
-    quantization  such as Q4_K_M
-    context       tokens of one request
-    is_loaded     whether it is in memory
-    expires       when it is unloaded unless it is used, in seconds since 1970; None: never
+    name       as clients write it; lists add `:latest` where it has no tag
+    path       its first file
+    meta       what is known of it (`meta`); empty for a model that was never loaded
+    is_loaded  whether it is in memory
+    expires    when it is unloaded unless it is used, in seconds since 1970; None: never
     """
 
     name: str
-    modified: float
-    size: int = 0
-    on_gpu: int = 0
-    digest: str = "0" * 64
-    family: str = ""
-    parameters: int = 0
-    quantization: str = ""
-    context: int = 0
-    is_loaded: bool = False
+    path: Path
+    meta: Mapping[str, Any]
+    is_loaded: bool
     expires: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that all lists share."""
-        name = tagged(self.name)
-        return {"name": name, "model": name, "size": self.size, "digest": self.digest, "details": self.details}
-
-    @property
-    def details(self) -> dict[str, Any]:
+        """The row of GET /api/tags. The digest has 64 hexadecimal digits that change with the file."""
+        try:
+            status = self.path.stat()
+            size, modified = status.st_size, status.st_mtime
+        except OSError:  # the file was moved while it is mapped
+            size, modified = 0, 0.0
+        known = f"{self.path.absolute()}\0{size}\0{modified}"
+        name, family = tagged(self.name), self.meta.get("architecture", "")
         return {
-            "parent_model": "",
-            "format": "gguf",
-            "family": self.family,
-            "families": [self.family] if self.family else [],
-            "parameter_size": counted(self.parameters),
-            "quantization_level": self.quantization,
+            "name": name,
+            "model": name,
+            "modified_at": written(modified),
+            "size": self.meta.get("size") or size,
+            "digest": hashlib.sha256(known.encode("utf-8", "replace")).hexdigest(),
+            "details": {
+                "parent_model": "",
+                "format": "gguf",
+                "family": family,
+                "families": [family] if family else [],
+                "parameter_size": counted(self.meta.get("n_params", 0)),
+                "quantization_level": self.meta.get("quantization", ""),
+            },
         }
 
 
 def tags(rows: Iterable[Row]) -> dict[str, Any]:
     """GET /api/tags: all models."""
-    return {"models": [row.to_dict() | {"modified_at": written(row.modified)} for row in rows]}
+    return {"models": [row.to_dict() for row in rows]}
 
 
 def running(rows: Iterable[Row]) -> dict[str, Any]:
     """GET /api/ps: those in memory."""
-    return {
-        "models": [
-            row.to_dict()
-            | {
-                "expires_at": NEVER if row.expires is None else written(row.expires),
-                "size_vram": row.on_gpu,
-                "context_length": row.context,
-            }
-            for row in rows
-            if row.is_loaded
-        ]
-    }
+    found = []
+    for row in rows:
+        if row.is_loaded:
+            fields = row.to_dict()
+            del fields["modified_at"]
+            expires = NEVER if row.expires is None else written(row.expires)
+            more = {"size_vram": row.meta.get("size_vram", 0), "context_length": row.meta.get("n_ctx", 0)}
+            found.append(fields | {"expires_at": expires} | more)
+    return {"models": found}
 
 
 def version() -> dict[str, Any]:
@@ -258,49 +253,27 @@ def counted(parameters: int) -> str:
     return f"{parameters / unit[0]:.{unit[2]}f}{unit[1]}" if unit else str(parameters)
 
 
-def row_of(name: str, path: Path, meta: Mapping[str, Any], *, is_loaded: bool, expires: float | None = None) -> Row:
-    """The row of a model. `path`: its first file; `meta`: what is known of it (`model_info.meta`), may be empty."""
-    try:
-        status = path.stat()
-        size, modified = status.st_size, status.st_mtime
-    except OSError:  # the file was moved while it is mapped
-        size, modified = 0, 0.0
-    known = f"{path.absolute()}\0{size}\0{modified}"
-    return Row(
-        name=name,
-        modified=modified,
-        size=meta.get("size") or size,
-        on_gpu=meta.get("size_vram", 0) if is_loaded else 0,
-        digest=hashlib.sha256(known.encode("utf-8", "replace")).hexdigest(),
-        family=meta.get("architecture", ""),
-        parameters=meta.get("n_params", 0),
-        quantization=meta.get("quantization", ""),
-        context=meta.get("n_ctx", 0),
-        is_loaded=is_loaded,
-        expires=expires,
-    )
-
-
-def shown(engine: Engine, row: Row) -> dict[str, Any]:
-    """POST /api/show.
+def shown(engine: Engine, name: str) -> dict[str, Any]:
+    """POST /api/show. `name`: of the model, as the client wrote it.
 
     - `template` is the model's own, in Jinja. Where the model fills gaps, a comment in it names `.Suffix`, by which
       clients of Ollama know such models.
     - `parameters` has the size of the context, which clients take for theirs.
     """
     model = engine.model
+    row = Row(name, model.path, meta(engine), is_loaded=True).to_dict()
     template = model.chat_template or ""
     if _fills_gaps(engine):
         template += "{#- .Suffix: this model fills gaps -#}"
     parameters = f"num_ctx {engine.n_ctx}"
     return {
-        "modelfile": f"# served by rest-local\nFROM {tagged(row.name)}\nPARAMETER {parameters}\n",
+        "modelfile": f"# served by rest-local\nFROM {row['name']}\nPARAMETER {parameters}\n",
         "parameters": parameters,
         "template": template,
-        "details": row.details,
+        "details": row["details"],
         "model_info": model_info(model),
         "capabilities": capabilities(engine),
-        "modified_at": written(row.modified),
+        "modified_at": row["modified_at"],
         "license": model.metadata.get("general.license", ""),
     }
 

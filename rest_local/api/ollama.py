@@ -48,7 +48,7 @@ from rest_local.api.errors import ApiError, ollama_shape
 from rest_local.api.models import written
 from rest_local.api.openai import Chat, chat_logprobs
 from rest_local.api.requests import checked_ids, grammar_of, infill_tokens, longest_prompt, request_of
-from rest_local.api.vectors import Embed, Embedding, check_embeds
+from rest_local.api.vectors import Embed, check_embeds, embeddings
 from rest_local.chat.tools import AnswerParser, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
@@ -517,7 +517,7 @@ def embedded(
 
     cut  texts that are too long are cut; the last token stays, since it ends the text for the model
 
-    Raises what `Embedding.answer` raises, ApiError 501 if the model makes no vectors.
+    Raises what `embeddings` raises, ApiError 501 if the model makes no vectors.
     """
     check_embeds(engine)
     if not any(texts):
@@ -527,7 +527,7 @@ def embedded(
     for text in texts:
         tokens = engine.tokenize(text)
         ids.append([*tokens[: most - 1], tokens[-1]] if cut and len(tokens) > most else tokens)
-    answer = Embedding(engine, EmbeddingBody(input=ids, dimensions=dimensions), model).answer(embed)
+    answer = embeddings(engine, EmbeddingBody(input=ids, dimensions=dimensions), model, embed)
     return [entry["embedding"] for entry in answer["data"]], answer["usage"]["prompt_tokens"]
 
 

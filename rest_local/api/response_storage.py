@@ -46,6 +46,7 @@ MAX_RESPONSES = 4096
 SWEEP_EVERY = 64  # responses; and at least every SWEEP_SECONDS, for the age
 SWEEP_SECONDS = 600.0
 _VERSION = 1
+_TRIES = 5
 _RESPONSE = re.compile(r"resp_([0-9a-f]{16})([0-9a-f]{32})")
 _ITEM = re.compile(r"[a-z]+_([0-9a-f]{48})_[io][0-9]+")
 
@@ -97,77 +98,6 @@ class KeptResponse:
         return kept if whole and isinstance(kept.id, str) and isinstance(kept.owner, str) else None
 
 
-class _Folder:
-    """Responses in a folder of this server alone."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path / "responses"
-
-    def _file(self, chain: str, name: str) -> Path:
-        return self._path / chain / f"{name}.json"
-
-    def read(self, chain: str, name: str) -> bytes | None:
-        try:
-            return self._file(chain, name).read_bytes()
-        except OSError:
-            return None
-
-    def write(self, chain: str, name: str, data: bytes) -> bool:
-        for attempt in range(1, _TRIES + 1):
-            try:
-                self._write(self._file(chain, name), data)
-            except (FileNotFoundError, FileExistsError) as error:  # its directory was forgotten in between
-                if attempt == _TRIES:
-                    log.warning("a response is not kept: %s", error)
-            except OSError as error:
-                log.warning("a response is not kept: %s", error)
-                break
-            else:
-                return True
-        return False
-
-    def _write(self, path: Path, data: bytes) -> None:
-        self._path.mkdir(mode=0o700, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(path, data)
-
-    def remove(self, chain: str, name: str) -> None:
-        with contextlib.suppress(OSError):
-            self._file(chain, name).unlink()
-        with contextlib.suppress(OSError):
-            (self._path / chain).rmdir()  # fails where others are left
-
-    def forget(self, chain: str) -> None:
-        shutil.rmtree(self._path / chain, ignore_errors=True)
-
-    def chains(self) -> list[tuple[float, str, int, int]]:
-        """Of each conversation: when it last grew (seconds of the epoch), its name, its responses and bytes."""
-        found = []
-        for chain in _entries(self._path):
-            states = [state for entry in _entries(Path(chain.path)) if (state := _state(entry)) is not None]
-            newest = max((state.st_mtime for state in states), default=0.0)
-            found.append((newest, chain.name, len(states), sum(state.st_size for state in states)))
-        return found
-
-
-_TRIES = 5
-
-
-def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as entries:
-            yield from entries
-    except OSError:
-        return  # another process of this server has just forgotten it
-
-
-def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
-    try:
-        return entry.stat()
-    except OSError:
-        return None
-
-
 class ResponseStorage:
     """The responses of a server. `folder`: of this server alone; None for a temporary one."""
 
@@ -178,15 +108,17 @@ class ResponseStorage:
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="rest-local-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self._files = _Folder(folder)
+        self._path = folder / "responses"
         self._max_responses, self._max_bytes, self._seconds = max_responses, max_bytes, seconds
         self._unswept, self._unswept_bytes, self._swept = SWEEP_EVERY, 0, 0.0  # the first sweep looks at what is there
 
     def get(self, response_id: str, owner: str) -> KeptResponse | None:
         """A response; None for one that is unknown, forgotten, damaged or of another owner."""
-        found = _RESPONSE.fullmatch(response_id)
-        data = self._files.read(*found.groups()) if found else None
-        kept = KeptResponse.from_bytes(data) if data is not None else None
+        path = self._file(response_id)
+        try:
+            kept = KeptResponse.from_bytes(path.read_bytes()) if path is not None else None
+        except OSError:
+            return None
         if kept is None or kept.id != response_id or not hmac.compare_digest(kept.owner.encode(), owner.encode()):
             return None
         return kept
@@ -210,18 +142,38 @@ class ResponseStorage:
         items = [*kept.added, *kept.output] if kept is not None else []
         return next((item for item in items if item.get("id") == reference), None)
 
+    def _file(self, response_id: str) -> Path | None:
+        found = _RESPONSE.fullmatch(response_id)
+        return self._path / found[1] / f"{found[2]}.json" if found else None
+
     def keep(self, kept: KeptResponse) -> bool:
-        found = _RESPONSE.fullmatch(kept.id)
-        assert found is not None
-        data = kept.to_bytes()
+        path, data = self._file(kept.id), kept.to_bytes()
+        assert path is not None
         self._unswept += 1
         self._unswept_bytes += len(data)
-        return self._files.write(found[1], found[2], data)
+        failed: OSError | None = None
+        for _ in range(_TRIES):
+            try:
+                self._path.mkdir(mode=0o700, exist_ok=True)
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                write_atomically(path, data)
+            except (FileNotFoundError, FileExistsError) as error:  # its directory was forgotten in between
+                failed = error
+            except OSError as error:
+                failed = error
+                break
+            else:
+                return True
+        log.warning("a response is not kept: %s", failed)
+        return False
 
     def remove(self, response_id: str) -> None:
         """Forget one response. Those that continue it cannot be continued any more."""
-        if found := _RESPONSE.fullmatch(response_id):
-            self._files.remove(*found.groups())
+        if (path := self._file(response_id)) is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # fails where others are left
 
     def sweep(self) -> None:
         """Forget what is too old or too much, if enough was added or enough time has passed since the last call."""
@@ -229,14 +181,38 @@ class ResponseStorage:
         if recent and self._unswept < SWEEP_EVERY and self._unswept_bytes < self._max_bytes // 16:
             return
         self._unswept, self._unswept_bytes, self._swept = 0, 0, time.monotonic()
-        chains = sorted(self._files.chains())
+        chains = sorted(self.chains())
         count, size = sum(chain[2] for chain in chains), sum(chain[3] for chain in chains)
         oldest = time.time() - self._seconds
         for grown, chain, responses, taken in chains:
             if grown >= oldest and count <= self._max_responses and size <= self._max_bytes:
                 break
-            self._files.forget(chain)
+            shutil.rmtree(self._path / chain, ignore_errors=True)
             count, size = count - responses, size - taken
+
+    def chains(self) -> list[tuple[float, str, int, int]]:
+        """Of each conversation: when it last grew (seconds of the epoch), its name, its responses and bytes."""
+        found = []
+        for chain in _entries(self._path):
+            states = [state for entry in _entries(Path(chain.path)) if (state := _state(entry)) is not None]
+            newest = max((state.st_mtime for state in states), default=0.0)
+            found.append((newest, chain.name, len(states), sum(state.st_size for state in states)))
+        return found
+
+
+def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            yield from entries
+    except OSError:
+        return  # another process of this server has just forgotten it
+
+
+def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat()
+    except OSError:
+        return None
 
 
 def items_of(conversation: Iterable[KeptResponse]) -> list[dict[str, Any]]:

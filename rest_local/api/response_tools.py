@@ -326,21 +326,20 @@ _COMMON = {
     "ESCAPED_STRING": r'"(?:[^"\\\n]|\\.)*"',
 }
 _TOKEN = re.compile(
-    r"""(?P<space>[ \t]+|//[^\n]*|\r)
-    |(?P<string>"(?:[^"\\\n]|\\.)*"i?)
-    |(?P<regex>/(?:[^/\\\n]|\\.)+/[a-z]*)
-    |(?P<alias>->[ \t]*\w+)
-    |(?P<range>\.\.)
-    |(?P<times>~[ \t]*\d+(?:[ \t]*\.\.[ \t]*\d+)?)
-    |(?P<name>(?:^[!?])?[_a-zA-Z]\w*)
-    |(?P<sign>[:|()\[\]?*+])
-    |(?P<priority>\.-?\d+)
-    |(?P<line>\n)
-    |(?P<command>%[^\n]*)""",
+    r"""(?P<rule>^[ \t]*[!?]?(?P<named>[_a-zA-Z]\w*)(?:\.-?\d+)?[ \t]*:)
+    |(?P<skipped>[ \t]+|[\r\n]|//[^\n]*|->[ \t]*\w+)
+    |(?P<range>"(?P<first>(?:[^"\\\n]|\\.)*)"[ \t]*\.\.[ \t]*"(?P<last>(?:[^"\\\n]|\\.)*)")
+    |(?P<string>"(?P<text>(?:[^"\\\n]|\\.)*)"(?P<any_case>i?))
+    |(?P<regex>/(?P<written>(?:[^/\\\n]|\\.)+)/(?![a-z]))
+    |(?P<repeat>[?*+]|~[ \t]*\d+(?:[ \t]*\.\.[ \t]*\d+)?)
+    |(?P<name>[_a-zA-Z]\w*)
+    |(?P<command>%[^\n]*)
+    |(?P<sign>.)""",
     re.VERBOSE | re.MULTILINE,
 )
 _IMPORT = re.compile(r"%import\s+common\.(\w+)(?:\s*->\s*(\w+))?\s*")
-Token = tuple[str, str]
+Rules = dict[str, list[re.Match[str]] | str]
+"""The tokens of each rule's body, or the expression that it has become."""
 
 
 class _Unread(Exception):
@@ -351,117 +350,66 @@ def expression_of(text: str) -> str | None:
     """The regular expression of a grammar with a rule `start`, without anchors."""
     if len(text) > MAX_CHARACTERS:
         return None
+    rules: Rules = {}
+    body: list[re.Match[str]] = []
     try:
-        return _Expression(_rules(text)).of("start")
+        for token in _TOKEN.finditer(text):
+            if token.lastgroup == "rule":
+                body = rules[token["named"]] = []
+            elif token.lastgroup == "command":
+                found = _IMPORT.fullmatch(token[0])
+                if found is None or found[1] not in _COMMON:
+                    raise _Unread
+                rules[found[2] or found[1]] = _COMMON[found[1]]
+            elif token.lastgroup != "skipped":
+                body.append(token)
+        return _expression(rules, "start")
     except (_Unread, RecursionError):
         return None
 
 
-def _rules(text: str) -> dict[str, list[Token] | str]:
-    """The tokens of each rule's body; of an imported terminal its expression."""
-    rules: dict[str, list[Token] | str] = {}
-    tokens = _tokens(text)
-    body: list[Token] = []
-    for number, (kind, value) in enumerate(tokens):
-        if kind == "command":
-            found = _IMPORT.fullmatch(value)
-            if found is None or found[1] not in _COMMON:
-                raise _Unread
-            rules[found[2] or found[1]] = _COMMON[found[1]]
-        elif kind == "name" and _begins_rule(tokens, number):
-            body = rules[value.lstrip("!?")] = []
-        elif kind not in ("line", "priority") and (kind, value) != ("sign", ":"):
-            body.append((kind, value))
-    return rules
+def _expression(rules: Rules, name: str) -> str:
+    """The expression of a rule, which is written once. Raises _Unread for a rule that is unknown or recursive."""
+    body = rules.pop(name, None)  # a rule that occurs in itself is not found
+    if body is None:
+        raise _Unread
+    expression = rules[name] = body if isinstance(body, str) else _joined(rules, body)
+    if len(expression) > MAX_CHARACTERS:
+        raise _Unread
+    return expression
 
 
-def _begins_rule(tokens: list[Token], at: int) -> bool:
-    """Whether a name is followed by a colon, maybe with a priority in between."""
-    rest = [token for token in tokens[at + 1 : at + 3] if token[0] != "priority"]
-    return (at == 0 or tokens[at - 1][0] == "line") and rest[:1] == [("sign", ":")]
-
-
-def _tokens(text: str) -> list[Token]:
-    found, at = [], 0
-    while at < len(text):
-        token = _TOKEN.match(text, at)
-        if token is None:
-            raise _Unread
-        at = token.end()
-        if token.lastgroup not in ("space", "alias"):
-            found.append((str(token.lastgroup), token[0]))
-    return found
-
-
-class _Expression:
-    """Writes rules as expressions, each once."""
-
-    def __init__(self, rules: dict[str, list[Token] | str]) -> None:
-        self._rules = rules
-        self._known: dict[str, str] = {}
-        self._open: set[str] = set()
-
-    def of(self, name: str) -> str:
-        body = self._rules.get(name)
-        if body is None or name in self._open:  # unknown, or recursive
-            raise _Unread
-        if isinstance(body, str):
-            return body
-        if name not in self._known:
-            self._open.add(name)
-            found, rest = self._ways(body)
-            self._open.discard(name)
-            if rest:
-                raise _Unread
-            self._known[name] = found
-        if len(self._known[name]) > MAX_CHARACTERS:
-            raise _Unread
-        return self._known[name]
-
-    def _ways(self, tokens: list[Token]) -> tuple[str, list[Token]]:
-        """Alternatives up to a closing bracket, and the tokens from there."""
-        ways, sequence = [], ""
-        while tokens and tokens[0][1] not in (")", "]"):
-            if tokens[0] == ("sign", "|"):
-                ways.append(sequence)
-                sequence, tokens = "", tokens[1:]
-                continue
-            atom, tokens = self._atom(tokens)
-            sequence += atom
-        return "|".join([*ways, sequence]), tokens
-
-    def _atom(self, tokens: list[Token]) -> tuple[str, list[Token]]:
-        (kind, value), tokens = tokens[0], tokens[1:]
-        if kind == "string" and tokens[:1] == [("range", "..")] and tokens[1:2] and tokens[1][0] == "string":
-            found = f"[{_literal(value)}-{_literal(tokens[1][1])}]"
-            tokens = tokens[2:]
+def _joined(rules: Rules, body: Sequence[re.Match[str]]) -> str:
+    """The signs of a rule are those of an expression, but for square brackets and for the number after `~`."""
+    parts: list[str] = []
+    closing: list[str] = []
+    repeatable = False  # whether what may be repeated is in front
+    for token in body:
+        kind, sign, was_repeatable = token.lastgroup, token[0], repeatable
+        repeatable = sign in (")", "]") or kind in ("range", "string", "regex", "name")
+        if kind == "range":
+            parts.append(f"[{re.escape(_plain(token['first']))}-{re.escape(_plain(token['last']))}]")
         elif kind == "string":
-            found = _literal(value)
-        elif kind == "regex" and value.endswith("/"):
-            found = value[1:-1].replace(r"\/", "/")
+            parts.append(f"(?{'i' * bool(token['any_case'])}:{re.escape(_plain(token['text']))})")
+        elif kind == "regex":
+            parts.append(f"(?:{token['written']})".replace(r"\/", "/"))
         elif kind == "name":
-            found = self.of(value)
-        elif kind == "sign" and value in "([":
-            found, tokens = self._ways(tokens)
-            if not tokens or tokens[0][1] != {"(": ")", "[": "]"}[value]:
-                raise _Unread
-            tokens = tokens[1:]
-            found = f"(?:{found})?" if value == "[" else found
+            parts.append(f"(?:{_expression(rules, sign)})")
+        elif kind == "repeat" and was_repeatable:
+            times = "".join(sign[1:].split()).replace("..", ",")
+            parts.append(f"{{{times}}}" if times else sign)
+        elif sign in ("(", "["):
+            parts.append("(?:" if sign == "(" else "(?:(?:")
+            closing.append(")" if sign == "(" else "]")
+        elif closing and sign == closing[-1]:
+            parts.append(")" if closing.pop() == ")" else ")?)")
+        elif sign == "|":
+            parts.append("|")
         else:
             raise _Unread
-        found = f"(?:{found})"
-        while tokens and (tokens[0][1] in ("?", "*", "+") or tokens[0][0] == "times"):
-            times, tokens = tokens[0][1], tokens[1:]
-            if times.startswith("~"):
-                times = f"{{{times[1:].replace(' ', '').replace('..', ',')}}}"
-            found = f"(?:{found}{times})"
-        return found, tokens
-
-
-def _literal(value: str) -> str:
-    if value.endswith("i"):
-        return f"(?i:{re.escape(_plain(value[1:-2]))})"
-    return re.escape(_plain(value[1:-1]))
+    if closing:
+        raise _Unread
+    return "".join(parts)
 
 
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", '"': '"', "\\": "\\", "/": "/"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,81 +34,62 @@ Embed = Callable[[list[int]], NDArray[np.float32]]
 """The vector of one text, from its tokens."""
 
 
-@dataclass(frozen=True)
-class Embedding:
-    """One request for embeddings. `model`: the name to answer with. Raises ApiError 501 if the model
-    makes no embeddings.
+def embeddings(engine: Engine, body: EmbeddingBody, model: str, embed: Embed) -> dict[str, Any]:
+    """OpenAI's object. `model`: the name to answer with.
+
+    Raises ApiError 501 if the model makes no embeddings, 400, PromptTooLong, and what `embed` raises.
     """
-
-    engine: Engine
-    body: EmbeddingBody
-    model: str
-
-    def __post_init__(self) -> None:
-        check_embeds(self.engine)
-
-    def answer(self, embed: Embed) -> dict[str, Any]:
-        """OpenAI's object. `embed` gives the vector of one text. Raises ApiError 400, PromptTooLong, and what `embed`
-        raises.
-        """
-        body, size = self.body, self.engine.model.n_embd
-        prompts = prompts_of(self.engine, body.input, field="input")
-        if body.dimensions is not None and body.dimensions > size:
-            raise ApiError(400, f"dimensions: the model has {size}", param="dimensions")
-        data = [
-            {"object": "embedding", "index": index, "embedding": _encoded(embed(prompt), body)}
-            for index, prompt in enumerate(prompts)
-        ]
-        count = sum(map(len, prompts))
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return {"object": "list", "model": self.model, "data": data, "usage": usage}
+    check_embeds(engine)
+    prompts, size = prompts_of(engine, body.input, field="input"), engine.model.n_embd
+    if body.dimensions is not None and body.dimensions > size:
+        raise ApiError(400, f"dimensions: the model has {size}", param="dimensions")
+    data = [
+        {"object": "embedding", "index": index, "embedding": _encoded(embed(prompt), body)}
+        for index, prompt in enumerate(prompts)
+    ]
+    return {"object": "list", "model": model, "data": data, "usage": _usage(prompts)}
 
 
-@dataclass(frozen=True)
-class Reranking:
-    """One request to rerank. `model`: the name to answer with. Raises ApiError 501 if the model cannot
-    do it.
+def _usage(prompts: list[list[int]]) -> dict[str, int]:
+    count = sum(map(len, prompts))
+    return {"prompt_tokens": count, "total_tokens": count}
+
+
+def reranking(
+    engine: Engine, body: RerankBody, model: str, score: Callable[[list[int]], float]
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """Jina's object, or TEI's list for TEI's names. `model`: the name to answer with; `score`: of the tokens of a pair.
+
+    Raises ApiError 501 if the model cannot do it, 400 for a pair that is too long, before any is scored, and what
+    `score` raises.
     """
+    if pooling_of(engine.model) != "rank":
+        raise ApiError(501, "the model cannot rerank; serve one that was trained for it", code="no_reranking")
+    texts = [each if isinstance(each, str) else each.text for each in body.documents or body.texts or ()]
+    pairs = _pairs(engine, body.query, texts, "texts" if body.documents is None else "documents")
+    scores = [score(pair) for pair in pairs]
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+    if body.documents is None:
+        own = [{"index": index, "score": scores[index]} for index in best]
+        return [entry | {"text": texts[int(entry["index"])]} for entry in own] if body.return_text else own
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
+    if body.return_documents:
+        results = [entry | {"document": {"text": texts[entry["index"]]}} for entry in results]
+    return {"object": "list", "model": model, "usage": _usage(pairs), "results": results}
 
-    engine: Engine
-    body: RerankBody
-    model: str
 
-    def __post_init__(self) -> None:
-        if pooling_of(self.engine.model) != "rank":
-            raise ApiError(501, "the model cannot rerank; serve one that was trained for it", code="no_reranking")
-
-    def answer(self, score: Callable[[list[int]], float]) -> dict[str, Any] | list[dict[str, Any]]:
-        """Jina's object, or TEI's list for TEI's names. `score`: of the tokens of one pair. Raises ApiError 400 for a
-        pair that is too long, before any is scored, and what `score` raises.
-        """
-        body = self.body
-        texts = [each if isinstance(each, str) else each.text for each in body.documents or body.texts or ()]
-        pairs = self._pairs(texts)
-        scores = [score(pair) for pair in pairs]
-        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
-        if body.documents is None:
-            own = [{"index": index, "score": scores[index]} for index in best]
-            return [entry | {"text": texts[int(entry["index"])]} for entry in own] if body.return_text else own
-        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
-        if body.return_documents:
-            results = [entry | {"document": {"text": texts[entry["index"]]}} for entry in results]
-        count = sum(map(len, pairs))
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return {"object": "list", "model": self.model, "usage": usage, "results": results}
-
-    def _pairs(self, texts: list[str]) -> list[list[int]]:
-        pairs, most = Pairs(self.engine.model), longest_text(self.engine.model)
-        field = "texts" if self.body.documents is None else "documents"
-        found: list[list[int]] = []
-        for number, text in enumerate(texts):
-            try:
-                found.append(pairs.tokens(self.body.query, text, most))
-            except PromptTooLong as error:
-                place = f"{field}[{number}]"
-                message = f"{place}: with the query it is longer than the {most} tokens that the model reads at once"
-                raise ApiError(400, message, code="context_length_exceeded", param=place) from error
-        return found
+def _pairs(engine: Engine, query: str, texts: list[str], field: str) -> list[list[int]]:
+    """The tokens of each text with the query."""
+    pairs, most = Pairs(engine.model), longest_text(engine.model)
+    found: list[list[int]] = []
+    for number, text in enumerate(texts):
+        try:
+            found.append(pairs.tokens(query, text, most))
+        except PromptTooLong as error:
+            place = f"{field}[{number}]"
+            message = f"{place}: with the query it is longer than the {most} tokens that the model reads at once"
+            raise ApiError(400, message, code="context_length_exceeded", param=place) from error
+    return found
 
 
 def _encoded(vector: NDArray[np.float32], body: EmbeddingBody) -> Any:

@@ -33,7 +33,7 @@ from rest_local.api.answers import RequestContext
 from rest_local.api.bodies import ChatBody, CompletionBody, EmbeddingBody, check
 from rest_local.api.errors import ApiError, at_field
 from rest_local.api.openai import Chat, Completion
-from rest_local.api.vectors import Embedding
+from rest_local.api.vectors import embeddings
 from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, LIMITS, Job
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.stores import model_file
@@ -169,7 +169,7 @@ class Worker:
             return failed_line(job)
         try:
             if job.url == EMBEDDING:
-                body = Embedding(self.engine, check(job.body, EmbeddingBody), self.model).answer(self._embed)
+                body = embeddings(self.engine, check(job.body, EmbeddingBody), self.model, self._embed)
                 return JobAnswer(job, _record(job, 200, body))
             call = self._call(job)
             begun = _Running(job, call)

@@ -49,8 +49,8 @@ from starlette.types import Receive, Scope, Send
 
 from rest_local.api.answers import EVENT_STREAM, event
 from rest_local.api.bodies import Body, load
-from rest_local.api.errors import ApiError, loading, no_such_model, responses_error, shape_of
-from rest_local.api.models import Row, list_of, named_row, row_of, running, tags
+from rest_local.api.errors import ApiError, responses_error, shape_of
+from rest_local.api.models import Row, named_row
 from rest_local.api.response_storage import ResponseStorage
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool
@@ -58,8 +58,7 @@ from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
 from rest_local.server.http import DRAIN_SECONDS, HttpServer
-from rest_local.server.operations import Endpoint, Routes, post
-from rest_local.server.page import page
+from rest_local.server.operations import Routes, post
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import json_response, watched
@@ -89,6 +88,28 @@ class RouterState:
     def responses(self) -> ResponseStorage:
         """Responses of /v1/responses, which the models' processes keep in the same folder."""
         return ResponseStorage(self.folder)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row of `GET /v1/models` for each name of each model. `meta`: of a model that was loaded before."""
+        return [
+            named_row(name, self.started)
+            | {"status": {"value": entry.status}}
+            | ({"meta": entry.meta} if entry.meta else {})
+            for entry in self.pool.entries
+            for name in entry.names
+        ]
+
+    def ollama_rows(self) -> list[Row]:
+        """A row for each name of each model; what is known of a model that was never loaded is its file."""
+        found = []
+        for entry in self.pool.entries:
+            expires = None
+            if self.pool.idle is not None:
+                left = 0.0 if entry.users else time.monotonic() - entry.used_at
+                expires = time.time() + max(self.pool.idle - left, 0.0)
+            is_loaded = entry.status == "loaded"
+            found += [Row(name, entry.path, entry.meta, is_loaded, expires) for name in entry.names]
+        return found
 
     def entry(self, name: str | None) -> Entry:
         """The model of that name. Raises ApiError 404."""
@@ -142,60 +163,6 @@ async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> s
     return name or request.query_params.get("model")
 
 
-async def models(request: HttpRequest) -> Response:
-    router = router_of(request)
-    return json_response(list_of(rows(router)))
-
-
-async def model(request: HttpRequest) -> Response:
-    """One name of a model. Any other name is 404."""
-    name = request.path_params["name"]
-    for row in rows(router_of(request)):
-        if row["id"] == name:
-            return json_response(row)
-    raise no_such_model()
-
-
-def rows(router: RouterState) -> list[dict[str, Any]]:
-    """A row of `GET /v1/models` for each name of each model. `meta`: of a model that was loaded before."""
-    return [
-        named_row(name, router.started)
-        | {"status": {"value": entry.status}}
-        | ({"meta": entry.meta} if entry.meta else {})
-        for entry in router.pool.entries
-        for name in entry.names
-    ]
-
-
-async def health(request: HttpRequest) -> Response:
-    """503 while the models that are loaded at the start are not."""
-    if not router_of(request).ready:
-        raise loading()
-    return json_response({"status": "ok"})
-
-
-async def ollama_models(request: HttpRequest) -> Response:
-    return json_response(tags(ollama_rows(router_of(request).pool)))
-
-
-async def ollama_running(request: HttpRequest) -> Response:
-    return json_response(running(ollama_rows(router_of(request).pool)))
-
-
-def ollama_rows(pool: Pool) -> list[Row]:
-    """A row for each name of each model; what is known of a model that was never loaded is its file."""
-    found = []
-    for entry in pool.entries:
-        expires = None
-        if pool.idle is not None:
-            left = 0.0 if entry.users else time.monotonic() - entry.used_at
-            expires = time.time() + max(pool.idle - left, 0.0)
-        for name in entry.names:
-            is_loaded = entry.status == "loaded"
-            found.append(row_of(name, entry.path, entry.meta, is_loaded=is_loaded, expires=expires))
-    return found
-
-
 async def load_model(request: HttpRequest) -> Response:
     router, body = router_of(request), await parse(request, ModelBody)
     await router.pool.load(router.entry(body.model))
@@ -208,16 +175,6 @@ async def unload_model(request: HttpRequest) -> Response:
     return json_response({"success": True})
 
 
-OWN: dict[str, Endpoint] = {
-    "/": page,
-    "/health": health,
-    "/v1/models": models,
-    "/v1/models/{name}": model,
-    "/api/tags": ollama_models,
-    "/api/ps": ollama_running,
-}
-"""Calls that the router answers in another way than the server of one model."""
-
 ROUTES: Routes = (
     (post("/models/load", "Load a model", ModelBody, of_server=True), load_model),
     (post("/models/unload", "Unload a model", ModelBody, of_server=True), unload_model),
@@ -226,8 +183,7 @@ ROUTES: Routes = (
 
 def create_router(state: RouterState) -> Starlette:
     shared = tuple(
-        (operation, OWN.get(operation.path, endpoint) if operation.of_server else forward)
-        for operation, endpoint in model_app.ROUTES
+        (operation, endpoint if operation.of_server else forward) for operation, endpoint in model_app.ROUTES
     )
     return model_app.assemble((*shared, *ROUTES), state, state.settings)
 

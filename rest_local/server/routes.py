@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.api import bodies, models, ollama
+from rest_local.api import bodies, models, ollama, vectors
 from rest_local.api.bodies import SlotBody
 from rest_local.api.errors import ApiError, headers_of, loading, no_such_model, wrong
 from rest_local.api.messages import CountBody, MessagesBody
@@ -27,10 +27,9 @@ from rest_local.api.messages_answer import MessagesCall
 from rest_local.api.native import NativeCompletion
 from rest_local.api.openai import Chat, Completion
 from rest_local.api.requests import chat_text, checked_ids, prompt_text
-from rest_local.api.response_storage import KeptResponse, ResponseStorage, items_of
+from rest_local.api.response_storage import KeptResponse, items_of
 from rest_local.api.responses import ResponseBody, listed
 from rest_local.api.responses_answer import ResponseCall
-from rest_local.api.vectors import Embedding, Reranking
 from rest_local.chat.tools import tools_of
 from rest_local.errors import RestLocalError
 from rest_local.kv_cache.saved import NamedSlots
@@ -38,7 +37,7 @@ from rest_local.llama.embedding import Embedder, Ranker
 from rest_local.server.answering import context_of, generate, parse, respond, submit
 from rest_local.server.operations import Endpoint, Operation, Routes, delete, get, post
 from rest_local.server.settings import owner_of
-from rest_local.server.state import State, state_of
+from rest_local.server.state import State, server_of, state_of
 from rest_local.server.streaming import json_response
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ async def create_response(request: HttpRequest) -> Response:
 
 async def _response_call(request: HttpRequest) -> ResponseCall:
     body = await parse(request, ResponseBody)
-    return ResponseCall(context_of(request, body.model), body, _storage(request), _owner(request))
+    return ResponseCall(context_of(request, body.model), body, server_of(request).responses, _owner(request))
 
 
 async def retrieve_response(request: HttpRequest) -> Response:
@@ -115,7 +114,7 @@ async def retrieve_response(request: HttpRequest) -> Response:
 
 async def remove_response(request: HttpRequest) -> Response:
     kept = await _kept(request)
-    await anyio.to_thread.run_sync(_storage(request).remove, kept.id)
+    await anyio.to_thread.run_sync(server_of(request).responses.remove, kept.id)
     return json_response({"id": kept.id, "object": "response", "deleted": True})
 
 
@@ -123,34 +122,28 @@ async def input_items(request: HttpRequest) -> Response:
     kept = await _kept(request)
     before: list[KeptResponse] | None = None
     if kept.previous:
-        before = await anyio.to_thread.run_sync(_storage(request).conversation, kept.previous, kept.owner)
+        before = await anyio.to_thread.run_sync(server_of(request).responses.conversation, kept.previous, kept.owner)
     return json_response(listed([*items_of(before or []), *kept.added], request.query_params))
 
 
 async def _kept(request: HttpRequest) -> KeptResponse:
     """The response that the path names. Raises ApiError 404."""
     wanted = str(request.path_params["id"])
-    kept = await anyio.to_thread.run_sync(_storage(request).get, wanted, _owner(request))
+    kept = await anyio.to_thread.run_sync(server_of(request).responses.get, wanted, _owner(request))
     if kept is None:
         raise ApiError(404, f"no response {wanted[:80]!r} is kept", code="response_not_found", param="id")
     return kept
 
 
-def _storage(request: HttpRequest) -> ResponseStorage:
-    """That of the server of one model, or of the process in front of several."""
-    storage: ResponseStorage = request.app.state.server.responses
-    return storage
-
-
 def _owner(request: HttpRequest) -> str:
-    return owner_of(request.headers, request.app.state.server.settings)
+    return owner_of(request.headers, server_of(request).settings)
 
 
 async def embeddings(request: HttpRequest) -> Response:
     body, state = await parse(request, bodies.EmbeddingBody), state_of(request)
     service, engine = state.loaded()
-    embedding = Embedding(engine, body, state.check_model(body.model))
-    return json_response(await state.workers.run(request, lambda: embedding.answer(_embed(state, service))))
+    model, embed = state.check_model(body.model), _embed(state, service)
+    return json_response(await state.workers.run(request, lambda: vectors.embeddings(engine, body, model, embed)))
 
 
 def _embed(state: State, service: Service) -> Callable[[list[int]], NDArray[np.float32]]:
@@ -168,14 +161,14 @@ def _embed(state: State, service: Service) -> Callable[[list[int]], NDArray[np.f
 async def rerank(request: HttpRequest) -> Response:
     body, state = await parse(request, bodies.RerankBody), state_of(request)
     service, engine = state.loaded()
-    reranking = Reranking(engine, body, state.check_model(body.model))
+    model = state.check_model(body.model)
 
     def one(engine: Engine, tokens: list[int]) -> float:
         state.ranker = state.ranker or Ranker(engine.model)
         return state.ranker.score(tokens)
 
     def work() -> Any:
-        return reranking.answer(lambda tokens: service.run(lambda engine: one(engine, tokens)))
+        return vectors.reranking(engine, body, model, lambda tokens: service.run(lambda engine: one(engine, tokens)))
 
     return json_response(await state.workers.run(request, work))
 
@@ -230,20 +223,12 @@ async def _ollama_vectors(
     return model, vectors, count
 
 
-def _rows(state: State) -> list[models.Row]:
-    """One row for each name of the server's model."""
-    if state.engine is None:
-        return [models.Row(name, state.started) for name in state.names]
-    known, path = models.meta(state.engine), state.engine.model.path
-    return [models.row_of(name, path, known, is_loaded=True) for name in state.names]
-
-
 async def ollama_tags(request: HttpRequest) -> Response:
-    return json_response(models.tags(_rows(state_of(request))))
+    return json_response(models.tags(server_of(request).ollama_rows()))
 
 
 async def ollama_running(request: HttpRequest) -> Response:
-    return json_response(models.running(_rows(state_of(request))))
+    return json_response(models.running(server_of(request).ollama_rows()))
 
 
 async def ollama_version(request: HttpRequest) -> Response:
@@ -253,8 +238,8 @@ async def ollama_version(request: HttpRequest) -> Response:
 async def ollama_show(request: HttpRequest) -> Response:
     body, state = await parse(request, ollama.ShowBody), state_of(request)
     _, engine = state.loaded()
-    row = models.row_of(state.check_model(body.asked), engine.model.path, models.meta(engine), is_loaded=True)
-    return json_response(await anyio.to_thread.run_sync(models.shown, engine, row))
+    name = state.check_model(body.asked)
+    return json_response(await anyio.to_thread.run_sync(models.shown, engine, name))
 
 
 async def not_served(request: HttpRequest) -> Response:
@@ -269,26 +254,20 @@ async def not_served(request: HttpRequest) -> Response:
 
 
 async def list_models(request: HttpRequest) -> Response:
-    state = state_of(request)
-    return json_response(models.list_of([_named(state, name) for name in state.names]))
+    return json_response(models.list_of(server_of(request).rows()))
 
 
 async def one_model(request: HttpRequest) -> Response:
-    """One name of the model. Any other name is 404."""
-    state, name = state_of(request), request.path_params["name"]
-    if name not in state.names:
-        raise no_such_model()
-    return json_response(_named(state, name))
-
-
-def _named(state: State, name: str) -> dict[str, Any]:
-    more = {"meta": models.meta(state.engine)} if state.engine is not None else {}
-    return models.named_row(name, state.started) | more
+    """One name of a model. Any other name is 404."""
+    for row in server_of(request).rows():
+        if row["id"] == request.path_params["name"]:
+            return json_response(row)
+    raise no_such_model()
 
 
 async def health(request: HttpRequest) -> Response:
     """503 while the model loads."""
-    if state_of(request).service is None:
+    if not server_of(request).ready:
         raise loading()
     return json_response({"status": "ok"})
 
@@ -373,8 +352,7 @@ async def slots(request: HttpRequest) -> Response:
 async def act_on_slot(request: HttpRequest) -> Response:
     state, number = state_of(request), request.path_params["id"]
     action = request.query_params.get("action", "")
-    found = _ACTIONS.get(action)
-    if found is None:
+    if action not in ("save", "restore", "erase"):
         raise ApiError(400, "action: give save, restore or erase", code="invalid_value", param="action")
     if not number.isascii() or not number.isdigit() or len(number) > 6:
         raise ApiError(400, "id_slot: give the number of a slot", code="invalid_value", param="id_slot")
@@ -386,11 +364,17 @@ async def act_on_slot(request: HttpRequest) -> Response:
     files = _files(state, owner_of(request.headers, state.settings))
 
     def work() -> dict[str, Any]:
-        begun = time.perf_counter()
-        fields = found(files, int(number), body.filename or "")
-        milliseconds = round(1e3 * (time.perf_counter() - begun), 3)
-        timings = {} if action == "erase" else {"timings": {f"{action}_ms": milliseconds}}
-        return {"id_slot": int(number)} | fields | timings
+        slot, name, begun = int(number), body.filename or "", time.perf_counter()
+        if action == "erase":
+            return {"id_slot": slot, "n_erased": files.erase(slot)}
+        try:
+            moved = files.save(slot, name) if action == "save" else files.restore(slot, name)
+        except RestLocalError as error:
+            log.warning("slot %d: %s", slot, error)
+            raise
+        counts = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
+        fields = {"id_slot": slot, "filename": name} | dict(zip(counts, (moved.tokens, moved.size), strict=True))
+        return fields | {"timings": {f"{action}_ms": round(1e3 * (time.perf_counter() - begun), 3)}}
 
     try:
         return json_response(await state.workers.run(request, work))
@@ -412,31 +396,6 @@ def _files(state: State, user: str) -> NamedSlots:
     if (files := engine.context.named_slots(run, user)) is None:
         raise ApiError(501, "start the server with --sessions SIZE", code="sessions_off")
     return files
-
-
-def _save(files: NamedSlots, number: int, name: str) -> dict[str, Any]:
-    moved = files.save(number, name)
-    return {"filename": name, "n_saved": moved.tokens, "n_written": moved.size}
-
-
-def _restore(files: NamedSlots, number: int, name: str) -> dict[str, Any]:
-    try:
-        moved = files.restore(number, name)
-    except RestLocalError as error:
-        log.warning("slot %d: %s", number, error)
-        raise
-    return {"filename": name, "n_restored": moved.tokens, "n_read": moved.size}
-
-
-def _erase(files: NamedSlots, number: int, name: str) -> dict[str, Any]:
-    return {"n_erased": files.erase(number)}
-
-
-_ACTIONS: dict[str, Callable[[NamedSlots, int, str], dict[str, Any]]] = {
-    "save": _save,
-    "restore": _restore,
-    "erase": _erase,
-}
 
 
 def _lines(path: str, summary: str, body: type[ollama.AnswerBody]) -> Operation:

@@ -8,6 +8,8 @@ Three layers of plain ASGI middleware:
   machine sends that name) and its Origin (a page of another site).
 - `Guard` checks the key, and the type and size of the body.
 
+All calls are HTTP: the server (`http.HttpServer`) serves no web sockets, and tells applications of no lifespan.
+
 The CORS middleware is between them, because a preflight request has no key. Forwarded headers are ignored.
 
 `AccessLog` writes a line of JSON for each request to the logger `rest_local.server`. It never writes a prompt, an
@@ -31,8 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rest_local.api.errors import ApiError
 from rest_local.server.answering import LOG
-from rest_local.server.settings import Settings, opens
-from rest_local.server.settings import given_keys as given_keys
+from rest_local.server.settings import Settings, given_keys, opens
 from rest_local.server.streaming import response_of
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -52,9 +53,6 @@ class Drained:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         closes = "close" in headers.get("connection", "").lower()
         unread = "expect" not in headers  # such a client sends no body where it gets an answer instead of 100
@@ -96,10 +94,6 @@ class Gate:
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         error = _large_head(scope) or self._wrong(headers.get("host", ""), headers.get("origin"), scope)
         if error is None:
@@ -140,8 +134,6 @@ class Inner:
         self._app, self._secret = app, secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
         headers = Headers(scope=scope)
         if hmac.compare_digest(headers.get(SECRET, "").encode("latin-1"), self._secret):
             address, _, port = headers.get(CLIENT, "?:0").rpartition(":")
@@ -159,9 +151,6 @@ class Guard:
         self._app, self._keys, self._max_body = app, settings.keys, settings.max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         error = self._wrong(scope, headers)
         if error is not None:
@@ -264,9 +253,6 @@ class AccessLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         begun, status = time.perf_counter(), CLIENT_GONE  # unless an answer is sent completely
         started = status
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 from starlette.requests import Request
 from starlette.requests import Request as HttpRequest
 
 from rest_local.api.errors import ApiError, loading, no_such_model
-from rest_local.api.models import find_name
+from rest_local.api.models import Row, find_name, meta, named_row
 from rest_local.api.response_storage import ResponseStorage
 from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 from rest_local.errors import QueueFull
@@ -150,6 +150,31 @@ def _gone() -> ApiError:
     return ApiError(400, "the client disconnected before its prompt was scored")
 
 
+class Server(Protocol):
+    """What calls read that both the server of one model and that of several answer by themselves."""
+
+    settings: Settings
+
+    @property
+    def responses(self) -> ResponseStorage:
+        """Responses of /v1/responses that are kept."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the models that are loaded at the start are."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row of `GET /v1/models` for each name of each model."""
+
+    def ollama_rows(self) -> list[Row]:
+        """A row for each name of each model."""
+
+
+def server_of(request: Request) -> Server:
+    state: Server = request.app.state.server
+    return state
+
+
 @dataclass
 class State:
     """The state of one server.
@@ -178,6 +203,20 @@ class State:
     def responses(self) -> ResponseStorage:
         """Responses of /v1/responses that are kept. Must be read first in the server's loop."""
         return ResponseStorage(self.folder)
+
+    @property
+    def ready(self) -> bool:
+        return self.service is not None
+
+    def rows(self) -> list[dict[str, Any]]:
+        known = {"meta": meta(self.engine)} if self.engine is not None else {}
+        return [named_row(name, self.started) | known for name in self.names]
+
+    def ollama_rows(self) -> list[Row]:
+        if self.engine is None:
+            return []
+        known, path = meta(self.engine), self.engine.model.path
+        return [Row(name, path, known, is_loaded=True) for name in self.names]
 
     @property
     def model_id(self) -> str:

@@ -6,6 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,8 +243,9 @@ def test_lists_are_there_while_the_model_loads() -> None:
 
 def test_lists_are_made_of_rows() -> None:
     """A server of several models has rows of its own."""
-    row = Row("org/coder:Q4_K_M", 0.0, size=10, on_gpu=5, parameters=7_600_000_000, is_loaded=True, expires=1e9)
-    other = Row("small", 1.5)
+    gone, known = Path("gone.gguf"), {"size": 10, "size_vram": 5, "n_params": 7_600_000_000}
+    row = Row("org/coder:Q4_K_M", gone, known, is_loaded=True, expires=1e9)
+    other = Row("small", gone, {}, is_loaded=False)
     listed = tags([row, other])["models"]
     assert [each["name"] for each in listed] == ["org/coder:Q4_K_M", "small:latest"]
     assert listed[0]["modified_at"] == "1970-01-01T00:00:00.000000Z"

@@ -172,8 +172,8 @@ def test_the_conversations_longest_unused_go_first(tmp_path: Path, bound: str) -
 def test_a_sweep_looks_only_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ResponseStorage(tmp_path, max_responses=10)
     looked = []
-    chains = store._files.chains
-    monkeypatch.setattr(store._files, "chains", lambda: looked.append(1) or chains())
+    chains = store.chains
+    monkeypatch.setattr(store, "chains", lambda: looked.append(1) or chains())
     for number in range(200):
         store.sweep()
         add(store, str(number))
