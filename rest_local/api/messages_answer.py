@@ -13,7 +13,7 @@ from rest_local.api.errors import ApiError, anthropic_shape
 from rest_local.api.messages import CountBody, Translated, serial, translated
 from rest_local.api.openai import Chat
 from rest_local.api.requests import template_of
-from rest_local.chat.tools import AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
+from rest_local.chat.tools import CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.request import Request
 
 Event = dict[str, Any]
@@ -90,12 +90,14 @@ PING_SECONDS = 10.0
 
 
 class MessagesCall:
-    """A request, a `Call`. Raises CannotGenerate, ApiError 501 without a template."""
+    """A request, a `Call`. Raises CannotGenerate, ApiError 501 without a template.
+
+    chat, n_prompt   what the model is asked, and its length in tokens; set by `requests`
+    """
 
     def __init__(self, context: RequestContext, body: CountBody) -> None:
-        self._context, self._body = context, body
+        self.context, self.body = context, body
         self._able = template_of(context.engine).capabilities
-        self._n_prompt = 0
 
     def count(self) -> int:
         """Tokens of the rendered prompt, also where it is longer than the context."""
@@ -103,39 +105,30 @@ class MessagesCall:
         return made.run(chat.count)
 
     def requests(self) -> list[Request]:
-        made, self._chat = self._translated()
-        self._chat_body = made.body
-        requests = made.run(self._chat.requests)
-        self._n_prompt = len(requests[0].prompt)
+        made, self.chat = self._translated()
+        requests = made.run(self.chat.requests)
+        self.n_prompt = len(requests[0].prompt)
         return requests
 
     def answer(self, answered: Sequence[HasResult]) -> MessagesAnswer:
-        omitted = self._body.thinking is not None and self._body.thinking.display == "omitted"
-        blocks = Blocks(shows_thinking=not omitted, serial=serial(self._body))
-        return MessagesAnswer(self._context, self._chat_body, answered, self._chat.parser(), self._n_prompt, blocks)
+        return MessagesAnswer(self, answered)
 
     def _translated(self) -> tuple[Translated, Chat]:
-        made = translated(self._body, late_system=self._able.late_system and self._able.system_with_results)
-        return made, Chat(self._context, made.body, begun=made.begun)
+        made = translated(self.body, late_system=self._able.late_system and self._able.system_with_results)
+        return made, Chat(self.context, made.body, begun=made.begun)
 
 
 class MessagesAnswer(Answer[ChatBody]):
-    """One answer as Anthropic's message. `prompt_tokens`: of the whole prompt."""
+    """One answer as Anthropic's message."""
 
     QUIET_SECONDS = PING_SECONDS
 
-    def __init__(
-        self,
-        context: RequestContext,
-        body: ChatBody,
-        answered: Sequence[HasResult],
-        parser: AnswerParser,
-        prompt_tokens: int,
-        blocks: Blocks,
-    ) -> None:
-        super().__init__(context, body, answered, [parser])
-        self._id = new_id("msg_")
-        self._parser, self._prompt_tokens, self._blocks = parser, prompt_tokens, blocks
+    def __init__(self, call: MessagesCall, answered: Sequence[HasResult]) -> None:
+        self._parser = call.chat.parser()
+        super().__init__(call.context, call.chat.body, answered, [self._parser])
+        self._id, self._prompt_tokens = new_id("msg_"), call.n_prompt
+        omitted = call.body.thinking is not None and call.body.thinking.display == "omitted"
+        self._blocks = Blocks(shows_thinking=not omitted, serial=serial(call.body))
 
     def begin(self) -> list[bytes]:
         usage = self._cached(0) | {"input_tokens": self._prompt_tokens, "output_tokens": 0}

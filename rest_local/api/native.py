@@ -24,11 +24,11 @@ class NativeCompletion:
     """A prompt, or several, to continue; or a gap to fill. A `Call`."""
 
     def __init__(self, context: RequestContext, body: NativeBody) -> None:
-        self._context, self._body = context, body
-        self._requests: list[Request] = []
+        self.context, self.body = context, body
+        self.made: list[Request] = []
 
     def requests(self) -> list[Request]:
-        engine, body = self._context.engine, self._body
+        engine, body = self.context.engine, self.body
         if isinstance(body, InfillBody):
             extra = [(each.filename or "", each.text) for each in body.input_extra or ()]
             room = max(body.n_predict or 0, 0)
@@ -36,21 +36,19 @@ class NativeCompletion:
         else:
             prompts = prompts_of(engine, body.prompt, longest=longest_prompt(engine, body))
         grammar, logprobs = grammar_of(body), body.n_probs or None
-        self._requests = [request_of(engine, body, each, logprobs=logprobs, grammar=grammar) for each in prompts]
-        return self._requests
+        self.made = [request_of(engine, body, each, logprobs=logprobs, grammar=grammar) for each in prompts]
+        return self.made
 
     def answer(self, answered: Sequence[HasResult]) -> NativeAnswer:
-        return NativeAnswer(self._context, self._body, answered, self._requests)
+        return NativeAnswer(self, answered)
 
 
 class NativeAnswer(Answer[NativeBody]):
     """Answers in llama-server's shape, one to a prompt; `stop` is true in the last event of each only."""
 
-    def __init__(
-        self, context: RequestContext, body: NativeBody, answered: Sequence[HasResult], requests: Sequence[Request]
-    ) -> None:
-        super().__init__(context, body, answered, n_indent=body.n_indent or 0)
-        self._requests = requests
+    def __init__(self, call: NativeCompletion, answered: Sequence[HasResult]) -> None:
+        super().__init__(call.context, call.body, answered, n_indent=call.body.n_indent or 0)
+        self._requests = call.made
 
     def advance(self, number: int, part: Part) -> list[bytes]:
         fields = self._partial(number, part)

@@ -49,7 +49,7 @@ from rest_local.api.models import written
 from rest_local.api.openai import Chat, chat_logprobs
 from rest_local.api.requests import checked_ids, grammar_of, infill_tokens, longest_prompt, request_of
 from rest_local.api.vectors import Embed, check_embeds, embeddings
-from rest_local.chat.tools import AnswerParser, CallStart, Content, Delta, Reasoning
+from rest_local.chat.tools import CallStart, Content, Delta, Reasoning
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import Request
 from rest_local.llama.embedding import longest_text
@@ -361,83 +361,71 @@ class Calls:
 class OllamaCall:
     """A chat, or a prompt in the model's template, or one that no template changes. A `Call`.
 
-    began  when the request came, by `time.perf_counter`
+    began   when the request came, by `time.perf_counter`
+    plain   the body as OpenAI's; set by `requests`
+    chat    None without a template
+    tokens  of the prompt, to which the last line adds those of the answer; None: the client gets none
     """
 
     def __init__(self, context: RequestContext, body: OllamaChatBody | GenerateBody, began: float) -> None:
-        self._context, self._body, self._began = context, body, began
-        self._chat: Chat | None = None
-        self._tokens: Sequence[int] | None = None
+        self.context, self.body, self.began = context, body, began
+        self.chat: Chat | None = None
+        self.tokens: Sequence[int] | None = None
         if body.shift and (body.options.num_predict is None or body.options.num_predict < 0):
             body.options.num_predict = CONTEXTS * context.engine.n_ctx
 
     def requests(self) -> list[Request]:
-        engine, body = self._context.engine, self._body
+        engine, body = self.context.engine, self.body
         if isinstance(body, OllamaChatBody):
-            self._plain: GenerationBody = chat_body(body, chat_messages(body), body.tools)
-            self._chat = Chat(self._context, self._plain)
-            return self._chat.requests()
+            self.plain: GenerationBody = chat_body(body, chat_messages(body), body.tools)
+            self.chat = Chat(self.context, self.plain)
+            return self.chat.requests()
         if body.raw or body.suffix or not engine.model.chat_template:
             requests = self._continued(body)
             sends_tokens = not body.raw and not body.suffix
         else:
-            self._plain = chat_body(body, prompt_messages(body), None)
-            self._chat = Chat(self._context, self._plain)
-            requests = self._chat.requests()
+            self.plain = chat_body(body, prompt_messages(body), None)
+            self.chat = Chat(self.context, self.plain)
+            requests = self.chat.requests()
             sends_tokens = not body.images  # images have no ids that a client could send back
         if body.context:  # the tokens of an earlier conversation
             before, bos = checked_ids(engine, body.context), engine.model.vocabulary.bos
             (made,) = requests
             prompt = made.prompt[1:] if list(made.prompt[:1]) == [bos] else made.prompt
             requests = [replace(made, prompt=[*before, *prompt])]
-        self._tokens = requests[0].prompt if sends_tokens else None
+        self.tokens = requests[0].prompt if sends_tokens else None
         return requests
 
     def _continued(self, body: GenerateBody) -> list[Request]:
         """The continuation of text that no template changes."""
         if body.images:
             raise ApiError(400, "images: they need a chat template; leave out raw and suffix", param="images")
-        engine, self._plain = self._context.engine, GenerationBody(**fields_of(body))
+        engine, self.plain = self.context.engine, GenerationBody(**fields_of(body))
         if body.suffix:
             tokens = infill_tokens(engine, body.prompt, body.suffix, answer=max(body.options.num_predict or 0, 0))
         else:
             text = body.prompt if body.raw or not body.system else f"{body.system}\n\n{body.prompt}"
-            tokens = engine.tokenize(text, most=longest_prompt(engine, self._plain))
+            tokens = engine.tokenize(text, most=longest_prompt(engine, self.plain))
         top = (body.top_logprobs or 0) if body.logprobs else None
-        return [request_of(engine, self._plain, tokens, logprobs=top, grammar=grammar_of(self._plain))]
+        return [request_of(engine, self.plain, tokens, logprobs=top, grammar=grammar_of(self.plain))]
 
     def answer(self, answered: Sequence[HasResult]) -> OllamaAnswer:
-        parsers = [self._chat.parser()] if self._chat else []
-        return OllamaAnswer(self._context, self._plain, answered, parsers, self._body, self._began, self._tokens)
+        return OllamaAnswer(self, answered)
 
 
 CONTEXTS = 10  # that an answer without a limit may fill, as in Ollama, where old text is dropped
 
 
 class OllamaAnswer(Answer[GenerationBody]):
-    """The answer to one request.
-
-    asked   the client's body
-    began   when the request came, by `time.perf_counter`
-    tokens  of the prompt, to which the last line adds those of the answer; None: the client gets none
-    """
+    """The answer to one request."""
 
     MEDIA_TYPE = LINES
     SENDS_APART = True
 
-    def __init__(
-        self,
-        context: RequestContext,
-        body: GenerationBody,
-        answered: Sequence[HasResult],
-        parsers: Sequence[AnswerParser],
-        asked: AnswerBody,
-        began: float,
-        tokens: Sequence[int] | None,
-    ) -> None:
-        super().__init__(context, body, answered, parsers)
-        self._ignored, self._began, self._tokens = ignored(asked), began, tokens
-        self._of_chat = isinstance(asked, OllamaChatBody)
+    def __init__(self, call: OllamaCall, answered: Sequence[HasResult]) -> None:
+        super().__init__(call.context, call.plain, answered, [call.chat.parser()] if call.chat else [])
+        self._ignored, self._began, self._tokens = ignored(call.body), call.began, call.tokens
+        self._of_chat = isinstance(call.body, OllamaChatBody)
         self._calls = Calls()
 
     def advance(self, number: int, part: Part) -> list[bytes]:

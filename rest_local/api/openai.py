@@ -57,7 +57,7 @@ class Chat:
     """
 
     def __init__(self, context: RequestContext, body: ChatBody, *, begun: str = "") -> None:
-        self._context, self._engine, self._body, self._begun = context, context.engine, body, begun
+        self.context, self._engine, self.body, self._begun = context, context.engine, body, begun
         self._tools = tools_of(body.tools) if body.tool_choice != "none" else []
         self._form = AnswerFormat.of(template_of(self._engine).source, self._engine.model.vocabulary.special_token)
         self._rendered = self._opening = ""
@@ -68,7 +68,7 @@ class Chat:
         return len(self._tokens(self._prompt(messages, images), images)[0])
 
     def requests(self) -> list[Request]:
-        engine, body = self._engine, self._body
+        engine, body = self._engine, self.body
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
         messages, images = self._messages()
@@ -86,7 +86,7 @@ class Chat:
         ]
 
     def answer(self, answered: Sequence[HasResult]) -> ChatAnswer:
-        return ChatAnswer(self._context, self._body, answered, [self.parser() for _ in answered])
+        return ChatAnswer(self.context, self.body, answered, [self.parser() for _ in answered])
 
     def parser(self) -> AnswerParser:
         parser = self._form.parser(self._tools, self._rendered)
@@ -95,7 +95,7 @@ class Chat:
 
     def _messages(self) -> tuple[list[Any], Images]:
         """The messages, with marks in the places of images. Raises OptionError for images without a projector."""
-        messages, images = take_images([message.model_dump(exclude_none=True) for message in self._body.messages])
+        messages, images = take_images([message.model_dump(exclude_none=True) for message in self.body.messages])
         if images and self._engine.projector is None:
             raise OptionError(NO_PROJECTOR_HERE, images.first_place)
         return messages, images
@@ -108,8 +108,8 @@ class Chat:
         return self._rendered + self._opening + self._begun
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        begins = self._body.add_generation_prompt is not False
-        return chat_text(self._engine, messages, self._tools, self._body.chat_template_kwargs, begins)
+        begins = self.body.add_generation_prompt is not False
+        return chat_text(self._engine, messages, self._tools, self.body.chat_template_kwargs, begins)
 
     def _tokens(self, text: str, images: Images, most: int | None = None) -> ImagePrompt:
         if images:
@@ -118,32 +118,37 @@ class Chat:
 
 
 class Completion:
-    """One completion, a `Call`. `scores`: by prompt, where it `echoes_logprobs`; to be set before `answer`."""
+    """One completion, a `Call`.
+
+    top      how many of the likeliest tokens are reported with each; None: no log-probabilities
+    prompts  set by `requests`
+    scores   by prompt, where it `echoes_logprobs`; to be set before `answer`
+    """
 
     def __init__(self, context: RequestContext, body: CompletionBody) -> None:
-        self._context, self._body = context, body
+        self.context, self.body = context, body
         given = body.logprobs
-        self._top = given if given is None or not isinstance(given, bool) else 0 if given else None
-        self._prompts: list[list[int]] = []
+        self.top = given if given is None or not isinstance(given, bool) else 0 if given else None
+        self.prompts: list[list[int]] = []
         self.scores: list[list[TokenLogprobs]] = []
 
     @property
     def echoes_logprobs(self) -> bool:
         """Whether the answer contains the log-probabilities of the prompts."""
-        return bool(self._body.echo) and self._top is not None
+        return bool(self.body.echo) and self.top is not None
 
     def requests(self) -> list[Request]:
-        engine, body, n = self._context.engine, self._body, self._body.n or 1
+        engine, body, n = self.context.engine, self.body, self.body.n or 1
         if not body.suffix:
-            self._prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, longest_prompt(engine, body))
+            self.prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, longest_prompt(engine, body))
         elif isinstance(body.prompt, str):
-            self._prompts = [infill_tokens(engine, body.prompt, body.suffix, answer=max(body.max_tokens or 0, 0))]
+            self.prompts = [infill_tokens(engine, body.prompt, body.suffix, answer=max(body.max_tokens or 0, 0))]
         else:
             raise ApiError(400, "suffix: the prompt must be one text", param="suffix")
         grammar = grammar_of(body)
         return [
-            request_of(engine, body, prompt, logprobs=self._top, grammar=grammar, choice=choice)
-            for prompt in self._prompts
+            request_of(engine, body, prompt, logprobs=self.top, grammar=grammar, choice=choice)
+            for prompt in self.prompts
             for choice in range(n)
         ]
 
@@ -152,10 +157,10 @@ class Completion:
 
         Raises PromptTooLong, or ApiError 400 where a context shift shortens the prompt: that cannot be scored.
         """
-        engine, longest = self._context.engine, max(map(len, self._prompts))
+        engine, longest = self.context.engine, max(map(len, self.prompts))
         if longest <= engine.n_ctx:
-            return self._prompts, self._top or 0
-        if not shifts_context(engine, self._body):
+            return self.prompts, self.top or 0
+        if not shifts_context(engine, self.body):
             raise PromptTooLong(longest, engine.n_ctx)
         text = (
             f"echo with logprobs: the prompt has {longest} tokens and the context holds {engine.n_ctx}; a context "
@@ -164,8 +169,7 @@ class Completion:
         raise ApiError(400, text, code="context_length_exceeded", param="prompt")
 
     def answer(self, answered: Sequence[HasResult]) -> CompletionAnswer:
-        reports = self._top is not None
-        return CompletionAnswer(self._context, self._body, answered, self._prompts, self.scores, reports)
+        return CompletionAnswer(self, answered)
 
 
 class OpenAIAnswer(Answer[BodyT]):
@@ -275,26 +279,14 @@ def _delta(delta: Delta) -> dict[str, Any]:
 
 
 class CompletionAnswer(OpenAIAnswer[CompletionBody]):
-    """Answers as text.
-
-    scores   by prompt, where prompts are echoed with log-probabilities
-    reports  log-probabilities are reported
-    """
+    """Answers as text."""
 
     ID_PREFIX = "cmpl"
     EVENT_KIND = "text_completion"
 
-    def __init__(
-        self,
-        context: RequestContext,
-        body: CompletionBody,
-        answered: Sequence[HasResult],
-        prompts: Sequence[Sequence[int]],
-        scores: Sequence[Sequence[TokenLogprobs]],
-        reports: bool,
-    ) -> None:
-        super().__init__(context, body, answered)
-        self._prompts, self._scores, self._reports = prompts, scores, reports
+    def __init__(self, call: Completion, answered: Sequence[HasResult]) -> None:
+        super().__init__(call.context, call.body, answered)
+        self._prompts, self._scores, self._reports = call.prompts, call.scores, call.top is not None
         self._sent = [0] * len(self.choices)  # characters, for text_offset
 
     def begin(self) -> list[bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rest_local.api.answers import (
@@ -24,10 +24,10 @@ from rest_local.api.answers import (
 from rest_local.api.bodies import ChatBody
 from rest_local.api.errors import ApiError, responses_error
 from rest_local.api.openai import Chat, chat_logprobs
-from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id
+from rest_local.api.response_storage import ResponseStorage, item_id
 from rest_local.api.response_tools import InputText, Toolbox
 from rest_local.api.responses import PREFIXES, ResponseBody, Turn, seal
-from rest_local.chat.tools import AnswerParser, CallArguments, CallStart, Content, Delta, Reasoning
+from rest_local.chat.tools import CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.request import Request
 from rest_local.errors import OptionError
@@ -212,41 +212,35 @@ class Writer:
 
 
 class ResponseCall:
-    """A request, a `Call`. `owner`: whose kept responses it may continue."""
+    """A request, a `Call`. `owner`: whose kept responses it may continue. `turn`, `chat`: set by `requests`."""
 
     def __init__(self, context: RequestContext, body: ResponseBody, storage: ResponseStorage, owner: str) -> None:
-        self._context, self._body, self._storage, self._owner = context, body, storage, owner
+        self.context, self.storage = context, storage
+        self._body, self._owner = body, owner
 
     def count(self) -> int:
         return len(self.requests()[0].prompt)
 
     def requests(self) -> list[Request]:
-        self._storage.sweep()
-        self._turn = Turn.of(self._body, self._storage, self._owner)
-        self._chat = Chat(self._context, self._turn.chat)
+        self.storage.sweep()
+        self.turn = Turn.of(self._body, self.storage, self._owner)
+        self.chat = Chat(self.context, self.turn.chat)
         try:
-            return self._chat.requests()
+            return self.chat.requests()
         except OptionError as error:
-            raise self._turn.error(error) from error
+            raise self.turn.error(error) from error
 
     def answer(self, answered: Sequence[HasResult]) -> ResponseAnswer:
-        return ResponseAnswer(self._context, answered, self._chat.parser(), self._turn, self._storage.keep)
+        return ResponseAnswer(self, answered)
 
 
 class ResponseAnswer(Answer[ChatBody]):
-    """One response. `keep`: keeps it for later requests; returns whether that could be done."""
+    """One response, which is kept for later requests."""
 
-    def __init__(
-        self,
-        context: RequestContext,
-        answered: Sequence[HasResult],
-        parser: AnswerParser,
-        turn: Turn,
-        keep: Callable[[KeptResponse], bool],
-    ) -> None:
-        super().__init__(context, turn.chat, answered, [parser])
-        self._turn, self._keep = turn, keep
-        self._writer = Writer(turn.id, turn.toolbox, sealed=turn.body.includes_reasoning)
+    def __init__(self, call: ResponseCall, answered: Sequence[HasResult]) -> None:
+        super().__init__(call.context, call.turn.chat, answered, [call.chat.parser()])
+        self._turn, self._keep = call.turn, call.storage.keep
+        self._writer = Writer(call.turn.id, call.turn.toolbox, sealed=call.turn.body.includes_reasoning)
 
     def begin(self) -> list[bytes]:
         response = self._turn.response(self.context.model, "in_progress")

@@ -213,10 +213,9 @@ class State:
         return [named_row(name, self.started) | known for name in self.names]
 
     def ollama_rows(self) -> list[Row]:
-        if self.engine is None:
-            return []
-        known, path = meta(self.engine), self.engine.model.path
-        return [Row(name, path, known, is_loaded=True) for name in self.names]
+        engine = self.engine
+        known, path = (meta(engine), engine.model.path) if engine is not None else ({}, Path(self.name))
+        return [Row(name, path, known, is_loaded=engine is not None) for name in self.names]
 
     @property
     def model_id(self) -> str:
