@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,8 @@ from live import Live
 
 from rest_local.api.answers import Answer, RequestContext
 from rest_local.api.bodies import ChatBody, CompletionBody, InfillBody, NativeBody
-from rest_local.api.native import NativeAnswer
-from rest_local.api.openai import ChatAnswer, CompletionAnswer
+from rest_local.api.native import NativeCompletion
+from rest_local.api.openai import ChatAnswer, Completion
 from rest_local.chat.tools import AnswerFormat, tools_of
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.stream import Piece
@@ -72,7 +73,6 @@ def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
     """An answer of a route that can send origins, on this address."""
     shows_steps = Settings(host=host, keys=(b"k",)).shows_steps
     answered: Any = [SimpleNamespace(result=SimpleNamespace(finish_reason="stop"))]
-    request: Any = SimpleNamespace(prompt=[])
     more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
 
     context = RequestContext(engine, "m", shows_steps, "fingerprint")  # type: ignore[arg-type]
@@ -81,10 +81,13 @@ def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
         parser = AnswerFormat.of(REASONS).parser(tools_of(TOOLS), "", new_id=lambda: "id")
         return ChatAnswer(context, body, answered, [parser])
     if kind == "text":
-        return CompletionAnswer(context, CompletionBody(prompt="", logprobs=1, **more), answered, [[]], [], True)
-    if kind == "native":
-        return NativeAnswer(context, NativeBody(prompt="", n_probs=1, **more), answered, [request])
-    return NativeAnswer(context, InfillBody(n_indent=2, n_probs=1, **more), answered, [request])
+        completion = Completion(context, CompletionBody(prompt="", logprobs=1, **more))
+        completion.prompts = [[]]
+        return completion.answer(answered)
+    native = NativeBody if kind == "native" else partial(InfillBody, n_indent=2)
+    call = NativeCompletion(context, native(prompt="", n_probs=1, **more))
+    call.made = [SimpleNamespace(prompt=[])]  # type: ignore[list-item]
+    return call.answer(answered)
 
 
 def sent(answer: Answer[Any], groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
