@@ -9,11 +9,16 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from rest_local.llama.vocabulary import Vocabulary
 
 # Chromium, tmux and multiprocessing's fork server make sockets there, whose paths have 107 bytes at most.
 if os.name == "posix" and len(os.fsencode(tempfile.gettempdir())) > 50:
@@ -213,3 +218,28 @@ def shared_data() -> Callable[[str], Path]:
         return root / name
 
     return find
+
+
+@pytest.fixture(scope="session")
+def vocabulary_of(shared_data: Callable[[str], Path], tiny_model: TinyModel) -> Iterator[Callable[[str], Vocabulary]]:
+    """`vocabulary_of("qwen2")`: the vocabulary of `ggml-vocab-qwen2.gguf`, of the demo model for "demo", of tiny
+    models for "tiny". Opened once: a large one takes a second, and preparing it for grammars another."""
+    from rest_local.llama.model import Model
+    from rest_local.paths import demo_model
+
+    with ExitStack() as stack:
+
+        def opened(name: str) -> Vocabulary:
+            if name in ("demo", "tiny"):
+                path = demo_model() if name == "demo" else tiny_model("llama")
+            else:
+                path = shared_data(f"ggml-vocab-{name}.gguf")
+            return stack.enter_context(Model.open(path, vocab_only=True)).vocabulary
+
+        yield cache(opened)
+
+
+@pytest.fixture(scope="session")
+def vocabulary(vocabulary_of: Callable[[str], Vocabulary]) -> Vocabulary:
+    """That of the tiny models."""
+    return vocabulary_of("tiny")

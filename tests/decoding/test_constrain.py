@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.grammar import gbnf
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.policy import Policy, StepContext, StepCost
@@ -34,12 +32,6 @@ from rest_local.planning.policy import Policy, StepContext, StepCost
 CONTEXT = SOURCE_NUMBER["context"]
 SCHEMA_LIKE = gbnf('root ::= "{" pair ("," pair)* "}"\npair ::= "\\"" [a-d]{1,3} "\\":" [0-9]{1,3}')
 TREE = Capability("tree", "fake")
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
-    with Model.open(tiny_model("llama"), vocab_only=True) as model:
-        yield model.vocabulary
 
 
 class Alternating:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from rest_local.grammar import constraint as forced
 from rest_local.grammar.constraint import CERTAIN, Constraint, ForcedText
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
-from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.auto import Auto
@@ -50,12 +48,6 @@ def _no_time_passes() -> Iterator[None]:
         patch.setattr(forced, "_clock", lambda: 0.0)
         patch.setattr(verify, "_clock", lambda: 0.0)
         yield
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
-    with Model.open(tiny_model("llama"), vocab_only=True) as model:
-        yield model.vocabulary
 
 
 class Blind(Auto):

@@ -11,19 +11,16 @@ import pytest
 
 from rest_local import Engine
 from rest_local.decoding.request import LEAST_LIMIT, Predictions
-from rest_local.llama.model import Model
 from rest_local.llama.tokenizer import PART_CHARACTERS, Tokenizer
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.paths import demo_model
 
 TinyModel = Callable[..., Path]
 LINE = "for number in range(10): print(number)\n"
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Any:
-    with Model.open(demo_model(), vocab_only=True) as model:
-        yield model.vocabulary
+def vocabulary(vocabulary_of: Callable[[str], Vocabulary]) -> Vocabulary:
+    return vocabulary_of("demo")
 
 
 @pytest.fixture

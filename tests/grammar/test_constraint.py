@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from rest_local.errors import GenerationError
 from rest_local.grammar import gbnf, lark
 from rest_local.grammar.constraint import Constraint
-from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 
 DIGITS = gbnf('root ::= [0-9]+ "."')
 SHORT = gbnf('root ::= "7"')
 WORDS = gbnf("root ::= [a-z0-9]*")
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
-    with Model.open(tiny_model("llama"), vocab_only=True) as model:
-        yield model.vocabulary
 
 
 def _one(vocabulary: Vocabulary, text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +15,7 @@ from support.spelling import tokens_of
 from rest_local.grammar import Grammar, gbnf, json_schema
 from rest_local.grammar import constraint as forced
 from rest_local.grammar.constraint import CERTAIN, CHARACTER, REPEATED, Constraint, ForcedText, Spacing
-from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.paths import demo_model
 
 SCHEMA = {
     "type": "object",
@@ -59,9 +57,8 @@ STYLES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Iterator[Vocabulary]:
-    with Model.open(demo_model(), vocab_only=True) as model:
-        yield model.vocabulary
+def vocabulary(vocabulary_of: Callable[[str], Vocabulary]) -> Vocabulary:
+    return vocabulary_of("demo")
 
 
 def bytes_of(vocabulary: Vocabulary, text: bytes) -> list[int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -17,15 +15,8 @@ from rest_local.grammar import Grammar, any_object, compiler, gbnf, json_schema,
 from rest_local.grammar.compiler import Tokens
 from rest_local.grammar.constraint import Constraint
 from rest_local.grammar.grammar import Lark
-from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
-    with Model.open(tiny_model("llama"), vocab_only=True) as model:
-        yield model.vocabulary
 
 
 def accepts(vocabulary: Vocabulary, grammar: Grammar, text: str) -> bool:
@@ -219,6 +210,13 @@ GBNF: dict[str, tuple[str, list[str], list[str]]] = {
         ["(1+2*34=\n", "1+=\n"],
     ),
 }
+
+
+@pytest.mark.parametrize("name", GBNF)
+def test_gbnf_allows_what_it_says(vocabulary: Vocabulary, name: str) -> None:
+    text, valid, invalid = GBNF[name]
+    grammar = gbnf(text)
+    assert [said for said in (*valid, *invalid) if accepts(vocabulary, grammar, said)] == valid
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,15 @@ REWRITTEN: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("schema", "valid", "invalid"), REWRITTEN)
+def test_what_can_be_said_otherwise_is_kept(
+    vocabulary: Bytes, schema: dict[str, Any], valid: list[Any], invalid: list[Any]
+) -> None:
+    grammar = json_schema(schema)
+    said = [json.dumps(value, ensure_ascii=False) for value in (*valid, *invalid)]
+    assert [vocabulary.accepts(grammar, text) for text in said] == [True] * len(valid) + [False] * len(invalid)
+
+
 @pytest.mark.parametrize("said", [said for said in REFUSED if said not in ("no value is valid", UNREADABLE)])
 def test_a_tool_keeps_the_rest_of_its_schema(vocabulary: Bytes, said: str) -> None:
     """`widened` allows more, never less, and what is left can be kept."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from numpy.typing import NDArray
 
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
-from rest_local.llama.model import Model
 from rest_local.llama.options import Sampling
 from rest_local.llama.sampler import Sampler
 from rest_local.llama.vocabulary import Vocabulary
@@ -21,12 +18,6 @@ from rest_local.llama.vocabulary import Vocabulary
 Logits = NDArray[np.float32]
 NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 DIGITS = gbnf('root ::= [0-9]+ "."')
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
-    with Model.open(tiny_model("llama"), vocab_only=True) as model:
-        yield model.vocabulary
 
 
 def _rows(count: int, size: int, seed: int = 0, spread: float = 3.0) -> Logits:

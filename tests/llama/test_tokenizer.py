@@ -8,9 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from rest_local.llama.vocabulary import Vocabulary
 from rest_local.paths import demo_model
 from rest_local.stop import Stop
 
-SharedData = Callable[[str], Path]
 CODE = "".join(path.read_text() for path in sorted(Path(tokenizer.__file__).parent.glob("*.py")))[:2_500]
 RANDOM = random.Random(7)
 PARTS = ("foo", "Bar", " ", "  ", "\n", "\n\n", "'s", "'", "9", "123", "(", ")", "/", "//", "é", "e\u0301", "中", "。")
@@ -70,17 +67,8 @@ Real = Callable[[str], Vocabulary]
 
 
 @pytest.fixture(scope="module")
-def real(shared_data: SharedData) -> Iterator[Real]:
-    """`real("qwen2")`: a vocabulary of the shared test data, opened once."""
-    with ExitStack() as stack:
-        opened_once = cache(lambda name: stack.enter_context(opened(shared_data(f"ggml-vocab-{name}.gguf"))).vocabulary)
-        yield opened_once
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Vocabulary]:
-    with opened(demo_model()) as model:
-        yield model.vocabulary
+def demo(vocabulary_of: Real) -> Vocabulary:
+    return vocabulary_of("demo")
 
 
 @pytest.fixture
@@ -97,8 +85,8 @@ def check_equal(vocabulary: Vocabulary) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", ["llama-spm", "qwen2", "llama-bpe"])
-def test_the_parts_of_a_text_give_the_tokens_of_the_whole(real: Real, name: str) -> None:
-    check_equal(real(name))
+def test_the_parts_of_a_text_give_the_tokens_of_the_whole(vocabulary_of: Real, name: str) -> None:
+    check_equal(vocabulary_of(name))
 
 
 @pytest.mark.usefixtures("small")
@@ -109,9 +97,9 @@ def test_the_same_holds_for_every_pre_tokenizer(kind: str, monkeypatch: pytest.M
         check_equal(model.vocabulary)
 
 
-def test_special_tokens_and_added_tokens_are_those_of_the_whole(demo: Vocabulary, real: Real) -> None:
+def test_special_tokens_and_added_tokens_are_those_of_the_whole(vocabulary_of: Real) -> None:
     text = "<|im_start|>user\nHi <s>there</s><|im_end|>\n<|begin_of_text|><|eot_id|>  x <|im_start|>"
-    for vocabulary in (demo, real("llama-spm"), real("qwen2"), real("llama-bpe")):
+    for vocabulary in map(vocabulary_of, ("demo", "llama-spm", "qwen2", "llama-bpe")):
         for options in ({}, {"special": True}, {"add_special": True}, {"special": True, "add_special": True}):
             for each in (text, "", "<|im_end|>", "\n", CODE[:1000] + text):
                 found = vocabulary.tokenize(each, **options).tolist()
@@ -142,7 +130,7 @@ def work(path, kind):
     override = Override.parse("tokenizer.ggml.pre=str:" + kind)
     with Model.open(path, vocab_only=True, options=ModelOptions(override_kv=(override,))) as model:
         for run in ("a", "A", "1", ".", " ", "\\n", "\\n ", "aA", "='", "a ", "\\u4e2d", "e\\u0301", "\\t.", "..\\n"):
-            size = 100_000 if run == "a" else 4_000  # 1 700 end a process, without parts
+            size = 100_000 if run == "a" and kind == sys.argv[2] else 2_500  # 1 700 end a process, without parts
             n = len(model.vocabulary.tokenize((run * size)[:size]))
             assert n > 0, run
         print(kind, flush=True)

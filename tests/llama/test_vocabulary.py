@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +19,12 @@ from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Detokenizer, Vocabulary
 
 TinyModel = Callable[..., Path]
-SharedData = Callable[[str], Path]
-SHARED = ("ggml-vocab-qwen2.gguf", "ggml-vocab-llama-spm.gguf")
 TINY_HASH = "1af7ebf7f7ebe57bed6dc17ab6caf2d5f50a6c2ee4c7d1c574b920e6dce4d918"
 
 
-@pytest.fixture(scope="module")
-def tiny(tiny_model: TinyModel) -> Iterator[Vocabulary]:
-    with Model.open(tiny_model("llama"), vocab_only=True) as model:
-        yield model.vocabulary
-
-
-@pytest.fixture(scope="module", params=SHARED)
-def shared(request: pytest.FixtureRequest, shared_data: SharedData) -> Iterator[Vocabulary]:
-    with Model.open(shared_data(request.param), vocab_only=True) as model:
-        yield model.vocabulary
+@pytest.fixture(scope="module", params=["qwen2", "llama-spm"])
+def shared(request: pytest.FixtureRequest, vocabulary_of: Callable[[str], Vocabulary]) -> Vocabulary:
+    return vocabulary_of(request.param)
 
 
 def _bytes(vocabulary: Vocabulary, text: str | bytes) -> bytes:
@@ -42,49 +33,49 @@ def _bytes(vocabulary: Vocabulary, text: str | bytes) -> bytes:
 
 @given(text=st.text(max_size=200))
 @few(50)
-def test_pieces_of_a_text_are_the_text(tiny: Vocabulary, text: str) -> None:
-    assert _bytes(tiny, text) == text.encode()
+def test_pieces_of_a_text_are_the_text(vocabulary: Vocabulary, text: str) -> None:
+    assert _bytes(vocabulary, text) == text.encode()
 
 
 @given(data=st.binary(max_size=100))
 @few(50)
-def test_bytes_that_are_not_utf8_are_replaced_before_llama_cpp_sees_them(tiny: Vocabulary, data: bytes) -> None:
-    assert _bytes(tiny, data) == data.decode("utf-8", "replace").encode()
+def test_bytes_that_are_not_utf8_are_replaced_before_llama_cpp_sees_them(vocabulary: Vocabulary, data: bytes) -> None:
+    assert _bytes(vocabulary, data) == data.decode("utf-8", "replace").encode()
 
 
-def test_a_text_that_is_too_long_is_refused(tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_too_long_is_refused(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit applies to one call of llama.cpp."""
     monkeypatch.setattr(tokenizer_module, "MAX_TEXT_BYTES", 10)
     with pytest.raises(OptionError, match="11 bytes"):
-        tiny.tokenize("x" * 11)
+        vocabulary.tokenize("x" * 11)
 
 
-def test_special_tokens_are_text_unless_requested(tiny: Vocabulary) -> None:
+def test_special_tokens_are_text_unless_requested(vocabulary: Vocabulary) -> None:
     text = "<|im_end|>"
-    assert len(tiny.tokenize(text, special=True)) == 1
-    assert len(tiny.tokenize(text)) > 1
-    assert _bytes(tiny, text) == text.encode()
+    assert len(vocabulary.tokenize(text, special=True)) == 1
+    assert len(vocabulary.tokenize(text)) > 1
+    assert _bytes(vocabulary, text) == text.encode()
 
 
 @pytest.mark.parametrize("token", [-1, 384, 2**31 - 1])
-def test_ids_outside_the_vocabulary_never_reach_llama_cpp(tiny: Vocabulary, token: int) -> None:
-    for use in (tiny.piece, tiny.text):
+def test_ids_outside_the_vocabulary_never_reach_llama_cpp(vocabulary: Vocabulary, token: int) -> None:
+    for use in (vocabulary.piece, vocabulary.text):
         with pytest.raises(ValueError, match="outside the vocabulary"):
             use(token)
-    assert not tiny.is_end(token)
-    assert not tiny.is_control(token)
+    assert not vocabulary.is_end(token)
+    assert not vocabulary.is_control(token)
 
 
-def test_the_hash_is_frozen(tiny: Vocabulary) -> None:
+def test_the_hash_is_frozen(vocabulary: Vocabulary) -> None:
     """Datastores on disk contain it: a change of the rule makes all of them unusable."""
-    assert tiny.hash == TINY_HASH
-    assert tiny.identity == (tiny.hash, 384, tiny.name)
+    assert vocabulary.hash == TINY_HASH
+    assert vocabulary.identity == (vocabulary.hash, 384, vocabulary.name)
 
 
-def test_models_that_share_a_tokenizer_share_the_hash(tiny_model: TinyModel, tiny: Vocabulary) -> None:
+def test_models_that_share_a_tokenizer_share_the_hash(tiny_model: TinyModel, vocabulary: Vocabulary) -> None:
     for arch, options in (("qwen2", {}), ("llama", {"seed": 2}), ("llama", {"vocab": 512})):
         with Model.open(tiny_model(arch, **options), vocab_only=True) as model:
-            assert model.vocabulary.hash == tiny.hash
+            assert model.vocabulary.hash == vocabulary.hash
 
 
 def _hash_after(tmp_path: Path, name: str, key: str, value: object) -> str:
@@ -98,14 +89,14 @@ def _hash_after(tmp_path: Path, name: str, key: str, value: object) -> str:
         return model.vocabulary.hash
 
 
-def test_another_piece_order_or_special_token_changes_the_hash(tiny: Vocabulary, tmp_path: Path) -> None:
+def test_another_piece_order_or_special_token_changes_the_hash(vocabulary: Vocabulary, tmp_path: Path) -> None:
     tokens = list(byte_vocabulary().keys["tokenizer.ggml.tokens"])
-    assert _hash_after(tmp_path, "same", "tokenizer.ggml.tokens", tokens) == tiny.hash
+    assert _hash_after(tmp_path, "same", "tokenizer.ggml.tokens", tokens) == vocabulary.hash
     swapped = [tokens[1], tokens[0], *tokens[2:]]
-    assert _hash_after(tmp_path, "order", "tokenizer.ggml.tokens", swapped) != tiny.hash
+    assert _hash_after(tmp_path, "order", "tokenizer.ggml.tokens", swapped) != vocabulary.hash
     renamed = ["\N{SNOWMAN}", *tokens[1:]]
-    assert _hash_after(tmp_path, "piece", "tokenizer.ggml.tokens", renamed) != tiny.hash
-    assert _hash_after(tmp_path, "eos", "tokenizer.ggml.eos_token_id", 0) != tiny.hash
+    assert _hash_after(tmp_path, "piece", "tokenizer.ggml.tokens", renamed) != vocabulary.hash
+    assert _hash_after(tmp_path, "eos", "tokenizer.ggml.eos_token_id", 0) != vocabulary.hash
 
 
 def test_every_piece_of_a_real_vocabulary_matches_its_spelling(shared: Vocabulary) -> None:
@@ -162,11 +153,9 @@ def test_replacement_stands_only_for_what_is_invalid_or_cut_off() -> None:
     assert _streamed([b"\xf0\x9f"]) == ["", "\ufffd"]
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_exact_for_every_token_of_a_real_vocabulary(shared_data: Callable[[str], Path], name: str) -> None:
-    with Model.open(shared_data(name), vocab_only=True) as model:
-        pieces = model.vocabulary.pieces()
-        assert pieces[::50] == [model.vocabulary.piece(token) for token in range(0, model.n_vocab, 50)]
+def test_exact_for_every_token_of_a_real_vocabulary(shared: Vocabulary) -> None:
+    pieces = shared.pieces()
+    assert pieces[::50] == [shared.piece(token) for token in range(0, shared.size, 50)]
     order = np.random.default_rng(3).permutation(len(pieces)).tolist()
     for tokens in (range(len(pieces)), order):
         detokenizer = Detokenizer(pieces.__getitem__)
@@ -174,5 +163,5 @@ def test_exact_for_every_token_of_a_real_vocabulary(shared_data: Callable[[str],
         assert streamed == b"".join(pieces[token] for token in tokens).decode("utf-8", "replace")
 
 
-def test_a_lone_surrogate_is_replaced(tiny: Vocabulary) -> None:
-    assert _bytes(tiny, "a\ud800b") == b"a?b"
+def test_a_lone_surrogate_is_replaced(vocabulary: Vocabulary) -> None:
+    assert _bytes(vocabulary, "a\ud800b") == b"a?b"
