@@ -51,25 +51,25 @@ def prompts(n: int) -> Iterator[list[int]]:
 
 
 def test_sampled_frequencies_are_the_models_own() -> None:
-    """Chi-square over 2 500 drafted draws of one position; 23 degrees of freedom, 0.999 quantile 49.7."""
+    """Chi-square over 1 500 drafted draws of one position; 23 degrees of freedom, 0.999 quantile 49.7."""
     counts = np.zeros(N_VOCAB)
     backend, chooser = FakeBackend(), Draws(9)
     sources = Fortune(6, 8, 2, 0.7)
     task = generation(backend, sources, chooser)
     task.evaluate([3, 1, 4])
-    for _ in range(2_500):
+    for _ in range(1_500):
         counts[task.step(2).tokens[0]] += 1
         task.slot.rewind(2)
         del task.sequence.tokens[3:]
         sources.restart([3, 1, 4])
     row = logits_of([3, 1, 4]).astype(np.float64)
-    expected = 2_500 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+    expected = 1_500 * np.exp(row - row.max()) / np.exp(row - row.max()).sum()
     usual = expected >= 5
     observed = np.append(counts[usual], counts[~usual].sum())
     wanted = np.append(expected[usual], expected[~usual].sum())
     keep = wanted > 0
     assert (((observed - wanted)[keep] ** 2) / wanted[keep]).sum() < 49.7
-    assert task.statistics.accepted > 125
+    assert task.statistics.accepted > 75
 
 
 class WithoutCoupledIds(FakeBackend):

@@ -29,11 +29,10 @@ from rest_local.planning.policy import Off
 @pytest.mark.parametrize(
     ("shape", "drafts", "n_slots", "keep"),
     [
-        *itertools.product(("tree", "wrong"), (True,), (1, 8), (True, False)),
-        *itertools.product(("chain", "bush", "deep"), (True,), (8,), (True,)),
-        *itertools.product(("tree",), (False,), (1, 8), (True, False)),
+        ("tree", True, 1, True), ("tree", True, 8, False), ("wrong", True, 1, False), ("wrong", True, 8, True),
+        ("deep", True, 8, True), ("tree", False, 1, False), ("tree", False, 8, True),
     ],
-)
+)  # fmt: skip
 def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
     shape: str, drafts: bool, n_slots: int, keep: bool
 ) -> None:
@@ -62,24 +61,25 @@ def test_answers_do_not_depend_on_drafts_neighbours_or_kept_prefixes(
     assert (drafted > 0) == drafts
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_hundred_prompts_say_the_same_with_drafts(shape: str) -> None:
+def test_a_hundred_prompts_say_the_same_with_drafts() -> None:
     """RELIABILITY 25: greedy and seeded in turn, in five shapes of trees, four at a time."""
     backend = FakeBackend(n_ctx=1024, n_slots=4)
-    asked = prompts_of(100, 20)
+    asked, shapes = prompts_of(100, 20), list(itertools.islice(itertools.cycle(SHAPES), 100))
 
     def chooser(seed: int) -> Draws | None:
         return Draws(seed, 0.8) if seed % 2 else None
 
     sequences = [
-        sequence_of(backend, prompt, 10, chooser(seed), fortune(shape), Keen(FLAT)) for seed, prompt in enumerate(asked)
+        sequence_of(backend, prompt, 10, chooser(seed), fortune(shape), Keen(FLAT))
+        for seed, (prompt, shape) in enumerate(zip(asked, shapes, strict=True))
     ]
     run(scheduler_of(backend), sequences)
     for seed, (prompt, sequence) in enumerate(zip(asked, sequences, strict=True)):
         assert sequence.result.tokens == said(prompt, 10, chooser(seed))
-    statistics = [sequence.statistics for sequence in sequences]
-    assert sum(each.drafted for each in statistics) > 1000
-    assert (sum(each.accepted for each in statistics) > 100) == (shape != "wrong")
+    assert sum(sequence.statistics.drafted for sequence in sequences) > 1000
+    for shape in SHAPES:
+        statistics = [each.statistics for each, its in zip(sequences, shapes, strict=True) if its == shape]
+        assert (sum(each.accepted for each in statistics) > 20) == (shape != "wrong")
 
 
 def test_the_budget_is_shared_by_all() -> None:
@@ -362,12 +362,12 @@ def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 2, -1, -2])
-@pytest.mark.parametrize("at", range(1, 15))
+@pytest.mark.parametrize("at", [*range(1, 7), 9, 12, 14])
 def test_a_failing_decode_changes_no_answer(code: int, at: int) -> None:
     """At the N-th call: a sequence that is not served gets an error, and all others the right answer."""
     backend = FakeBackend(n_ctx=512, n_slots=3)
     scheduler = scheduler_of(backend)
-    asked = prompts_of(4, 50)
+    asked = prompts_of(4, 30)
     backend.failures = {at: code}
     sequences = [sequence_of(backend, prompt, 12, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler, sequences)

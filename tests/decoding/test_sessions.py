@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -31,20 +32,26 @@ ARCHITECTURES = ["llama", "gemma3", "gpt-oss", "mamba", "lfm2"]
 LIMIT = 1 << 30
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REST_LOCAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)
-def _short_texts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def _sessions_of_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Short texts too; and whole ones, however slow the machine is: a request waits at most a second for a text that
+    gives way, and loses the rest.
+    """
     monkeypatch.setattr(sessions, "LEAST_TOKENS", PART)
-
-
-@pytest.fixture(autouse=True)
-def _texts_are_saved_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is: a request waits at most a second for a text that gives way, and loses the rest."""
     monkeypatch.setattr(sessions, "LOSS_S", 600.0)
+    yield
+    home = cache_dir() / "sessions"
+    if home.is_dir():
+        shutil.rmtree(home)
+    else:
+        home.unlink(missing_ok=True)
 
 
 def text(n: int, seed: int = 0) -> list[int]:

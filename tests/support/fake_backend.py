@@ -116,9 +116,9 @@ class FakeBackend:
         if len(self.cells) + n > self.n_ctx:
             return 1
         if isinstance(failure, int):  # partly applied
-            self._place(range(n // 2 + 1))
+            self._place(n // 2 + 1)
             return failure
-        self._place(range(n))
+        self._place(n)
         if isinstance(failure, BaseException):
             raise failure
         self.evaluated += n
@@ -127,19 +127,22 @@ class FakeBackend:
         self._rows = np.array([self._row(i, n, seen, texts) for i in range(n) if self.batch.output[i]], np.float32)
         return 0
 
-    def _place(self, numbers: range) -> None:
+    def _place(self, n: int) -> None:
+        """Put the first n tokens of the batch into cells."""
         last: dict[int, int] = {}  # the last position of cells with the same ids
         for cell in self.cells:
             if cell.pos > last.get(cell.mask, -1):
                 last[cell.mask] = cell.pos
         ends: dict[int, int] = {}  # by sequence
-        for i in numbers:
-            ids = set(self.batch.ids[i, : self.batch.n_ids[i]].tolist())
-            assert all(0 <= s < self.n_branches * self.n_slots for s in ids)
+        rows = (each[:n].tolist() for each in (self.batch.ids, self.batch.n_ids, self.batch.pos, self.batch.token))
+        for all_ids, n_ids, pos, token in zip(*rows, strict=True):
+            ids = set(all_ids[:n_ids])
+            assert min(ids) >= 0
+            assert max(ids) < self.n_branches * self.n_slots
             for seq in ids.difference(ends):
                 ends[seq] = max((pos for mask, pos in last.items() if mask >> seq & 1), default=-1)
             assert len({ends[seq] for seq in ids}) == 1, "ids of one token that end at different positions"
-            self.cells.append(Cell(int(self.batch.pos[i]), int(self.batch.token[i]), sum(1 << seq for seq in ids)))
+            self.cells.append(Cell(pos, token, sum(1 << seq for seq in ids)))
 
     def _row(self, i: int, n: int, seen: Callable[[int], list[tuple[int, int]]], texts: dict[int, Text]) -> np.ndarray:
         """`texts`: of each sequence, kept for the other rows of the pass."""
