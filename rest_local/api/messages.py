@@ -21,9 +21,9 @@ none, or one is forced, a client would take what the model makes up for the resu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeGuard, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -219,8 +219,7 @@ def _variables(body: CountBody, begun: bool) -> dict[str, Any]:
 
 def _system(body: CountBody) -> str:
     """The system prompt: text, or the text of its blocks, and system messages before the first turn."""
-    given = body.system or ""
-    texts = [given] if isinstance(given, str) else [_text(*block) for block in _listed(given, "system")]
+    texts = [_text(*block) for block in _blocks(body.system or "", "system")]
     for number, turn in enumerate(body.messages):
         if turn.role != "system":
             break
@@ -260,15 +259,13 @@ def _turns(body: CountBody, late_system: bool) -> list[_Turn]:
     return turns
 
 
-def _blocks(content: str | list[JsonObject], place: str) -> Iterator[Block]:
+def _blocks(content: Any, place: str) -> list[Block]:
+    """The blocks of text, or of a list. Raises ApiError 400 for anything else."""
     if isinstance(content, str):
-        yield place, {"type": "text", "text": content}
-    else:
-        yield from _listed(content, place)
-
-
-def _listed(blocks: list[JsonObject], place: str) -> Iterator[Block]:
-    return ((f"{place}[{number}]", block) for number, block in enumerate(blocks))
+        return [(place, {"type": "text", "text": content})]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise _wrong(place, "give text or a list of blocks")
+    return [(f"{place}[{number}]", block) for number, block in enumerate(content)]
 
 
 def _begun(turn: _Turn) -> str:
@@ -314,10 +311,7 @@ class _Messages:
         if not isinstance(known, str) or known not in self._names:
             shown = known[:80] if isinstance(known, str) else known
             raise _wrong(f"{place}.tool_use_id", f"no tool_use before has the id {shown!r}")
-        given = block.get("content") or ""
-        if not _is_content(given):
-            raise _wrong(f"{place}.content", "give text or a list of blocks")
-        inner = _blocks(given, f"{place}.content")
+        inner = _blocks(block.get("content") or "", f"{place}.content")
         parts = [(at, part) for at, each in inner for part in _parts(at, each, in_result=True)]
         text = "\n".join(part["text"] for _, part in parts if part["type"] == "text")
         if block.get("is_error") is True and not text.lower().startswith("error"):
@@ -352,10 +346,6 @@ class _Messages:
         return {"id": known, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _is_content(value: Any) -> TypeGuard[str | list[JsonObject]]:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(block, dict) for block in value))
-
-
 def _field(place: str, block: JsonObject, name: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
@@ -385,10 +375,7 @@ def _parts(place: str, block: JsonObject, in_result: bool = False) -> list[JsonO
     if kind == "document":
         return _document(place, block)
     if kind == "search_result":
-        given = block.get("content")
-        if not _is_content(given):
-            raise _wrong(f"{place}.content", "give a list of blocks")
-        text = "\n".join(_text(*inner) for inner in _blocks(given, f"{place}.content"))
+        text = "\n".join(_text(*inner) for inner in _blocks(block.get("content"), f"{place}.content"))
         title, source = _field(place, block, "title"), _field(place, block, "source")
         return [_as_text(f"<search_result>\ntitle: {title}\nsource: {source}\n{text}\n</search_result>")]
     if kind == "tool_reference" and in_result:
@@ -423,10 +410,8 @@ def _document(place: str, block: JsonObject) -> list[JsonObject]:
     if source.get("type") == "text":
         inner = [_as_text(_field(source_place, source, "data"))]
     elif source.get("type") == "content":
-        given = source.get("content")
-        if not _is_content(given):
-            raise _wrong(f"{source_place}.content", "give text or a list of blocks")
-        inner = [part for each in _blocks(given, f"{source_place}.content") for part in _parts(*each)]
+        blocks = _blocks(source.get("content"), f"{source_place}.content")
+        inner = [part for each in blocks for part in _parts(*each)]
     else:
         raise _wrong(f"{source_place}.type", "documents are read as text only; extract the text, and send that")
     head = [f"{name}: {block[name]}" for name in ("title", "context") if isinstance(block.get(name), str)]

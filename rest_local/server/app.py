@@ -40,7 +40,7 @@ from rest_local.server.page import page
 from rest_local.server.security import AccessLog, Drained, Gate, Guard, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
-from rest_local.server.streaming import json_response, on_any_error, on_api_error, on_http_error, on_own_error
+from rest_local.server.streaming import json_response, on_error
 from rest_local.stop import Stop
 
 if TYPE_CHECKING:
@@ -97,12 +97,7 @@ def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | 
             *_admission(routes, settings, secret),
             Middleware(Guard, settings),
         ],
-        exception_handlers={
-            ApiError: on_api_error,
-            RestLocalError: on_own_error,
-            HTTPException: on_http_error,
-            Exception: on_any_error,
-        },
+        exception_handlers=dict.fromkeys((ApiError, RestLocalError, HTTPException, Exception), on_error),
     )
     app.state.server = state
     app.state.operations = tuple(each for each, _ in routes)

@@ -20,34 +20,18 @@ from rest_local import __version__
 from rest_local.api.errors import Shape, anthropic_shape, ollama_shape, openai_shape, shape_of
 
 _REFERENCE = "#/components/schemas/{model}"
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
-_ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
+_TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_ERRORS = {
+    "Error": _object(error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)),
+    "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
+    "OllamaError": _object(error=_TEXT),
 }
 _ERROR_NAMES: dict[Shape, str] = {openai_shape: "Error", anthropic_shape: "AnthropicError", ollama_shape: "OllamaError"}
 
@@ -81,8 +65,7 @@ def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, An
     """The OpenAPI 3.1 description."""
     bodies = list(dict.fromkeys(each.body for each in operations if each.body is not None))
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
-    errors = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, "OllamaError": _OLLAMA_ERROR}
-    schemas = {**definitions.get("$defs", {}), **errors}
+    schemas = {**definitions.get("$defs", {}), **_ERRORS}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = _described(each)

@@ -249,28 +249,18 @@ def answer_to(request: Request, error: RestLocalError) -> ApiError:
     return at_field(error, request.url.path, is_local=request.app.state.server.settings.is_local)
 
 
-async def on_api_error(request: Request, error: Exception) -> Response:
-    """Handles ApiError."""
-    assert isinstance(error, ApiError)
-    return response_of(error, request.url.path)
-
-
-async def on_own_error(request: Request, error: Exception) -> Response:
-    """Handles RestLocalError."""
-    assert isinstance(error, RestLocalError)
-    return response_of(answer_to(request, error), request.url.path)
-
-
-async def on_http_error(request: Request, error: Exception) -> Response:
-    """Handles errors of the router: unknown route, unknown method."""
-    assert isinstance(error, HTTPException)
-    messages = {404: "no such route", 405: "this route does not support the method"}
-    message = messages.get(error.status_code, str(error.detail))
-    if error.status_code == 404 and _OFFLINE.match(request.url.path):
-        error, message = HTTPException(501), "batches are answered without a server: rest-local batch INPUT -o OUTPUT"
-    return response_of(ApiError(error.status_code, message, headers=error.headers), request.url.path)
-
-
-async def on_any_error(request: Request, error: Exception) -> Response:
-    """Handles every other exception: a fault of the server. The response shows nothing of it, the log does."""
-    return response_of(ApiError(500, "the server failed at this request; see its log"), request.url.path)
+async def on_error(request: Request, error: Exception) -> Response:
+    """Answers what an endpoint or the router raised. Of a fault of the server, which is any other exception, the
+    response shows nothing; the log does."""
+    path = request.url.path
+    if isinstance(error, RestLocalError):
+        error = answer_to(request, error)
+    elif isinstance(error, HTTPException):
+        messages = {404: "no such route", 405: "this route does not support the method"}
+        status, message = error.status_code, messages.get(error.status_code, str(error.detail))
+        if status == 404 and _OFFLINE.match(path):
+            status, message = 501, "batches are answered without a server: rest-local batch INPUT -o OUTPUT"
+        error = ApiError(status, message, headers=error.headers)
+    elif not isinstance(error, ApiError):
+        error = ApiError(500, "the server failed at this request; see its log")
+    return response_of(error, path)

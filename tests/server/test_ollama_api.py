@@ -132,10 +132,8 @@ def test_images_become_parts_and_others_are_refused() -> None:
         ("/api/show", {}, "name"),
     ],
 )
-def test_bad_input_is_400_in_the_shape_of_ollama(
-    scripted: Scripted, path: str, body: dict[str, Any], field: str
-) -> None:
-    answer = scripted().post(path, body)
+def test_bad_input_is_400_in_the_shape_of_ollama(hello: Live, path: str, body: dict[str, Any], field: str) -> None:
+    answer = hello.post(path, body)
     assert answer.status_code == 400
     assert answer.json().keys() == {"error"}
     assert field in answer.json()["error"]
