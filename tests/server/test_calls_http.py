@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from live import Live, Scripted, data_of
+from live import Live, data_of
 
 from rest_local.chat.tools import AnswerFormat
 from rest_local.grammar.constraint import Constraint
@@ -39,12 +39,11 @@ def streamed(live: Live, body: dict[str, Any]) -> tuple[dict[str, Any], list[Any
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_a_call_is_recognized_however_the_text_is_cut(scripted: Scripted, size: int) -> None:
-    live = scripted()
+def test_a_call_is_recognized_however_the_text_is_cut(hello: Live, size: int) -> None:
     said = "I shall add." + CALL + CALL
-    live.service.answer = [said[at : at + size] for at in range(0, len(said), size)]
-    whole = live.post(PATH, BODY).json()["choices"][0]
-    message, chunks = streamed(live, BODY)
+    hello.service.answer = [said[at : at + size] for at in range(0, len(said), size)]
+    whole = hello.post(PATH, BODY).json()["choices"][0]
+    message, chunks = streamed(hello, BODY)
     assert whole["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert whole["message"]["content"] == message["content"] == "I shall add."
     for calls in (whole["message"]["tool_calls"], message["tool_calls"]):
@@ -53,22 +52,22 @@ def test_a_call_is_recognized_however_the_text_is_cut(scripted: Scripted, size: 
         assert len({call["id"] for call in calls}) == 2
 
 
-def test_an_answer_with_only_a_call_has_no_content(scripted: Scripted) -> None:
-    live = scripted(answer=[CALL])
-    assert live.post(PATH, BODY).json()["choices"][0]["message"]["content"] is None
+def test_an_answer_with_only_a_call_has_no_content(hello: Live) -> None:
+    hello.service.answer = [CALL]
+    assert hello.post(PATH, BODY).json()["choices"][0]["message"]["content"] is None
 
 
 @pytest.mark.parametrize("more", [{"tools": None}, {"tool_choice": "none"}])
-def test_without_tools_markers_are_text(scripted: Scripted, more: dict[str, Any]) -> None:
-    live = scripted(answer=[CALL])
-    choice = live.post(PATH, BODY | more).json()["choices"][0]
+def test_without_tools_markers_are_text(hello: Live, more: dict[str, Any]) -> None:
+    hello.service.answer = [CALL]
+    choice = hello.post(PATH, BODY | more).json()["choices"][0]
     assert choice["message"]["content"] == CALL
     assert choice["finish_reason"] == "stop"
 
 
-def test_each_choice_has_a_parser_of_its_own(scripted: Scripted) -> None:
-    live = scripted(answer=[CALL[:10], CALL[10:]])
-    choices = live.post(PATH, BODY | {"n": 3}).json()["choices"]
+def test_each_choice_has_a_parser_of_its_own(hello: Live) -> None:
+    hello.service.answer = [CALL[:10], CALL[10:]]
+    choices = hello.post(PATH, BODY | {"n": 3}).json()["choices"]
     assert [len(choice["message"]["tool_calls"]) for choice in choices] == [1, 1, 1]
 
 
@@ -84,26 +83,25 @@ def test_each_choice_has_a_parser_of_its_own(scripted: Scripted) -> None:
         ({"grammar": 'root ::= "x"', "json_schema": {"type": "object"}}, "grammar"),
     ],
 )
-def test_contradictory_requests_are_400(scripted: Scripted, more: dict[str, Any], said: str) -> None:
-    answer = scripted().post(PATH, BODY | more)
+def test_contradictory_requests_are_400(hello: Live, more: dict[str, Any], said: str) -> None:
+    answer = hello.post(PATH, BODY | more)
     assert answer.status_code == 400
     assert said in answer.json()["error"]["message"]
 
 
-def test_a_model_that_reasons_may_do_so_before_a_response_format(scripted: Scripted) -> None:
+def test_a_model_that_reasons_may_do_so_before_a_response_format(hello: Live) -> None:
     """The engine's grammar accepts reasoning, and after it only values of the schema."""
-    live = scripted()
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     form = AnswerFormat.of("<think> </think> <tool_call>")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AnswerFormat, "of", lambda source, special: form)
-        live.service.answer = ['<think>I add.</think>{"a": 1}']
-        message = live.post(PATH, {"messages": BODY["messages"], "response_format": wanted}).json()["choices"][0][
+        hello.service.answer = ['<think>I add.</think>{"a": 1}']
+        message = hello.post(PATH, {"messages": BODY["messages"], "response_format": wanted}).json()["choices"][0][
             "message"
         ]
     assert (message["reasoning_content"], message["content"]) == ("I add.", '{"a": 1}')
-    (stream,) = live.service.streams
+    (stream,) = hello.service.streams
     with Model.open(demo_model(), vocab_only=True) as model:
         for said, taken in {'<think>I {add}.</think>{"a": 1}': True, '{"a": 1}': True, "I add.": False}.items():
             constraint = Constraint(model.vocabulary, stream.request.sampling.grammar)
@@ -111,20 +109,19 @@ def test_a_model_that_reasons_may_do_so_before_a_response_format(scripted: Scrip
             assert all(constraint.follow(token) for token in tokens) == taken, said
 
 
-def test_a_forced_call_is_constrained(scripted: Scripted) -> None:
-    live = scripted(answer=[CALL])
-    live.post(PATH, BODY | {"tool_choice": "required"})
-    live.post(PATH, BODY)
-    forced, free = (stream.request.sampling.grammar for stream in live.service.streams)
+def test_a_forced_call_is_constrained(hello: Live) -> None:
+    hello.service.answer = [CALL]
+    hello.post(PATH, BODY | {"tool_choice": "required"})
+    hello.post(PATH, BODY)
+    forced, free = (stream.request.sampling.grammar for stream in hello.service.streams)
     assert '"<tool_call>\\n"' in forced.source
     assert free is None
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
-def test_half_a_call_at_a_limit_is_not_text(scripted: Scripted, reason: str) -> None:
-    live = scripted(answer=None)
-    asked = live.later(PATH, BODY)
-    stream = live.service.stream()
+def test_half_a_call_at_a_limit_is_not_text(quiet: Live, reason: str) -> None:
+    asked = quiet.later(PATH, BODY)
+    stream = quiet.service.stream()
     stream.give(CALL + '\n<tool_call>\n{"name": "ad')
     stream.end(reason)
     (choice,) = asked.result(30).json()["choices"]

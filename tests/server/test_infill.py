@@ -77,9 +77,9 @@ def test_extra_text_comes_first_without_file_markers(engine: Any, monkeypatch: p
     assert "x.py" not in text
 
 
-def test_indentation_ends_the_answer(scripted: Any) -> None:
-    live = scripted(answer=("return", " 1\n  ", "  more\n", "left", " and more"))
-    found = live.post("/infill", {"input_prefix": "", "input_suffix": "", "n_indent": 4}).json()
+def test_indentation_ends_the_answer(hello: Live) -> None:
+    hello.service.answer = ("return", " 1\n  ", "  more\n", "left", " and more")
+    found = hello.post("/infill", {"input_prefix": "", "input_suffix": "", "n_indent": 4}).json()
     assert found["content"] == "return 1\n    more\n"
     assert found["stop_type"] == "limit"
     assert found["stop"] is True

@@ -102,9 +102,9 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("said", ANSWERS.values(), ids=list(ANSWERS))
-def test_a_stream_adds_up_to_the_whole_answer(scripted: Scripted, said: tuple[str, ...]) -> None:
-    live = scripted(answer=said)
-    one, other = whole(live, tools=[TOOL]), added_up(streamed(live, tools=[TOOL]))
+def test_a_stream_adds_up_to_the_whole_answer(hello: Live, said: tuple[str, ...]) -> None:
+    hello.service.answer = said
+    one, other = whole(hello, tools=[TOOL]), added_up(streamed(hello, tools=[TOOL]))
     for message in (one, other):
         message["id"] = ""
         for block in message["content"]:
@@ -113,9 +113,9 @@ def test_a_stream_adds_up_to_the_whole_answer(scripted: Scripted, said: tuple[st
     assert one == other
 
 
-def test_events_come_in_their_order(scripted: Scripted) -> None:
-    live = scripted(answer=ANSWERS["all"])
-    events = streamed(live, tools=[TOOL])
+def test_events_come_in_their_order(hello: Live) -> None:
+    hello.service.answer = ANSWERS["all"]
+    events = streamed(hello, tools=[TOOL])
     names = [name for name, _ in events]
     assert (names[0], names[-2:]) == ("message_start", ["message_delta", "message_stop"])
     kinds = [event["content_block"]["type"] for name, event in events if name == "content_block_start"]
@@ -135,11 +135,10 @@ def test_events_come_in_their_order(scripted: Scripted) -> None:
         ({"reason": "length"}, "max_tokens", None),
     ],
 )
-def test_stop_reasons(scripted: Scripted, stream: bool, ends: Any, reason: str, sequence: str | None) -> None:
-    live = scripted(answer=None)
+def test_stop_reasons(quiet: Live, stream: bool, ends: Any, reason: str, sequence: str | None) -> None:
     with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(streamed if stream else whole, live, stop_sequences=["END"])
-        submitted = live.service.stream()
+        asking = pool.submit(streamed if stream else whole, quiet, stop_sequences=["END"])
+        submitted = quiet.service.stream()
         assert submitted.request.stop == ("END",)
         submitted.give("some text")
         submitted.end(**ends)
@@ -157,27 +156,27 @@ def test_a_full_context_is_told_from_a_limit(scripted: Scripted) -> None:
     assert asking.result(60).json()["stop_reason"] == "model_context_window_exceeded"
 
 
-def test_one_call_at_a_time(scripted: Scripted) -> None:
-    live = scripted(answer=ANSWERS["two calls"])
+def test_one_call_at_a_time(hello: Live) -> None:
+    hello.service.answer = ANSWERS["two calls"]
     choice = {"type": "auto", "disable_parallel_tool_use": True}
-    assert len(whole(live, tools=[TOOL], tool_choice=choice)["content"]) == 1
-    assert len(whole(live, tools=[TOOL])["content"]) == 2
+    assert len(whole(hello, tools=[TOOL], tool_choice=choice)["content"]) == 1
+    assert len(whole(hello, tools=[TOOL])["content"]) == 2
 
 
-def test_tools_that_may_not_be_called_are_not_offered(scripted: Scripted) -> None:
-    live = scripted(answer=(CALL,))
-    message = whole(live, tools=[TOOL], tool_choice={"type": "none"})
+def test_tools_that_may_not_be_called_are_not_offered(hello: Live) -> None:
+    hello.service.answer = (CALL,)
+    message = whole(hello, tools=[TOOL], tool_choice={"type": "none"})
     assert message["content"] == [{"type": "text", "text": CALL}]
     assert message["stop_reason"] == "end_turn"
 
 
-def test_the_answer_goes_on_where_the_client_began_it(scripted: Scripted) -> None:
-    live = scripted(answer=(" wrong.",))
+def test_the_answer_goes_on_where_the_client_began_it(hello: Live) -> None:
+    hello.service.answer = (" wrong.",)
     begun = [*HI, {"role": "assistant", "content": "The sign is"}]
-    assert whole(live, messages=begun)["content"] == [{"type": "text", "text": " wrong."}]
-    assert prompt_of(live).endswith("The sign is")
-    plain = live.post("/apply-template", {"messages": HI}).json()["prompt"]
-    assert prompt_of(live) == f"{plain}The sign is"
+    assert whole(hello, messages=begun)["content"] == [{"type": "text", "text": " wrong."}]
+    assert prompt_of(hello).endswith("The sign is")
+    plain = hello.post("/apply-template", {"messages": HI}).json()["prompt"]
+    assert prompt_of(hello) == f"{plain}The sign is"
 
 
 @pytest.mark.parametrize(
@@ -198,21 +197,19 @@ def test_an_answer_that_is_begun_is_read_in_each_format(signs: str, said: str, c
     assert {type(delta).__name__ for delta in deltas} == {"Content"}
 
 
-def test_the_session_and_the_sampling_reach_the_engine(scripted: Scripted) -> None:
-    live = scripted()
-    whole(live, temperature=0.0, top_k=7, top_p=0.5, max_tokens=11, stop_sequences=["a"])
-    request = live.service.stream().request
+def test_the_session_and_the_sampling_reach_the_engine(hello: Live) -> None:
+    whole(hello, temperature=0.0, top_k=7, top_p=0.5, max_tokens=11, stop_sequences=["a"])
+    request = hello.service.stream().request
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.top_p) == (0.0, 7, 0.5)
     assert (request.max_tokens, request.stop) == (11, ("a",))
 
 
-def test_a_call_is_forced_by_a_grammar(scripted: Scripted) -> None:
-    live = scripted()
+def test_a_call_is_forced_by_a_grammar(hello: Live) -> None:
     for number, choice in enumerate(({"type": "any"}, {"type": "tool", "name": "read_file"}, {"type": "auto"})):
-        whole(live, tools=[TOOL], tool_choice=choice)
-        assert (live.service.stream(number).request.sampling.grammar is None) == (choice["type"] == "auto")
-    whole(live, output_config={"format": {"type": "json_schema", "schema": {"type": "object", "properties": {}}}})
-    assert live.service.stream(3).request.sampling.grammar is not None
+        whole(hello, tools=[TOOL], tool_choice=choice)
+        assert (hello.service.stream(number).request.sampling.grammar is None) == (choice["type"] == "auto")
+    whole(hello, output_config={"format": {"type": "json_schema", "schema": {"type": "object", "properties": {}}}})
+    assert hello.service.stream(3).request.sampling.grammar is not None
 
 
 def test_pings_come_while_nothing_else_does(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +243,9 @@ def named(answer: httpx.Response) -> Iterator[str]:
     return (line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: "))
 
 
-def test_a_busy_stream_has_no_pings(scripted: Scripted) -> None:
-    live = scripted(answer=("a",) * 50)
-    assert "ping" not in [name for name, _ in streamed(live)]
+def test_a_busy_stream_has_no_pings(hello: Live) -> None:
+    hello.service.answer = ("a",) * 50
+    assert "ping" not in [name for name, _ in streamed(hello)]
 
 
 def test_errors_have_anthropic_s_shape_and_an_id(scripted: Scripted) -> None:
@@ -270,14 +267,13 @@ def test_errors_have_anthropic_s_shape_and_an_id(scripted: Scripted) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_both_calls_refuse_the_same(scripted: Scripted, path: str) -> None:
-    live = scripted()
+def test_both_calls_refuse_the_same(hello: Live, path: str) -> None:
     wrong = BODY | {"messages": [*HI, {"role": "assistant", "content": [{"type": "hologram"}]}]}
-    answer = live.post(path, wrong)
+    answer = hello.post(path, wrong)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("messages[1].content[0].type: ")
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}
-    answer = live.post(path, BODY | {"system": "S", "messages": [*HI, {"role": "user", "content": [image]}]})
+    answer = hello.post(path, BODY | {"system": "S", "messages": [*HI, {"role": "user", "content": [image]}]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
     assert answer.json()["error"]["message"].startswith("messages[1].content[0]: "), "not where the chat has it"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from live import Scripted
+from live import Live
 
 SAID = {"role": "user", "content": "hi"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
@@ -38,17 +38,15 @@ WITHOUT = [
 ]
 
 
-def test_the_error_names_the_field(scripted: Scripted) -> None:
-    live = scripted()
+def test_the_error_names_the_field(hello: Live) -> None:
     for path, body, field in WITHOUT:
-        answer = live.post(path, body)
+        answer = hello.post(path, body)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, field.partition("[")[0]), (path, body)
         assert error["message"].startswith(f"{field}: ")
 
 
-def test_a_message_that_says_something_else_or_nothing_is_taken(scripted: Scripted) -> None:
-    live = scripted()
+def test_a_message_that_says_something_else_or_nothing_is_taken(hello: Live) -> None:
     for message in (
         {"role": "assistant", "tool_calls": [CALL]},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -56,4 +54,4 @@ def test_a_message_that_says_something_else_or_nothing_is_taken(scripted: Script
         {"role": "assistant", "content": ""},
         {"role": "user", "content": ""},
     ):
-        assert live.post("/v1/chat/completions", chat(SAID, message)).status_code == 200, message
+        assert hello.post("/v1/chat/completions", chat(SAID, message)).status_code == 200, message

@@ -113,8 +113,8 @@ def test_metrics_have_llama_servers_names(demo: Live) -> None:
         assert f"llamacpp:{name}" in values
 
 
-def test_metrics_are_off_by_default(scripted: Any) -> None:
-    assert scripted().get("/metrics").status_code == 501
+def test_metrics_are_off_by_default(hello: Live) -> None:
+    assert hello.get("/metrics").status_code == 501
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/completion", 405)])

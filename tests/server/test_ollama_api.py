@@ -29,8 +29,7 @@ def messages(*given: dict[str, Any]) -> list[dict[str, Any]]:
     return [message.model_dump(exclude_none=True) for message in chat_messages(body)]
 
 
-def test_options_reach_the_sampler(scripted: Scripted) -> None:
-    live = scripted()
+def test_options_reach_the_sampler(hello: Live) -> None:
     options = {
         "temperature": 0.3,
         "top_k": 7.0,
@@ -45,8 +44,8 @@ def test_options_reach_the_sampler(scripted: Scripted) -> None:
         "num_predict": 9,
         "num_keep": 3,
     }
-    live.post("/api/chat", {"messages": HELLO, "options": options, "stream": False})
-    request = live.service.stream().request
+    hello.post("/api/chat", {"messages": HELLO, "options": options, "stream": False})
+    request = hello.service.stream().request
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.3, 7, 0.8, 0.1)
     assert (sampling.seed, sampling.repeat_penalty, sampling.repeat_last_n) == (5, 1.2, 16)
@@ -157,19 +156,18 @@ def test_errors_of_the_server_have_the_shape_too(scripted: Scripted) -> None:
 TYPES = ("application/x-www-form-urlencoded", "text/plain;charset=UTF-8", None)
 
 
-def test_programs_need_no_content_type_and_pages_of_other_sites_cannot_call(scripted: Scripted) -> None:
+def test_programs_need_no_content_type_and_pages_of_other_sites_cannot_call(hello: Live) -> None:
     """As curl sends the examples of Ollama's documentation. A page may send these types without asking the server."""
-    live = scripted()
     content = json.dumps({"messages": HELLO}).encode()
     pages = [{"origin": "https://evil.example"}, {"origin": "null"}]
     pages += [{"sec-fetch-site": site} for site in ("cross-site", "same-site")]
-    with live.client() as client:
+    with hello.client() as client:
         for kind in TYPES:
             headers = {"content-type": kind} if kind else {}
             for page in pages:
                 assert client.post("/api/chat", content=content, headers=page | headers).status_code in (403, 415)
             assert client.post("/v1/chat/completions", content=content, headers=headers).status_code == 415
-        assert not live.service.streams
+        assert not hello.service.streams
         for kind in TYPES:
             headers = {"content-type": kind} if kind else {}
             assert client.post("/api/chat", content=content, headers=headers).status_code == 200

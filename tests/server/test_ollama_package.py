@@ -9,7 +9,7 @@ from typing import Any
 
 import ollama
 import pytest
-from live import Live, Scripted
+from live import Live
 
 from rest_local.errors import OptionError
 
@@ -115,9 +115,9 @@ CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "b.py"}}\n</too
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_arrive_whole(scripted: Scripted, stream: bool) -> None:
-    live = scripted(answer=("I read", " it.\n", *CALL, "\n", *CALL.replace("b.py", "c.py")))
-    with ollama.Client(host=live.url) as client:
+def test_calls_arrive_whole(hello: Live, stream: bool) -> None:
+    hello.service.answer = ("I read", " it.\n", *CALL, "\n", *CALL.replace("b.py", "c.py"))
+    with ollama.Client(host=hello.url) as client:
         answer = client.chat("demo", MESSAGES, tools=[TOOL], stream=stream)
         parts = list(answer) if stream else [answer]
     calls = [call.function for part in parts for call in part.message.tool_calls or ()]
@@ -129,12 +129,11 @@ def test_calls_arrive_whole(scripted: Scripted, stream: bool) -> None:
     assert parts[-1].done_reason == "stop"
 
 
-def test_a_call_that_is_cut_off_is_left_out(scripted: Scripted) -> None:
-    live = scripted(answer=None)
-    with ollama.Client(host=live.url) as client:
+def test_a_call_that_is_cut_off_is_left_out(quiet: Live) -> None:
+    with ollama.Client(host=quiet.url) as client:
         stream = client.chat("demo", MESSAGES, tools=[TOOL], stream=True)
         parts = iter(stream)
-        asked = _started(live, parts)
+        asked = _started(quiet, parts)
         asked.give('<tool_call>\n{"name": "read_file", "arguments": {"path": "b')
         asked.end("length")
         rest = list(parts)
@@ -154,9 +153,9 @@ def _started(live: Live, parts: Iterator[ollama.ChatResponse]) -> Any:
     return asked
 
 
-def test_reasoning_is_apart(scripted: Scripted) -> None:
-    live = scripted(answer=("<think>\nhm", " so\n</think>\n\n", "Four."))
-    with ollama.Client(host=live.url) as client:
+def test_reasoning_is_apart(hello: Live) -> None:
+    hello.service.answer = ("<think>\nhm", " so\n</think>\n\n", "Four.")
+    with ollama.Client(host=hello.url) as client:
         whole = client.chat("demo", MESSAGES, think=True)
         parts = list(client.generate("demo", "2 + 2?", think=True, stream=True))
     assert (whole.message.thinking, whole.message.content) == ("hm so", "Four.")
@@ -164,11 +163,10 @@ def test_reasoning_is_apart(scripted: Scripted) -> None:
     assert "".join(part.response or "" for part in parts) == "Four."
 
 
-def test_a_fault_in_mid_stream_is_an_error(scripted: Scripted) -> None:
-    live = scripted(answer=None)
-    with ollama.Client(host=live.url) as client:
+def test_a_fault_in_mid_stream_is_an_error(quiet: Live) -> None:
+    with ollama.Client(host=quiet.url) as client:
         parts = iter(client.chat("demo", MESSAGES, stream=True))
-        asked = _started(live, parts)
+        asked = _started(quiet, parts)
         asked.end("error", error=OptionError("it broke"))
         with pytest.raises(ollama.ResponseError, match="it broke"):
             list(parts)

@@ -99,10 +99,9 @@ def test_the_host_is_on_the_list(scripted: Scripted) -> None:
     assert {host: asked(live, post(host, "Authorization: Bearer k"), BODY) for host in HOSTS} == HOSTS
 
 
-def test_forwarded_headers_mean_nothing(scripted: Scripted) -> None:
-    live = scripted()
+def test_forwarded_headers_mean_nothing(hello: Live) -> None:
     more = ("X-Forwarded-Host: localhost", "X-Forwarded-For: 127.0.0.1", "Forwarded: host=localhost")
-    assert asked(live, post("evil.example", *more), BODY) == 403
+    assert asked(hello, post("evil.example", *more), BODY) == 403
 
 
 def test_every_address_checks_the_host(scripted: Scripted) -> None:
@@ -165,9 +164,8 @@ KINDS = dict.fromkeys(
 ) | {"Content-Type: Application/JSON; charset=utf-8": 200}
 
 
-def test_other_kinds_of_bodies_are_415(scripted: Scripted) -> None:
-    live = scripted()
-    assert {header: asked(live, post("localhost", header), BODY) for header in KINDS} == KINDS
+def test_other_kinds_of_bodies_are_415(hello: Live) -> None:
+    assert {header: asked(hello, post("localhost", header), BODY) for header in KINDS} == KINDS
 
 
 @pytest.mark.usefixtures("soon")
@@ -196,19 +194,17 @@ def test_the_cap_is_what_it_says(scripted: Scripted, size: int, status: int) -> 
     assert talk(live, head + b"%x\r\n" % size + body + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_a_large_head_is_refused(scripted: Scripted) -> None:
-    live = scripted()
-    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
+def test_a_large_head_is_refused(hello: Live) -> None:
+    with socket.create_connection(("127.0.0.1", hello.port), timeout=30) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: " + b"a" * (MAX_HEAD + 1000))
         assert connection.recv(100).startswith(b"HTTP/1.1 4")
-    assert live.get("/health").status_code == 200
+    assert hello.get("/health").status_code == 200
 
 
-def test_a_head_is_limited_however_it_arrives(scripted: Scripted) -> None:
-    live = scripted()
+def test_a_head_is_limited_however_it_arrives(hello: Live) -> None:
     for size, status in ((60_000, 200), (70_000, 431), (200_000, 431)):
         head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Large: " + b"a" * size
-        assert talk(live, head + b"\r\n\r\n").startswith(b"HTTP/1.1 %d " % status), size
+        assert talk(hello, head + b"\r\n\r\n").startswith(b"HTTP/1.1 %d " % status), size
 
 
 MUCH = 20 << 20
@@ -401,11 +397,10 @@ def test_errors_for_other_machines_say_what_is_wrong_with_the_request() -> None:
         assert from_error(error, is_local=False).message == str(error)
 
 
-def test_a_name_that_is_no_models_is_404_whatever_it_spells(scripted: Scripted) -> None:
+def test_a_name_that_is_no_models_is_404_whatever_it_spells(hello: Live) -> None:
     """A name is never joined to a path: missing and forbidden files get the same answer."""
-    live = scripted()
-    unknown = live.post("/v1/completions", {"prompt": "x", "model": "nothing"})
+    unknown = hello.post("/v1/completions", {"prompt": "x", "model": "nothing"})
     for name in ("other", "../demo", "/etc/passwd", "demo/../demo", "demo.gguf", "Demo", "demo\u0000"):
-        answer = live.post("/v1/completions", {"prompt": "x", "model": name})
+        answer = hello.post("/v1/completions", {"prompt": "x", "model": name})
         assert (answer.status_code, answer.json()) == (404, unknown.json())
-        assert live.get(f"/v1/models/{quote(name, safe='')}").status_code == 404
+        assert hello.get(f"/v1/models/{quote(name, safe='')}").status_code == 404

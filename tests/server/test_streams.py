@@ -28,33 +28,30 @@ def chunks(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("body", [CHAT, CHAT | {"stream": False}, {"prompt": "x"}, {"prompt": "x", "stream": True}])
-def test_a_client_that_goes_away_ends_its_request(scripted: Scripted, body: dict[str, Any]) -> None:
-    live = scripted(answer=None)
-    connection = sent(live, CHAT_PATH if "messages" in body else "/completion", body)
-    stream = live.service.stream()
+def test_a_client_that_goes_away_ends_its_request(quiet: Live, body: dict[str, Any]) -> None:
+    connection = sent(quiet, CHAT_PATH if "messages" in body else "/completion", body)
+    stream = quiet.service.stream()
     stream.give("some text")
     connection.close()
     assert stream.cancelled.wait(30)
 
 
-def test_a_disconnect_before_the_first_token_ends_all_choices(scripted: Scripted) -> None:
-    live = scripted(answer=None)
-    connection = sent(live, CHAT_PATH, CHAT | {"n": 3})
-    streams = [live.service.stream(number) for number in range(3)]
+def test_a_disconnect_before_the_first_token_ends_all_choices(quiet: Live) -> None:
+    connection = sent(quiet, CHAT_PATH, CHAT | {"n": 3})
+    streams = [quiet.service.stream(number) for number in range(3)]
     connection.close()
     assert all(stream.cancelled.wait(30) for stream in streams)
 
 
-def test_a_slow_client_runs_on_until_it_disconnects(scripted: Scripted) -> None:
-    live = scripted(answer=None)
-    connection = sent(live, CHAT_PATH, CHAT)
-    stream = live.service.stream()
+def test_a_slow_client_runs_on_until_it_disconnects(quiet: Live) -> None:
+    connection = sent(quiet, CHAT_PATH, CHAT)
+    stream = quiet.service.stream()
     for _ in range(3000):
         stream.give("word " * 40)  # more than the buffers of both ends hold
     assert not stream.cancelled.is_set(), "slow is not gone"
     connection.close()
     assert stream.cancelled.wait(30)
-    assert live.post("/tokenize", {"content": "next"}).status_code == 200
+    assert quiet.post("/tokenize", {"content": "next"}).status_code == 200
 
 
 def test_a_full_queue_is_503_and_says_when_to_come_again(scripted: Scripted) -> None:
@@ -84,10 +81,9 @@ def test_choices_are_queued_together_or_refused_together(scripted: Scripted) -> 
     assert len(live.post(CHAT_PATH, CHAT | {"n": 3, "stream": False}).json()["choices"]) == 3
 
 
-def test_an_error_before_the_first_byte_has_its_status(scripted: Scripted) -> None:
-    live = scripted(answer=None)
-    asked = live.later("/completion", {"prompt": "x"})
-    live.service.stream().end("error", error=DecodeFailed(-3, 4))
+def test_an_error_before_the_first_byte_has_its_status(quiet: Live) -> None:
+    asked = quiet.later("/completion", {"prompt": "x"})
+    quiet.service.stream().end("error", error=DecodeFailed(-3, 4))
     answer = asked.result(30)
     assert answer.status_code == 500
     assert "llama_decode returned -3" in answer.json()["error"]["message"]
@@ -111,10 +107,9 @@ def test_a_prompt_that_is_too_long_is_named_as_the_client_sent_it(
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")
 
 
-def test_an_error_during_a_stream_is_its_last_event(scripted: Scripted) -> None:
-    live = scripted(answer=None)
-    with live.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
-        stream = live.service.stream()
+def test_an_error_during_a_stream_is_its_last_event(quiet: Live) -> None:
+    with quiet.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
+        stream = quiet.service.stream()
         stream.give("half")
         stream.end("error", error=DecodeFailed(-3, 4))
         text = answer.read().decode()
@@ -126,11 +121,10 @@ def test_an_error_during_a_stream_is_its_last_event(scripted: Scripted) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("limit", [{"n_indent": 4}, {"t_max_predict_ms": 0.001}])
-def test_a_complete_answer_stops_the_engine(scripted: Scripted, limit: dict[str, Any], stream: bool) -> None:
+def test_a_complete_answer_stops_the_engine(quiet: Live, limit: dict[str, Any], stream: bool) -> None:
     """The model would continue after the block, or the line, that was requested."""
-    live = scripted(answer=None)
-    asked = live.later("/completion", {"prompt": "if x:\n", "stream": stream, **limit})
-    submitted = live.service.stream()
+    asked = quiet.later("/completion", {"prompt": "if x:\n", "stream": stream, **limit})
+    submitted = quiet.service.stream()
     for part in ("    y = 1\n", "    z = 2\n", "w = 3\n", "v = 4\n"):
         submitted.give(part)
         while submitted._pieces and not submitted.cancelled.is_set():  # what comes together is one piece
@@ -141,10 +135,9 @@ def test_a_complete_answer_stops_the_engine(scripted: Scripted, limit: dict[str,
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_choice_that_fails_ends_the_others(scripted: Scripted, stream: bool) -> None:
-    live = scripted(answer=None)
-    asked = live.later(CHAT_PATH, CHAT | {"n": 3, "stream": stream})
-    first, second, third = (live.service.stream(number) for number in range(3))
+def test_a_choice_that_fails_ends_the_others(quiet: Live, stream: bool) -> None:
+    asked = quiet.later(CHAT_PATH, CHAT | {"n": 3, "stream": stream})
+    first, second, third = (quiet.service.stream(number) for number in range(3))
     second.end("error", error=DecodeFailed(-3, 4))
     assert first.cancelled.wait(30)
     assert third.cancelled.wait(30)
@@ -207,14 +200,13 @@ def test_a_model_that_does_not_load_ends_the_server() -> None:
         serving.run([listening])
 
 
-def test_usage_and_times_are_in_the_last_event(scripted: Scripted) -> None:
-    live = scripted()
-    asked = chunks(live.post(CHAT_PATH, CHAT | {"stream_options": {"include_usage": True}}).text)
+def test_usage_and_times_are_in_the_last_event(hello: Live) -> None:
+    asked = chunks(hello.post(CHAT_PATH, CHAT | {"stream_options": {"include_usage": True}}).text)
     assert asked[-1]["choices"] == []
     assert asked[-1]["usage"]["completion_tokens"] > 0
     assert asked[-1]["timings"]["draft_n"] == 7
     assert all("usage" not in chunk for chunk in asked[:-1])
-    not_asked = chunks(live.post(CHAT_PATH, CHAT).text)
+    not_asked = chunks(hello.post(CHAT_PATH, CHAT).text)
     assert not_asked[-1]["choices"][0]["finish_reason"] == "stop"
     assert not_asked[-1]["timings"]["draft_n_accepted"] == 5
 
@@ -236,14 +228,13 @@ def test_accepted_predictions_are_counted_for_requests_with_a_prediction(scripte
     ("text", "expected"),
     [(None, None), ("strict", "strict"), ("relaxed", Relaxed()), ("relaxed:5,0.25", Relaxed(5, 0.25))],
 )
-def test_the_text_of_verify_becomes_its_rule(scripted: Scripted, text: str | None, expected: Any) -> None:
-    live = scripted()
-    assert live.post(CHAT_PATH, CHAT | {"stream": False, "rest_local": {"verify": text}}).status_code == 200
-    assert live.service.streams[-1].request.verify == expected
+def test_the_text_of_verify_becomes_its_rule(hello: Live, text: str | None, expected: Any) -> None:
+    assert hello.post(CHAT_PATH, CHAT | {"stream": False, "rest_local": {"verify": text}}).status_code == 200
+    assert hello.service.streams[-1].request.verify == expected
 
 
-def test_a_text_of_verify_that_names_no_rule_is_refused(scripted: Scripted) -> None:
-    answer = scripted().post(CHAT_PATH, CHAT | {"stream": False, "rest_local": {"verify": "loose"}})
+def test_a_text_of_verify_that_names_no_rule_is_refused(hello: Live) -> None:
+    answer = hello.post(CHAT_PATH, CHAT | {"stream": False, "rest_local": {"verify": "loose"}})
     assert answer.status_code == 400
     assert "verify loose" in answer.json()["error"]["message"]
 
@@ -270,11 +261,10 @@ def test_a_context_shift_keeps_the_system_prompt_and_sets_no_limit(scripted: Scr
     assert kept.keep_tokens == 3
 
 
-def test_without_a_shift_the_context_is_the_limit(scripted: Scripted) -> None:
-    live = scripted()
-    live.post(CHAT_PATH, CHAT | {"messages": [SYSTEM, *CHAT["messages"]]})
-    live.post(CHAT_PATH, CHAT | {"max_tokens": 5000})
-    free, limited = (stream.request for stream in live.service.streams)
+def test_without_a_shift_the_context_is_the_limit(hello: Live) -> None:
+    hello.post(CHAT_PATH, CHAT | {"messages": [SYSTEM, *CHAT["messages"]]})
+    hello.post(CHAT_PATH, CHAT | {"max_tokens": 5000})
+    free, limited = (stream.request for stream in hello.service.streams)
     assert (free.max_tokens, free.keep_tokens) == (512 - len(free.prompt), 0)
     assert limited.max_tokens == 512
 
@@ -293,8 +283,8 @@ def told(live: Live, **headers: str) -> list[Any]:
         return chunks(answer.read().decode())
 
 
-def test_origins_of_tokens_are_sent_on_request(scripted: Scripted) -> None:
-    found = told(scripted())
+def test_origins_of_tokens_are_sent_on_request(hello: Live) -> None:
+    found = told(hello)
     tokens = [token for chunk in found for token in chunk.get("rest_local", {}).get("tokens", [])]
     drafted = [token for token in tokens if token["source"] == "datastore"]
     keys = {"text", "token", "source", "file", "line", "match", "probability"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from live import Live, Scripted, prompt_of
+from live import Live, prompt_of
 from pydantic import BaseModel
 
 from rest_local.errors import DecodeFailed
@@ -67,14 +67,13 @@ def test_the_second_turn_reads_the_first_from_the_cache(demo: Live) -> None:
     assert usage.input_tokens < 40
 
 
-def test_calls_arrive_in_deltas(scripted: Scripted) -> None:
-    live = scripted(answer=None)
+def test_calls_arrive_in_deltas(quiet: Live) -> None:
     kinds: list[str] = []
     with (
-        client_of(live) as client,
+        client_of(quiet) as client,
         client.messages.stream(model="demo", max_tokens=100, messages=MESSAGES, tools=[TOOL]) as stream,
     ):
-        submitted = live.service.stream()
+        submitted = quiet.service.stream()
         parts = iter(("I look.\n", *CALL, None))
         for event in stream:
             kinds.append(event.type)
@@ -90,7 +89,7 @@ def test_calls_arrive_in_deltas(scripted: Scripted) -> None:
     assert (call.name, call.input) == ("read_file", {"path": "a.py", "lines": [1, 2]})
 
 
-def test_the_runner_of_tools_makes_the_loop(scripted: Scripted) -> None:
+def test_the_runner_of_tools_makes_the_loop(hello: Live) -> None:
     """It first asks the server to hold the conversation, and sends all of it when that is refused."""
     from anthropic import beta_tool
 
@@ -104,8 +103,6 @@ def test_the_runner_of_tools_makes_the_loop(scripted: Scripted) -> None:
         """
         return f"x = 1  # {path}"
 
-    live = scripted()
-
     class Turns:
         """A call, then the answer to its result."""
 
@@ -116,12 +113,12 @@ def test_the_runner_of_tools_makes_the_loop(scripted: Scripted) -> None:
             self.turn += 1
             return iter(CALL if self.turn == 1 else ("It is 1.",))
 
-    live.service.answer = Turns()
-    with client_of(live) as client:
+    hello.service.answer = Turns()
+    with client_of(hello) as client:
         runner = client.beta.messages.tool_runner(model="demo", max_tokens=100, messages=MESSAGES, tools=[read_file])
         final = runner.until_done()
     assert final.content[0].text == "It is 1."  # type: ignore[union-attr]
-    assert "x = 1  # a.py" in prompt_of(live, 1)
+    assert "x = 1  # a.py" in prompt_of(hello, 1)
 
 
 def test_a_forced_call_keeps_its_schema(demo: Live) -> None:
@@ -148,10 +145,10 @@ def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
     assert isinstance(made.parsed_output, Entry)
 
 
-def test_thoughts_are_blocks_that_can_be_sent_back(scripted: Scripted) -> None:
-    live = scripted(answer=("<think>\nI th", "ink.\n</think>\n\nHello"))
+def test_thoughts_are_blocks_that_can_be_sent_back(hello: Live) -> None:
+    hello.service.answer = ("<think>\nI th", "ink.\n</think>\n\nHello")
     asked: Any = {"model": "demo", "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    with client_of(live) as client:
+    with client_of(hello) as client:
         with client.messages.stream(messages=MESSAGES, **asked) as stream:
             kinds = [event.type for event in stream]
             said = stream.get_final_message()
@@ -174,11 +171,11 @@ def test_thoughts_are_blocks_that_can_be_sent_back(scripted: Scripted) -> None:
         ({"model": "gone"}, "NotFoundError"),
     ],
 )
-def test_an_invalid_request_has_its_error_class(scripted: Scripted, options: Any, kind: str) -> None:
+def test_an_invalid_request_has_its_error_class(hello: Live, options: Any, kind: str) -> None:
     import anthropic
 
     asked: Any = {"model": "demo", "max_tokens": 5, "messages": MESSAGES} | options
-    with client_of(scripted()) as client, pytest.raises(getattr(anthropic, kind)) as caught:
+    with client_of(hello) as client, pytest.raises(getattr(anthropic, kind)) as caught:
         client.messages.create(**asked)
     assert caught.value.request_id is not None
     body: Any = caught.value.body
@@ -186,13 +183,12 @@ def test_an_invalid_request_has_its_error_class(scripted: Scripted, options: Any
     assert body["error"]["message"]
 
 
-def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
+def test_an_error_during_a_stream_is_raised(quiet: Live) -> None:
     import anthropic
 
-    live = scripted(answer=None)
-    with client_of(live) as client:
+    with client_of(quiet) as client:
         stream = client.messages.create(model="demo", max_tokens=9, messages=MESSAGES, stream=True)
-        submitted = live.service.stream()
+        submitted = quiet.service.stream()
         submitted.give("half")
         submitted.end("error", error=DecodeFailed(-3, 4))
         with pytest.raises(anthropic.APIError, match="llama_decode"):

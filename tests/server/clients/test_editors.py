@@ -45,13 +45,12 @@ def test_llama_vim_warms_up_the_whole_of_its_context(demo: Live) -> None:
     assert timings["prompt_n"] < 100
 
 
-def test_llama_vim_edits_after_a_warm_up(scripted: Scripted) -> None:
-    live = scripted()
-    warm = send(live, OPENAI["VIM_EDIT_WARM_UP"]).json()
+def test_llama_vim_edits_after_a_warm_up(hello: Live) -> None:
+    warm = send(hello, OPENAI["VIM_EDIT_WARM_UP"]).json()
     assert warm["choices"][0]["message"]["content"] == ""
-    assert live.service.stream().request.max_tokens == 0
-    assert words(live, OPENAI["VIM_EDIT"]) == "Hello world"
-    sampling = live.service.stream(1).request.sampling
+    assert hello.service.stream().request.max_tokens == 0
+    assert words(hello, OPENAI["VIM_EDIT"]) == "Hello world"
+    sampling = hello.service.stream(1).request.sampling
     assert (sampling.min_p, sampling.temperature, sampling.top_k, sampling.top_p) == (0.1, 0.1, 0, 1.0)
 
 

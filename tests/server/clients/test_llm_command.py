@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 from click.testing import CliRunner, Result
-from live import Live, Scripted, prompt_of
+from live import Live, prompt_of
 
 pytestmark = pytest.mark.skipif(find_spec("llm") is None, reason="the package llm is not installed")
 Llm = Callable[..., Result]
@@ -62,9 +62,8 @@ def test_it_continues_a_conversation(demo: Live, llm: Llm) -> None:
     assert second.stdout.strip()
 
 
-def test_it_calls_a_tool_and_continues(scripted: Scripted, llm: Llm) -> None:
+def test_it_calls_a_tool_and_continues(hello: Live, llm: Llm) -> None:
     """Two requests: the second has the call and its result in the conversation."""
-    live = scripted()
     call = '<tool_call>\n{"name": "word_count", "arguments": {"text": "one two three"}}\n</tool_call>'
 
     class Turns:
@@ -76,17 +75,16 @@ def test_it_calls_a_tool_and_continues(scripted: Scripted, llm: Llm) -> None:
             self.said += 1
             return iter((call,) if self.said == 1 else ("Three words.",))
 
-    live.service.answer = Turns()
-    done = llm(live, "How many words?", "--functions", TOOL)
+    hello.service.answer = Turns()
+    done = llm(hello, "How many words?", "--functions", TOOL)
     assert done.exit_code == 0, done.stderr
     assert done.stdout.strip().endswith("Three words.")
-    prompt = prompt_of(live, 1)
+    prompt = prompt_of(hello, 1)
     assert "word_count" in prompt
     assert "3" in prompt.rpartition("word_count")[2], "the result is in the prompt"
 
 
-def test_it_shows_the_error_message(scripted: Scripted, llm: Llm) -> None:
-    live = scripted()
-    done = llm(live, "hi", "-o", "max_tokens", "-7")
+def test_it_shows_the_error_message(hello: Live, llm: Llm) -> None:
+    done = llm(hello, "hi", "-o", "max_tokens", "-7")
     assert done.exit_code != 0
     assert "max_tokens" in done.stderr

@@ -61,24 +61,23 @@ def test_many_asynchronous_streams_at_once(demo: Live) -> None:
     assert all(text and 0 < tokens <= 12 for text, tokens in answers)
 
 
-def test_an_abandoned_stream_frees_its_slot(scripted: Scripted) -> None:
-    live = scripted(answer=None)
+def test_an_abandoned_stream_frees_its_slot(quiet: Live) -> None:
 
     async def leave() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="any") as client:
+        async with openai.AsyncOpenAI(base_url=f"{quiet.url}/v1", api_key="any") as client:
             stream = await client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
             async for _ in stream:
                 break
             await stream.close()
 
     asyncio.run(leave())
-    assert live.service.stream().cancelled.wait(30)
+    assert quiet.service.stream().cancelled.wait(30)
 
 
-def test_calls_arrive_in_deltas(scripted: Scripted) -> None:
-    live = scripted(answer=CALL)
+def test_calls_arrive_in_deltas(hello: Live) -> None:
+    hello.service.answer = CALL
     with (
-        client_of(live) as client,
+        client_of(hello) as client,
         client.chat.completions.stream(model="demo", messages=MESSAGES, tools=TOOLS) as stream,
     ):
         kinds = [event.type for event in stream]
@@ -98,9 +97,9 @@ def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
     assert isinstance(made.choices[0].message.parsed, Entry)
 
 
-def test_arguments_are_parsed_into_a_type(scripted: Scripted) -> None:
-    live = scripted(answer=('<tool_call>\n{"name": "Place", "arguments": {"path": "a.py", "line": 7}}\n</tool_call>',))
-    with client_of(live) as client:
+def test_arguments_are_parsed_into_a_type(hello: Live) -> None:
+    hello.service.answer = ('<tool_call>\n{"name": "Place", "arguments": {"path": "a.py", "line": 7}}\n</tool_call>',)
+    with client_of(hello) as client:
         made = client.chat.completions.parse(
             model="demo", messages=MESSAGES, tools=[openai.pydantic_function_tool(Place)]
         )
@@ -137,11 +136,10 @@ def test_the_client_retries_when_the_queue_is_full(scripted: Scripted) -> None:
     assert live.service.room.asked == 2
 
 
-def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
-    live = scripted(answer=None)
-    with client_of(live) as client:
+def test_an_error_during_a_stream_is_raised(quiet: Live) -> None:
+    with client_of(quiet) as client:
         stream = client.chat.completions.create(model="demo", messages=MESSAGES, stream=True)
-        submitted = live.service.stream()
+        submitted = quiet.service.stream()
         submitted.give("half")
         submitted.end("error", error=DecodeFailed(-3, 4))
         with pytest.raises(openai.APIError, match="llama_decode"):

@@ -94,8 +94,8 @@ def test_a_stream_is_the_whole_answer(demo: Live) -> None:
     assert last.response.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_the_events_of_text_have_their_order(scripted: Scripted) -> None:
-    events = events_of(scripted(), {"model": "demo", "input": "Hi"})
+def test_the_events_of_text_have_their_order(hello: Live) -> None:
+    events = events_of(hello, {"model": "demo", "input": "Hi"})
     assert list(kinds(events)) == [
         "created",
         "in_progress",
@@ -115,9 +115,9 @@ def test_the_events_of_text_have_their_order(scripted: Scripted) -> None:
     assert {event["item_id"] for event in events if "item_id" in event} == {final["output"][0]["id"]}
 
 
-def test_reasoning_calls_and_text_are_items_of_their_own(scripted: Scripted) -> None:
-    live = scripted(answer=pieces("<think>Look first.</think>I read it.\n" + call("read_file", path="a.py")))
-    events = events_of(live, {"input": "What is in a.py?", "tools": [READ]})
+def test_reasoning_calls_and_text_are_items_of_their_own(hello: Live) -> None:
+    hello.service.answer = pieces("<think>Look first.</think>I read it.\n" + call("read_file", path="a.py"))
+    events = events_of(hello, {"input": "What is in a.py?", "tools": [READ]})
     item = ["output_item.added"]
     part = [*item, "content_part.added"]
     assert list(kinds(events)) == [
@@ -136,9 +136,9 @@ def test_reasoning_calls_and_text_are_items_of_their_own(scripted: Scripted) -> 
     assert final.tools[0].name == "read_file"
 
 
-def test_the_text_of_a_custom_tool_is_no_json(scripted: Scripted) -> None:
-    live = scripted(answer=pieces(call("apply_patch", input=PATCHED), 3))
-    events = events_of(live, {"input": "Edit it.", "tools": [PATCH]})
+def test_the_text_of_a_custom_tool_is_no_json(hello: Live) -> None:
+    hello.service.answer = pieces(call("apply_patch", input=PATCHED), 3)
+    events = events_of(hello, {"input": "Edit it.", "tools": [PATCH]})
     assert list(kinds(events))[2:-1] == [
         "output_item.added",
         "custom_tool_call_input.delta",
@@ -161,39 +161,39 @@ def test_the_text_of_a_custom_tool_is_no_json(scripted: Scripted) -> None:
         ("{}", ""),
     ],
 )
-def test_a_custom_call_in_another_form_loses_nothing(scripted: Scripted, arguments: str, text: str) -> None:
-    live = scripted(answer=pieces(f'<tool_call>\n{{"name": "apply_patch", "arguments": {arguments}}}\n</tool_call>'))
-    events = events_of(live, {"input": "Edit it.", "tools": [PATCH]})
+def test_a_custom_call_in_another_form_loses_nothing(hello: Live, arguments: str, text: str) -> None:
+    hello.service.answer = pieces(f'<tool_call>\n{{"name": "apply_patch", "arguments": {arguments}}}\n</tool_call>')
+    events = events_of(hello, {"input": "Edit it.", "tools": [PATCH]})
     assert events[-1]["response"]["output"][0]["input"] == text
 
 
-def test_a_search_for_tools_is_the_clients(scripted: Scripted) -> None:
-    live = scripted(answer=pieces(call("tool_search", query="files")))
+def test_a_search_for_tools_is_the_clients(hello: Live) -> None:
+    hello.service.answer = pieces(call("tool_search", query="files"))
     tools = [{"type": "tool_search", "execution": "client", "description": "Find tools.", "parameters": {}}]
-    with client_of(live) as client:
+    with client_of(hello) as client:
         made = client.responses.create(model="demo", input="Find a tool.", tools=tools)
         (found,) = Response.model_validate(made.model_dump()).output
         assert (found.type, found.execution, found.arguments) == ("tool_search_call", "client", {"query": "files"})
-        live.service.answer = pieces(call("read_file", path="b.py"))
+        hello.service.answer = pieces(call("read_file", path="b.py"))
         output = {"type": "tool_search_output", "call_id": found.call_id, "execution": "client", "tools": [READ]}
         more = client.responses.create(
             model="demo", input=[output], previous_response_id=made.id, tools=tools, store=False
         )
     assert more.output[0].type == "function_call"
-    prompt = prompt_of(live, 1)
+    prompt = prompt_of(hello, 1)
     assert "Found: read_file" in prompt
     assert "Reads a file." in prompt
 
 
-def test_tools_in_a_loop(scripted: Scripted) -> None:
-    live = scripted(answer=pieces("<think>Hm.</think>" + call("read_file", path="a.py")))
-    with client_of(live) as client:
+def test_tools_in_a_loop(hello: Live) -> None:
+    hello.service.answer = pieces("<think>Hm.</think>" + call("read_file", path="a.py"))
+    with client_of(hello) as client:
         first = client.responses.create(
             model="demo", input=[{"role": "user", "content": "What is in a.py?"}], tools=[READ], store=False,
             include=["reasoning.encrypted_content"],
         )  # fmt: skip
         thought, called = first.output
-        live.service.answer = ("x is 1.",)
+        hello.service.answer = ("x is 1.",)
         items = [
             {"role": "user", "content": "What is in a.py?"},
             {"type": "reasoning", "id": thought.id, "summary": [], "encrypted_content": thought.encrypted_content},
@@ -202,16 +202,15 @@ def test_tools_in_a_loop(scripted: Scripted) -> None:
         ]
         second = client.responses.create(model="demo", input=items, tools=[READ], store=False)
     assert second.output_text == "x is 1."
-    prompt = prompt_of(live, 1)
+    prompt = prompt_of(hello, 1)
     assert prompt.index("What is in a.py?") < prompt.index('"path": "a.py"') < prompt.index("x = 1")
     assert prompt.count("What is in a.py?") == 1
 
 
-def test_a_conversation_goes_on(scripted: Scripted) -> None:
-    live = scripted()
-    with client_of(live) as client:
+def test_a_conversation_goes_on(hello: Live) -> None:
+    with client_of(hello) as client:
         first = client.responses.create(model="demo", input="My name is Ada.", instructions="Sing.")
-        live.service.answer = ("Ada.",)
+        hello.service.answer = ("Ada.",)
         second = client.responses.create(model="demo", input="Who am I?", previous_response_id=first.id)
         third = client.responses.create(model="demo", input="Sure?", previous_response_id=second.id)
         other = client.responses.create(model="demo", input="Again?", previous_response_id=first.id)
@@ -224,12 +223,12 @@ def test_a_conversation_goes_on(scripted: Scripted) -> None:
             assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(first.id)
-    prompt = prompt_of(live, 2)
+    prompt = prompt_of(hello, 2)
     assert "Sing." not in prompt, "instructions are not carried over"
     places = [prompt.index(text) for text in ("My name is Ada.", "Hello world", "Who am I?", "Sure?")]
     assert places == sorted(places)
     assert prompt.count("Ada.") == 2
-    assert "Who am I?" not in prompt_of(live, 3), "a branch of its own"
+    assert "Who am I?" not in prompt_of(hello, 3), "a branch of its own"
     texts = [item.content[0].text for item in listed]
     assert texts == ["My name is Ada.", "Hello world", "Who am I?", "Ada.", "Sure?"]
     for item in listed:
@@ -250,9 +249,8 @@ def test_tokens_are_counted(demo: Live) -> None:
     assert more.input_tokens > 5
 
 
-def test_what_is_not_stored_is_not_kept(scripted: Scripted) -> None:
-    live = scripted()
-    with client_of(live) as client:
+def test_what_is_not_stored_is_not_kept(hello: Live) -> None:
+    with client_of(hello) as client:
         made = client.responses.create(model="demo", input="Hi", store=False)
         assert made.store is False
         with pytest.raises(openai.NotFoundError):
@@ -261,10 +259,9 @@ def test_what_is_not_stored_is_not_kept(scripted: Scripted) -> None:
             client.responses.create(model="demo", input="More", previous_response_id=made.id)
 
 
-def test_an_item_is_referred_to(scripted: Scripted) -> None:
+def test_an_item_is_referred_to(hello: Live) -> None:
     """As the AI SDK does where responses are stored."""
-    live = scripted()
-    with client_of(live) as client:
+    with client_of(hello) as client:
         first = client.responses.create(model="demo", input="Hi")
         reference: Any = {"type": "item_reference", "id": first.output[0].id}
         items: list[Any] = [{"role": "user", "content": "Hi"}, reference, {"role": "user", "content": "More"}]
@@ -272,7 +269,7 @@ def test_an_item_is_referred_to(scripted: Scripted) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             client.responses.create(model="demo", input=[{"id": f"msg_{'0' * 48}_o0"}])
     assert caught.value.param == "input[0].id"
-    assert "Hello world" in prompt_of(live, 1)
+    assert "Hello world" in prompt_of(hello, 1)
 
 
 def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
@@ -332,9 +329,9 @@ def test_a_limit_leaves_an_answer_incomplete(demo: Live) -> None:
     assert events[-1]["type"] == "response.incomplete"
 
 
-def test_an_answer_without_text_is_an_empty_message(scripted: Scripted) -> None:
-    live = scripted(answer=())
-    with client_of(live) as client:
+def test_an_answer_without_text_is_an_empty_message(hello: Live) -> None:
+    hello.service.answer = ()
+    with client_of(hello) as client:
         made = client.responses.create(model="demo", input="Hi")
     assert (made.output_text, len(made.output)) == ("", 1)
 
@@ -353,24 +350,22 @@ def test_logprobs_are_those_of_the_text(demo: Live) -> None:
     assert [entry["token"] for entry in streamed] == [entry.token for entry in entries][: len(streamed)]
 
 
-def test_an_error_during_a_stream_is_raised(scripted: Scripted) -> None:
-    live = scripted(answer=None)
-    with client_of(live) as client:
+def test_an_error_during_a_stream_is_raised(quiet: Live) -> None:
+    with client_of(quiet) as client:
         stream = client.responses.create(model="demo", input="Hi", stream=True)
-        submitted = live.service.stream()
+        submitted = quiet.service.stream()
         submitted.give("half")
         submitted.end("error", error=DecodeFailed(-3, 4))
         with pytest.raises(openai.APIError, match="llama_decode"):
             list(stream)
 
 
-def test_the_last_event_of_a_failed_stream_has_what_there_was(scripted: Scripted) -> None:
-    live = scripted(answer=None)
+def test_the_last_event_of_a_failed_stream_has_what_there_was(quiet: Live) -> None:
     with (
-        live.client() as client,
+        quiet.client() as client,
         client.stream("POST", "/v1/responses", json={"input": "Hi", "stream": True}) as answer,
     ):
-        submitted = live.service.stream()
+        submitted = quiet.service.stream()
         submitted.give("half")
         submitted.end("error", error=DecodeFailed(-3, 4))
         text = answer.read().decode()
@@ -447,20 +442,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_bad_input_is_refused_by_its_place(scripted: Scripted) -> None:
-    live = scripted()
+def test_bad_input_is_refused_by_its_place(hello: Live) -> None:
     for body, param in WRONG:
-        answer = live.post("/v1/responses", body)
+        answer = hello.post("/v1/responses", body)
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
         assert param in error["param"]
         assert error["param"] in error["message"] or error["code"] == "context_length_exceeded"
-        assert not live.service.streams
+        assert not hello.service.streams
 
 
-def test_a_schema_that_cannot_be_kept_names_the_clients_field(scripted: Scripted) -> None:
+def test_a_schema_that_cannot_be_kept_names_the_clients_field(hello: Live) -> None:
     form = {"type": "json_schema", "name": "a", "schema": {"type": "array", "uniqueItems": True}}
-    answer = scripted().post("/v1/responses", {"input": "Hi", "text": {"format": form}})
+    answer = hello.post("/v1/responses", {"input": "Hi", "text": {"format": form}})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("text.format")
     assert answer.json()["error"]["param"] == "text"
@@ -473,39 +467,38 @@ def test_a_schema_that_cannot_be_kept_names_the_clients_field(scripted: Scripted
         ("http://elsewhere.example/a.png", "input[1].content[0].image_url: give the image as data:"),
     ],
 )
-def test_images_that_cannot_be_read_are_refused_by_their_place(scripted: Scripted, url: str, place: str) -> None:
+def test_images_that_cannot_be_read_are_refused_by_their_place(hello: Live, url: str, place: str) -> None:
     image = {"type": "input_image", "image_url": url, "detail": "auto"}
     items = [{"type": "web_search_call"}, {"role": "user", "content": [image]}]
-    answer = scripted().post("/v1/responses", {"input": items, "instructions": "Look."})
+    answer = hello.post("/v1/responses", {"input": items, "instructions": "Look."})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(place)
     assert answer.json()["error"]["param"] == "input"
 
 
-def test_fields_that_are_null_are_absent(scripted: Scripted) -> None:
+def test_fields_that_are_null_are_absent(hello: Live) -> None:
     names = (
         "instructions", "previous_response_id", "store", "tools", "tool_choice", "parallel_tool_calls",
         "max_output_tokens", "text", "reasoning", "include", "top_logprobs", "truncation", "metadata", "temperature",
         "prompt_cache_key", "user", "background", "conversation", "prompt", "stream", "model", "service_tier",
     )  # fmt: skip
     item = {"type": None, "id": None, "status": None, "role": "user", "content": "Hi"}
-    answer = scripted().post("/v1/responses", dict.fromkeys(names) | {"input": [item]})
+    answer = hello.post("/v1/responses", dict.fromkeys(names) | {"input": [item]})
     assert answer.status_code == 200, answer.text
     Response.model_validate(answer.json())
 
 
-def test_pages_of_input_items(scripted: Scripted) -> None:
-    live = scripted()
-    with client_of(live) as client:
+def test_pages_of_input_items(hello: Live) -> None:
+    with client_of(hello) as client:
         made = client.responses.create(model="demo", input=[{"role": "user", "content": str(i)} for i in range(5)])
         assert [item.content[0].text for item in client.responses.input_items.list(made.id, limit=2)] == list("43210")
     path = f"/v1/responses/{made.id}"
-    page = live.get(f"{path}/input_items?limit=2").json()
+    page = hello.get(f"{path}/input_items?limit=2").json()
     assert page["has_more"] is True
     assert page["last_id"] == page["data"][-1]["id"]
     for query in ("limit=0", "limit=101", "limit=x", "limit=%D9%A3", "order=up", "after=none"):
-        assert live.get(f"{path}/input_items?{query}").status_code == 400, query
-    assert live.get(f"{path}?stream=true").status_code == 400
+        assert hello.get(f"{path}/input_items?{query}").status_code == 400, query
+    assert hello.get(f"{path}?stream=true").status_code == 400
     for wrong in ("resp_", "resp_" + "0" * 48, "..%2F..%2Fetc", "resp_" + "g" * 48, path.upper()):
-        assert live.get(f"/v1/responses/{wrong}").status_code == 404
-        assert live.get(f"/v1/responses/{wrong}/input_items").status_code == 404
+        assert hello.get(f"/v1/responses/{wrong}").status_code == 404
+        assert hello.get(f"/v1/responses/{wrong}/input_items").status_code == 404
