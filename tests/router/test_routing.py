@@ -154,15 +154,6 @@ def test_a_name_with_its_tag_reaches_the_model(pair: Routed) -> None:
         assert client_.get("/api/version").json()["version"]
 
 
-def test_programs_need_no_content_type_and_pages_cannot_call(pair: Routed) -> None:
-    content = json.dumps({"model": "two", "messages": HELLO, "options": {"num_predict": 1}}).encode()
-    with pair.client() as client:
-        assert client.post("/api/chat", content=content).status_code == 200
-        page = {"sec-fetch-site": "cross-site"}
-        assert client.post("/api/chat", content=content, headers=page).status_code == 415
-        assert client.post("/api/chat", content=content, headers={"origin": "https://x.example"}).status_code == 403
-
-
 def test_each_kind_of_model_answers_its_calls(routed: Start, files: Files, tmp_path: Path) -> None:
     """One that generates next to those that only embed or rerank."""
     (chat,) = files("chat")

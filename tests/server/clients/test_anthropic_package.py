@@ -121,22 +121,6 @@ def test_the_runner_of_tools_makes_the_loop(hello: Live) -> None:
     assert "x = 1  # a.py" in prompt_of(hello, 1)
 
 
-def test_a_forced_call_keeps_its_schema(demo: Live) -> None:
-    with client_of(demo) as client:
-        message = client.messages.create(
-            model="demo",
-            max_tokens=100,
-            extra_body=GREEDY,
-            messages=MESSAGES,
-            tools=[TOOL | {"input_schema": Entry.model_json_schema()}],
-            tool_choice={"type": "tool", "name": "read_file"},
-        )
-    assert message.stop_reason == "tool_use"
-    (call,) = message.content
-    assert call.type == "tool_use"
-    Entry.model_validate(call.input)
-
-
 def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
     with client_of(demo) as client:
         made = client.messages.parse(

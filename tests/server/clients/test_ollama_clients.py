@@ -100,16 +100,6 @@ def test_continue_calls_tools_without_a_stream(scripted: Scripted) -> None:
     assert [call["function"]["name"] for call in message["tool_calls"]] == [TOOLS[0]["function"]["name"]]
 
 
-def test_open_webui_finds_the_model_it_lists(demo: Live) -> None:
-    """It adds `:latest` to a name without a tag before it looks it up in the list."""
-    listed = demo.get("/api/tags").json()["models"]
-    assert "coder:latest" in [model["model"] for model in listed]
-    assert demo.get("/api/version").json()["version"].split(".")[0].isdigit()
-    loaded = demo.get("/api/ps").json()["models"]
-    assert "coder:latest" in [model["model"] for model in loaded]
-    assert all(model["expires_at"] for model in loaded)
-
-
 def test_raycast_reads_each_part_of_the_body_as_one_line(scripted: Scripted) -> None:
     """It sends text without saying that it is JSON, and parses what the HTTP library gives it at once."""
     live = scripted(aliases=("coder",))

@@ -146,29 +146,23 @@ def test_the_chart_changes_with_every_step(quiet: Live, opened: Open) -> None:
     stream.end()
 
 
-@pytest.mark.parametrize("way", ["Escape", "the button"])
-def test_stop_ends_the_request_and_frees_its_slot(scripted: Callable[..., Live], opened: Open, way: str) -> None:
+def test_stop_ends_the_request_and_frees_its_slot(scripted: Callable[..., Live], opened: Open) -> None:
     live = scripted(room=1, answer=None)
     page = opened(live)
-    ask(page, "hello")
-    live.service.stream().give("begun")
-    expect(page.locator("#chat article .text")).to_have_text("begun")
-    if way == "Escape":
-        page.keyboard.press("Escape")
-    else:
-        page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#spoken p").last).to_have_text("Stopped")
-    expect(page.locator("#chat article .text")).to_have_text("begun")
-    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
-    assert live.service.stream().cancelled.wait(30)
-    ask(page, "again")
-    live.service.stream(1).end()
-    done(page)
+    button, answer = page.get_by_role("button", name="Stop"), page.locator("#chat article .text").last
+    for number, stop in enumerate((lambda: page.keyboard.press("Escape"), button.click)):
+        ask(page, "hello")
+        live.service.stream(number).give(f"begun {number}")
+        expect(answer).to_have_text(f"begun {number}")
+        stop()
+        expect(page.locator("#spoken p").last).to_have_text("Stopped")
+        expect(answer).to_have_text(f"begun {number}")
+        expect(button).to_be_hidden()
+        assert live.service.stream(number).cancelled.wait(30)
 
 
-@pytest.mark.parametrize(("width", "height"), [(1200, 800), (360, 740)])
-def test_the_end_stays_in_view_until_the_user_scrolls_back(quiet: Live, opened: Open, width: int, height: int) -> None:
-    page = opened(quiet, width=width, height=height)
+def test_the_end_stays_in_view_until_the_user_scrolls_back(quiet: Live, opened: Open) -> None:
+    page = opened(quiet, width=360, height=740)
     ask(page, "hello")
     stream = quiet.service.stream()
     stream.give("\na" * 200)
