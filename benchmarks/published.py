@@ -1,20 +1,24 @@
 """The replays whose figures the README and docs/LOG.md quote.
 
-    python -m benchmarks published [--data FOLDER] [--edits REPOSITORY]... [--quick] [--only WORKLOAD]...
+    python -m benchmarks published [--data FOLDER] [--edits REPOSITORY]... [--quick] [--only WORKLOAD]... [--disturbed]
 
 The recorded answers are not part of the project. `--data` (or REST_LOCAL_SHARED) names the folder that holds them under
 the names below; a missing file is named and left out. Edits come from the given repositories, else from this checkout.
 `--quick` takes a part of the answers. The last table has for each workload and curve the speed-up, its shares of the
 oracle and of the fair bound (`benchmarks.bounds`), the worst answer and the speed-up of the first 160 tokens.
-HumanEval drafts from the running interpreter's standard library without its tests.
+HumanEval drafts from the running interpreter's standard library without its tests. `--disturbed` lets the policy see
+times as on a machine that other work slows now and then, and counts those of the curve.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +26,12 @@ from benchmarks.bounds import compare_with_bounds
 from benchmarks.peers import compare_peers
 from rest_local.bench.demo import standard_library
 from rest_local.bench.workload import open_workload
+from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve, shipped
+from rest_local.drafting.growth import Draft
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
+from rest_local.planning.policy import StepCost
 from rest_local.retrieval import build_datastore
 
 SETS = {
@@ -41,6 +48,23 @@ KEPT = (
     "speedup", "speedup_with_lookups", "worst_answer", "share_of_oracle", "share_of_fair", "first_tokens_speedup",
     "mat", "nodes_per_step", "draft_ms",
 )  # fmt: skip
+
+
+class Disturbed(Auto):
+    """`auto` with times that vary by some 10%; every 50th step or so begins a row of 18, which take 1 to 4 times as
+    long."""
+
+    def __init__(self, curve: CostCurve) -> None:
+        super().__init__(curve)
+        self._random, self._slowed = random.Random(1), 0
+
+    def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
+        draw = self._random
+        if not self._slowed and draw.random() < 0.02:
+            self._slowed = 3 + int(draw.expovariate(1 / 15))
+        factor = math.exp(abs(draw.gauss(0.5, 0.5) if self._slowed else draw.gauss(0.0, 0.08)))
+        self._slowed = max(0, self._slowed - 1)
+        super().learn(drafted, tokens, done._replace(decode_ms=done.decode_ms * factor))
 
 
 def _curves_of(args: argparse.Namespace, name: str, folder: Path, edits: tuple[str, ...]) -> dict[str, Any]:
@@ -65,7 +89,9 @@ def _curves_of(args: argparse.Namespace, name: str, folder: Path, edits: tuple[s
             history=None if edits else HISTORY.get(name),
             limit=QUICK if args.quick and not edits else None,
         ) as workload:
-            rows = compare_with_bounds(workload, Auto, {name: load_curve(name) for name in shipped()})
+            rows = compare_with_bounds(
+                workload, Disturbed if args.disturbed else Auto, {name: load_curve(name) for name in shipped()}
+            )
             found: dict[str, Any] = {curve: {key: row[key] for key in KEPT} for curve, row in rows.items()}
             peers = compare_peers(workload, shipped())
             for curve, row in found.items():
@@ -99,6 +125,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a part of the answers")
     parser.add_argument("--only", action="append", metavar="WORKLOAD", help="MT-Bench, chat, HumanEval, agents, edits")
     parser.add_argument("--context-alone", action="store_true", help="edits without the old file as prediction")
+    parser.add_argument("--disturbed", action="store_true", help="times as on a machine that does other work")
     args = parser.parse_args()
     result: dict[str, Any] = {}
     repositories = tuple(args.edits or [str(Path(__file__).parents[1])])

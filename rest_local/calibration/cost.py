@@ -127,8 +127,8 @@ class Corrections:
         variance = float(row @ along) + error
         surprise = abs(difference) / (OUTLIER * variance**0.5)
         outlier = n > 1 and count < 3 and difference > 0 and surprise > 1
-        if surprise > 1 and not cautious and not outlier:
-            self._widen(n, share, difference, min(surprise, 4.0) ** 2)
+        if n == 1 and surprise > 1:
+            self._widen(share, difference, min(surprise, 4.0) ** 2)
             along = covariance @ row
             variance = float(row @ along) + error
         gain = along / variance
@@ -142,16 +142,13 @@ class Corrections:
             mixed = column * along
             covariance -= mixed + mixed.T - variance * (column * gain)
 
-    def _widen(self, n: int, share: float, difference: float, factor: float) -> None:
-        """Widen the deviations after a time that they do not explain: of the speed after a plain step, else of the
-        sizes and attention.
+    def _widen(self, share: float, difference: float, factor: float) -> None:
+        """Widen the deviations of the speed and of attention after a plain step whose time they do not explain. Those
+        of the sizes stay: on a machine whose speed comes and goes, every draft after a change would widen them, until a
+        size that was measured often is tried as if nothing were known of it.
         """
-        if n == 1:
-            self._covariance[0, 0] += (difference * (1.0 - share)) ** 2
-            self._covariance[_ATTENTION, _ATTENTION] *= 1.0 + (factor - 1.0) * share
-        else:
-            self._covariance[1:, :] *= factor**0.5
-            self._covariance[:, 1:] *= factor**0.5
+        self._covariance[0, 0] += (difference * (1.0 - share)) ** 2
+        self._covariance[_ATTENTION, _ATTENTION] *= 1.0 + (factor - 1.0) * share
         scale = np.minimum(1.0, LIMIT / np.sqrt(np.maximum(np.diag(self._covariance), 1e-12)))
         self._covariance *= scale[:, None] * scale[None, :]
 

@@ -213,6 +213,22 @@ def test_text_that_is_not_a_curve_is_refused(text: str) -> None:
         CostCurve.from_json(text)
 
 
+def test_a_machine_whose_speed_comes_and_goes_makes_no_large_batch_look_cheap() -> None:
+    """Other guests of a host slow a dozen steps at a time. Large batches, which then fail, cost several plain steps."""
+    truth, least = CPU.expected(512), 1.0
+    for seed in range(2):
+        rng, curve, slowed = np.random.default_rng(seed), CPU.copy(), 0
+        for step in range(1000):
+            slowed = slowed - 1 if slowed else int(rng.exponential(15)) * (rng.random() < 0.02)
+            factor = math.exp(abs(rng.normal(0.5, 0.5) if slowed else rng.normal(0, 0.08)))
+            n = int(rng.choice([1, 1, 1, 1, 2, 4, 4, 8, 16, 24]))
+            curve.observe(n, 512, float(truth[n - 1]) * factor, False)
+            if step % 10 == 9:
+                planned = curve.at(512)
+                least = min(least, planned[23] / planned[0] / (truth[23] / truth[0]))
+    assert least > 0.5
+
+
 def test_many_outliers_keep_the_variances_positive() -> None:
     """An hour on a busy machine: times differ by a factor of three."""
     rng = np.random.default_rng(5)
