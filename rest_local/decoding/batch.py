@@ -129,7 +129,7 @@ class Batch:
         of each passes over the cells of all, so with long texts fewer can be faster.
         """
         context = self._engine.context
-        cells = context.scheduler.cells_in_use / max(len(context.scheduler.admitted), 1)
+        cells = context.scheduler.cells_in_use() / max(len(context.scheduler.admitted), 1)
         widths = [n for n in WIDTHS if n < len(self._engine.slots)] + [len(self._engine.slots)]
         return best_width(context.tuning.curve, cells, widths)
 

@@ -425,10 +425,7 @@ class DecodeContext:
         return result
 
     def save_cells(self, path: Path) -> bool:
-        """Write the longest text that the KV cache holds to a file, for `load_cells` of a later engine; False, with a
-        warning in the log, where that fails or nothing is held. Only while no request runs. Takes the space of the
-        cells.
-        """
+        """As `Engine.save_cells`, of the longest text that the KV cache holds."""
         slot = max(self.scheduler.slots.slots, key=lambda slot: slot.n_past)
         problem = "there are none"
         try:
@@ -445,10 +442,7 @@ class DecodeContext:
         return False
 
     def load_cells(self, path: Path) -> int:
-        """Have the text of `save_cells` in the KV cache, so that a prompt that begins with it need not be evaluated;
-        how many tokens. Cells that are damaged, of another model, of other settings or of another build of llama.cpp
-        are left out with a warning in the log. Only while no request runs.
-        """
+        """As `Engine.load_cells`."""
         slot = self.scheduler.slots.slots[0]
         problem = saved.load(slot, path, saved.made_with(self.model, self.backend.settings, self.exact))
         if problem:

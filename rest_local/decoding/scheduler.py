@@ -155,17 +155,17 @@ class Scheduler:
         """Have the next image of each prompt encoded; one that cannot be ends its request."""
         for state in list(self.admitted):
             if state.images and state.is_prefilling:
-                with self._errors_of(state):
+                with _ErrorsOf(self, state):
                     state.look_ahead()
 
     def deliver(self) -> None:
         """Finish what the last pass left to be done, request by request."""
         for state in list(self.admitted):
-            with self._errors_of(state):
+            with _ErrorsOf(self, state):
                 state.deliver()
 
     def _draft_ahead(self, state: RequestState) -> None:
-        with self._errors_of(state):
+        with _ErrorsOf(self, state):
             state.draft_ahead()
 
     def has(self, state: RequestState) -> bool:
@@ -199,7 +199,7 @@ class Scheduler:
             self._rounds = {client: last for client, last in self._rounds.items() if last > self._round}
             slot = self.slots.take(match)
             self.admitted.append(state)
-            with self._errors_of(state):
+            with _ErrorsOf(self, state):
                 slot.own(state.request.owner, state.request.keep_prefix, bool(state.request.session))
                 state.admit(slot, self.slots.restore)
                 if not state.is_restoring:
@@ -223,7 +223,7 @@ class Scheduler:
         others = len(self.admitted) > len(restoring)
         for state in restoring:
             seconds = 1e-3 * self.stall_ms / len(restoring) if others else RESTORING_S
-            with self._errors_of(state):
+            with _ErrorsOf(self, state):
                 if state.restore(seconds, patient=not others):
                     self._begin(state)
 
@@ -255,7 +255,7 @@ class Scheduler:
         if clients[first.request.client] or most < 2:
             return
         youngest = next(each for each in reversed(self.admitted) if clients[each.request.client] == most)
-        per_token = self._part_ms or self._curve.per_token(self._in_use())
+        per_token = self._part_ms or self._curve.per_token(self.cells_in_use())
         waited = 1e3 * (time.perf_counter() - first.submitted)
         stay = [(each.slot, len(each.tokens)) for each in self.admitted if each is not youngest and each.is_admitted]
         if waited >= per_token * len(youngest.tokens) and count_cells(stay) + len(first.tokens) <= self.backend.n_cells:
@@ -282,7 +282,7 @@ class Scheduler:
     def _has_to_wait(self, state: RequestState, match: Match) -> bool:
         """Whether it would only be sent back, or evaluate what another request is about to evaluate."""
         kept = (match.source or match.slot, match.kept)
-        if self._in_use(kept) + len(state.tokens) - match.kept > self.backend.n_cells:
+        if self.cells_in_use(kept) + len(state.tokens) - match.kept > self.backend.n_cells:
             return True
         return self._shares and state.request.keep_prefix and self._comes_soon(state, match.kept)
 
@@ -296,13 +296,10 @@ class Scheduler:
         longest = max((common_prefix(text, state.tokens) for text in prefilling), default=0)
         return longest >= kept + LEAST_SHARED
 
-    @property
-    def cells_in_use(self) -> int:
-        """Cells that the texts of the admitted requests take or will take; shared ones count once."""
-        return self._in_use()
-
-    def _in_use(self, *more: tuple[Slot, int]) -> int:
-        """Cells that admitted requests have, or will have when their prompts are evaluated; and so many of `more`."""
+    def cells_in_use(self, *more: tuple[Slot, int]) -> int:
+        """Cells that admitted requests have, or will have when their prompts are evaluated, and so many of `more`;
+        shared ones count once.
+        """
         admitted = ((state.slot, len(state.tokens)) for state in self.admitted if state.is_admitted)
         return count_cells([*admitted, *more])
 
@@ -319,7 +316,7 @@ class Scheduler:
         self._leave_slot(state)
         self._held = None
         self.waiting.insert(self._n_before_background if state.request.background else 0, state)
-        with self._errors_of(state):
+        with _ErrorsOf(self, state):
             state.deliver()
 
     # One forward pass
@@ -439,19 +436,17 @@ class Scheduler:
         self._share_time(done)
         if done.parts:
             self._held = None  # there is more to share now
-            self._time_parts(time.perf_counter() - begun, sum(n for _, n in done.parts))
+            seconds, n_prompts = time.perf_counter() - begun, sum(n for _, n in done.parts)
+            self.part_seconds.append(seconds)
+            if n_prompts >= LEAST_PART:  # the time of a few tokens is that of the pass
+                self._part_ms = 1e3 * seconds / n_prompts
         self._charge_idle(len(done.running))
         for state, outcome in zip(done.served, outcomes, strict=True):
             if not state.done:  # it failed while the pass was computed, or was cancelled when another was delivered
-                with self._errors_of(state):
+                with _ErrorsOf(self, state):
                     self._receive(state, outcome, begun)
         if not self.forward.overlaps:
             self.deliver()
-
-    def _time_parts(self, seconds: float, n: int) -> None:
-        self.part_seconds.append(seconds)
-        if n >= LEAST_PART:  # the time of a few tokens is that of the pass
-            self._part_ms = 1e3 * seconds / n
 
     def _share_time(self, done: _Pass) -> None:
         """Share the time since the last pass out by tokens, so that what all are charged is the time that passed."""
@@ -474,7 +469,7 @@ class Scheduler:
         self.generating += n_running > 0
         if self._passes % CHARGED_PASSES == 0 and (self.slots.idle_cells or self.slots.holes):
             per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
-            self.slots.charge(CHARGED_PASSES * per_cell, self._curve.per_token(self._in_use()))
+            self.slots.charge(CHARGED_PASSES * per_cell, self._curve.per_token(self.cells_in_use()))
 
     def _receive(self, state: RequestState, outcome: Outcome, begun: float) -> None:
         if isinstance(outcome, RestLocalError):
@@ -487,11 +482,8 @@ class Scheduler:
         state.receive(outcome, begun)
         if state.answer.ended:
             self._finish(state, "stop")
-        elif state.answer.left <= 0 or _is_late(state) or self._is_full(state):
+        elif state.answer.left <= 0 or _is_late(state) or (state.room <= 0 and not state.request.context_shift):
             self._finish(state, "length")
-
-    def _is_full(self, state: RequestState) -> bool:
-        return state.room <= 0 and not state.request.context_shift
 
     def _shift(self) -> None:
         """Requests whose context is full go on with half of the text after their kept tokens, evaluated anew: right
@@ -500,7 +492,7 @@ class Scheduler:
         for state in list(self.admitted):
             if state.room > 0 or state.is_prefilling:
                 continue
-            with self._errors_of(state):
+            with _ErrorsOf(self, state):
                 state.replace_text(shifted(state.tokens, state.request.keep_tokens, self.backend.n_ctx))
             state.result.truncated = True
             self._held = None
@@ -510,10 +502,6 @@ class Scheduler:
         for state in [*self.admitted, *self.waiting]:
             if _is_late(state):
                 self._finish(state, "length")
-
-    def _errors_of(self, state: RequestState) -> _ErrorsOf:
-        """An error in a block with this ends the request."""
-        return _ErrorsOf(self, state)
 
     def fail(self, state: RequestState, error: Exception) -> None:
         """End a request with an error. If the error was not expected, its cells are given up: it is not known what they

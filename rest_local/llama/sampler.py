@@ -33,11 +33,7 @@ _Native = Any  # llama_sampler_p
 class Sampler:
     """The sampler of one generation over one vocabulary. A context manager. Not thread safe.
 
-    `seed`: the seed in use, also if the options do not fix it. `constraint`: the tokens that are allowed next; drafts
-    are checked on clones of it."""
-
-    _shape: _Native
-    _dist: _Native
+    `seed`: the seed in use, also if the options do not fix it. `constraint`: the tokens that are allowed next."""
 
     def __init__(
         self, vocabulary: Vocabulary, sampling: Sampling, *, min_tokens: int = 0, ignore_end: bool = False
@@ -45,24 +41,20 @@ class Sampler:
         """`min_tokens`: no end token is chosen before so many tokens. `ignore_end`: an end token is chosen only if a
         grammar allows nothing else. Raises OptionError for a grammar that cannot be compiled for this vocabulary, and
         for a bias on a token outside it."""
-        _check_against(vocabulary, sampling)
+        for token, _ in sampling.logit_bias:
+            if token >= vocabulary.size:
+                raise OptionError(f"logit_bias: token {token} is outside the vocabulary of {vocabulary.size} tokens")
         banned = [token for token, bias in sampling.logit_bias if bias == -math.inf]
-        constraint = Constraint(
+        self.constraint = Constraint(
             vocabulary, sampling.grammar, min_tokens=min_tokens, ignore_end=ignore_end, banned=banned
         )
-        seed = secrets.randbelow(MAX_SEED + 1) if sampling.seed is None else sampling.seed
-        self._open(vocabulary, sampling, seed, constraint)
-        if not sampling.is_greedy:
-            self._shape = _chain(vocabulary, sampling)
-        if sampling.temperature > 0:
-            self._dist = llama_cpp.llama_sampler_init_dist(self.seed)
-
-    def _open(self, vocabulary: Vocabulary, sampling: Sampling, seed: int, constraint: Constraint) -> None:
-        self.vocabulary, self.sampling, self.seed, self.constraint = vocabulary, sampling, seed, constraint
-        self._shape = self._dist = None
+        self.vocabulary, self.sampling = vocabulary, sampling
+        self.seed = secrets.randbelow(MAX_SEED + 1) if sampling.seed is None else sampling.seed
+        self._shape: _Native = None if sampling.is_greedy else _chain(vocabulary, sampling)
+        self._dist: _Native = llama_cpp.llama_sampler_init_dist(self.seed) if sampling.temperature > 0 else None
         self._candidates = None if sampling.is_greedy else Candidates(vocabulary.size)
         self._closed = False
-        self._picks_maximum = sampling.is_greedy and constraint.never_forbids
+        self._picks_maximum = sampling.is_greedy and self.constraint.never_forbids
         self._only: int | None = None  # the token of the last `sample`, where it was the only one left
 
     def sample(self, logits: NDArray[np.float32]) -> int:
@@ -123,11 +115,6 @@ class Sampler:
         order = np.lexsort((left["id"], -weights))
         return [(int(left["id"][at]), float(weights[at] / weights.sum())) for at in order]
 
-    def allows(self, token: int) -> bool:
-        """Whether the token may come next: by the grammar, the minimum length and the biases of -inf."""
-        self._check_open()
-        return self.constraint.allows(token)
-
     def accept(self, token: int) -> None:
         """Add a token to the text: penalties and grammar advance. Call it once for each generated token, in order.
 
@@ -149,27 +136,11 @@ class Sampler:
         for token in tokens:
             llama_cpp.llama_sampler_accept(self._shape, int(token))
 
-    def reset(self) -> None:
-        """Return to the initial state: nothing observed or accepted, and the next draw is the first of the seed."""
-        self._check_open()
-        self.constraint.reset()
-        for sampler in self._natives():
-            llama_cpp.llama_sampler_reset(sampler)
-
-    def clone(self) -> Sampler:
-        """An independent sampler in the same state, with the same next draws."""
-        self._check_open()
-        twin = Sampler.__new__(Sampler)
-        twin._open(self.vocabulary, self.sampling, self.seed, self.constraint.clone())
-        twin._shape, twin._dist = (
-            None if native is None else llama_cpp.llama_sampler_clone(native) for native in (self._shape, self._dist)
-        )
-        return twin
-
     def close(self) -> None:
         """Free llama.cpp's samplers. A second call does nothing."""
-        for sampler in self._natives():
-            llama_cpp.llama_sampler_free(sampler)
+        for sampler in (self._shape, self._dist):
+            if sampler is not None:
+                llama_cpp.llama_sampler_free(sampler)
         self._shape = self._dist = self._candidates = None
         self._closed, self._picks_maximum = True, False
 
@@ -179,18 +150,9 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _natives(self) -> list[_Native]:
-        return [native for native in (self._shape, self._dist) if native is not None]
-
     def _check_open(self) -> None:
         if self._closed:
             raise GenerationError("the sampler is closed; make a new one")
-
-
-def _check_against(vocabulary: Vocabulary, sampling: Sampling) -> None:
-    for token, _ in sampling.logit_bias:
-        if token >= vocabulary.size:
-            raise OptionError(f"logit_bias: token {token} is outside the vocabulary of {vocabulary.size} tokens")
 
 
 def _chain(vocabulary: Vocabulary, sampling: Sampling) -> _Native:

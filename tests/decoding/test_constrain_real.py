@@ -1,9 +1,7 @@
-"""The demo model in exact settings: constrained, penalized and seeded answers are the same drafted and plain."""
+"""The demo model in exact settings: answers that are drafted from their grammar alone are those of plain decoding."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,17 +25,6 @@ SCHEMA = {
     "required": ["name", "tags", "size"],
 }
 PROMPT = 'class Node:\n    """A node: {"name": "self", "tags": ["self", "self", "value", "value"], "size": 12}"""\n\n'
-PREDICTION = (
-    PROMPT
-    + '{"name": "self", "tags": ["self", "self", "self", "value", "self", "value", "self", "value"], "size": 12}\n'
-    + "    def __init__(self, name, value):\n        self.name = name\n        self.value = value\n"
-)
-OPTIONS: dict[str, dict[str, object]] = {
-    "schema": {"grammar": json_schema(SCHEMA)},
-    "grammar": {"grammar": gbnf('root ::= ("    self." [a-z_]{1,12} " = " [a-z_]{1,12} "\\n"){3,6}')},
-    "penalties and draws": {"repeat_penalty": 1.2, "presence_penalty": 0.4, "temperature": 0.9, "seed": 11},
-    "biases": {"logit_bias": ((10, -math.inf), (11, 3.0)), "temperature": 0.7, "seed": 5},
-}
 
 FORCED: dict[str, dict[str, object]] = {
     "schema": {"grammar": json_schema(SCHEMA)},
@@ -70,42 +57,16 @@ def engine() -> Iterator[Engine]:
         yield loaded
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_drafted_is_plain(engine: Engine, name: str) -> None:
-    drafted = 0
-    sampling = Sampling(**OPTIONS[name])  # type: ignore[arg-type]
-    plain = engine.generate(PROMPT, max_tokens=60, sampling=sampling, policy="off")
-    for _ in plain:
-        pass
-    assert plain.result.timings.drafted_tokens == 0
-    for policy in ("auto", "sam"):
-        stream = engine.generate(PROMPT, max_tokens=60, sampling=sampling, policy=policy, prediction=PREDICTION)
-        for _ in stream:
-            pass
-        assert stream.result.tokens == plain.result.tokens, policy
-        assert stream.result.finish_reason == plain.result.finish_reason
-        drafted += int(stream.result.timings.accepted_tokens)
-    assert drafted > 0
-    if "schema" in name and plain.result.finish_reason == "stop":
-        value = json.loads(plain.result.text)
-        assert 10 <= value["size"] <= 99
-        assert 6 <= len(value["tags"]) <= 12
-
-
 @pytest.mark.parametrize("name", FORCED)
 def test_an_answer_drafted_from_its_grammar_is_plain(engine: Engine, name: str) -> None:
     """Greedy and seeded, in chains, bit for bit; twice, since the second time more is known."""
     policy = GrammarAlone(load_curve("rtx3090-8b-q4_0"))
     sampling = Sampling(**FORCED[name])  # type: ignore[arg-type]
-    plain = engine.generate(PROMPT, max_tokens=90, sampling=sampling, policy="off")
-    for _ in plain:
-        pass
+    plain = engine.generate(PROMPT, max_tokens=90, sampling=sampling, policy="off").wait()
     for _ in range(2):
-        stream = engine.generate(PROMPT, max_tokens=90, sampling=sampling, policy=policy.fork())
-        for _ in stream:
-            pass
-        assert stream.result.tokens == plain.result.tokens
-        assert stream.result.text == plain.result.text
-        assert stream.result.finish_reason == plain.result.finish_reason
-    assert set(stream.result.draft.by_source) == {"grammar"}
-    assert stream.result.draft.by_source["grammar"].accepted > 5
+        result = engine.generate(PROMPT, max_tokens=90, sampling=sampling, policy=policy.fork()).wait()
+        assert result.tokens == plain.tokens
+        assert result.text == plain.text
+        assert result.finish_reason == plain.finish_reason
+    assert set(result.draft.by_source) == {"grammar"}
+    assert result.draft.by_source["grammar"].accepted > 5

@@ -40,17 +40,15 @@ def test_answers_are_those_of_plain_decoding(
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=2048, exact=True, threads=1) as engine:
         sampling = Sampling(temperature=temperature, seed=3, grammar=literal(CALL))
         prompt = f"The file area.py:\n{NUMBERED}\n\nWrite it anew.\n"
-        plain = engine.generate(prompt, max_tokens=500, sampling=sampling, policy="off")
-        list(plain)
+        plain = engine.generate(prompt, max_tokens=500, sampling=sampling, policy="off").wait()
         before = len(seen)
-        drafted = engine.generate(prompt, max_tokens=500, sampling=sampling)
-        list(drafted)
-        assert drafted.result.text == plain.result.text
-        assert drafted.result.tokens == plain.result.tokens
-    assert CALL in plain.result.text
+        drafted = engine.generate(prompt, max_tokens=500, sampling=sampling).wait()
+        assert drafted.text == plain.text
+        assert drafted.tokens == plain.tokens
+    assert CALL in plain.text
     assert before == 0
     assert sum(seen) > 5
-    assert drafted.result.draft.by_source["edit"].accepted > 5
+    assert drafted.draft.by_source["edit"].accepted > 5
 
 
 def test_a_fault_costs_drafts_only(
@@ -63,8 +61,6 @@ def test_a_fault_costs_drafts_only(
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True, threads=1) as engine:
         results = []
         for policy in ("off", "auto"):
-            stream = engine.generate("def area(", max_tokens=30, policy=policy)
-            list(stream)
-            results.append(stream.result.tokens)
+            results.append(engine.generate("def area(", max_tokens=30, policy=policy).wait().tokens)
     assert results[0] == results[1]
     assert sum("cannot be recognised" in record.getMessage() for record in caplog.records) <= 1

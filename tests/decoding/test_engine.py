@@ -139,18 +139,6 @@ def test_requests_under_way_go_on_with_datastores_that_were_opened_anew(
         assert accepted > 20
 
 
-def test_a_context_that_is_full_is_shifted_where_that_is_asked_for(tiny_model: TinyModel) -> None:
-    model = tiny_model("llama", quant="Q8_0")
-    with Engine.load(model, n_ctx=64) as engine:
-        ended = finish(engine, "a = 1", 150)
-        assert (ended.finish_reason, ended.truncated) == ("length", False)
-        assert len(ended.tokens) < 64
-    with Engine.load(model, n_ctx=64, context_shift=True) as engine:
-        result = finish(engine, "a = 1", 150, keep_tokens=2)
-        assert len(result.tokens) == 150
-        assert result.truncated
-
-
 def test_a_conversation_that_was_shifted_goes_on_where_it_was_cut(tiny_model: TinyModel) -> None:
     """It is sent again whole, and longer than the context: cut where it was cut before; the cells hold most."""
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=64, context_shift=True) as engine:
@@ -238,15 +226,6 @@ def test_limits_are_refused_with_their_numbers(tiny_model: TinyModel) -> None:
         assert finish(engine, "a", 0).tokens == []
     with pytest.raises(OptionError, match="context"):
         Engine.load(model, n_ctx=2)
-
-
-def test_stop_strings_end_the_text_before_them(tiny_model: TinyModel) -> None:
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
-        whole = finish(engine, PROMPT, 60)
-        stop = whole.text[10:13]
-        cut = finish(engine, PROMPT, 60, stop=[stop])
-        assert cut.finish_reason == "stop"
-        assert cut.text == whole.text[: whole.text.index(stop)]
 
 
 @pytest.mark.usefixtures("keen")

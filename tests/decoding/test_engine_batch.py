@@ -122,14 +122,14 @@ def test_an_exact_engine_gives_the_bits_of_plain_decoding_whatever_the_order() -
     with Engine.load(n_ctx=128, threads=1, exact=True) as engine:
         requests = [
             engine.request(text, max_tokens=6, ignore_end=True, logprobs=1)
-            for text in (*PROMPTS, *(begin + text for text in PROMPTS))
+            for text in (*PROMPTS[:5], *(begin + text for text in PROMPTS[:3]))
         ]
         alone = []
         for request in requests:
             engine.forget()
             stream = engine.generate(request.prompt, max_tokens=6, ignore_end=True, logprobs=1, policy="off")
             alone.append([entry for piece in stream for entry in piece.logprobs])
-        for order in (requests, requests[::-1], sorted(requests, key=lambda request: list(request.prompt))):
+        for order in (requests[::-1], sorted(requests, key=lambda request: list(request.prompt))):
             found = {id(done.request): done.result.logprobs for done in engine.batch(iter(order))}
             assert [found[id(request)] for request in requests] == alone
 

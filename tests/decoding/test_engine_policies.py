@@ -24,10 +24,8 @@ PAPERS = ("rest", "sam", "respec")
 
 
 def answer(engine: Engine, n: int = 80, **options: object) -> list[int]:
-    stream = engine.generate(PROMPT, max_tokens=n, **options)  # type: ignore[arg-type]
-    for _ in stream:
-        pass
-    return stream.result.tokens
+    result = engine.generate(PROMPT, max_tokens=n, **options).wait()  # type: ignore[arg-type]
+    return result.tokens
 
 
 @pytest.mark.parametrize("name", ["llama", "lfm2"])
@@ -60,12 +58,11 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
                         if policy == "auto":  # what its drafts lose ends no queries
                             always_draft(patch, most=6)
                             patch.setattr(Budget, "settle", lambda self, saved: None)
-                        stream = engine.generate(PROMPT, max_tokens=40, policy=policy, sampling=sampling)
-                        list(stream)
-                    assert stream.result.tokens == alone
-                    assert stream.result.draft.by_source["model"].drafted > 0
-                    assert policy == "auto" or stream.result.draft.draft_model_ms_per_step > 0
-                    accepted[str(policy)] += stream.result.sources.count("model")
+                        result = engine.generate(PROMPT, max_tokens=40, policy=policy, sampling=sampling).wait()
+                    assert result.tokens == alone
+                    assert result.draft.by_source["model"].drafted > 0
+                    assert policy == "auto" or result.draft.draft_model_ms_per_step > 0
+                    accepted[str(policy)] += result.sources.count("model")
             if drafter is not other and name == "llama":
                 assert accepted["auto"] > 20
                 assert sum(accepted.values()) > 100
@@ -100,11 +97,9 @@ def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_mod
     model = tiny_model("llama", quant="Q8_0")
     with Engine.load(model, n_ctx=256, threads=1, policy="sam", verify=Relaxed(40, 0.01)) as engine:
         assert engine.settings["verify"] == "relaxed:40,0.01"
-        stream = engine.generate(PROMPT, max_tokens=120, sampling=Sampling(temperature=1.5, top_k=0, seed=1))
-        for _ in stream:
-            pass
-        marked = sum(source.endswith("~") for source in stream.result.sources)
-        assert stream.result.draft.relaxed >= marked > 0
+        result = engine.generate(PROMPT, max_tokens=120, sampling=Sampling(temperature=1.5, top_k=0, seed=1)).wait()
+        marked = sum(source.endswith("~") for source in result.sources)
+        assert result.draft.relaxed >= marked > 0
         for refused in (
             Sampling(grammar=gbnf('root ::= "a"')),
             Sampling(repeat_penalty=1.1),

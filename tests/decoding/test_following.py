@@ -235,9 +235,8 @@ def save(engine: Engine, tokens: list[int]) -> None:
 @pytest.mark.usefixtures("keen")
 def test_a_saved_file_is_drafted_from_while_the_request_runs(following: Engine) -> None:
     engine = following
-    plain = engine.generate(PROMPT, max_tokens=120, policy="off")
-    list(plain)
-    said = plain.result.tokens
+    plain = engine.generate(PROMPT, max_tokens=120, policy="off").wait()
+    said = plain.tokens
     stream = engine.generate(PROMPT, max_tokens=120)
     pieces = iter(stream)
     while len(stream.result.tokens) < 20:

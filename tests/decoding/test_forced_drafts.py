@@ -13,6 +13,7 @@ from support.examples import few
 from support.fake_backend import FakeBackend
 from support.fake_sequences import Alone, Silent
 from support.prices import FLAT
+from support.spelling import twin_of
 
 from rest_local.decoding import verify
 from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows, grammar_cell
@@ -171,7 +172,7 @@ class Lying:
         self.lies = 0
 
     def __call__(self, constraint: Constraint, most: int, path: Sequence[int]) -> ForcedText | None:
-        twin, text = constraint.clone(), b""
+        twin, text = twin_of(constraint), b""
         if not all(map(twin.follow, path)):
             return None
         while len(text) < min(most, 4):

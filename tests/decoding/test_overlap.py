@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.examples import few
 from support.fake_backend import N_VOCAB, Draws, FakeBackend, logits_of
 from support.fake_device import FakeDevice
-from support.fake_sequences import Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of, submit_all
 from support.fake_sources import SHAPES, Keen, fortune
 from support.prices import FLAT
 
@@ -209,8 +209,7 @@ def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None
     asked = [[1] * 20, [2] * 20]
     sequences = [sequence_of(device, prompt, 40, Draws(n + 3)) for n, prompt in enumerate(asked)]
     readers = [Reader(sequence, device) for sequence in sequences]
-    for sequence in sequences:
-        scheduler.submit(sequence)
+    submit_all(scheduler, sequences)
     while sequences[1] not in scheduler.waiting or not sequences[1].has_begun:
         scheduler.step()
     assert len(sequences[1].tokens) - len(asked[1]) == len(sequences[1].result.tokens) > 0
@@ -250,8 +249,7 @@ def test_every_step_is_delivered_once_whatever_happens(
         asked.append(prompt)
     readers = [Reader(sequence, device) for sequence in sequences]
     cancelled = next((sequence for sequence, seed in zip(sequences, seeds, strict=True) if seed % 5 == 0), None)
-    for sequence in sequences:
-        scheduler.submit(sequence)
+    submit_all(scheduler, sequences)
     for step in range(1000):
         if not scheduler.busy:
             break

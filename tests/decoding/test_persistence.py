@@ -43,10 +43,7 @@ def load(model: Path, **options: object) -> Engine:
 
 
 def finish(engine: Engine, n: int = 60, **options: object) -> Result:
-    stream = engine.generate(PROMPT, max_tokens=n, **options)  # type: ignore[arg-type]
-    for _ in stream:
-        pass
-    return stream.result
+    return engine.generate(PROMPT, max_tokens=n, **options).wait()  # type: ignore[arg-type]
 
 
 def kept() -> list[list[int]]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.fake_backend import FakeBackend
-from support.fake_sequences import prompts_of, scheduler_of, sequence_of
+from support.fake_sequences import prompts_of, scheduler_of, sequence_of, submit_all
 from support.fake_sources import Fortune
 
 from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
@@ -118,8 +118,7 @@ def test_requests_that_share_their_passes_are_not_compared(monkeypatch: pytest.M
     machine, curve = Machine(monkeypatch, n_slots=2), estimate()
     scheduler = scheduler_of(machine, curve)
     sequences = [sequence_of(machine, prompt, 50, ignore_end=True) for prompt in prompts_of(2)]
-    for sequence in sequences:
-        scheduler.submit(sequence)
+    submit_all(scheduler, sequences)
     while scheduler.busy:
         scheduler.step()
     assert [sequence.statistics.plain_steps for sequence in sequences] == [49, 49]

@@ -42,14 +42,12 @@ def test_ten_megabytes_are_read_as_far_as_they_can_be_followed(
 ) -> None:
     text = LINE * (10_000_000 // len(LINE))
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
-        plain = engine.generate(LINE, max_tokens=8, policy="off")
-        list(plain)
+        plain = engine.generate(LINE, max_tokens=8, policy="off").wait()
         read.clear()
         with caplog.at_level(logging.WARNING, "rest_local.decoding"):
             for _ in range(2):
-                drafted = engine.generate(LINE, max_tokens=8, prediction=text)
-                list(drafted)
-                assert drafted.result.tokens == plain.result.tokens
+                drafted = engine.generate(LINE, max_tokens=8, prediction=text).wait()
+                assert drafted.tokens == plain.tokens
     assert max(read) <= PART_CHARACTERS
     assert sum(read) < len(text) / 4
     assert [record.getMessage() for record in caplog.records if record.name == "rest_local.decoding"] == [

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, logits_of, plain
-from support.fake_sequences import TREE, Alone, Silent, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import TREE, Alone, Silent, check_said, prompts_of, run, scheduler_of, sequence_of
 from support.fake_sources import Keen, always_draft, fortune
 from support.prices import FLAT
 
@@ -120,8 +120,7 @@ def test_several_requests_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = prompts_of(9)
     sequences = [sequence_of(backend, prompt, 40, policy=policy) for prompt in prompts]
     run(scheduler, sequences)
-    for prompt, sequence in zip(prompts, sequences, strict=True):
-        assert sequence.result.tokens == said(prompt, 40)
+    check_said(prompts, sequences, 40)
     assert sum(s.statistics.by_source.get("logits", {}).get("accepted", 0) for s in sequences) > 20
 
 
@@ -154,10 +153,7 @@ def test_an_engine_drafts_from_recycled_logits(
         assert auto.successors is not None
 
         def answer(policy: str, sampling: Sampling) -> list[int]:
-            stream = engine.generate("for number in", max_tokens=80, policy=policy, sampling=sampling)
-            for _ in stream:
-                pass
-            return stream.result.tokens
+            return engine.generate("for number in", max_tokens=80, policy=policy, sampling=sampling).wait().tokens
 
         for policy in ("off", "sam"):
             answer(policy, Sampling())

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from rest_local import Engine
+from rest_local.llama import library
+from rest_local.llama.options import ModelOptions
 
 TEXT = "def first(values):\n    return values[0]\n\n" * 4
 NEXT = TEXT + "x = first([1, 2])\n"
@@ -20,11 +22,10 @@ def open_engine(model: Path, **options: Any) -> Engine:
     return Engine.load(model, n_ctx=512, threads=1, policy="off", **options)
 
 
-def answer(engine: Engine, prompt: str, n: int = 12) -> tuple[list[int], int]:
+def answer(engine: Engine, prompt: str | list[int], n: int = 12) -> tuple[list[int], int]:
     """The tokens of an answer, and how many tokens of the prompt were in the cells."""
-    stream = engine.generate(prompt, max_tokens=n)
-    list(stream)
-    return list(stream.result.tokens), stream.result.timings.cached_tokens
+    result = engine.generate(prompt, max_tokens=n).wait()
+    return list(result.tokens), result.timings.cached_tokens
 
 
 @pytest.fixture
@@ -41,20 +42,14 @@ def saved(tiny_model: TinyModel, tmp_path: Path) -> Path:
 def test_a_later_engine_goes_on_without_evaluating_the_text(tiny_model: TinyModel, tmp_path: Path, arch: str) -> None:
     model, path = tiny_model(arch), tmp_path / "cells"
     with open_engine(model) as engine:
-        stream = engine.generate(TEXT, max_tokens=8)
-        list(stream)
-        longer = [*engine.tokenize(TEXT), *stream.result.tokens, *engine.tokenize("\nx = 1\n")]
+        said, _ = answer(engine, TEXT, 8)
+        longer = [*engine.tokenize(TEXT), *said, *engine.tokenize("\nx = 1\n")]
         assert engine.save_cells(path)
-        expected = engine.generate(longer, max_tokens=12)
-        list(expected)
-        kept = expected.result.timings.cached_tokens
+        expected, kept = answer(engine, longer)
     assert kept > len(TEXT) // 2
     with open_engine(model) as engine:
         assert engine.load_cells(path) >= kept
-        stream = engine.generate(longer, max_tokens=12)
-        list(stream)
-        assert stream.result.timings.cached_tokens == kept
-    assert stream.result.tokens == expected.result.tokens
+        assert answer(engine, longer) == (expected, kept)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt-oss", "mamba", "lfm2"])
@@ -62,23 +57,18 @@ def test_a_text_that_ends_earlier_is_answered_as_without_the_file(
     tiny_model: TinyModel, tmp_path: Path, arch: str
 ) -> None:
     """A file has only the cells of the sliding window before its last token: the end cannot be taken back."""
-    model, path = tiny_model(arch), tmp_path / "cells"
-    with open_engine(model) as engine:
-        expected = answer(engine, TEXT)[0]
+    path = tmp_path / "cells"
+    with open_engine(tiny_model(arch)) as engine:
+        answer(engine, TEXT)
         assert engine.save_cells(path)
-    for n in (1, 3, 40):
-        with open_engine(model) as engine:
+        texts, fresh = [engine.tokenize(TEXT)[: -n or None] for n in (0, 1, 3, 40)], []
+        for text in texts:
+            engine.forget()
+            fresh.append(answer(engine, text)[0])
+        for text, expected in zip(texts, fresh, strict=True):
+            engine.forget()
             assert engine.load_cells(path)
-            shorter = engine.tokenize(TEXT)[:-n]
-            stream = engine.generate(shorter, max_tokens=12)
-            list(stream)
-        with open_engine(model) as engine:
-            fresh = engine.generate(shorter, max_tokens=12)
-            list(fresh)
-        assert stream.result.tokens == fresh.result.tokens
-    with open_engine(model) as engine:
-        engine.load_cells(path)
-        assert answer(engine, TEXT)[0] == expected
+            assert answer(engine, text)[0] == expected
 
 
 def test_the_files_are_private(saved: Path) -> None:
@@ -96,45 +86,24 @@ def refused(model: Path, path: Path, caplog: pytest.LogCaptureFixture, **options
     return caplog.records[-1].getMessage().rpartition(": ")[2]
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-@pytest.mark.parametrize(("damage", "told"), [(flip, "it is damaged"), (cut, "it is damaged")])
+@pytest.mark.parametrize("cut", [True, False])
 def test_damage_costs_a_warning(
-    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], told: str
+    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture, cut: bool
 ) -> None:
-    damage(saved)
-    assert refused(tiny_model("llama"), saved, caplog) == told
+    content = bytearray(saved.read_bytes())
+    content[len(content) // 2] ^= not cut
+    saved.write_bytes(content[:-100] if cut else content)
+    assert refused(tiny_model("llama"), saved, caplog) == "it is damaged"
 
 
 def test_cells_of_another_model_are_not_used(
-    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture
+    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor those of other settings, or of another build."""
     assert refused(tiny_model("llama", seed=2), saved, caplog) == "it is of another model"
-
-
-def test_cells_of_other_settings_are_not_used(
-    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from rest_local.llama.options import ModelOptions
-
     other = ModelOptions(cache_type_k="q8_0", cache_type_v="q8_0", flash_attention="on")
     told = refused(tiny_model("llama"), saved, caplog, options=other)
     assert told in ("it is of another model", "it is of other settings")
-
-
-def test_cells_of_another_build_are_not_used(
-    tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rest_local.llama import library
-
     known = library.fingerprint()
     monkeypatch.setattr(library, "fingerprint", lambda: known + " newer")
     assert refused(tiny_model("llama"), saved, caplog) == "it is of another build of llama.cpp"

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.examples import few
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, logits_of, plain
-from support.fake_sequences import Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import (
+    Owned,
+    ask,
+    check_cells,
+    check_said,
+    prompts_of,
+    run,
+    said,
+    scheduler_of,
+    sequence_of,
+    submit_all,
+)
 from support.fake_sources import SHAPES, Keen, fortune
 from support.prices import FLAT
 
@@ -91,8 +102,7 @@ def test_the_budget_is_shared_by_all() -> None:
         sequence_of(backend, prompt, 400, Draws(n), fortune("deep"), Keen(FLAT))
         for n, prompt in enumerate(prompts_of(8, 5))
     ]
-    for sequence in sequences:
-        scheduler.submit(sequence)
+    submit_all(scheduler, sequences)
     drafted: list[int] = []
     while not any(sequence.done for sequence in sequences):
         drafted = [sequence.statistics.drafted for sequence in sequences]
@@ -108,8 +118,8 @@ def test_the_least_recently_used_idle_slot_goes_first() -> None:
     rng = np.random.default_rng(5)
     texts = [rng.integers(0, END, 60).tolist() for _ in range(3)]
     for text in (*texts, texts[0]):  # the first speaks again, so the second is the oldest
-        run(scheduler, [sequence_of(backend, text, 1)])
-    run(scheduler, [sequence_of(backend, rng.integers(0, END, 100).tolist(), 1)])
+        ask(scheduler, text, 1)
+    ask(scheduler, rng.integers(0, END, 100).tolist(), 1)
     kept = [any(slot.common_prefix(text) >= 50 for slot in scheduler.slots.slots) for text in texts]
     assert kept == [True, False, True]
 
@@ -166,26 +176,12 @@ def test_requests_that_come_together_evaluate_their_common_beginning_once() -> N
         assert sequence.result.tokens == said([*system, n, n], 5)
 
 
-def test_a_second_turn_evaluates_what_is_new() -> None:
-    backend = FakeBackend(n_ctx=2048, n_slots=2)
-    scheduler = scheduler_of(backend)
-    history = np.random.default_rng(0).integers(0, END, 1000).tolist()
-    first = sequence_of(backend, history, 20)
-    run(scheduler, [first])
-    before = backend.evaluated
-    follow_up = [*history, *first.result.tokens, 3, 4, 5]
-    second = sequence_of(backend, follow_up, 1)
-    run(scheduler, [second])
-    assert backend.evaluated - before <= 3 + 2
-    assert second.statistics.cached_tokens >= len(follow_up) - 4
-
-
 def test_what_an_idle_slot_keeps_goes_when_it_has_cost_as_much_as_evaluating_it_again() -> None:
     """0.01 ms a cell and pass, 1 ms a token evaluated again: 100 passes."""
     curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
     backend = FakeBackend(n_ctx=1024, n_slots=2)
     scheduler = scheduler_of(backend, curve)
-    run(scheduler, [sequence_of(backend, [1] * 200, 1)])
+    ask(scheduler, [1] * 200, 1)
     idle = next(slot for slot in scheduler.slots.slots if slot.n_past)
     other = sequence_of(backend, [2, 3], 300, Draws(1), ignore_end=True)
     scheduler.submit(other)
@@ -210,18 +206,15 @@ def test_holes_below_what_is_kept_cost_no_conversation_its_prefix() -> None:
     curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
     backend = FakeBackend(n_ctx=1024, n_slots=3)
     scheduler = scheduler_of(backend, curve)
-    run(scheduler, [sequence_of(backend, [1] * 200, 1)])
+    ask(scheduler, [1] * 200, 1)
     idle = next(slot for slot in scheduler.slots.slots if slot.n_past)
-    other = sequence_of(backend, [2, 3], 150, Draws(1), ignore_end=True)
-    run(scheduler, [other])
+    other = ask(scheduler, [2, 3], 150, Draws(1), ignore_end=True)
     assert not idle.n_past  # it has cost more than it was worth
     assert scheduler.slots.holes == 200
     follow_up = [2, 3, *other.result.tokens, 4, 5]
-    second = sequence_of(backend, follow_up, 3)
-    run(scheduler, [second])
+    second = ask(scheduler, follow_up, 3)
     assert second.statistics.cached_tokens >= 150
-    third = sequence_of(backend, [7] * 20, 3)
-    run(scheduler, [third])
+    ask(scheduler, [7] * 20, 3)
     assert scheduler.slots.idle_cells < 30
     assert not scheduler.slots.holes
     check_cells(scheduler)
@@ -232,12 +225,11 @@ def test_a_conversation_above_holes_starts_anew_when_they_have_cost_as_much() ->
     curve = CostCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])
     backend = FakeBackend(n_ctx=1024, n_slots=2)
     scheduler = scheduler_of(backend, curve)
-    run(scheduler, [sequence_of(backend, [1] * 200, 1)])
+    ask(scheduler, [1] * 200, 1)
     text = [2] * 100
     kept = []
     for _ in range(40):
-        turn = sequence_of(backend, text, 9, ignore_end=True)
-        run(scheduler, [turn])
+        turn = ask(scheduler, text, 9, ignore_end=True)
         check_cells(scheduler)
         kept.append(turn.statistics.cached_tokens)
     anew = [turn for turn, n in enumerate(kept) if n == 0 and turn]
@@ -250,13 +242,12 @@ def test_another_conversation_does_not_push_out_a_longer_one() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=2)
     scheduler = scheduler_of(backend)
     long = prompts_of(3, 300)[0] * 2
-    run(scheduler, [sequence_of(backend, long, 5)])
+    ask(scheduler, long, 5)
     other: list[int] = []
     for prompt in prompts_of(5):
         other += prompt
-        run(scheduler, [sequence_of(backend, other, 5)])
-    again = sequence_of(backend, [*long, 7], 5)
-    run(scheduler, [again])
+        ask(scheduler, other, 5)
+    again = ask(scheduler, [*long, 7], 5)
     assert again.statistics.cached_tokens >= len(long) - 1
 
 
@@ -268,8 +259,7 @@ def test_a_long_prompt_is_evaluated_in_parts_while_others_generate(monkeypatch: 
     monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
     scheduler = scheduler_of(backend, slow)
     running = [sequence_of(backend, prompt, 400) for prompt in prompts_of(2, 5)]
-    for sequence in running:
-        scheduler.submit(sequence)
+    submit_all(scheduler, running)
     for _ in range(3):
         scheduler.step()
     late = sequence_of(backend, [5] * 600, 5)
@@ -309,8 +299,7 @@ def test_two_long_prompts_take_turns() -> None:
     backend = FakeBackend(n_ctx=2048, n_batch=64, n_slots=2)
     scheduler = scheduler_of(backend)
     sequences = [sequence_of(backend, [n] * 500, 1) for n in (1, 2)]
-    for sequence in sequences:
-        scheduler.submit(sequence)
+    submit_all(scheduler, sequences)
     for _ in range(8):
         scheduler.step()
     left = [sequence.n_pending for sequence in sequences if sequence.is_admitted]
@@ -324,20 +313,15 @@ def test_requests_that_fit_alone_are_all_served_when_cells_run_out(n_slots: int)
     asked = [[n % END] * (20 + 5 * n) for n in range(8)]
     sequences = [sequence_of(backend, prompt, 35, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler, sequences)
-    for prompt, sequence in zip(asked, sequences, strict=True):
-        assert sequence.error is None
-        assert sequence.result.tokens == said(prompt, 35)
-        assert sequence.result.finish_reason in ("length", "stop")
+    check_said(asked, sequences, 35)
 
 
 def test_a_context_that_is_full_ends_the_answer() -> None:
     backend = FakeBackend(n_ctx=64)
-    sequence = sequence_of(backend, [1] * 40, 1000, Draws(3))
-    run(scheduler_of(backend), [sequence])
+    sequence = ask(scheduler_of(backend), [1] * 40, 1000, Draws(3))
     assert sequence.result.finish_reason in ("length", "stop")
     assert len(sequence.result.tokens) <= 64 - 39
-    refused = sequence_of(backend, [1] * 64, 5)
-    run(scheduler_of(backend), [refused])
+    refused = ask(scheduler_of(backend), [1] * 64, 5)
     assert isinstance(refused.error, PromptTooLong)
 
 
@@ -345,8 +329,7 @@ def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:
     """What is said after a shift is what plain decoding says to the shortened text."""
     backend = FakeBackend(n_ctx=64)
     prompt = [7, 8, 9, *([1, 2] * 10)]
-    sequence = sequence_of(backend, prompt, 150, Draws(5), context_shift=True, keep_tokens=3)
-    run(scheduler_of(backend), [sequence])
+    sequence = ask(scheduler_of(backend), prompt, 150, Draws(5), context_shift=True, keep_tokens=3)
     if len(sequence.result.tokens) < 150:
         assert sequence.result.finish_reason == "stop"
     assert len(sequence.result.tokens) > 64
@@ -372,9 +355,7 @@ def test_a_failing_decode_changes_no_answer(code: int, at: int) -> None:
     sequences = [sequence_of(backend, prompt, 12, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler, sequences)
     assert not backend.failures
-    for prompt, sequence in zip(asked, sequences, strict=True):
-        assert sequence.error is None
-        assert sequence.result.tokens == said(prompt, 12)
+    check_said(asked, sequences, 12)
 
 
 @pytest.mark.parametrize("code", [2, -1, -2])
@@ -391,8 +372,7 @@ def test_decodes_that_keep_failing_end_requests_and_the_next_works(code: int, at
         assert sequence.error is not None or sequence.result.tokens == said(prompt, 12)
         assert sequence.error is None or sequence.result.finish_reason == "error"
     backend.failures = {}
-    after = sequence_of(backend, asked[0], 12)
-    run(scheduler, [after])
+    after = ask(scheduler, asked[0], 12)
     assert after.result.tokens == said(asked[0], 12)
 
 
@@ -418,8 +398,7 @@ def test_cancelling_at_any_step_frees_the_slot_and_leaves_the_others(at: int) ->
     scheduler = scheduler_of(backend)
     asked = [[3] * 50, [4] * 30, [5] * 3]
     sequences = [sequence_of(backend, prompt, 8) for prompt in asked]
-    for sequence in sequences:
-        scheduler.submit(sequence)
+    submit_all(scheduler, sequences)
     for _ in range(at):
         scheduler.step()
     was_done = sequences[0].done
@@ -510,7 +489,7 @@ class Life(RuleBasedStateMachine):
         ids = sum((1 << each.slot.n_branches) - 1 << each.slot.first_id for each in at_work)
         held = sum(bool(cell.mask & ids) for cell in self.backend.cells)
         to_come = sum(sequence.n_pending + 1 for sequence in at_work)
-        assert self.scheduler._in_use() == held + to_come
+        assert self.scheduler.cells_in_use() == held + to_come
 
     @invariant()
     def answers_are_right(self) -> None:
@@ -557,8 +536,7 @@ def test_requests_in_the_background_cost_others_no_pass(n_slots: int) -> None:
     backend = FakeBackend(n_ctx=256, n_slots=n_slots)
     scheduler = scheduler_of(backend)
     later = [sequence_of(backend, prompt, 60, background=True) for prompt in prompts[1:]]
-    for sequence in later:
-        scheduler.submit(sequence)
+    submit_all(scheduler, later)
     for _ in range(10):
         scheduler.step()
     assert len(scheduler.admitted) == n_slots
@@ -591,8 +569,7 @@ def test_requests_in_the_background_give_up_their_cells() -> None:
     scheduler = scheduler_of(backend)
     prompts = prompts_of(4, 30)
     later = [sequence_of(backend, prompt, 8, background=True) for prompt in prompts[:3]]
-    for sequence in later:
-        scheduler.submit(sequence)
+    submit_all(scheduler, later)
     scheduler.step()
     one = sequence_of(backend, prompts[3] * 2, 40)
     scheduler.submit(one)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.fake_backend import N_VOCAB, Draws, FakeBackend
-from support.fake_sequences import check_cells, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import ask, check_cells, prompts_of, run, said, scheduler_of, sequence_of, submit_all
 from support.fake_sources import Keen, fortune
 from support.prices import FLAT
 
@@ -53,15 +53,14 @@ def test_cells_that_were_shared_are_counted_when_their_owner_has_ended() -> None
     scheduler.submit(owner)
     while owner.is_prefilling or not owner.is_admitted:
         scheduler.step()
-    for sequence in sharers:
-        scheduler.submit(sequence)
+    submit_all(scheduler, sharers)
     scheduler.step()
-    together = scheduler._in_use()
+    together = scheduler.cells_in_use()
     assert len(system) + 3 <= together < len(system) + 20  # what is shared once, not once for each
     scheduler.cancel(owner)
     scheduler.slots.evict()
-    assert scheduler._in_use() > len(system)
-    assert scheduler._in_use() == len(backend.cells) + len(sharers)
+    assert scheduler.cells_in_use() > len(system)
+    assert scheduler.cells_in_use() == len(backend.cells) + len(sharers)
     check_cells(scheduler)
 
 
@@ -69,7 +68,7 @@ def test_a_kept_beginning_takes_cells_as_well() -> None:
     """Half of the cells are at work; the prompt that waits has most of the others already, and needs a few more."""
     backend = FakeBackend(n_ctx=200, n_slots=2)
     scheduler = scheduler_of(backend)
-    run(scheduler, [sequence_of(backend, [1] * 95, 1)])
+    ask(scheduler, [1] * 95, 1)
     first, second = sequence_of(backend, [2] * 90, 10, Draws(1)), sequence_of(backend, [*([1] * 95), *([3] * 30)], 5)
     scheduler.submit(first)
     scheduler.step()

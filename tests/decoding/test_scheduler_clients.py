@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.fake_backend import END, FakeBackend
-from support.fake_sequences import check_cells, prompts_of, run, said, scheduler_of, sequence_of
+from support.fake_sequences import ask, check_cells, prompts_of, run, said, scheduler_of, sequence_of, submit_all
 from support.prices import FixedCurve
 
 from rest_local.decoding import scheduler as scheduling
@@ -42,8 +42,7 @@ def of(backend: FakeBackend, client: str, prompt: list[int], n: int = 6, **optio
 def submit(scheduler: Scheduler, backend: FakeBackend, clients: str, begin: int = 0) -> list[RequestState]:
     """One request of each of these clients, in this order."""
     sequences = [of(backend, client, TEXTS[begin + n]) for n, client in enumerate(clients)]
-    for sequence in sequences:
-        scheduler.submit(sequence)
+    submit_all(scheduler, sequences)
     return sequences
 
 
@@ -117,11 +116,9 @@ def test_no_slot_is_given_up_for_a_client_that_has_one(clock: Clock, background:
     scheduler = scheduler_of(backend, SLOPE)
     many = [of(backend, "a", TEXTS[n], 60, background=background) for n in range(3)]
     few = [of(backend, "b", TEXTS[n], 60, background=background) for n in range(3, 6)]
-    for sequence in many:
-        scheduler.submit(sequence)
+    submit_all(scheduler, many)
     scheduler.step()
-    for sequence in few:
-        scheduler.submit(sequence)
+    submit_all(scheduler, few)
     clock.now = 1000.0
     for _ in range(5):
         scheduler.step()
@@ -144,13 +141,11 @@ def test_a_client_without_a_slot_gets_one_of_another_that_has_several(clock: Clo
     texts = [[1] * 50, [2] * 40, [3] * 10, [4] * 10]
     many = [of(backend, "a", texts[0], 60), of(backend, "a", texts[1], 60)]
     few = [of(backend, "b", texts[2], 30), of(backend, "b", texts[3], 30)]
-    for sequence in many:
-        scheduler.submit(sequence)
+    submit_all(scheduler, many)
     scheduler.step()
     scheduler.step()
     scheduler._part_ms = 1.0
-    for sequence in few:
-        scheduler.submit(sequence)
+    submit_all(scheduler, few)
     clock.now = 0.035
     scheduler.step()
     assert scheduler.admitted == many, "its 40 tokens take longer than that"
@@ -171,8 +166,7 @@ def test_no_slot_is_given_up_for_a_text_that_has_no_room(clock: Clock) -> None:
     backend = FakeBackend(n_ctx=128, n_slots=2)
     scheduler = scheduler_of(backend, SLOPE)
     many = [of(backend, "a", [1] * 40, 40), of(backend, "a", [2] * 10, 40)]
-    for sequence in many:
-        scheduler.submit(sequence)
+    submit_all(scheduler, many)
     scheduler.step()
     clock.now = 1000.0
     large = of(backend, "b", [3] * 100, 5)
@@ -190,8 +184,7 @@ def test_users_share_no_cells() -> None:
     text = prompts_of(1, 200)[0] * 3
 
     def cached(owner: str, *, keep: bool = True) -> int:
-        sequence = sequence_of(backend, [*text, 1], 3, owner=owner, keep_prefix=keep)
-        run(scheduler, [sequence])
+        sequence = ask(scheduler, [*text, 1], 3, owner=owner, keep_prefix=keep)
         assert sequence.result.tokens == said([*text, 1], 3)
         return sequence.statistics.cached_tokens
 
@@ -209,8 +202,7 @@ def test_a_user_does_not_wait_for_a_prompt_of_another_that_begins_alike() -> Non
     scheduler = scheduler_of(backend)
     text = prompts_of(1, 200)[0] * 3
     sequences = [sequence_of(backend, [*text, n], 5, owner=owner) for n, owner in enumerate(("one", "two", "one"))]
-    for sequence in sequences:
-        scheduler.submit(sequence)
+    submit_all(scheduler, sequences)
     scheduler.step()
     assert scheduler.admitted == sequences[:2]
     while not all(sequence.done for sequence in sequences):

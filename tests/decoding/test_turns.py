@@ -18,7 +18,6 @@ from rest_local.llama.options import ModelOptions
 
 TinyModel = Callable[..., Path]
 TURNS, MOST = 20, 1.1
-ARCHITECTURES = ["lfm2", "mamba", "gemma3", "gpt-oss"]
 LONG, SHORT = 150, 48  # tokens of a message, of an answer
 
 
@@ -45,10 +44,9 @@ class Session:
     def ask(self, text: list[int]) -> list[int]:
         """The answer to a text, which ends with the header of one and a word that later turns leave out."""
         prompt = [*text, self._start, 61, 62, 63]
-        stream = self._engine.generate(prompt, max_tokens=SHORT, ignore_end=True)
-        list(stream)
-        answer = list(stream.result.tokens)
-        self.evaluated += stream.result.timings.prompt_tokens
+        result = self._engine.generate(prompt, max_tokens=SHORT, ignore_end=True).wait()
+        answer = list(result.tokens)
+        self.evaluated += result.timings.prompt_tokens
         same = max((_same(prompt, known) for known in self._known), default=0)
         self.new += len(prompt) - same
         self._known.append([*prompt, *answer])
@@ -100,7 +98,7 @@ def edited(session: Session) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Engine]:
     options = ModelOptions(n_batch=256)
     model = tiny_model(request.param, n_ctx=8192, n_layers=2)
@@ -108,7 +106,16 @@ def engine(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[En
         yield opened
 
 
-@pytest.mark.parametrize(("kind", "at_once"), [(agent, 2), (thinking, 1), (loop, 2), (edited, 1)])
+@pytest.mark.parametrize(
+    ("engine", "kind", "at_once"),
+    [
+        *(("lfm2", kind, at_once) for kind, at_once in ((agent, 2), (thinking, 1), (loop, 2), (edited, 1))),
+        *(("mamba", kind, at_once) for kind, at_once in ((loop, 2), (edited, 1))),
+        *(("gemma3", kind, at_once) for kind, at_once in ((agent, 2), (loop, 2))),
+        *(("gpt-oss", kind, at_once) for kind, at_once in ((thinking, 1), (edited, 1))),
+    ],
+    indirect=["engine"],
+)
 def test_a_session_of_twenty_turns_evaluates_what_is_new(
     engine: Engine, kind: Callable[[Session], Iterator[None]], at_once: int
 ) -> None:

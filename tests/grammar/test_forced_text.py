@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import few
-from support.spelling import tokens_of
+from support.spelling import tokens_of, twin_of
 
 from rest_local.grammar import Grammar, gbnf, json_schema
 from rest_local.grammar import constraint as forced
@@ -84,7 +84,7 @@ def drafted(constraint: Constraint, most: int = 32) -> bytes:
 
 def the_only_way(vocabulary: Vocabulary, constraint: Constraint) -> bytes:
     """Naive oracle: the bytes with which all allowed tokens begin, one at a time."""
-    twin, text = constraint.clone(), b""
+    twin, text = twin_of(constraint), b""
     while True:
         allowed = twin.allowed()
         assert allowed is not None

@@ -82,9 +82,8 @@ def test_cut_at_every_byte(path: Path) -> None:
 def test_every_place_has_an_extreme(path: Path) -> None:
     data = whole()
     for at in range(len(data) - 8):
-        for value in EXTREMES:
-            path.write_bytes(data[:at] + struct.pack("<Q", value) + data[at + 8 :])
-            read_all(path)
+        path.write_bytes(data[:at] + struct.pack("<Q", EXTREMES[at % 3]) + data[at + 8 :])
+        read_all(path)
 
 
 def test_random_damage(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -143,16 +143,28 @@ class Alone:
         return self.forward.step_alone(self.sequence)
 
 
-def run(scheduler: Scheduler, sequences: Sequence[RequestState]) -> None:
-    """Submit all and step until nothing is left to do."""
+def submit_all(scheduler: Scheduler, sequences: Iterable[RequestState]) -> None:
     for sequence in sequences:
         scheduler.submit(sequence)
+
+
+def run(scheduler: Scheduler, sequences: Sequence[RequestState]) -> None:
+    """Submit all and step until nothing is left to do."""
+    submit_all(scheduler, sequences)
     steps = 0
     while scheduler.busy:
         scheduler.step()
         check_cells(scheduler)
         steps += 1
         assert steps < 100_000
+
+
+def ask(scheduler: Scheduler, prompt: Sequence[int], n: int, *more: Any, **options: Any) -> RequestState:
+    """One request (`sequence_of`), stepped to its end with all others."""
+    assert isinstance(scheduler.backend, FakeBackend)
+    sequence = sequence_of(scheduler.backend, prompt, n, *more, **options)
+    run(scheduler, [sequence])
+    return sequence
 
 
 def check_cells(scheduler: Scheduler) -> None:
@@ -181,3 +193,9 @@ def said(prompt: Sequence[int], n: int, chooser: Greedy | Draws | None = None) -
     """What plain decoding says, without the end token."""
     tokens = plain(prompt, chooser or Greedy(), n)
     return tokens[:-1] if tokens and tokens[-1] == END else tokens
+
+
+def check_said(prompts: Iterable[Sequence[int]], sequences: Iterable[RequestState], n: int) -> None:
+    """Each request is answered as by greedy plain decoding of n tokens. There may be more prompts than requests."""
+    for prompt, sequence in zip(prompts, sequences, strict=False):
+        assert (sequence.error, sequence.result.tokens) == (None, said(prompt, n))

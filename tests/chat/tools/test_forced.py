@@ -119,9 +119,9 @@ def test_a_formats_grammar_accepts_the_calls_it_writes(vocabulary: Vocabulary, n
     text = form.format.write(calls).removesuffix("<|call|>")
     with Sampler(vocabulary, Sampling(grammar=grammar)) as sampler:
         for token in vocabulary.tokenize(text).tolist():
-            assert sampler.allows(token), (text, vocabulary.piece(token))
+            assert sampler.constraint.allows(token), (text, vocabulary.piece(token))
             sampler.accept(token)
-        assert sampler.allows(int(vocabulary.ends[0]))
+        assert sampler.constraint.allows(int(vocabulary.ends[0]))
 
 
 @pytest.mark.parametrize("prompt", ["<think>\n", ""])
