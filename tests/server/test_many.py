@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
-from live import ASKED_MOST, Live, becomes_idle, sent
+from live import Live, becomes_idle, sent
 
 from rest_local.api.bodies import MAX_PROMPTS
 from rest_local.server.security import CLIENT, SECRET, Inner
@@ -59,36 +57,6 @@ def test_as_many_prompts_as_the_limit_says_are_answered(demo: Live) -> None:
         assert str(MAX_PROMPTS) in refused.json()["error"]["message"]
 
 
-def test_a_client_with_many_requests_leaves_another_its_share(demo: Live) -> None:
-    """Connections of one client each ask for eight answers; that of another one comes before the last of theirs."""
-    ended: list[str] = []
-    asked = threading.Barrier(5)
-
-    def ask(name: str, **body: Any) -> None:
-        with httpx.Client(base_url=demo.url, timeout=300) as client:
-            client.get("/health")
-            asked.wait(60)
-            answer = client.post(
-                "/v1/completions", json={"prompt": f"# {name}\n", "temperature": 0, "ignore_eos": True} | body
-            )
-            assert answer.status_code == 200, answer.text
-            ended.append(name)
-
-    threads = [threading.Thread(target=ask, args=(f"many{n}",), kwargs={"n": 8, "max_tokens": 20}) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    with httpx.Client(base_url=demo.url, timeout=300) as client:
-        client.get("/health")
-        asked.wait(60)
-        until_waiting(demo, 20)
-        answer = client.post("/v1/completions", json={"prompt": "x =", "max_tokens": 4, "temperature": 0})
-        assert answer.status_code == 200
-        assert not ended, "32 answers of others were asked for before"
-    for thread in threads:
-        thread.join(300)
-    assert len(ended) == 4
-
-
 def test_a_client_is_a_key_else_a_connection(scripted: Callable[..., Live]) -> None:
     """Also when the router, which clients reach, passes on where a request came from."""
     live = scripted()
@@ -119,17 +87,6 @@ def test_the_process_of_a_model_knows_the_connection_of_a_request() -> None:
     for client in (b"127.0.0.1:5", b"::1:5", b"batch:0"):
         asyncio.run(ask(client))
     assert found == [("127.0.0.1", 5), ("::1", 5), ("batch", 0)]
-
-
-def until_waiting(live: Live, n: int) -> None:
-    """Waits until so many requests wait for a slot."""
-    service = live.serving.state.service
-    assert service is not None
-    for _ in range(ASKED_MOST):
-        if service.waiting >= n:
-            return
-        time.sleep(0.001)
-    raise AssertionError("they never waited")
 
 
 def test_fifty_disconnects_at_once_free_every_slot(demo: Live) -> None:

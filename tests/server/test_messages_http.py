@@ -16,7 +16,8 @@ import pytest
 from live import Live, Scripted, prompt_of
 from pydantic import BaseModel, TypeAdapter
 
-from rest_local.api.messages_answer import MessagesAnswer
+from rest_local.api.messages_answer import SIGNATURE, Blocks, MessagesAnswer
+from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 from rest_local.chat.tools import answer as answer_formats
 
 Event = tuple[str, dict[str, Any]]
@@ -163,13 +164,6 @@ def test_one_call_at_a_time(hello: Live) -> None:
     assert len(whole(hello, tools=[TOOL])["content"]) == 2
 
 
-def test_tools_that_may_not_be_called_are_not_offered(hello: Live) -> None:
-    hello.service.answer = (CALL,)
-    message = whole(hello, tools=[TOOL], tool_choice={"type": "none"})
-    assert message["content"] == [{"type": "text", "text": CALL}]
-    assert message["stop_reason"] == "end_turn"
-
-
 def test_the_answer_goes_on_where_the_client_began_it(hello: Live) -> None:
     hello.service.answer = (" wrong.",)
     begun = [*HI, {"role": "assistant", "content": "The sign is"}]
@@ -195,21 +189,6 @@ def test_an_answer_that_is_begun_is_read_in_each_format(signs: str, said: str, c
     deltas = [*parser.feed(said), *parser.finish()]
     assert "".join(delta.text for delta in deltas) == content
     assert {type(delta).__name__ for delta in deltas} == {"Content"}
-
-
-def test_the_session_and_the_sampling_reach_the_engine(hello: Live) -> None:
-    whole(hello, temperature=0.0, top_k=7, top_p=0.5, max_tokens=11, stop_sequences=["a"])
-    request = hello.service.stream().request
-    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.top_p) == (0.0, 7, 0.5)
-    assert (request.max_tokens, request.stop) == (11, ("a",))
-
-
-def test_a_call_is_forced_by_a_grammar(hello: Live) -> None:
-    for number, choice in enumerate(({"type": "any"}, {"type": "tool", "name": "read_file"}, {"type": "auto"})):
-        whole(hello, tools=[TOOL], tool_choice=choice)
-        assert (hello.service.stream(number).request.sampling.grammar is None) == (choice["type"] == "auto")
-    whole(hello, output_config={"format": {"type": "json_schema", "schema": {"type": "object", "properties": {}}}})
-    assert hello.service.stream(3).request.sampling.grammar is not None
 
 
 def test_pings_come_while_nothing_else_does(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,3 +288,27 @@ def test_a_loading_server_says_so(scripted: Scripted) -> None:
         live.serving.state.service = service
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["type"] == "overloaded_error"
+
+
+def test_an_omitted_thought_is_empty_and_signed() -> None:
+    blocks = Blocks(shows_thinking=False)
+    events = blocks.feed([Reasoning("I think."), Content("I look.")]) + blocks.finish()
+    assert blocks.content[0] == {"type": "thinking", "thinking": "", "signature": SIGNATURE}
+    assert "I think." not in str(events)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", {}),
+        ('{"a": 1, "b": [1, 2', {"a": 1, "b": [1, 2]}),
+        ('{"a": 1, "b": "cut o', {"a": 1}),
+        ('{"a": tru, "b": 2}', {}),
+        ("[1]", {}),
+    ],
+)
+def test_arguments_that_are_cut_off_or_broken(arguments: str, expected: dict[str, Any]) -> None:
+    blocks = Blocks()
+    blocks.feed([CallStart(0, "a", "f"), CallArguments(0, arguments)])
+    blocks.finish()
+    assert blocks.content[0]["input"] == expected

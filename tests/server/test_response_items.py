@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rest_local.api.bodies import NamedFunction, NamedTool
 from rest_local.api.errors import ApiError
 from rest_local.api.response_storage import ResponseStorage
 from rest_local.api.response_tools import InputText, Toolbox
@@ -111,6 +112,7 @@ def test_names_of_tools_go_both_ways() -> None:
     called = {**CALL, "name": "close", "namespace": "agents"}
     made = turn(USER, called, tools=tools, tool_choice={"type": "custom", "name": "exec"})
     assert [tool["function"]["name"] for tool in made.chat.tools or []] == ["agents__close", "exec"]
+    assert made.chat.tool_choice == NamedTool(function=NamedFunction(name="exec"))
     assert made.chat.messages[1].model_dump()["tool_calls"][0]["function"]["name"] == "agents__close"
     writer = Writer(made.id, made.toolbox, sealed=False)
     writer.add([CallStart(0, "x", "agents__close"), CallArguments(0, "{}"), CallStart(1, "y", "exec")])
@@ -121,6 +123,13 @@ def test_names_of_tools_go_both_ways() -> None:
         ("custom_tool_call", "exec", "functions"),
         ("function_call", "unknown", None),
     ]
+
+
+def test_the_text_of_a_custom_call_keeps_its_expression() -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "add|remove"}
+    (tool,) = turn(USER, tools=[{"type": "custom", "name": "list", "format": form}]).chat.tools or ()
+    assert tool["function"]["parameters"]["properties"]["input"]["pattern"] == "^(?:add|remove)$"
+    assert tool["function"]["strict"] is True
 
 
 def test_two_tools_of_one_name_are_refused() -> None:

@@ -37,30 +37,6 @@ class Entry(BaseModel):
     hidden: bool
 
 
-def test_many_asynchronous_streams_at_once(demo: Live) -> None:
-    async def stream(client: openai.AsyncOpenAI, number: int) -> tuple[str, int]:
-        answer = await client.chat.completions.create(
-            model="demo",
-            messages=[{"role": "user", "content": f"def number_{number}():"}],
-            max_tokens=12,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        text, tokens = "", 0
-        async for chunk in answer:
-            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
-            tokens = chunk.usage.completion_tokens if chunk.usage else tokens
-        return text, tokens
-
-    async def all_of_them() -> list[tuple[str, int]]:
-        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="any", max_retries=0) as client:
-            return await asyncio.gather(*(stream(client, number) for number in range(8)))
-
-    answers = asyncio.run(all_of_them())
-    assert all(text and 0 < tokens <= 12 for text, tokens in answers)
-
-
 def test_an_abandoned_stream_frees_its_slot(quiet: Live) -> None:
 
     async def leave() -> None:

@@ -281,30 +281,6 @@ def test_an_answer_is_parsed_into_a_type(demo: Live) -> None:
     assert made.text.format.type == "json_schema"
 
 
-def test_a_call_is_forced(demo: Live) -> None:
-    with client_of(demo) as client:
-        for choice in ("required", {"type": "function", "name": "read_file"}):
-            made = client.responses.create(
-                model="demo", input="Hi", tools=[READ], tool_choice=choice, temperature=0, max_output_tokens=200
-            )
-            assert [item.type for item in made.output][-1] == "function_call"
-            assert made.output[-1].name == "read_file"
-
-
-def test_a_forced_custom_call_keeps_its_expression(demo: Live) -> None:
-    form = {"type": "grammar", "syntax": "regex", "definition": r'(add|remove) "[a-z]{1,8}"\n'}
-    with client_of(demo) as client:
-        made = client.responses.create(
-            model="demo", input="Hi", tools=[{"type": "custom", "name": "list", "format": form}],
-            tool_choice={"type": "custom", "name": "list"}, max_output_tokens=200,
-        )  # fmt: skip
-    assert made.output[-1].type == "custom_tool_call"
-    command, word = made.output[-1].input.split(" ")
-    assert command in ("add", "remove")
-    assert word[0] == '"'
-    assert word.endswith('"\n')
-
-
 def test_a_forced_custom_call_keeps_its_grammar(demo: Live) -> None:
     grammar = 'start: "*** Begin" LF line~1..2 "*** End" LF?\nline: ("+" | "-") /[a-z]{1,4}/ LF\n%import common.LF\n'
     form = {"type": "grammar", "syntax": "lark", "definition": grammar}

@@ -263,17 +263,3 @@ def never_scrolls_sideways(page: Any, service: Any, number: int, mode: str) -> N
     assert box["x"] + box["width"] <= 360
     page.keyboard.press("Escape")
     expect(page.get_by_role("tooltip")).to_be_hidden()
-
-
-def test_every_control_is_reached_by_tab(quiet: Live, opened: Open) -> None:
-    page = opened(quiet)
-    reached = set()
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
-    wanted = {"theme", "tab-chat", "message", "main send", "fresh", "temperature", "max-tokens", "seed", "policy"}
-    assert wanted | {"system", "prediction", "key", "log"} <= reached
-    ringed = "getComputedStyle(document.activeElement).outlineStyle"
-    page.locator("#theme").focus()
-    page.keyboard.press("Tab")
-    assert page.evaluate(ringed) == "solid"
