@@ -191,6 +191,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model("llama")`, `tiny_model("llama", quant="Q8_0")`: the path of a tiny random-weight GGUF, made once.
 
     Options are those of `benchmarks.tiny.tiny`."""
+    from support.forked import trust
+
     from benchmarks.tiny import tiny
 
     folder = tmp_path_factory.mktemp("models")
@@ -200,6 +202,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         name = "-".join([arch, *(f"{key}{value}" for key, value in sorted(options.items()))])
         if name not in made:
             made[name] = tiny(arch, folder / f"{name}.gguf", **options)  # type: ignore[arg-type]
+            trust(made[name])
         return made[name]
 
     return make

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.forked import trust
 from support.half_right import TEXT, finish, half_right
 from support.recurrent import RECURRENT, recurrent
 
-from rest_local import Engine, Sampling, sandbox
+from rest_local import Engine, Sampling
 from rest_local.catalog import describe
 from rest_local.catalog.describe import header_of
 from rest_local.decoding.request import Request
@@ -32,13 +33,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[Engine]:
-    """No child tries the model first: each of them takes as long as half of the test."""
     exact, options = model.stem != BLOCKS, ModelOptions(rollback=4)
-    loads = sandbox.ChildResult(0, [{"done": True, "error": None}], "", 0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sandbox, "run", lambda *_: loads)
-        opened = Engine.load(model, n_ctx=N_CTX, threads=1, slots=3, options=options, exact=exact, policy="off")
-    with opened:
+    trust(model)
+    with Engine.load(model, n_ctx=N_CTX, threads=1, slots=3, options=options, exact=exact, policy="off") as opened:
         yield opened
 
 

@@ -103,10 +103,11 @@ def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
     assert ended.lines[-1] == {"done": True}
 
 
-@pytest.mark.parametrize("how", [SEGV, ABORT])
-@pytest.mark.parametrize("stage", ["loading it", "decoding 1 token", "decoding 8 tokens"])
+@pytest.mark.parametrize(
+    ("stage", "how"), [("loading it", SEGV), ("decoding 1 token", ABORT), ("decoding 8 tokens", SEGV)]
+)
 def test_a_crash_with_repacked_weights_turns_repacking_off(
-    model: Path, break_when: Callable[[Breaks], list[Task]], how: str, stage: str
+    model: Path, break_when: Callable[[Breaks], list[Task]], stage: str, how: str
 ) -> None:
     tried = break_when(lambda task: prints(at=stage) + how if task["options"]["repack"] else "")
     for _ in range(2):
@@ -119,18 +120,12 @@ def test_a_crash_with_repacked_weights_turns_repacking_off(
 
 
 def test_a_crash_with_flash_attention_turns_it_off(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+    """Also where the user chose it, with the warning."""
     tried = break_when(lambda task: SEGV if uses_flash(task) else "")
-    chosen = choose(model, exact=True)
-    assert chosen.options == ModelOptions(flash_attention="off")
+    assert choose(model, exact=True).options == ModelOptions(flash_attention="off")
     assert [(task["options"]["repack"], uses_flash(task)) for task in tried] == [
         (True, True), (False, True), (True, False)
     ]  # fmt: skip
-
-
-def test_a_choice_of_the_user_that_crashes_is_overridden_with_the_warning(
-    model: Path, break_when: Callable[[Breaks], list[Task]]
-) -> None:
-    break_when(lambda task: SEGV if uses_flash(task) else "")
     chosen = choose(model, flash_attention="on", cache_type_k="q8_0", cache_type_v="q8_0")
     assert chosen.options == ModelOptions(flash_attention="off", cache_type_k="q8_0")
     assert "flash attention off" in chosen.warning
@@ -175,30 +170,28 @@ def test_a_gpu_without_memory_gets_fewer_layers(
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("free", "trials"), [(100, 0), (95, 0), (80, 1), (120, 0)])
-def test_a_choice_that_fitted_is_tried_again_when_a_gpu_has_less_memory(
-    model: Path, break_when: Callable[[Breaks], list[Task]], gpu_memory: list[int], free: int, trials: int
+@pytest.mark.parametrize(
+    ("fits", "free", "trials"),
+    [(True, 100, 0), (True, 95, 0), (True, 80, 1), (True, 120, 0), (False, 105, 0), (False, 80, 2), (False, 120, 2)],
+)
+def test_a_choice_is_tried_again_when_the_memory_of_a_gpu_changes(
+    model: Path,
+    break_when: Callable[[Breaks], list[Task]],
+    gpu_memory: list[int],
+    fits: bool,
+    free: int,
+    trials: int,
 ) -> None:
-    tried = break_when(lambda task: prints(done=True) + "exit 0")
-    choose(model, -1)
-    gpu_memory[0] = free
-    choose(model, -1)
-    assert len(tried) == 1 + trials
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(("free", "again"), [(105, False), (80, True), (120, True)])
-def test_a_choice_that_did_not_fit_is_tried_again_when_memory_changes(
-    model: Path, break_when: Callable[[Breaks], list[Task]], gpu_memory: list[int], free: int, again: bool
-) -> None:
+    """Where all layers fitted, when there is less; else when there is less or more."""
     tried = break_when(
-        lambda task: prints(32) + NO_MEMORY if task["n_gpu_layers"] not in range(17) else prints(done=True) + "exit 0"
+        lambda task: prints(done=True) + "exit 0" if fits or task["n_gpu_layers"] == 16 else prints(32) + NO_MEMORY
     )
-    assert choose(model, -1).n_gpu_layers == 16
-    assert len(tried) == 2
+    chosen = choose(model, -1)
+    assert fits or chosen.n_gpu_layers == 16
+    before = len(tried)
     gpu_memory[0] = free
-    assert choose(model, -1).n_gpu_layers == 16
-    assert len(tried) == (4 if again else 2)
+    assert choose(model, -1) == chosen
+    assert len(tried) == before + trials
 
 
 @pytest.mark.usefixtures("gpu")

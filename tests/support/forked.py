@@ -34,6 +34,11 @@ MODULES = (
 PATHS = re.compile(r'"/(?:[^"\\]|\\.)*"')  # JSON texts that may name a file
 SIZES = re.compile(r'"(n_ctx|n_cells|n_slots|threads|threads_batch)": \w+')  # do not matter on a CPU
 PART = re.compile(r"-\d{5}-of-\d{5}")
+LOADERS = ("rest_local.llama.loading", "rest_local.llama.load_fallback")
+DIGESTS = re.compile(r"\b[0-9a-f]{64}\b")
+OVERRIDES = re.compile(r'"(override_kv|override_tensor|lora)": \[[^]]|"n_cpu_moe": [1-9]|"cpu_moe": true')
+LOADED = sandbox.ChildResult(0, [{"done": True, "error": None}], "", 0.0)
+_ours: set[str] = set()
 Run = Callable[[str, str, float], sandbox.ChildResult]
 
 
@@ -57,6 +62,8 @@ def forked(whole: Run) -> Run:
         key = module + SIZES.sub("", PATHS.sub(_digest, task))
         if key in known:
             return known[key]
+        if module in LOADERS and _is_ours(key):
+            return LOADED
         result = _run(server.Process, module, task, timeout)
         if result.code == 0 and (result.seen.get("done") or result.seen.get("error", "") is None):
             known[key] = result
@@ -76,6 +83,17 @@ def _run(process_of: Callable[..., BaseProcess], module: str, task: str, timeout
         process.close()
         output, errors = ((Path(folder) / name).read_bytes() for name in ("1", "2"))
     return sandbox.ChildResult.of(ended, output, errors, timeout)
+
+
+def trust(path: Path) -> None:
+    """A model that the tests have made loads: no child finds that out for each of its settings."""
+    _ours.add(hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def _is_ours(key: str) -> bool:
+    """Whether a task is about such a model alone, as it is in its file."""
+    found = DIGESTS.findall(key)
+    return len(found) == 1 and found[0] in _ours and not OVERRIDES.search(key)
 
 
 def _digest(path: re.Match[str]) -> str:
