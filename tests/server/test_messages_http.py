@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live import Live, Scripted, prompt_of
+from live import Live, Scripted, pieces, prompt_of
 from pydantic import BaseModel, TypeAdapter
 
 from rest_local.api.messages_answer import SIGNATURE, Blocks, MessagesAnswer
@@ -93,7 +93,7 @@ def added_up(events: list[Event]) -> dict[str, Any]:
 
 ANSWERS = {
     "text": ("Hel", "lo", " you"),
-    "a call": ("I look.\n", CALL[:20], CALL[20:]),
+    "a call": ("I look.\n", *pieces(CALL)),
     "two calls": (CALL, "\n", CALL),
     "reasoning": ("<think>\nI th", "ink.\n</think>\n\n", "Hello"),
     "all": ("<think>I think.</think>", "I look.", CALL),
@@ -309,6 +309,6 @@ def test_an_omitted_thought_is_empty_and_signed() -> None:
 )
 def test_arguments_that_are_cut_off_or_broken(arguments: str, expected: dict[str, Any]) -> None:
     blocks = Blocks()
-    blocks.feed([CallStart(0, "a", "f"), CallArguments(0, arguments)])
+    blocks.feed([CallStart(0, "a", "f"), CallArguments(0, arguments[:5]), CallArguments(0, arguments[5:])])
     blocks.finish()
     assert blocks.content[0]["input"] == expected
