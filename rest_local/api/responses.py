@@ -162,8 +162,8 @@ class Messages:
         self._kinds: dict[str, Callable[[Item, str], None]] = {
             "message": self._message,
             "reasoning": self._reasoning,
-            "function_call": self._function_call,
-            "custom_tool_call": self._custom_call,
+            "function_call": self._text_call,
+            "custom_tool_call": self._text_call,
             "tool_search_call": self._search_call,
             "function_call_output": self._output,
             "custom_tool_call_output": self._output,
@@ -212,17 +212,14 @@ class Messages:
             turn = self._turn(place, "content", "tool_calls")
             turn["reasoning_content"] = "\n\n".join(filter(None, (turn.get("reasoning_content"), text)))
 
-    def _function_call(self, item: Item, place: str) -> None:
-        arguments = item.get("arguments", "")
-        if not isinstance(arguments, str):
-            raise wrong(f"{place}.arguments", "give the arguments as JSON text")
-        self._call(item, place, arguments)
-
-    def _custom_call(self, item: Item, place: str) -> None:
-        text = item.get("input", "")
+    def _text_call(self, item: Item, place: str) -> None:
+        """The call of a function, whose arguments are JSON text, or of a custom tool, whose input is any text."""
+        is_function = item["type"] == "function_call"
+        name = "arguments" if is_function else "input"
+        text = item.get(name, "")
         if not isinstance(text, str):
-            raise wrong(f"{place}.input", "give text")
-        self._call(item, place, json.dumps({"input": text}, ensure_ascii=False))
+            raise wrong(f"{place}.{name}", "give text")
+        self._call(item, place, text if is_function else json.dumps({"input": text}, ensure_ascii=False))
 
     def _search_call(self, item: Item, place: str) -> None:
         if item.get("execution") == "server" or "call_id" not in item:

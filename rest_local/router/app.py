@@ -232,51 +232,35 @@ class Forwarded(Response):
                         raise _unreachable(self._entry) from error
                     await _end_of(process)
                     continue
-                try:
-                    status, headers = await self._head(exchange, scope)
-                except ProcessEnded as error:
-                    exchange.abort()
-                    await _end_of(process)
-                    ended += 1
-                    if ended == _MOST_ENDED:
-                        raise self._ended(process) from error
-                    continue
-                await self._pass_on(process, exchange, status, headers, scope, send)
-                return
+                with contextlib.closing(exchange):
+                    scope[FORWARDED] = True  # the process logs it
+                    try:
+                        status, headers = await exchange.head()
+                    except ProcessEnded as error:
+                        scope[FORWARDED] = False
+                        await _end_of(process)
+                        ended += 1
+                        if ended == _MOST_ENDED:
+                            raise self._ended(process) from error
+                        continue
+                    await send({"type": "http.response.start", "status": status, "headers": headers})
+                    await self._send_body(process, exchange, dict(headers), scope, send)
+                    return
 
-    @staticmethod
-    async def _head(exchange: Exchange, scope: Scope) -> tuple[int, Headers]:
-        """Status and headers of the answer. Raises ProcessEnded."""
-        scope[FORWARDED] = True  # the process logs it
-        try:
-            return await exchange.head()
-        except ProcessEnded:
-            scope[FORWARDED] = False
-            raise
-        except BaseException:
-            exchange.abort()
-            raise
-
-    async def _pass_on(
-        self, process: ModelProcess, exchange: Exchange, status: int, headers: Headers, scope: Scope, send: Send
+    async def _send_body(
+        self, process: ModelProcess, exchange: Exchange, headers: dict[bytes, bytes], scope: Scope, send: Send
     ) -> None:
         try:
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            try:
-                async for data in exchange.body():
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except ProcessEnded:
-                scope[FORWARDED] = False
-                await _end_of(process)
-                last = _last_event(
-                    scope["path"], dict(headers).get(b"content-type", b"").decode(), self._ended(process)
-                )
-                if last is None:
-                    raise
-                await send({"type": "http.response.body", "body": last, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            exchange.abort()
+            async for data in exchange.body():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except ProcessEnded:
+            scope[FORWARDED] = False
+            await _end_of(process)
+            last = _last_event(scope["path"], headers.get(b"content-type", b"").decode(), self._ended(process))
+            if last is None:
+                raise
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _ended(self, process: ModelProcess) -> ApiError:
         name = self._entry.names[0]
@@ -319,7 +303,7 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
 
 
 class Exchange:
-    """One request to a process and its answer. `begin` it, then read `head` and `body`; `abort` in any case."""
+    """One request to a process and its answer. `begin` it, then read `head` and `body`; `close` in any case."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -339,7 +323,7 @@ class Exchange:
             writer.write(b"".join(exchange._conn.send(each) or b"" for each in (*events, h11.EndOfMessage())))
             await writer.drain()
         except BaseException:
-            exchange.abort()
+            exchange.close()
             raise
         return exchange
 
@@ -355,7 +339,7 @@ class Exchange:
         while isinstance(found := await self._next(), h11.Data):
             yield bytes(found.data)
 
-    def abort(self) -> None:
+    def close(self) -> None:
         """Close the connection. Idempotent."""
         self._writer.transport.abort()
 
