@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ import openai
 import pytest
 from live import Live, served
 from support.encoders import CLS, MEAN_POOLING, RANK_POOLING, Encoder, encoder
+from support.pooled import with_pooling
 
 from rest_local.decoding.engine import Engine
 from rest_local.errors import CannotGenerate, ModelError
+from rest_local.llama.options import ModelOptions, Override
 from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
@@ -22,8 +27,9 @@ QUERY = "what is the cat"
 DOCUMENTS = ["the dog", "cat mat", "a", "the cat sat on the mat"]
 
 
-def live_encoder(made: Encoder) -> Iterator[Live]:
-    serving = Serving(Settings(port=0, metrics=True), "bert", lambda: Engine.load(made.path, slots=4), drain_seconds=1)
+def live_encoder(path: Path, **options: Any) -> Iterator[Live]:
+    load = partial(Engine.load, path, slots=4, **options)
+    serving = Serving(Settings(port=0, metrics=True), "bert", load, drain_seconds=1)
     with served(serving) as live:
         assert serving.loaded.wait(300)
         yield live
@@ -36,7 +42,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 
 @pytest.fixture(scope="module")
 def embedding(vectors: Encoder) -> Iterator[Live]:
-    yield from live_encoder(vectors)
+    yield from live_encoder(vectors.path)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,7 @@ def scores(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 
 @pytest.fixture(scope="module")
 def ranking(scores: Encoder) -> Iterator[Live]:
-    yield from live_encoder(scores)
+    yield from live_encoder(scores.path)
 
 
 def test_an_encoder_embeds(embedding: Live, vectors: Encoder) -> None:
@@ -193,3 +199,37 @@ def test_a_ranker_makes_no_embeddings(ranking: Live) -> None:
     assert ranking.post("/v1/embeddings", {"input": "x"}).status_code == 501
     with ollama.Client(host=ranking.url) as client:
         assert client.show("bert").capabilities == []
+
+
+@pytest.fixture(scope="module")
+def pooled(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A model that generates, whose file names a pooling."""
+    path = with_pooling(tiny_model("llama", n_ctx=256), tmp_path_factory.mktemp("pooled") / "tiny.gguf", 3)
+    yield from live_encoder(path)
+
+
+def test_a_generating_model_embeds_where_an_override_names_a_pooling(
+    tiny_model: Callable[..., Path], pooled: Live
+) -> None:
+    options = ModelOptions(override_kv=(Override.parse("llama.pooling_type=int:3"),))
+    with contextlib.contextmanager(live_encoder)(tiny_model("llama", n_ctx=256), options=options) as live:
+        body = {"input": ["hello", {"prompt_string": "more text"}, [5, "text", 6]]}
+        found, wanted = (each.post("/v1/embeddings", body).json()["data"] for each in (live, pooled))
+        assert [entry["embedding"] for entry in found] == [entry["embedding"] for entry in wanted]
+        assert live.post("/completion", {"prompt": "hello", "n_predict": 2}).json()["tokens_predicted"] == 2
+
+
+def test_formats_of_vectors(pooled: Live) -> None:
+    floats = pooled.post("/v1/embeddings", {"input": "hello"}).json()["data"][0]["embedding"]
+    packed = pooled.post("/v1/embeddings", {"input": "hello", "encoding_format": "base64"}).json()
+    assert np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4").tolist() == floats
+    short = pooled.post("/v1/embeddings", {"input": "hello", "dimensions": 1}).json()["data"][0]["embedding"]
+    assert abs(short[0]) == pytest.approx(1.0)
+    assert np.linalg.norm(floats) == pytest.approx(1.0, abs=1e-4)
+    by_id = pooled.post("/v1/embeddings", {"input": [[5, 6], [7]]}).json()["data"]
+    assert by_id[0]["embedding"] != by_id[1]["embedding"]
+
+
+@pytest.mark.parametrize("body", [{}, {"input": []}, {"input": "x", "dimensions": 65}, {"input": [99999]}])
+def test_invalid_requests_are_refused(pooled: Live, body: dict[str, object]) -> None:
+    assert pooled.post("/v1/embeddings", body).status_code == 400

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from browsing import FAULTS, Open, ask, done
 from fake_service import origin
-from live import Live, prompt_of, served
+from live import Live, served
 
 from rest_local.decoding.engine import Engine
 from rest_local.server.app import Serving
@@ -52,39 +52,6 @@ def test_a_typed_message_is_answered_in_colours(drafting: Live, opened: Open) ->
     expect(page.locator("#mat")).to_have_text(re.compile(r"^[1-9]\d*\.\d\d$"))
     expect(page.locator("#chat article .foot")).to_contain_text("drafted tokens accepted")
     expect(page.locator("#message")).to_be_focused()
-
-
-def test_a_second_message_includes_the_first(quiet: Live, opened: Open) -> None:
-    page = opened(quiet)
-    page.locator("#system").fill("Be brief.")
-    page.locator("#message").focus()
-    ask(page, "one")
-    quiet.service.stream().give("two")
-    quiet.service.stream().end()
-    done(page)
-    ask(page, "three")
-    said = prompt_of(quiet, 1)
-    assert [each in said for each in ("Be brief.", "one", "two", "three")] == [True] * 4
-    assert said.index("one") < said.index("two") < said.index("three")
-    quiet.service.stream(1).end()
-
-
-def test_settings_are_sent(quiet: Live, opened: Open) -> None:
-    page = opened(quiet)
-    page.locator("#temperature").fill("0.5")
-    page.locator("#max-tokens").fill("33")
-    page.locator("#seed").fill("7")
-    page.locator("#prediction").fill("likely")
-    page.locator("#policy").select_option("off")
-    page.locator("#message").focus()
-    ask(page, "hello")
-    request = quiet.service.stream().request
-    assert (request.sampling.temperature, request.sampling.seed, request.max_tokens) == (0.5, 7, 33)
-    assert (request.policy, request.origins, len(request.prediction) > 0) == ("off", True, True)
-    quiet.service.stream().end()
-    done(page)
-    page.reload()
-    expect(page.locator("#temperature")).to_have_value("0.5")
 
 
 def test_only_chosen_datastores_are_drafted_from(scripted: Callable[..., Live], opened: Open) -> None:

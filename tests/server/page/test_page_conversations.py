@@ -193,7 +193,7 @@ def test_a_system_prompt_belongs_to_its_conversation(hello: Live, opened: Open) 
     page.get_by_role("button", name="New conversation").click()
     expect(page.locator("#system")).to_have_value("")
     told(page, "two")
-    assert "pirate" not in prompt(hello, 1)
+    assert ["pirate" in prompt(hello, number) for number in (0, 1)] == [True, False]
     page.get_by_role("button", name="one").first.click()
     expect(page.locator("#system")).to_have_value("Speak like a pirate.")
 

@@ -140,7 +140,15 @@ def test_sampling_is_sent_where_it_is_set(hello: Live, opened: Open) -> None:
     body = sent(page)
     assert "model" not in body, "one model needs no choice"
     assert not body.keys() & {"top_p", "top_k", "min_p", "repeat_penalty"}
-    for name, value in (("top-p", "0.9"), ("top-k", "20"), ("min-p", "0.1"), ("repeat-penalty", "1.1")):
-        page.locator(f"#{name}").fill(value)
+    sampling = {"temperature": 0.5, "max_tokens": 33, "seed": 7, "top_p": 0.9, "top_k": 20, "min_p": 0.1}
+    sampling |= {"repeat_penalty": 1.1}
+    for name, value in sampling.items():
+        page.locator(f"#{name.replace('_', '-')}").fill(str(value))
+    page.locator("#prediction").fill("likely")
+    page.locator("#policy").select_option("off")
     body = sent(page)
-    assert [body[name] for name in ("top_p", "top_k", "min_p", "repeat_penalty")] == [0.9, 20, 0.1, 1.1]
+    assert {name: body[name] for name in sampling} == sampling
+    request = hello.service.stream(1).request
+    assert (request.policy, request.origins, len(request.prediction) > 0) == ("off", True, True)
+    page.reload()
+    expect(page.locator("#temperature")).to_have_value("0.5")
