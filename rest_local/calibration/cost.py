@@ -38,7 +38,7 @@ STEP_ERROR = 0.05  # difference between steps of one size for other reasons than
 BUSY_ERROR = 1.0  # error of a time taken while other processes ran: factors of 2 to 3 were seen with one per core
 SPEED_DRIFT = 0.016  # per plain step; with STEP_ERROR a plain step then has a weight of about 0.2
 FORGETTING = 1 / 20_000  # per observation: a size that never occurs is uncertain again after some thousand steps
-OUTLIER = 2.0  # standard deviations above which a single time has little weight: noise only makes steps slower
+OUTLIER = 2.0  # standard deviations above which a time is not explained by noise; four times as many count at most
 LIMIT = 10.0  # of corrections and of their deviations, for any clock
 
 
@@ -125,19 +125,17 @@ class Corrections:
         error = self.noise**2 / count + STEP_ERROR**2 + (BUSY_ERROR**2 if cautious else 0.0)
         along = covariance @ row
         variance = float(row @ along) + error
-        surprise = abs(difference) / (OUTLIER * variance**0.5)
-        outlier = n > 1 and count < 3 and difference > 0 and surprise > 1
-        if n == 1 and surprise > 1:
+        if n == 1 and (surprise := abs(difference) / (OUTLIER * variance**0.5)) > 1:
             self._widen(share, difference, min(surprise, 4.0) ** 2)
             along = covariance @ row
             variance = float(row @ along) + error
         gain = along / variance
         if n > 1:
             gain[0] = 0.0  # only plain steps change the speed: an expensive draft does not mean a slow machine
-        limit = (1 if outlier else 4) * OUTLIER * variance**0.5
+        limit = 4 * OUTLIER * variance**0.5
         mean = self.mean + gain * min(max(difference, -limit), limit)
         self.mean = np.minimum(np.maximum(mean, -LIMIT), LIMIT)
-        if not outlier and not cautious:  # the form that is right for any gain, not only for the optimal one
+        if not cautious:  # the form that is right for any gain, not only for the optimal one
             column = gain[:, None]
             mixed = column * along
             covariance -= mixed + mixed.T - variance * (column * gain)
