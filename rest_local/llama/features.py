@@ -3,7 +3,7 @@
 Contract: one function for each call of llama.cpp, without decisions. These functions are experimental, C++, and not in
 every llama.cpp: `missing` names what this one lacks, and a call of a missing function raises ModelError. A context that
 gives features away for a layer that its architecture does not report aborts the process, so a child process tries it
-first (`rest_local.drafting.models.trial`).
+first (`rest_local.drafting.models.opening`).
 
 The features of a batch are float32 [n_tokens, width], one row for each token in the order of the batch, in memory of
 the context: the next decode overwrites them.

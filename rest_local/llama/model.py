@@ -83,7 +83,7 @@ class Model:
         `n_gpu_layers`: layers on the GPU, -1 = all; None = all if there is a GPU, else none. `options`: all other load
         options, including LoRA adapters. `vocab_only` reads no weights, which suffices to tokenize. `mtp`: load the MTP
         layers, too, if the file has them. `is_head`: the file is not evaluated by itself, so only its vocabulary is
-        tried; see `rest_local.drafting.models.trial` for the rest.
+        tried; see `rest_local.drafting.models.opening` for the rest.
 
         When a file is opened for the first time, a child process tries it first, which takes half a second, because a
         broken file can crash the process that loads it. Raises ModelNotFound; ModelInvalid for a directory and for a

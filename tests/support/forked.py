@@ -26,7 +26,7 @@ from rest_local.llama import cores, library
 
 MODULES = (
     "rest_local.drafting.models.head_kinds",
-    "rest_local.drafting.models.trial",
+    "rest_local.drafting.models.opening",
     "rest_local.llama.load_fallback",
     "rest_local.llama.loading",
     "rest_local.llama.projector",
