@@ -108,7 +108,9 @@ class Batch:
         for each in ended:
             del self._running[each.number]
         if ended:
-            self._width = self._best_width()
+            context, slots = self._engine.context, len(self._engine.slots)
+            cells = context.scheduler.cells_in_use() / max(len(context.scheduler.admitted), 1)
+            self._width = best_width(context.tuning.curve, cells, [*(n for n in WIDTHS if n < slots), slots])
         return ended
 
     def cancel(self, numbers: Iterable[int] | None = None) -> None:
@@ -124,19 +126,11 @@ class Batch:
         self.cancel()
         self._engine.stall_for(STALL_MS)
 
-    def _best_width(self) -> int:
-        """How many at a time give the most tokens per second. Weights are read once for all of them, but the attention
-        of each passes over the cells of all, so with long texts fewer can be faster.
-        """
-        context = self._engine.context
-        cells = context.scheduler.cells_in_use() / max(len(context.scheduler.admitted), 1)
-        widths = [n for n in WIDTHS if n < len(self._engine.slots)] + [len(self._engine.slots)]
-        return best_width(context.tuning.curve, cells, widths)
-
 
 def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
     """The largest of `widths` whose tokens per second are close to the most, without drafts, where each request has so
-    many cells. `widths`: ascending.
+    many cells. `widths`: ascending. Weights are read once for all requests, but the attention of each passes over the
+    cells of all, so with long texts fewer can be faster.
     """
     rates = [n / float(curve.expected(round(n * cells))[n - 1]) for n in widths]
     return max(n for n, rate in zip(widths, rates, strict=True) if rate >= CLOSE * max(rates))
@@ -145,30 +139,21 @@ def best_width(curve: CostCurve, cells: float, widths: Sequence[int]) -> int:
 def answers(engine: Decoder, requests: Iterable[Request]) -> Iterator[Finished]:
     """All requests, each as it ends. What still runs is cancelled where the iterator is closed, or a pass fails."""
     batch = Batch(engine)
-    waiting = iter(_in_order(requests))
+    waiting: Iterator[tuple[int, Request]] = enumerate(requests)
+    if isinstance(requests, Sequence):  # prompts that share a beginning become neighbours
+        waiting = iter(sorted(waiting, key=lambda each: list(each[1].prompt)))
     numbers: dict[int, int] = {}  # in the batch -> as given
-    left = True
     try:
-        while left or batch.busy:
-            while left and batch.has_room:
-                number, request = next(waiting, (-1, None))
-                if request is None:
-                    left = False
-                    break
+        while True:
+            while batch.has_room and (taken := next(waiting, None)):
+                number, request = taken
                 try:
                     numbers[batch.add(request)] = number
                 except RestLocalError as error:
                     yield Finished(number, request, Result(finish_reason="error"), error)
-            if batch.busy:
-                for done in batch.step():
-                    yield Finished(numbers.pop(done.number), done.request, done.result, done.error)
+            if not batch.busy:
+                break
+            for done in batch.step():
+                yield Finished(numbers.pop(done.number), done.request, done.result, done.error)
     finally:
         batch.close()
-
-
-def _in_order(requests: Iterable[Request]) -> Iterable[tuple[int, Request]]:
-    """With the number of each. A list is put in an order in which prompts that share a beginning are neighbours."""
-    numbered = enumerate(requests)
-    if not isinstance(requests, Sequence):
-        return numbered
-    return sorted(numbered, key=lambda each: list(each[1].prompt))

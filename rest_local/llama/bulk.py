@@ -90,10 +90,8 @@ def samples() -> list[str]:
     return [SAMPLE, SAMPLE.swapcase().replace("\n", "\r\n"), "".join(map("".join, product(_MIXED, repeat=3)))]
 
 
-class Call(Protocol):
-    """llama.cpp: the token ids of a text that is neither long nor has special tokens, int32."""
-
-    def __call__(self, text: str) -> Tokens: ...
+Call = Callable[[str], Tokens]
+"""llama.cpp: the token ids of a text that is neither long nor has special tokens, int32."""
 
 
 class Words(Protocol):

@@ -44,7 +44,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
 ) -> None:
     """Of the same model it is nearly always right, of another one of the same vocabulary nearly never."""
     model, other = tiny_model(name, quant="Q8_0"), tiny_model("llama", quant="Q8_0", seed=5)
-    for drafter in (tiny_model("llama", quant="Q8_0"), other):
+    for drafter in (tiny_model("llama", quant="Q8_0"), other)[: 2 if name == "llama" else 1]:
         policies: list[str | Policy] = ["auto"]
         policies += ["respec", "sam", ReSpec(trigger=False)] if drafter is not other else []
         with Engine.load(model, n_ctx=256, threads=1, exact=True, draft_model=drafter) as engine:

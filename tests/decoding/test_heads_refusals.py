@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from support.heads import draft_whatever_it_costs, model_and_drafter
+from support.refusals import cut, little_memory, refusal, renamed, with_nan
 
 from benchmarks.gguf_file import byte_vocabulary, write
 from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
@@ -30,26 +30,6 @@ PROMPT = "for number in range(10): print(number)\n" * 3
 
 def answer(engine: Engine, n: int = 12, policy: str = "auto") -> list[int]:
     return engine.generate(PROMPT, max_tokens=n, policy=policy).wait().tokens
-
-
-def renamed(path: Path) -> Path:
-    """The same file with another token in its vocabulary."""
-    path.write_bytes(path.read_bytes().replace(b"return", b"retorn"))
-    return path
-
-
-def cut(path: Path) -> Path:
-    path.write_bytes(path.read_bytes()[:-4096])
-    return path
-
-
-def with_nan(path: Path, name: str = "output_norm.weight") -> Path:
-    """The same file with a norm that is not a number."""
-    norm = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == name)
-    data = bytearray(path.read_bytes())
-    data[norm.data_offset : norm.data_offset + norm.n_bytes] = np.full(norm.n_elements, np.nan, np.float32).tobytes()
-    path.write_bytes(data)
-    return path
 
 
 def head(kind: str, path: Path) -> Path:
@@ -78,24 +58,6 @@ CAUSES = {
     "dflash": "DFlash heads are not supported; give an EAGLE-3 head, MTP layers or a model",
     "mtp for a model without hidden states": "the model gives no hidden states",
 }
-
-
-def refusal(engine: Engine, path: Path, caplog: pytest.LogCaptureFixture, warned: list[str] | None = None) -> str:
-    """The line that an engine with the head of `path` gives; it drafts without."""
-    (line,) = [told for told in engine.warnings if told not in (warned or [])]
-    assert line.startswith("going on without ")
-    assert "\n" not in line
-    assert str(path) in line
-    assert line.count(str(path)) == 1
-    assert engine.context.drafter is None
-    assert engine.settings["draft_model"] is None
-    ours = [
-        record
-        for record in caplog.records
-        if record.levelno >= logging.WARNING and not record.name.startswith("rest_local.llama")
-    ]
-    assert not ours  # or the command line would show two lines
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -171,27 +133,14 @@ def test_no_memory_for_a_head(
     """It was tried in a smaller context."""
     target, path = model_and_drafter("eagle3", tmp_path)
     real = Head.settings
-    monkeypatch.setattr(
-        Head,
-        "settings",
-        staticmethod(
-            lambda target, n: replace(real(target, n), n_cells=1 << 26) if target.n_ctx > 100 else real(target, n)
-        ),
-    )
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    used = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20), before[1]))
-    try:
-        with Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine:
-            (line,) = engine.warnings
-            assert line.startswith("going on without ")
-            assert "if memory is short" in line
-            assert engine.context.drafter is None
-            assert answer(engine)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+    many = staticmethod(lambda target, n: replace(real(target, n), n_cells=1 << 26))
+    monkeypatch.setattr(Head, "settings", many)
+    with little_memory(400 << 20), Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine:
+        (line,) = engine.warnings
+        assert line.startswith("going on without ")
+        assert "if memory is short" in line
+        assert engine.context.drafter is None
+        assert answer(engine)
 
 
 @pytest.mark.parametrize(

@@ -103,12 +103,22 @@ def test_an_invalid_request_is_refused_at_once(engine: Engine, service: Service)
     assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
 
 
+@contextlib.contextmanager
+def held(service: Service) -> Iterator[threading.Event]:
+    """The engine's thread is busy, and no request gets a slot, until the event is set."""
+    begun, release = threading.Event(), threading.Event()
+    blocker = threading.Thread(target=lambda: service.run(lambda engine: (begun.set(), release.wait(30))))
+    blocker.start()
+    assert begun.wait(30)
+    try:
+        yield release
+    finally:
+        release.set()
+        blocker.join()
+
+
 def test_a_full_queue_refuses_until_a_request_leaves(engine: Engine) -> None:
-    held, release = threading.Event(), threading.Event()
-    with Service(engine, queue=3) as service:
-        blocker = threading.Thread(target=lambda: service.run(lambda e: (held.set(), release.wait(30))))
-        blocker.start()
-        assert held.wait(30)  # the engine's thread is busy: no request gets a slot
+    with Service(engine, queue=3) as service, held(service) as release:
         streams = [service.submit(asked(engine, "a", 5)) for _ in range(3)]
         with pytest.raises(QueueFull, match="3 requests"):
             service.submit(asked(engine, "a", 5))
@@ -116,16 +126,11 @@ def test_a_full_queue_refuses_until_a_request_leaves(engine: Engine) -> None:
         for stream in streams:
             stream.wait(30)
         assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
-        blocker.join()
 
 
 def test_requests_that_belong_together_are_queued_or_refused_together(engine: Engine) -> None:
     """More of them than may wait, where there is room for one."""
-    held, release = threading.Event(), threading.Event()
-    with Service(engine, queue=3) as service:
-        blocker = threading.Thread(target=lambda: service.run(lambda e: (held.set(), release.wait(30))))
-        blocker.start()
-        assert held.wait(30)
+    with Service(engine, queue=3) as service, held(service) as release:
         several = [asked(engine, "a", 2) for _ in range(20)]
         streams = service.submit_all(several)
         with pytest.raises(QueueFull):
@@ -135,15 +140,10 @@ def test_requests_that_belong_together_are_queued_or_refused_together(engine: En
         assert service.waiting == 20
         release.set()
         assert [len(stream.wait(30).tokens) for stream in streams] == [2] * 20
-        blocker.join()
 
 
 def test_a_full_queue_has_room_for_a_client_with_less_than_its_share(engine: Engine) -> None:
-    held, release = threading.Event(), threading.Event()
-    with Service(engine, queue=6) as service:
-        blocker = threading.Thread(target=lambda: service.run(lambda e: (held.set(), release.wait(30))))
-        blocker.start()
-        assert held.wait(30)
+    with Service(engine, queue=6) as service, held(service) as release:
 
         def queued(client: str, n: int) -> list[Stream]:
             return [service.submit(asked(engine, "a", 2, client=client)) for _ in range(n)]
@@ -161,7 +161,6 @@ def test_a_full_queue_has_room_for_a_client_with_less_than_its_share(engine: Eng
                 queued(client, 1)
         release.set()
         assert all(len(stream.wait(30).tokens) == 2 for stream in streams)
-        blocker.join()
 
 
 def test_a_cancelled_request_stops_and_its_slot_is_free(engine: Engine, service: Service) -> None:
@@ -454,47 +453,40 @@ def test_idle_moments_time_batches_and_requests_are_served_meanwhile(
 
 
 def test_a_request_that_comes_at_the_end_of_an_idle_moment_is_served_at_once(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its notification finds the thread neither waiting nor at work."""
     monkeypatch.setattr("rest_local.decoding.service.IDLE_S", 3600.0)
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512) as engine:
-        streams: list[Any] = []
-        request = asked(engine, PROMPTS[0], 4)
-        started, submitted = threading.Event(), threading.Event()
+    streams: list[Any] = []
+    started, submitted = threading.Event(), threading.Event()
 
-        def use_idle_time(seconds: float, number: int) -> bool:
-            if not streams and started.wait(10):
-                streams.append(service.submit(request))
-                submitted.set()
-            return False
+    def use_idle_time(seconds: float, number: int) -> bool:
+        if not streams and started.wait(10):
+            streams.append(service.submit(asked(engine, PROMPTS[0], 4)))
+            submitted.set()
+        return False
 
-        monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
-        with Service(engine) as service:
-            started.set()
-            assert submitted.wait(10)
-            assert len(streams[0].wait(60).tokens) == 4
+    monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
+    with Service(engine) as service:
+        started.set()
+        assert submitted.wait(10)
+        assert len(streams[0].wait(60).tokens) == 4
 
 
-def test_a_request_breaks_off_idle_work(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512) as engine:
-        begun, broken_off = threading.Event(), threading.Event()
-        number = [0]
+def test_a_request_breaks_off_idle_work(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+    begun, broken_off = threading.Event(), threading.Event()
 
-        def use_idle_time(seconds: float, at: int) -> bool:
-            if not begun.is_set():
-                number[0] = at
-                begun.set()
-                assert broken_off.wait(10)
-            return False
+    def use_idle_time(seconds: float, number: int) -> bool:
+        if not numbers:
+            numbers.append(number)
+            begun.set()
+            assert broken_off.wait(10)
+        return False
 
-        def abort(at: int | None = None) -> None:
-            if at == number[0]:
-                broken_off.set()
-
-        monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
-        monkeypatch.setattr(engine, "abort", abort)
-        with Service(engine) as service:
-            assert begun.wait(10)
-            assert len(service.submit(asked(engine, PROMPTS[0], 4)).wait(60).tokens) == 4
-            assert broken_off.is_set()
+    monkeypatch.setattr(engine, "use_idle_time", use_idle_time)
+    monkeypatch.setattr(engine, "abort", lambda number=None: broken_off.set() if number in numbers else None)
+    with Service(engine) as service:
+        assert begun.wait(10)
+        assert len(service.submit(asked(engine, PROMPTS[0], 4)).wait(60).tokens) == 4
+        assert broken_off.is_set()

@@ -86,7 +86,7 @@ def test_a_wrong_name_of_the_pre_tokenizer_is_noticed_or_harmless(kind: str, mon
     monkeypatch.setattr(model_module, "ensure_loadable", lambda *_: None)  # no child tries the same file again
     options = ModelOptions(override_kv=(Override.parse(f"tokenizer.ggml.pre=str:{kind}"),))
     numbers = random.Random(3)
-    texts = ["".join(numbers.choices(PIECES, k=40)) for _ in range(20)]
+    texts = ["".join(numbers.choices(PIECES, k=40)) for _ in range(10)]
     with Model.open(demo_model(), vocab_only=True, options=options) as model:
         bulks = [model.vocabulary._tokenizer.bulk(name) for name in ("llama-bpe", "qwen2")]
         assert all(bulks) or kind not in ("llama-bpe", "qwen2")

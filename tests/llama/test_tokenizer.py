@@ -123,8 +123,10 @@ def test_ordinary_text_is_cut_into_large_parts() -> None:
 
 CRASH = """
 import sys, threading
+from rest_local.llama import model
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Override
+model.ensure_loadable = lambda *_: None  # no child of this one
 threading.stack_size(512 * 1024)
 def work(path, kind):
     override = Override.parse("tokenizer.ggml.pre=str:" + kind)
