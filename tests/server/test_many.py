@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,38 +10,6 @@ from live import Live, becomes_idle, sent
 
 from rest_local.api.bodies import MAX_PROMPTS
 from rest_local.server.security import CLIENT, SECRET, Inner
-
-ROUNDS = 3
-
-
-def test_eight_clients_are_all_served(demo: Live) -> None:
-    """Twice as many clients as slots. benchmarks/server.py has a form of 60 s with times."""
-    finished: list[tuple[int, str]] = []
-    wrong: list[Any] = []
-    ready = threading.Barrier(8)  # a busy machine may take longer to start a thread than others to be answered
-
-    def ask(number: int) -> None:
-        with demo.client() as client:
-            client.get("/health")  # connects
-            ready.wait(60)
-            for turn in range(ROUNDS):
-                text = f"def function_{number}_{turn}(value):\n"
-                body = {"prompt": text, "n_predict": 12, "temperature": 0.5, "ignore_eos": True}
-                answer = client.post("/completion", json=body)
-                if answer.status_code != 200 or answer.json()["tokens_predicted"] != 12:
-                    wrong.append(answer.text)
-                finished.append((number, text))
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-    assert wrong == []
-    assert len(finished) == 8 * ROUNDS
-    last_first = max(next(i for i, (number, _) in enumerate(finished) if number == client) for client in range(8))
-    assert last_first < 8 * (ROUNDS - 1), "the first answer of each client comes before the last round is over"
-    becomes_idle(demo)
 
 
 def test_as_many_prompts_as_the_limit_says_are_answered(demo: Live) -> None:
