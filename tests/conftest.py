@@ -136,10 +136,11 @@ def _certificates_are_read_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _children_are_forked() -> Iterator[None]:
     """Each model is tried in a child process before it is loaded; tests of these children start real ones."""
-    from support.forked import can_fork, forked
+    from support.forked import can_fork, forked, trust
 
-    from rest_local import sandbox
+    from rest_local import paths, sandbox
 
+    trust(paths.demo_model())
     with pytest.MonkeyPatch.context() as patch:
         if can_fork():
             patch.setattr(sandbox, "run", forked(sandbox.run))
@@ -227,6 +228,8 @@ def shared_data() -> Callable[[str], Path]:
 def vocabulary_of(shared_data: Callable[[str], Path], tiny_model: TinyModel) -> Iterator[Callable[[str], Vocabulary]]:
     """`vocabulary_of("qwen2")`: the vocabulary of `ggml-vocab-qwen2.gguf`, of the demo model for "demo", of tiny
     models for "tiny". Opened once: a large one takes a second, and preparing it for grammars another."""
+    from support.forked import trust
+
     from rest_local.llama.model import Model
     from rest_local.paths import demo_model
 
@@ -237,6 +240,7 @@ def vocabulary_of(shared_data: Callable[[str], Path], tiny_model: TinyModel) -> 
                 path = demo_model() if name == "demo" else tiny_model("llama")
             else:
                 path = shared_data(f"ggml-vocab-{name}.gguf")
+                trust(path)
             return stack.enter_context(Model.open(path, vocab_only=True)).vocabulary
 
         yield cache(opened)

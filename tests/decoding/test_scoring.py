@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +26,11 @@ def test_scores_are_those_of_rows_alone(tiny_model: Callable[..., Path], arch: s
     rng = np.random.default_rng(1)
     with Engine.load(tiny_model(arch), n_ctx=256, policy="off") as engine:
         text = rng.integers(5, engine.model.n_vocab, 150).tolist()
-        scorer = Scorer(engine.model, engine.settings)
-        try:
+        with closing(Scorer(engine.model, engine.settings)) as scorer:
             for _ in range(2):  # what is left of one text is no part of the next
                 scored = scorer.score(text, 3, run)
                 assert [entry.token for entry in scored] == text[1:]
             rows = rows_alone(scorer._context, text)
-        finally:
-            scorer.close()
     exact = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
     told = [entry.logprob for entry in scored]
     assert told == pytest.approx([exact[at, token] for at, token in enumerate(text[1:])], abs=0.05)
@@ -40,17 +38,16 @@ def test_scores_are_those_of_rows_alone(tiny_model: Callable[..., Path], arch: s
 
 
 def test_what_cannot_be_scored_is_refused(tiny_model: Callable[..., Path]) -> None:
-    with Engine.load(tiny_model("llama"), n_ctx=64, policy="off") as engine:
-        scorer = Scorer(engine.model, engine.settings)
-        try:
-            assert scorer.score([5], 0, run) == []
-            with pytest.raises(PromptEmpty):
-                scorer.score([], 0, run)
-            with pytest.raises(PromptTooLong, match="65"):
-                scorer.score([5] * 65, 0, run)
-            assert len(scorer.score([5] * 64, 0, run)) == 63
-        finally:
-            scorer.close()
+    with (
+        Engine.load(tiny_model("llama"), n_ctx=64, policy="off") as engine,
+        closing(Scorer(engine.model, engine.settings)) as scorer,
+    ):
+        assert scorer.score([5], 0, run) == []
+        with pytest.raises(PromptEmpty):
+            scorer.score([], 0, run)
+        with pytest.raises(PromptTooLong, match="65"):
+            scorer.score([5] * 65, 0, run)
+        assert len(scorer.score([5] * 64, 0, run)) == 63
 
 
 def test_others_go_on_between_the_parts(tiny_model: Callable[..., Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import gguf
@@ -26,8 +27,7 @@ def embedding_model(request: pytest.FixtureRequest, tiny_model: Callable[..., Pa
 
 
 def test_vectors_are_of_length_one_and_repeatable(embedding_model: Model) -> None:
-    embedder = Embedder(embedding_model)
-    try:
+    with closing(Embedder(embedding_model)) as embedder:
         first = embedder.embed([5, 6, 7, 8])
         other = embedder.embed([5, 6, 9])
         again = embedder.embed([5, 6, 7, 8])
@@ -36,21 +36,15 @@ def test_vectors_are_of_length_one_and_repeatable(embedding_model: Model) -> Non
         assert np.array_equal(first, again)
         if pooling(embedding_model) != "cls":  # in a causal model the first token's vector does not depend on the rest
             assert not np.allclose(first, other)
-    finally:
-        embedder.close()
-        embedder.close()
 
 
 def test_empty_and_long_texts_are_refused_and_the_next_works(embedding_model: Model) -> None:
-    embedder = Embedder(embedding_model)
-    try:
+    with closing(Embedder(embedding_model)) as embedder:
         with pytest.raises(PromptEmpty):
             embedder.embed([])
         with pytest.raises(PromptTooLong):
             embedder.embed([5] * 257)
         assert embedder.embed([5] * 256).shape == (embedding_model.n_embd,)
-    finally:
-        embedder.close()
 
 
 def test_a_model_without_pooling_has_no_embeddings(tiny_model: Callable[..., Path]) -> None:

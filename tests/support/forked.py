@@ -86,7 +86,7 @@ def _run(process_of: Callable[..., BaseProcess], module: str, task: str, timeout
 
 
 def trust(path: Path) -> None:
-    """A model that the tests have made loads: no child finds that out for each of its settings."""
+    """A model that is known loads: no child finds that out for each of its settings."""
     _ours.add(hashlib.sha256(path.read_bytes()).hexdigest())
 
 
