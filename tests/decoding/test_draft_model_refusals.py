@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.fake_sources import always_draft
-from support.refusals import cut, little_memory, refusal, renamed, with_nan
+from support.refusals import cut, little_memory, opened, refusal, renamed, with_nan
 
 from benchmarks.gguf_file import byte_vocabulary, write
 from benchmarks.tiny import tiny
@@ -67,10 +66,7 @@ def test_it_is_one_warning_with_cause_and_remedy_and_the_engine_answers(
     path = refused(kind, target, tmp_path / "drafter.gguf")
     with Engine.load(target, n_ctx=256, threads=1) as alone:
         expected, warned = answer(alone), alone.warnings
-    with (
-        caplog.at_level(logging.WARNING, "rest_local"),
-        Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine,
-    ):
+    with opened(target, path, caplog) as engine:
         line = refusal(engine, path, caplog, warned)
         assert re.match(f"going on without the draft model: model {re.escape(str(path))}: .*{CAUSES[kind]}", line)
         assert answer(engine) == expected
@@ -115,10 +111,7 @@ def test_a_full_context_is_told_once_and_generation_goes_on(
     short = tiny("llama", tmp_path / "short.gguf", quant="Q8_0", n_ctx=160)
     with Engine.load(target, n_ctx=256, threads=1) as alone:
         expected = answer(alone, 100)
-    with (
-        caplog.at_level(logging.WARNING, "rest_local.drafting"),
-        Engine.load(target, n_ctx=256, threads=1, draft_model=short) as engine,
-    ):
+    with opened(target, short, caplog) as engine:
         small = engine.context.drafter
         assert isinstance(small, DraftModel)
         for _ in range(2):

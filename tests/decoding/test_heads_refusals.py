@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.heads import draft_whatever_it_costs, model_and_drafter
-from support.refusals import cut, little_memory, refusal, renamed, with_nan
+from support.refusals import cut, little_memory, opened, refusal, renamed, with_nan
 
 from benchmarks.gguf_file import byte_vocabulary, write
 from benchmarks.tiny_heads import tiny_eagle3, tiny_mtp, tiny_predictable
@@ -74,10 +73,7 @@ def test_it_is_one_line_with_its_cause(
 ) -> None:
     target, expected = alone
     path = head(kind, tmp_path / "head.gguf")
-    with (
-        caplog.at_level(logging.WARNING, "rest_local"),
-        Engine.load(target, n_ctx=256, threads=1, draft_model=path) as engine,
-    ):
+    with opened(target, path, caplog) as engine:
         assert re.search(CAUSES[kind], refusal(engine, path, caplog))
         assert answer(engine) == expected
 
@@ -87,10 +83,7 @@ def test_a_model_that_reports_no_layer_inputs(
 ) -> None:
     """llama.cpp aborts; only the child process that tries it ends."""
     path = tiny_eagle3(tmp_path / "head.gguf")
-    with (
-        caplog.at_level(logging.WARNING, "rest_local"),
-        Engine.load(tiny_model("qwen2"), n_ctx=256, threads=1, draft_model=path) as engine,
-    ):
+    with opened(tiny_model("qwen2"), path, caplog) as engine:
         line = refusal(engine, path, caplog)
         assert "llama.cpp crashed (SIGABRT) while evaluating the model" in line
         assert answer(engine)
@@ -103,10 +96,7 @@ def test_layers_inside_that_are_damaged(tmp_path: Path, caplog: pytest.LogCaptur
         expected = answer(alone)
         assert alone.warnings == []
     with_nan(path, "blk.2.nextn.hnorm.weight")
-    with (
-        caplog.at_level(logging.WARNING, "rest_local"),
-        Engine.load(path, n_ctx=256, threads=1) as engine,
-    ):
+    with opened(path, None, caplog) as engine:
         assert "going on without the model's MTP layers" in refusal(engine, path, caplog)
         assert answer(engine) == expected
 
@@ -117,11 +107,7 @@ def test_a_llama_cpp_without_the_functions(
 ) -> None:
     target, path = model_and_drafter(kind, tmp_path)
     monkeypatch.setitem(features._functions, name, None)
-    options: dict[str, Any] = {} if path is None else {"draft_model": path}
-    with (
-        caplog.at_level(logging.WARNING, "rest_local"),
-        Engine.load(target, n_ctx=256, threads=1, **options) as engine,
-    ):
+    with opened(target, path, caplog) as engine:
         line = refusal(engine, path or target, caplog)
         assert f" {name}, which this llama.cpp lacks; install a newer one" in line
         assert answer(engine)
@@ -152,11 +138,7 @@ def test_a_head_that_fails_later(
 ) -> None:
     draft_whatever_it_costs(monkeypatch)
     target, path = model_and_drafter(kind, tmp_path)
-    options: dict[str, Any] = {} if path is None else {"draft_model": path}
-    with (
-        caplog.at_level(logging.WARNING, "rest_local.drafting"),
-        Engine.load(target, n_ctx=256, threads=1, **options) as engine,
-    ):
+    with opened(target, path, caplog) as engine:
         drafter = engine.context.drafter
         assert isinstance(drafter, Head | DraftModel)
         expected = answer(engine, 40, "off")
@@ -191,11 +173,7 @@ def test_a_full_context_of_a_head(
         return replace(real(target, n), n_ctx=256, n_cells=256)
 
     monkeypatch.setattr(Head, "settings", staticmethod(short))
-    options: dict[str, Any] = {} if path is None else {"draft_model": path}
-    with (
-        caplog.at_level(logging.WARNING, "rest_local.drafting"),
-        Engine.load(target, n_ctx=400, threads=1, **options) as engine,
-    ):
+    with opened(target, path, caplog, 400) as engine:
         drafter = engine.context.drafter
         assert isinstance(drafter, Head)
         drafter.context.n_ctx = 400

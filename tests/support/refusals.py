@@ -53,6 +53,17 @@ def refusal(engine: Engine, path: Path, caplog: pytest.LogCaptureFixture, warned
 
 
 @contextmanager
+def opened(target: Path, drafter: Path | None, caplog: pytest.LogCaptureFixture, n_ctx: int = 256) -> Iterator[Engine]:
+    """An engine that drafts with a file, or with what is in the target's own; warnings are noted."""
+    given = {} if drafter is None else {"draft_model": drafter}
+    with (
+        caplog.at_level(logging.WARNING, "rest_local"),
+        Engine.load(target, n_ctx=n_ctx, threads=1, **given) as engine,  # type: ignore[arg-type]
+    ):
+        yield engine
+
+
+@contextmanager
 def little_memory(n_bytes: int) -> Iterator[None]:
     """This process gets at most `n_bytes` more of address space."""
     import resource
