@@ -516,19 +516,14 @@ def _editor(kind: str) -> JsonObject:
 
 
 def _memory() -> JsonObject:
-    text = {"type": "string"}
+    commands = ["view", "create", "str_replace", "insert", "delete", "rename"]
+    names = ("file_text", "old_str", "new_str", "insert_line", "insert_text", "old_path", "new_path")
     fields: JsonObject = {
-        "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert", "delete", "rename"]},
+        "command": {"type": "string", "enum": commands},
         "path": {"type": "string", "description": "A path below /memories; for rename use old_path and new_path."},
         "view_range": _LINES,
-        "file_text": text,
-        "old_str": text,
-        "new_str": text,
-        "insert_line": {"type": "integer"},
-        "insert_text": text,
-        "old_path": text,
-        "new_path": text,
     }
+    fields |= {name: {"type": "integer" if name == "insert_line" else "string"} for name in names}
     return _schema(fields, "command")
 
 

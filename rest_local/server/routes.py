@@ -129,7 +129,9 @@ async def input_items(request: HttpRequest) -> Response:
 async def _kept(request: HttpRequest) -> KeptResponse:
     """The response that the path names. Raises ApiError 404."""
     wanted = str(request.path_params["id"])
-    kept = await anyio.to_thread.run_sync(server_of(request).responses.get, wanted, _owner(request))
+    kept: KeptResponse | None = await anyio.to_thread.run_sync(
+        server_of(request).responses.get, wanted, _owner(request)
+    )
     if kept is None:
         raise ApiError(404, f"no response {wanted[:80]!r} is kept", code="response_not_found", param="id")
     return kept

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 from starlette.requests import Request
@@ -150,29 +150,10 @@ def _gone() -> ApiError:
     return ApiError(400, "the client disconnected before its prompt was scored")
 
 
-class Server(Protocol):
-    """What calls read that both the server of one model and that of several answer by themselves."""
-
-    settings: Settings
-
-    @property
-    def responses(self) -> ResponseStorage:
-        """Responses of /v1/responses that are kept."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the models that are loaded at the start are."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row of `GET /v1/models` for each name of each model."""
-
-    def ollama_rows(self) -> list[Row]:
-        """A row for each name of each model."""
-
-
-def server_of(request: Request) -> Server:
-    state: Server = request.app.state.server
-    return state
+def server_of(request: Request) -> Any:
+    """The `State` of a server, or the `RouterState` of the process in front of several models, for what both have:
+    `settings`, `responses`, `ready`, `rows` and `ollama_rows`."""
+    return request.app.state.server
 
 
 @dataclass
@@ -206,13 +187,16 @@ class State:
 
     @property
     def ready(self) -> bool:
+        """Whether the model is loaded."""
         return self.service is not None
 
     def rows(self) -> list[dict[str, Any]]:
+        """A row of `GET /v1/models` for each name of the model."""
         known = {"meta": meta(self.engine)} if self.engine is not None else {}
         return [named_row(name, self.started) | known for name in self.names]
 
     def ollama_rows(self) -> list[Row]:
+        """The same for Ollama's lists."""
         engine = self.engine
         known, path = (meta(engine), engine.model.path) if engine is not None else ({}, Path(self.name))
         return [Row(name, path, known, is_loaded=engine is not None) for name in self.names]
