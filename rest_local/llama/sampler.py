@@ -74,13 +74,8 @@ class Sampler:
         self._only = None
         self._candidates.fill(logits, self.constraint.allowed())
         llama_cpp.llama_sampler_apply(self._shape, self._candidates.reference)
-        if self._candidates.array.size > 1:
-            llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)
-            return self._candidates.selected
-        self._only = int(self._candidates.array.data[0].id)
-        self._candidates.fill_dummies()
-        llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)
-        return self._only
+        llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)  # draws a number for one candidate, too
+        return self._candidates.selected
 
     def _likeliest(self, logits: NDArray[np.float32]) -> int:
         """The likeliest token. Copies the row only if that is an end token which is not allowed yet."""
@@ -198,15 +193,7 @@ class Candidates:
         count = len(self.rows) if ids is None else len(ids)
         self.rows["id"][:count] = self._ids if ids is None else ids
         self.rows["logit"][:count] = logits if ids is None else logits[ids]
-        self._rewind(count)
-
-    def fill_dummies(self) -> None:
-        """Set two equal candidates, to draw a number without using it."""
-        self.rows[:2] = [(0, 0.0, 0.0), (1, 0.0, 0.0)]
-        self._rewind(2)
-
-    def _rewind(self, size: int) -> None:
-        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._first, size, -1, False
+        self.array.data, self.array.size, self.array.selected, self.array.sorted = self._first, count, -1, False
 
     def left(self) -> NDArray[Any]:
         """The candidates that the samplers left, until the next use: `_CANDIDATE` [n]."""
