@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_local.cli import completion, settings
+from rest_local.cli.options import Count
 from rest_local.cli.sections import Option, SummaryGroup, option, options_by_key, toml_text
 from rest_local.cli.settings import ENVIRONMENT, MODEL, PROFILE, Settings, variable_of
 from rest_local.cli.terminal import columns, json_option, print_json, warn
@@ -208,8 +209,11 @@ def _scalar(option: Option, text: str) -> bool | int | float | str:
     """How the file holds a value that the option takes: as a truth value or number where it is one."""
     if option.is_flag:
         return click.BOOL.convert(text, None, None)
-    if isinstance(option.type, (click.types.IntParamType, click.types.FloatParamType)):
-        return float(text) if isinstance(option.type, click.types.FloatParamType) else int(text)
+    if isinstance(option.type, click.types.FloatParamType):
+        return float(text)
+    if isinstance(option.type, (click.types.IntParamType, Count)):
+        with suppress(ValueError):  # `all` and `auto`
+            return int(text)
     return text
 
 

@@ -73,6 +73,7 @@ def test_show_checks_the_whole_file(call: Call, path: Path, text: str) -> None:
         (["temp", "0.25"], "temp", 0.25),
         (["history", "off"], "history", False),
         (["gpu-layers", "all"], "gpu-layers", "all"),
+        (["gpu-layers", "20"], "gpu-layers", 20),
         (["model", "3"], "model", "3"),
         (["system", 'say "no"\nand\\yes\t\u00e9'], "system", 'say "no"\nand\\yes\t\u00e9'),
         (["datastore", "a", "b"], "datastore", ["a", "b"]),

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 def watch(names: tuple[str, ...], poll_s: float | None, as_json: bool) -> None:
     """Keep datastores up to date with the files they were built from, until Ctrl-C.
 
-    A saved file can be drafted from a fraction of a second later, by programs that run as well. An index whose model
-    is no longer on the disk stays as it is.
+    A saved file can be drafted from a fraction of a second later, also by programs that are already running. An index
+    whose model is no longer on the disk stays as it is.
     """
     from rest_local.cli import terminal
     from rest_local.retrieval.update.updating import update
