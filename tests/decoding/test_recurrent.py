@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.forked import trust
 from support.half_right import TEXT, finish, half_right
+from support.heads import model_and_drafter
 from support.recurrent import RECURRENT, recurrent
 
 from rest_local import Engine, Sampling
@@ -16,6 +19,7 @@ from rest_local.catalog import describe
 from rest_local.catalog.describe import header_of
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
+from rest_local.drafting.models.heads import HeadText
 from rest_local.errors import ModelInvalid
 from rest_local.llama.context import Context
 from rest_local.llama.gguf import read_gguf
@@ -114,3 +118,32 @@ def test_without_a_checkpoint_drafts_are_as_long_as_the_snapshots(
         assert drafted.tokens == plain.tokens
         assert max(half.accepted) <= rollback
         assert (drafted.draft.accepted > 0) == (rollback > 0)
+
+
+def test_a_head_gets_the_features_of_its_tokens_after_tokens_that_are_evaluated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: dict[int, NDArray[np.float32]] = {}
+    take = HeadText.take
+
+    def recorded(self: HeadText, start: int, tokens: list[int], features: NDArray[np.float32]) -> None:
+        taken.update(enumerate(features.copy(), start))
+        take(self, start, tokens, features)
+
+    monkeypatch.setattr(HeadText, "take", recorded)
+    model, head = model_and_drafter("mtp alone hybrid", tmp_path, "Q8_0")
+    with Engine.load(
+        model, draft_model=head, n_ctx=512, threads=1, exact=True, options=ModelOptions(rollback=0), policy="off"
+    ) as engine:
+        prompt = engine.tokenize("for number in range(10): print(number)\n")
+        plain = engine.generate(prompt, max_tokens=40).wait()
+        wanted = dict(taken)
+        engine.forget()
+        taken.clear()
+        half = half_right(engine, prompt, plain.tokens)
+        drafted = engine.generate(prompt, max_tokens=40, policy=half).wait()
+    assert drafted.tokens == plain.tokens
+    assert drafted.draft.accepted > 0
+    assert taken.keys() == wanted.keys()
+    for place, features in wanted.items():
+        np.testing.assert_allclose(taken[place], features, rtol=1e-3, atol=1e-3)
