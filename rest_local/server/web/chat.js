@@ -19,6 +19,7 @@ function show(other) {
   stored("sessionStorage", "rest-local-open", talk.row ? talk.id : "");
   if (!running) $("status").textContent = "";
   render();
+  markOpen();
   const answers = pathTo(talk.messages, talk.leaf).filter(each => each.role === "assistant" && views.get(each.id).answer);
   shown = answers.length ? views.get(answers.at(-1).id).answer : null;
   repaint();

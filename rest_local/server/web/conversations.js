@@ -37,13 +37,21 @@ async function listConversations() {
     if (message) open.append(make("span", "small excerpt", excerpt(textOf(message), wanted)));
     open.type = "button";
     open.dataset.id = row.id;
-    if (row.id === talk.id) open.setAttribute("aria-current", "true");
     open.addEventListener("click", () => openConversation(row.id, !message, message));
     return make("li", "", open);
   }));
+  markOpen();
   if (focused) rowOf(focused)?.focus();
   $("find-row").hidden = !rows.length && !wanted;
   $("export-all").disabled = $("delete-all").disabled = !rows.length;
+}
+
+/** Marks the open conversation. At once, because the list itself is read from the store, and keys may come before that. */
+function markOpen() {
+  for (const row of $("conversations").querySelectorAll("button")) {
+    if (row.dataset.id === talk.id) row.setAttribute("aria-current", "true");
+    else row.removeAttribute("aria-current");
+  }
 }
 
 /** The text around what was searched for. */

@@ -33,6 +33,22 @@ def tab_to(page: Any, name: str) -> None:
     raise AssertionError(f"Tab never reaches {name!r}")
 
 
+def test_a_conversation_is_marked_before_the_list_is_read_again(hello: Live, opened: Open) -> None:
+    page = opened(hello)
+    ask(page, "one")
+    done(page)
+    page.keyboard.press("Alt+Shift+KeyN")
+    ask(page, "two")
+    expect(page.locator("#conversations button")).to_have_count(2)
+    expect(page.locator("#chat article")).to_contain_text("Hello world")
+    page.evaluate("() => { store.list = () => new Promise(() => undefined) }")
+    page.keyboard.press("Alt+Shift+ArrowDown")
+    expect(page.locator("#title")).to_have_text("one")
+    page.keyboard.press("Alt+Shift+KeyL")
+    expect(page.locator("#conversations [aria-current]")).to_contain_text("one")
+    expect(page.locator("#conversations [aria-current]")).to_be_focused()
+
+
 def test_a_whole_session_by_keyboard(hello: Live, opened: Open) -> None:
     page = opened(hello)
     press, write = page.keyboard.press, page.keyboard.type
