@@ -18,7 +18,6 @@ import platformdirs
 
 from rest_local.errors import ModelNotFound
 
-_WINDOWS = os.name == "nt"
 _UNFINISHED = re.compile(r"\.rest-local-new-[0-9a-f]{16}\Z")
 
 
@@ -73,8 +72,6 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
         file.flush()
         if durable:
             os.fsync(file.fileno())
-        if _WINDOWS:  # which renames no open file
-            file.close()
         os.replace(file.name, path)
     except BaseException:
         try:
@@ -104,15 +101,12 @@ def delete_unfinished(folder: Path) -> None:
         return
     for name in found:
         with contextlib.suppress(OSError):
-            descriptor = os.open(name, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW)
             try:
-                is_free = _locked(descriptor)
-                if is_free and not _WINDOWS:
+                if _locked(descriptor):
                     os.unlink(name)
             finally:
                 os.close(descriptor)
-            if _WINDOWS:  # which deletes no open file
-                os.unlink(name)
 
 
 _clean_once = functools.lru_cache(maxsize=256)(delete_unfinished)
@@ -137,15 +131,15 @@ def _private(name: str, flags: int) -> int:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock an open file, unless another process has. Nothing on Windows, where an open file cannot be deleted."""
+    """Lock an open file, unless another process has."""
     from filelock import lock_descriptor
 
-    return _WINDOWS or lock_descriptor(descriptor, blocking=False)
+    return lock_descriptor(descriptor, blocking=False)
 
 
 def _sync_folder(folder: Path) -> None:
     """Make a rename durable, where folders can be synced."""
-    with contextlib.suppress(OSError):  # Windows cannot open one; the new content is in place all the same
+    with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -7,7 +7,7 @@
 
 The time of a request is processor time: on a busy machine a child waits for a processor most of the time, and has done
 nothing wrong. A bound by the clock, `WAIT` times as large, ends one that waits or was taken over. Memory is address
-space. macOS ignores that limit, and Windows has neither limit: there the clock bounds a request.
+space; macOS ignores that limit.
 
 Knows nothing about the tasks. The parent survives any behaviour of a child, and reads at most as much as it asked for.
 """
@@ -18,7 +18,8 @@ import atexit
 import contextlib
 import json
 import os
-import queue
+import resource
+import select
 import signal
 import struct
 import subprocess
@@ -33,17 +34,13 @@ from typing import IO, Any
 
 from rest_local import stop
 
-IS_MEASURED = hasattr(signal, "setitimer")
-"""Whether processor time is measured: not on Windows."""
-
-WAIT = 12 if IS_MEASURED else 1
+WAIT = 12
 START_SECONDS = 60.0
 KILL_SECONDS = 5.0  # a process that waits in a driver does not end when it is killed
 _ROOT = Path(__file__).parents[1]  # `-m` searches the working directory first, so do not use the user's
 _LENGTH = struct.Struct("<Q")
 _SECONDS = struct.Struct("<d")  # in front of a request
 _POLL_SECONDS = 0.05  # between two checks whether the thread was stopped
-_MOST_PARTS = 64  # of a child's output that wait to be read, at most 1 MiB each
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -157,7 +154,6 @@ class Worker:
         self.module, self.turn_seconds = module, turn_seconds
         self.process: subprocess.Popen[bytes] | None = None
         self._turn = threading.Lock()
-        self._output: _Output | None = None
         self._owner = 0  # the process that started the child; a process forked from it starts its own
         _workers.add(self)
 
@@ -181,27 +177,28 @@ class Worker:
             self._turn.release()
 
     def _talk(self, request: bytes, seconds: float, wait: float, most: int) -> bytes:
-        child, output = self._running()
+        child = self._running()
         assert child.stdin is not None
+        assert child.stdout is not None
         until = time.monotonic() + wait
         try:
             child.stdin.write(_LENGTH.pack(len(request)) + _SECONDS.pack(seconds) + request)
             child.stdin.flush()
-            return output.frame(until, most)
+            return _frame(child.stdout, until, most)
         except TimeoutError:
             raise TookTooLong from None
         except (BrokenPipeError, EOFError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1.0)
-            if IS_MEASURED and child.returncode == -signal.SIGPROF:
+            if child.returncode == -signal.SIGPROF:
                 raise TookTooLong from None
             raise Died from None
 
-    def _running(self) -> tuple[subprocess.Popen[bytes], _Output]:
+    def _running(self) -> subprocess.Popen[bytes]:
         if self._owner != os.getpid():
             self.process = None
-        if self.process is not None and self._output is not None and self.process.poll() is None:
-            return self.process, self._output
+        if self.process is not None and self.process.poll() is None:
+            return self.process
         self._kill()
         try:
             self.process = subprocess.Popen(
@@ -215,12 +212,12 @@ class Worker:
         except OSError as error:
             raise NotStarted(f"no process can be started: {error}") from error
         assert self.process.stdout is not None
-        self._owner, self._output = os.getpid(), _Output(self.process.stdout)
+        self._owner = os.getpid()
         try:
-            self._output.frame(time.monotonic() + START_SECONDS, 0)
+            _frame(self.process.stdout, time.monotonic() + START_SECONDS, 0)
         except (TimeoutError, EOFError) as error:
             raise NotStarted("the child process ended before it began") from error
-        return self.process, self._output
+        return self.process
 
     def close(self) -> None:
         """End the child. The next request starts another."""
@@ -233,8 +230,6 @@ class Worker:
             return
         child.kill()
         child.wait()
-        if self._output is not None:
-            self._output.close()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # data that was not sent is not needed
@@ -250,55 +245,39 @@ def _close_all() -> None:
         worker.close()
 
 
-class _Output:
-    """The output of a child, read by a thread of its own: Windows cannot wait for a pipe with a time limit."""
+def _frame(output: IO[bytes], until: float, most: int) -> bytes:
+    """The next answer of a child. Raises TimeoutError at the time `until`; EOFError, also for a child that sends more
+    than `most` bytes or more than one answer; ServiceClosed."""
+    (length,) = _LENGTH.unpack(_read(output, _LENGTH.size, until))
+    if length > most:
+        raise EOFError
+    found = _read(output, length, until)
+    if _is_ready(output, 0.0):
+        raise EOFError
+    return found
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._parts: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._unread = b""
-        self._closed = False
-        self._thread = threading.Thread(target=self._pump, args=(file.fileno(),), name="sandbox", daemon=True)
-        self._thread.start()
 
-    def frame(self, until: float, most: int) -> bytes:
-        """The next answer. Raises TimeoutError at the time `until`; EOFError, also for a child that sends more than
-        `most` bytes or more than one answer; ServiceClosed."""
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, until))
-        if length > most:
-            raise EOFError
-        found = self._read(length, until)
-        if self._unread:
-            raise EOFError
-        return found
+def _read(output: IO[bytes], size: int, until: float) -> bytes:
+    parts = []
+    while size:
+        stop.check()
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if _is_ready(output, min(left, _POLL_SECONDS)):
+            part = os.read(output.fileno(), min(size, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+    return b"".join(parts)
 
-    def close(self) -> None:
-        """Wait for the end of the thread: the child is dead, so its output has ended."""
-        self._closed = True
-        self._thread.join()
 
-    def _read(self, size: int, until: float) -> bytes:
-        parts, there = [self._unread], len(self._unread)
-        while there < size:
-            stop.check()
-            left = until - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            with contextlib.suppress(queue.Empty):
-                parts.append(self._parts.get(timeout=min(left, _POLL_SECONDS)))
-                if not parts[-1]:
-                    raise EOFError
-                there += len(parts[-1])
-        whole = b"".join(parts)
-        self._unread = whole[size:]
-        return whole[:size]
-
-    def _pump(self, descriptor: int) -> None:
-        part = b"more"
-        while part:
-            part = os.read(descriptor, 1 << 20)
-            self._parts.put(part)
-            while self._parts.qsize() > _MOST_PARTS and not self._closed:  # the child sends what nobody asked for
-                time.sleep(_POLL_SECONDS / 10)
+def _is_ready(output: IO[bytes], seconds: float) -> bool:
+    """Whether there is something to read within this time, or the end."""
+    poll = select.poll()
+    poll.register(output, select.POLLIN)
+    return bool(poll.poll(1e3 * seconds))
 
 
 def serve(answer: Callable[[bytes], bytes], memory: int, niceness: int = 0) -> None:
@@ -306,23 +285,18 @@ def serve(answer: Callable[[bytes], bytes], memory: int, niceness: int = 0) -> N
 
     `memory`: bytes of address space; what is imported already counts as well.
     """
-    with contextlib.suppress(ImportError):  # Windows
-        import resource
-
-        for limit, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):
-            with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(limit, (most, most))
-        os.nice(niceness)
+    for limit, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(limit, (most, most))
+    os.nice(niceness)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sink.write(_LENGTH.pack(0))
     sink.flush()
     while head := source.read(_LENGTH.size):
         (seconds,) = _SECONDS.unpack(source.read(_SECONDS.size))
         request = source.read(*_LENGTH.unpack(head))
-        if IS_MEASURED:
-            signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         found = answer(request)
-        if IS_MEASURED:
-            signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         sink.write(_LENGTH.pack(len(found)) + found)
         sink.flush()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
 
 # Chromium, tmux and multiprocessing's fork server make sockets there, whose paths have 107 bytes at most.
-if os.name == "posix" and len(os.fsencode(tempfile.gettempdir())) > 50:
+if len(os.fsencode(tempfile.gettempdir())) > 50:
     os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 # Before any test module is imported: what it imports may look at the environment.

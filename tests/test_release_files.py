@@ -180,7 +180,6 @@ def unit_variables(unit: Path, state: Path, cache: Path) -> dict[str, str]:
     return dict(word.split("=", 1) for word in filled.split())
 
 
-@pytest.mark.skipif(os.name == "nt", reason="systemd and containers run on Unix")
 def test_a_service_loads_answers_and_ends_in_the_environment_of_its_unit(free_port: int, tmp_path: Path) -> None:
     """With the variables of the unit alone, without a home directory of a user, and where memory that was written
     cannot be executed. The health check is the image's."""

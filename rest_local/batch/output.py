@@ -93,7 +93,7 @@ class Output:
         try:
             special = self._path.exists() and not self._path.is_file()
             flags = os.O_WRONLY if special else os.O_RDWR | os.O_CREAT
-            return os.open(self._path, flags | getattr(os, "O_BINARY", 0), 0o666)
+            return os.open(self._path, flags, 0o666)
         except OSError as error:
             raise _unwritable(self._path, error) from error
 

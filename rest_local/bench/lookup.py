@@ -180,7 +180,7 @@ def _cold(store: Datastore, contexts: Sequence[Int32Array]) -> dict[str, Any]:
     """Lookups of which each reads all it needs from the disk. `disk_kb` shows that it did: what the system read for
     this process during a lookup.
     """
-    import resource  # Windows has none
+    import resource
 
     files = [store.directory / name for name in os.listdir(store.directory) if name.endswith(".bin")]
     for file in files:

@@ -14,6 +14,7 @@ The module knows nothing about llama.cpp.
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,6 @@ from rest_local.calibration.cost import (
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 ROUNDS = 5  # at first; three times as many if they disagree
 QUIET = 0.1  # spread of the rounds up to which a measurement is final
@@ -90,10 +86,7 @@ class LoadMeter:
 
 
 def _usage() -> tuple[float, float, float]:
-    """The clock and the process's CPU time in seconds, and the number of preemptions: 0 on Windows, which counts none,
-    so that no load is detected. Takes 1.5 us."""
-    if resource is None:
-        return time.perf_counter(), time.process_time(), 0.0
+    """The clock and the process's CPU time in seconds, and the number of preemptions. Takes 1.5 us."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return time.perf_counter(), usage.ru_utime + usage.ru_stime, float(usage.ru_nivcsw)
 

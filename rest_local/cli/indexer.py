@@ -222,7 +222,7 @@ class Indexer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=sys.platform != "win32",  # Ctrl-C at the terminal does not reach it
+            start_new_session=True,  # Ctrl-C at the terminal does not reach it
         )
         with contextlib.suppress(BrokenPipeError):  # it ended at once, which `_read` tells
             assert self._child.stdin is not None

@@ -46,8 +46,7 @@ def watch() -> None:
     """Start watching; call once, from the main thread."""
     global _wakeup
     reading, _wakeup = os.pipe()
-    if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on; the pipe holds thousands of signals
-        os.set_blocking(_wakeup, False)
+    os.set_blocking(_wakeup, False)
     signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
     threading.Thread(target=_count, args=(reading,), name="second-interrupt", daemon=True).start()
 

@@ -269,7 +269,7 @@ def _keys(path: Path | None) -> tuple[bytes, ...]:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            if os.name != "nt" and stat.S_ISREG(mode) and mode & _OTHERS:  # Windows has no such modes
+            if stat.S_ISREG(mode) and mode & _OTHERS:
                 shown = f"{stat.S_IMODE(mode):04o}"
                 raise OptionError(f"API key file: other users can read or change it (mode {shown}); chmod 600 it")
             return parse_keys(file.read())

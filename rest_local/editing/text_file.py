@@ -126,11 +126,10 @@ def write_whole(path: Path, content: bytes, like: Path) -> None:
 def _copy_attributes(source: Path, target: Path) -> None:
     """Owner first, because a change of owner clears bits of the mode. What this user may not set is left out."""
     status = source.stat()
-    if hasattr(os, "chown"):
-        for owner, group in ((status.st_uid, -1), (-1, status.st_gid)):
-            with contextlib.suppress(PermissionError):
-                os.chown(target, owner, group)
-    if hasattr(os, "listxattr"):  # access control lists are among them
+    for owner, group in ((status.st_uid, -1), (-1, status.st_gid)):
+        with contextlib.suppress(PermissionError):
+            os.chown(target, owner, group)
+    if hasattr(os, "listxattr"):  # not on macOS; access control lists are among them
         for name in os.listxattr(source):
             with contextlib.suppress(OSError):  # some belong to the system
                 os.setxattr(target, name, os.getxattr(source, name))

@@ -391,7 +391,7 @@ def path_of(home: Path, name: str, user: str = "") -> Path | None:
     folder = home / NAMED
     folder.mkdir(mode=0o700, exist_ok=True)
     of_user = f"+{user[:USER_DIGITS]}" if user else ""  # no name has a +
-    return folder / f"slot{of_user}-{name}{SUFFIX}"  # a prefix, because Windows has names like CON
+    return folder / f"slot{of_user}-{name}{SUFFIX}"
 
 
 # The texts that a server keeps

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import platform
 import re
 import subprocess
@@ -92,7 +91,7 @@ def _log_callback(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
 llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))  # before init, which already logs
 llama_cpp.llama_backend_init()
 
-c_library = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+c_library = ctypes.CDLL(None)
 _silence = ctypes.cast(c_library.abs, bindings.llama_log_callback)
 
 

@@ -1,9 +1,6 @@
 """The file operations of a build in one place: durable, private, and replaceable by tests that inject failures.
 
 Nothing else in the retrieval room writes to disk.
-
-On Windows an open file keeps its name and its directory where they are. So the lock file lies next to the directory
-that it guards, and a rename is tried again for a while. Directories cannot be synced there.
 """
 
 from __future__ import annotations
@@ -26,20 +23,18 @@ from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 LOCK = "lock"
 FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")  # of a vocabulary, in a datastore (`home.folder`)
 STAGING = re.compile(r"staging-[0-9a-f]{16}\Z")  # of a long write (`staging`), in the directory of an index
-WINDOWS = os.name == "nt"
-AS_IT_IS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))  # what the system has of them
+AS_IT_IS = os.O_NOFOLLOW | os.O_CLOEXEC
 _FULL = (
     "what this command wrote is deleted again; make room: `rest-local index list` shows the sizes of datastores, and "
     "`rest-local index remove NAME` deletes one"
 )
-_OWNER_AT = 1  # Windows lets no other process read byte 0 of a locked file
+_OWNER_AT = 1  # docs/FORMAT.md
 _OWNER_LIMIT = 200
 WAIT_S = 2.0
 """Seconds that a short commit waits for another process's commit, which takes milliseconds, or a second for a history
 of the largest size."""
 _CHUNK = 3 << 20  # bytes read at a time, of whole tokens of 2 or 3 bytes
 _POLL_S = 0.01  # between two attempts to take a lock
-_RENAME_S = 1.0  # Windows: for readers of the old file to close it; reading a manifest takes less than a millisecond
 
 
 class Files:
@@ -71,19 +66,10 @@ class Files:
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename `old` to `new`, atomically; an existing `new` is replaced."""
-        deadline = time.monotonic() + _RENAME_S
-        while True:
-            try:
-                return os.replace(old, new)
-            except PermissionError:
-                if not WINDOWS or time.monotonic() >= deadline:
-                    raise
-                time.sleep(_POLL_S)
+        os.replace(old, new)
 
     def sync_directory(self, path: Path) -> None:
-        """Make creations, renames and deletions in a directory durable. Nothing on Windows, which offers no way."""
-        if WINDOWS:
-            return
+        """Make creations, renames and deletions in a directory durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -117,10 +103,9 @@ def digest_of(path: Path, look_at: Callable[[bytes, int], None] | None = None) -
 def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> Iterator[None]:
     """Hold the writers' lock of a datastore. Readers need no lock.
 
-    The lock (`flock`, on Windows `LockFileEx`) belongs to the open file, so it ends with its process, even after a
-    kill. (`lockf` would be released as soon as any descriptor of the file is closed.) `make`: creates the directory if
-    it is missing. Raises DatastoreUnwritable, and DatastoreLocked with the owner if the lock is still held after
-    `wait_s` seconds.
+    The lock (`flock`) belongs to the open file, so it ends with its process, even after a kill. (`lockf` would be
+    released as soon as any descriptor of the file is closed.) `make`: creates the directory if it is missing. Raises
+    DatastoreUnwritable, and DatastoreLocked with the owner if the lock is still held after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -140,19 +125,9 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
         os.close(descriptor)
 
 
-def _lock_path(directory: Path) -> Path:
-    """The lock file. On Windows it lies outside of the whole datastore, also for the folder of a vocabulary."""
-    if not WINDOWS or STAGING.match(directory.name):
-        return directory / LOCK
-    directory = Path(os.path.abspath(directory))
-    if FOLDER.match(directory.name):
-        return directory.parent.with_name(f".{directory.parent.name}.{directory.name}.{LOCK}")
-    return directory.with_name(f".{directory.name}.{LOCK}")
-
-
 def _take_lock(directory: Path) -> int:
     """Take the lock and return its descriptor. Raises DatastoreLocked at once if another process holds it."""
-    path = _lock_path(directory)
+    path = directory / LOCK
     with unwritable(directory):
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | AS_IT_IS, 0o600)
@@ -165,13 +140,12 @@ def _take_lock(directory: Path) -> int:
         if not taken:
             owner = os.read(descriptor, _OWNER_LIMIT).decode("utf-8", "replace").strip()
             raise DatastoreLocked(directory, owner or "another process")
-        # A remove may have unlinked the lock file between our open and our lock: then this lock protects nothing. On
-        # Windows an open file cannot be unlinked, but the directory may be gone.
+        # A remove may have unlinked the lock file between our open and our lock: then this lock protects nothing.
         try:
-            current = os.stat(directory if WINDOWS else path)
+            current = os.stat(path)
         except FileNotFoundError as error:
             raise DatastoreLocked(directory, "a process that removes it") from error
-        if not WINDOWS and not os.path.samestat(current, os.fstat(descriptor)):
+        if not os.path.samestat(current, os.fstat(descriptor)):
             raise DatastoreLocked(directory, "a process that replaced it")
         # Only for messages. On a full disk the lock still holds; only the owner's name is missing.
         with contextlib.suppress(OSError):
@@ -186,7 +160,7 @@ def _take_lock(directory: Path) -> int:
 def is_held(directory: Path) -> bool:
     """Whether a process holds the lock of a directory. Makes no file. Without permission to write the answer is no."""
     try:
-        descriptor = os.open(_lock_path(directory), os.O_RDWR | AS_IT_IS)
+        descriptor = os.open(directory / LOCK, os.O_RDWR | AS_IT_IS)
     except OSError:
         return False
     try:

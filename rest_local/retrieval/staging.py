@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
-from rest_local.retrieval.files import LOCK, STAGING, WINDOWS, Files, locked, unwritable
+from rest_local.retrieval.files import LOCK, STAGING, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, SegmentEntry, owns
 from rest_local.retrieval.home import find, folder, folders, holds_files, indexes, read_manifest, stagings
 
@@ -96,10 +96,7 @@ def staging(directory: Path, files: Files, name: str | None = None) -> Iterator[
                 yield place
             finally:
                 with contextlib.suppress(OSError):  # gone with the datastore, or the next commit deletes it
-                    _delete_locked(place, files)
-        if WINDOWS:
-            with contextlib.suppress(OSError):
-                delete(place, files)
+                    delete(place, files)
         return
 
 
@@ -197,7 +194,7 @@ def leftovers(folder: Path) -> list[Path]:
                 for entry in entries
                 if _LEFT.match(entry.name)
                 and entry.is_dir(follow_symlinks=False)
-                and (not hasattr(os, "getuid") or entry.stat(follow_symlinks=False).st_uid == os.getuid())
+                and entry.stat(follow_symlinks=False).st_uid == os.getuid()
             )
     except OSError:
         return []
@@ -220,8 +217,7 @@ def unnamed(directory: Path, everything: bool = False) -> list[str]:
 def delete_unnamed(directory: Path, files: Files, everything: bool = False) -> None:
     """Delete what `unnamed` gives, for a caller that holds the lock. Raises OSError."""
     for name in unnamed(directory, everything):
-        with contextlib.suppress(PermissionError) if WINDOWS else contextlib.nullcontext():  # a reader has it mapped
-            files.unlink(directory / name)
+        files.unlink(directory / name)
 
 
 def remove_orphans(directory: Path, files: Files, *, plans: bool = False, keep: Path | None = None) -> None:
@@ -231,11 +227,8 @@ def remove_orphans(directory: Path, files: Files, *, plans: bool = False, keep: 
     for place in stagings(directory):
         if place == keep or (not plans and (place / PLAN).exists()):
             continue
-        with contextlib.suppress(DatastoreLocked, FileNotFoundError), _others_stay():
-            with locked(place):
-                _delete_locked(place, files)
-            if WINDOWS:
-                delete(place, files)
+        with contextlib.suppress(DatastoreLocked, FileNotFoundError), _others_stay(), locked(place):
+            delete(place, files)
 
 
 def remove_all(directory: Path, files: Files) -> None:
@@ -258,13 +251,6 @@ def delete(directory: Path, files: Files) -> None:
     _empty(directory, files)
     files.unlink(directory / LOCK)
     directory.rmdir()
-
-
-def _delete_locked(place: Path, files: Files) -> None:
-    if WINDOWS:  # the lock file is open
-        _empty(place, files)
-    else:
-        delete(place, files)
 
 
 def _empty(directory: Path, files: Files) -> None:

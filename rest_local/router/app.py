@@ -488,7 +488,7 @@ def sweep() -> None:
         with contextlib.suppress(OSError, Timeout):
             if time.time() - folder.stat().st_mtime < YOUNGEST or folder.is_symlink() or not folder.is_dir():
                 continue
-            if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+            if folder.stat().st_uid != os.getuid():
                 continue
             with FileLock(folder / LOCK, timeout=0, thread_local=False):
                 pass

@@ -80,19 +80,4 @@ def _container() -> int:
 
 
 def _physical() -> int:
-    if sys.platform == "win32":
-        return _physical_windows()
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _physical_windows() -> int:
-    import ctypes
-
-    class Status(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong)] + [
-            (name, ctypes.c_ulonglong) for name in ("total", "free", "page", "page_free", "virtual", "v_free", "ext")
-        ]
-
-    status = Status(ctypes.sizeof(Status))
-    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))  # type: ignore[attr-defined, unused-ignore]
-    return int(status.total)

@@ -197,8 +197,7 @@ async def _started(setup: Setup) -> Process:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         limit=LONGEST_LINE,
-        start_new_session=sys.platform != "win32",
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        start_new_session=True,
     )
     data = pickle.dumps(setup)
     assert child.stdin is not None

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -54,10 +55,6 @@ log = logging.getLogger("rest_local.server")
 def connection_limit(descriptors: int = 1) -> int:
     """Connections that can be open at once: the free descriptors of this process, less a reserve. `descriptors`: that
     each connection may need."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return MAX_CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -242,9 +239,8 @@ class HttpServer(uvicorn.Server):
             signal.SIGTERM: self._terminate,
             signal.SIGINT: self._interrupt,
         }
-        if hasattr(signal, "SIGHUP"):
-            reload = outlives_terminal()
-            handled[signal.SIGHUP] = lambda number, frame: self.reload() if reload else self.stop()
+        reload = outlives_terminal()
+        handled[signal.SIGHUP] = lambda number, frame: self.reload() if reload else self.stop()
         before = {number: signal.signal(number, handler) for number, handler in handled.items()}
         try:
             yield
@@ -268,13 +264,12 @@ class HttpServer(uvicorn.Server):
 
 def ignore_hangups() -> None:
     """Go on when the terminal closes, as with `nohup`. To be called in the main thread."""
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def outlives_terminal() -> bool:
     """Whether no terminal can end this process: it has none, as a service, or it ignores hangups."""
-    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return True
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))

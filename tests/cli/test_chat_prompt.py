@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,6 @@ import pytest
 from rest_local.cli import interrupt
 from rest_local.cli.chat import prompt
 from rest_local.cli.chat.prompt import quiet_keyboard, unquoted
-
-termios = pytest.importorskip("termios", reason="Windows has no termios, and no echo to turn off")
 
 
 @pytest.mark.parametrize(

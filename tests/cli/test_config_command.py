@@ -167,7 +167,6 @@ def test_a_damaged_file_is_not_overwritten(call: Call, path: Path, command: list
     assert path.read_text() == "ctx = = 3\n"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 def test_a_new_file_is_private_and_an_old_one_keeps_its_mode_and_link(call: Call, path: Path, tmp_path: Path) -> None:
     path.parent.rmdir()
     call("config", "set", "top-k", "20")

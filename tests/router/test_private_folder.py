@@ -32,8 +32,7 @@ def left_behind(temporary: Path, name: str = "old") -> Path:
 def test_it_is_private_and_goes_with_its_server(temporary: Path) -> None:
     folder = PrivateFolder()
     assert folder.path.parent == temporary
-    if os.name != "nt":
-        assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert folder.path.stat().st_mode & 0o777 == 0o700
     folder.close()
     folder.close()
     assert not list(temporary.iterdir())

@@ -97,7 +97,6 @@ async def test_a_pool_that_closes_while_a_process_starts_ends_that_process(
         await using
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_second_signal_ends_processes_that_take_long_to_end(tmp_path: Path) -> None:
     """The process of the model does not obey. The private folder is removed all the same."""
     program = """

@@ -6,7 +6,6 @@ import gc
 import os
 import random
 import stat
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,6 @@ def test_another_process_reads_it(tmp_path: Path) -> None:
     assert ResponseStorage(tmp_path).get(kept.id, ME) == kept
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
 def test_only_this_user_reads_it(tmp_path: Path) -> None:
     old = os.umask(0)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 import shutil
 import signal
 import subprocess
@@ -40,8 +41,6 @@ def write_with(monkeypatch: pytest.MonkeyPatch, hook: Callable[[Callable[[Any], 
 @contextlib.contextmanager
 def files_up_to(size: int) -> Iterator[None]:
     """No file of this process may become larger: a write beyond it fails with EFBIG."""
-    import resource  # not on Windows
-
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:

@@ -185,11 +185,8 @@ def quiet_keyboard() -> Iterator[None]:
     """What is typed meanwhile is not shown in the middle of the answer, and waits for the next prompt. Ctrl-C works.
     Changes nothing in the background, where the system would stop the process for it.
     """
-    try:
-        import termios
-    except ImportError:  # Windows
-        yield
-        return
+    import termios
+
     if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
         yield
         return

@@ -152,8 +152,7 @@ def main() -> None:
             tell("warning", message=record.getMessage())
 
     request = json.loads(sys.stdin.readline())
-    if hasattr(os, "nice"):
-        os.nice(NICE)
+    os.nice(NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the parent
     stop = threading.Event()
     threading.Thread(target=_end_with_stdin, args=(stop,), name="parent", daemon=True).start()

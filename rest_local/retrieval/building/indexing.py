@@ -333,5 +333,5 @@ def default_memory() -> int:
     """A quarter of the machine's memory, in bytes; 2 GB where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+    except (OSError, ValueError):
         return 2 << 30

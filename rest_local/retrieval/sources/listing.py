@@ -39,7 +39,7 @@ class Contents(NamedTuple):
 def read_regular(path: str, limit: int) -> Contents:
     """Read up to `limit` bytes of a regular file. Raises OSError, also for a link."""
     # Opened before the status is read, so that both belong to the same file. O_NONBLOCK: a FIFO must not block.
-    descriptor = os.open(path, os.O_RDONLY | AS_IT_IS | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, os.O_RDONLY | AS_IT_IS | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         now, before = time.time_ns(), os.fstat(descriptor)
         if not stat.S_ISREG(before.st_mode):
@@ -61,7 +61,7 @@ _OTHER_PLACES = (
 )  # fmt: skip
 """Variables that a hook of git sets, and that would make git read another repository than the one that is named."""
 
-_MOST_ARGUMENTS = 1 << 14  # bytes of names on one command line; Windows allows 32 000 characters
+_MOST_ARGUMENTS = 1 << 14  # bytes of names on one command line
 _HARMLESS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false", "protocol.allow=never")
 
 

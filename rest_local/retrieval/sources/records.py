@@ -26,9 +26,7 @@ MAX_ROW = 1 << 24
 """Bytes of a line of JSON; a longer one is skipped. Parsed it can take 30 times as much memory."""
 
 _GLOB = frozenset("*?[")
-_FLAGS = (
-    getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-)  # a FIFO must not block
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block
 
 
 class Row(NamedTuple):

@@ -87,7 +87,6 @@ def forget_where(
             if not whole:
                 what = "no document would be left; `rest-local index remove` deletes the datastore"
                 raise OptionError(f"datastore {path}: {what}")
-            store.close()  # Windows renames no directory whose files are mapped
             remove_index_locked(path, directory, files)
             return Forgotten(tuple(sorted(gone)), removed=True)
         _rewrite(store, entries, held, recipe(store.manifest.recipe, held), files)
