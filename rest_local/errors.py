@@ -6,7 +6,6 @@
     ├── ConfigInvalid                  the configuration file is damaged, or has an unknown key or a wrong value
     ├── OutputInvalid                  an output of a batch contains something else; it was not changed
     ├── OutputUnwritable               disk full, permission; what was written stays
-    ├── ResultInvalid                  a benchmark's result or journal is damaged, foreign or of another format
     ├── InstallationIncomplete         a library that is needed is not there, or has another version
     │   └── LibraryUnfit               llama-cpp-python cannot be loaded, or lacks something
     ├── ClusterFailed                  no Ray, no cluster, no room in it, or no replica that stays alive

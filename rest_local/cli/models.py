@@ -330,8 +330,4 @@ def _newest() -> list[StoredModel]:
 
 
 def _memory_gb() -> float:
-    """Main memory; 8 where the platform does not say."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    except (AttributeError, ValueError, OSError):
-        return 8.0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9

@@ -125,23 +125,14 @@ class Followed(Protocol):
 
 
 def reopen(engine: Followed, also: Iterable[Path] = ()) -> None:
-    """Open the newest commit of every open datastore, and of those at the paths `also`, for the engine's next step.
+    """Open new commits of every open datastore, and of those at the paths `also`, for the engine's next step.
 
     A datastore that cannot be opened stays as it was, with a warning; one that no longer exists is closed. From any
     thread. Takes the time of opening them.
     """
-    swap = engine.swap
-    with swap.changing:
-        current = {store.path: store for store in swap.current(engine.datastores)}
-        for path in dict.fromkeys((*current, *also)):
-            try:
-                swap.offer(path, _opened(engine, path), is_new=path not in current)
-            except (DatastoreNotFound, DatastoreVocabulary) as error:  # it was removed, or the model's part of it
-                log.warning("%s; continuing without it", error)
-                swap.offer(path, None)
-            except DatastoreError as error:
-                log.warning("%s; continuing with the version that was open", error)
-    swap.close_retired()
+    follower = Follower(engine, also)
+    follower.told.clear()
+    follower.look()
 
 
 def _opened(engine: Followed, path: Path) -> Datastore:
@@ -163,7 +154,7 @@ class Follower:
         self._seen: dict[Path, _State] = {}
         self._retry_at: dict[Path, float] = {}
         self._warned: dict[Path, str] = {}
-        self._told = set(self._awaited)  # why they cannot be opened was said when the engine opened its datastores
+        self.told = set(self._awaited)  # why they cannot be opened was said when the engine opened its datastores
         self._news = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="rest-local-follow", daemon=True)
@@ -215,7 +206,7 @@ class Follower:
                 return
             store = _opened(self._engine, path)
         except (DatastoreNotFound, DatastoreVocabulary) as error:
-            self._told.discard(path)
+            self.told.discard(path)
             if current:
                 self._warn(path, f"{error}; continuing without it until there is one again")
                 self._awaited.add(path)
@@ -232,9 +223,9 @@ class Follower:
     def _warn(self, path: Path, message: str) -> None:
         if self._warned.get(path) != message:
             self._warned[path] = message
-            if path not in self._told:
+            if path not in self.told:
                 log.warning("%s", message)
-        self._told.discard(path)
+        self.told.discard(path)
 
     def _state(self, path: Path) -> _State:
         """What changes with every commit for the vocabulary, wherever it lies."""

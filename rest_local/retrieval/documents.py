@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,6 @@ BATCH_CHARACTERS = 1 << 20
 Bulk = Callable[[Sequence[str]], list[Int32Array]]
 
 
-@runtime_checkable
 class DocumentTokenizer(Protocol):
     """A vocabulary. `tokenize` is called from several threads at once.
 
@@ -96,22 +95,17 @@ def opener_of(tokenizer: DocumentTokenizer) -> Opener | None:
     return reopen() if reopen else None
 
 
-def tokenize_documents(
-    texts: Texts, tokenizer: DocumentTokenizer | TokenizeParts, workers: int | None = None
-) -> Iterator[Document]:
-    """The document of each text that was read, in order.
+def tokenize_documents(texts: Texts, tokenizer: DocumentTokenizer, workers: int | None = None) -> Iterator[Document]:
+    """The document of each text that was read, in order. workers: threads without `bulk`, by default one for each core.
 
-    tokenizer: a vocabulary, or its `tokenize`, which has no `bulk`; workers: threads without `bulk`, by default one for
-    each core. Some megabytes of text or four documents for each thread are in memory, whatever the size of the corpus.
+    Some megabytes of text or four documents for each thread are in memory, whatever the size of the corpus.
     """
     given = (text if isinstance(text, Text) else Text(*text) for text in texts)
     read = (text for text in given if text.text is not None)
-    workers = workers or os.cpu_count() or 1
-    if not isinstance(tokenizer, DocumentTokenizer):
-        return _in_threads(read, tokenizer, workers)
     make: Callable[[], Bulk | None] | None = getattr(tokenizer, "bulk", None)
-    bulk = make() if make else None
-    return _in_batches(read, tokenizer, bulk) if bulk else _in_threads(read, tokenizer.tokenize, workers)
+    if bulk := make() if make else None:
+        return _in_batches(read, tokenizer, bulk)
+    return _in_threads(read, tokenizer.tokenize, workers or os.cpu_count() or 1)
 
 
 def counted(documents: Iterable[Document], progress: Callable[[str, int], None]) -> Iterator[Document]:
@@ -146,7 +140,7 @@ def grouped(items: Iterable[Item], size_of: Callable[[Item], int], most: int) ->
         yield group
 
 
-def _in_threads(texts: Iterable[Text], tokenize: TokenizeParts, workers: int) -> Iterator[Document]:
+def _in_threads(texts: Iterable[Text], tokenize: Callable[..., Int32Array], workers: int) -> Iterator[Document]:
     """Works in threads, because a tokenizer that is called through ctypes does not hold the GIL."""
     waiting: deque[tuple[Text, Future[Int32Array]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
@@ -170,15 +164,10 @@ def _document(text: Text, tokens: Int32Array) -> Document:
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-class TokenizeParts(Protocol):
-    """A tokenizer. special: spellings of special tokens become special tokens; asked for only for texts with parts."""
-
-    def __call__(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
-
-
-def tokens_of(text: Text, tokenize: TokenizeParts) -> Int32Array:
-    """The token ids of a text that was read: int32 [n]. Lone surrogates, which JSON or file names may contain, become
-    U+FFFD, because UTF-8 cannot encode them.
+def tokens_of(text: Text, tokenize: Callable[..., Int32Array]) -> Int32Array:
+    """The token ids of a text that was read: int32 [n]. tokenize: of a vocabulary, called with `special` for texts with
+    parts; spellings of special tokens then become special tokens. Lone surrogates, which JSON or file names may
+    contain, become U+FFFD, because UTF-8 cannot encode them.
     """
     if not text.parts:
         return tokenize(encodable(text.text or ""))

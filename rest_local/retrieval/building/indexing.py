@@ -330,8 +330,5 @@ def _build_shards(
 
 
 def default_memory() -> int:
-    """A quarter of the machine's memory, in bytes; 2 GB where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    except (OSError, ValueError):
-        return 2 << 30
+    """A quarter of the machine's memory, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
