@@ -31,25 +31,22 @@ def chat_engine(fake_engine: Install) -> Install:
     return install
 
 
-def test_a_question_of_the_command_line_is_answered(chat_engine: Install, call: Call) -> None:
+@pytest.mark.parametrize(
+    ("question", "piped", "asked"),
+    [
+        (["what is this?"], b"", "what is this?"),
+        ([], b"one\r\n\r\n  two\r\n", "one\n\n  two"),
+        (["review this"], b"-old\n+new\n", "review this\n\n```\n-old\n+new\n```"),
+    ],
+)
+def test_a_question_and_a_pipe_are_one_message(
+    chat_engine: Install, call: Call, question: list[str], piped: bytes, asked: str
+) -> None:
     engine = chat_engine()
-    done = call(*GIVEN, "what is this?")
+    done = call(*GIVEN, *question, stdin=piped)
     assert (done.code, done.out, done.err) == (0, "Hello\n", "")
-    assert engine.messages == [[{"role": "user", "content": "what is this?"}]]
+    assert engine.messages == [[{"role": "user", "content": asked}]]
     assert engine.closed
-
-
-def test_a_pipe_is_one_question_whatever_its_lines(chat_engine: Install, call: Call) -> None:
-    engine = chat_engine()
-    done = call(*GIVEN, stdin=b"one\r\n\r\n  two\r\n")
-    assert (done.code, done.out) == (0, "Hello\n")
-    assert engine.messages == [[{"role": "user", "content": "one\n\n  two"}]]
-
-
-def test_a_pipe_is_attached_to_the_question(chat_engine: Install, call: Call) -> None:
-    engine = chat_engine()
-    assert call(*GIVEN, "review this", stdin=b"-old\n+new\n").code == 0
-    assert engine.messages[0][-1]["content"] == "review this\n\n```\n-old\n+new\n```"
 
 
 @pytest.mark.parametrize("question", [(), ("-",), (" ",)])
@@ -80,10 +77,13 @@ def test_reasoning_is_not_printed_into_a_pipe(chat_engine: Install, call: Call) 
     assert message == {"role": "assistant", "content": "4", "reasoning_content": "well"}
 
 
-def test_an_interrupt_prints_what_came_and_is_130(chat_engine: Install, call: Call) -> None:
+def test_an_interrupt_prints_and_keeps_what_came_and_is_130(chat_engine: Install, call: Call, tmp_path: Path) -> None:
     chat_engine([HELLO[0], KeyboardInterrupt()])
-    done = call(*GIVEN, "hi")
+    done = call(*GIVEN, "--session", "work", "hi")
     assert (done.code, done.out) == (130, "Hel\n")
+    kept = json.loads((tmp_path / "data" / "sessions" / "work.json").read_text())
+    assert [message["content"] for message in kept["messages"]] == ["hi", "Hel"]
+    assert (tmp_path / "data" / "sessions" / "work.cells").exists()
 
 
 def test_an_empty_answer_says_so(chat_engine: Install, call: Call) -> None:

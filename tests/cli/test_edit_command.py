@@ -238,28 +238,20 @@ def test_output_gets_the_new_text(model: Install, edit: Call, file: Path) -> Non
     done = edit(file, "make y 20", "-o", out)
     assert (done.code, file.read_text(), out.read_text()) == (0, OLD, NEW)
     assert out.stat().st_mode & 0o777 == 0o755
-
-
-def test_output_to_the_standard_output_is_the_file_alone(model: Install, edit: Call, file: Path) -> None:
-    model(fenced(NEW))
     done = edit(file, "make y 20", "-o", "-")
     assert (done.code, done.out, file.read_text()) == (0, NEW, OLD)
 
 
-def test_an_existing_output_is_refused_before_the_model_is_opened(model: Install, edit: Call, file: Path) -> None:
+def test_an_existing_output_is_replaced_only_with_yes_and_keeps_its_permissions(
+    model: Install, edit: Call, file: Path
+) -> None:
     engine = model(fenced(NEW))
     out = file.parent / "new.py"
     out.write_text("mine\n")
+    out.chmod(0o600)
     done = edit(file, "make y 20", "-o", out)
     assert (done.code, done.err) == (1, f"rest-local: error: output {out}: exists already; --yes replaces it\n")
-    assert (out.read_text(), engine.prompts) == ("mine\n", [])
-
-
-def test_yes_replaces_an_existing_output_and_keeps_its_permissions(model: Install, edit: Call, file: Path) -> None:
-    out = file.parent / "new.py"
-    out.write_text("mine\n")
-    out.chmod(0o600)
-    model(fenced(NEW))
+    assert (out.read_text(), engine.prompts) == ("mine\n", []), "before the model is opened"
     assert edit(file, "make y 20", "-o", out, "--yes").code == 0
     assert (out.read_text(), out.stat().st_mode & 0o777) == (NEW, 0o600)
 
@@ -348,16 +340,21 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(
     assert file.read_text() == "a\x1b]0;c\x07\tb\n"
 
 
-def test_context_is_as_large_as_the_files_need(tmp_path: Path, tiny_model: Callable[..., Path], call: Call) -> None:
-    """The tiny model has nearly a token for each byte."""
-    (tmp_path / "small").write_text("x = 1\n" * 50)
-    (tmp_path / "large").write_text("x = 1\n" * 600)
-    files = [TextFile.read(tmp_path / name) for name in ("small", "large")]
+def test_context_is_as_large_as_the_files_need(
+    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tiny model has nearly a token for each byte. A file that fits no context is left to the engine, which says so
+    with one number."""
+    for name, lines in (("small", 50), ("large", 600), ("huge", 20_000)):
+        (tmp_path / name).write_text("x = 1\n" * lines)
+    small, large, huge = (TextFile.read(tmp_path / name) for name in ("small", "large", "huge"))
     config = EngineConfig(model=tiny_model("llama", n_ctx=100_000))
-    n_ctx = with_context(config, files, "change it").n_ctx
+    n_ctx = with_context(config, [small, large], "change it").n_ctx
     assert isinstance(n_ctx, int)
     assert 4096 < n_ctx < LARGEST_OWN
-    assert with_context(EngineConfig(model=config.model, n_ctx=512), files, "change it").n_ctx == 512
+    assert with_context(EngineConfig(model=config.model, n_ctx=512), [large], "change it").n_ctx == 512
+    assert with_context(config, [huge, large], "change it") == with_context(config, [large], "change it")
+    assert capsys.readouterr().err == ""
 
 
 def test_context_ends_where_the_training_of_the_model_did(
@@ -376,15 +373,3 @@ def test_context_ends_where_the_training_of_the_model_did(
     with Model.open(config.model or "", vocab_only=True) as model:
         n_file, n_said = (len(model.vocabulary.tokenize(text)) for text in ((tmp_path / "f").read_text(), "change it"))
     assert (int(counted[1]), int(counted[2])) == (n_file, edit_module.needed_tokens(n_file, n_said))
-
-
-def test_a_file_that_fits_no_context_is_left_to_the_engine(
-    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One message with one number: there is no warning of another one before it."""
-    (tmp_path / "huge").write_text("x = 1\n" * 20_000)
-    (tmp_path / "large").write_text("x = 1\n" * 600)
-    config = EngineConfig(model=tiny_model("llama", n_ctx=100_000))
-    files = [TextFile.read(tmp_path / name) for name in ("huge", "large")]
-    assert with_context(config, files, "change it") == with_context(config, files[1:], "change it")
-    assert capsys.readouterr().err == ""

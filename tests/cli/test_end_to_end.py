@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from fake_cli_engine import Call
 
-from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, datastore_path
 
 CODE = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n"
@@ -49,21 +48,6 @@ def test_exact_output_is_plain_decoding(call: Call, mycode: str) -> None:
     assert drafted["draft"].keys() == DRAFT
     assert drafted["timings"].keys() == TIMINGS
     assert drafted["tokens"] == drafted["timings"]["predicted_n"]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [None, b"", b"PK\x03\x04 a zip", b"GGUF\x03\0\0\0", demo_model().read_bytes()[:1_000_000]],
-    ids=["none", "empty", "zip", "header", "cut"],
-)
-def test_model_that_is_none_is_one_line(call: Call, tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "model.gguf"
-    if content is not None:
-        path.write_bytes(content)
-    done = call("generate", "x", "-m", str(path))
-    assert done.code == 1
-    assert str(path) in done.err
-    assert done.err.count("\n") == 1
 
 
 def test_datastore_of_another_vocabulary_costs_a_line_and_a_rebuild_adds_it(

@@ -67,22 +67,14 @@ def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp
             "max_tokens": 7,
             "stop": ("A", "B"),
             "sampling": Sampling(
-                temperature=0.7,
-                top_k=5,
-                top_p=0.9,
-                min_p=0.1,
-                seed=3,
-                repeat_penalty=1.1,
-                repeat_last_n=32,
-                presence_penalty=0.2,
-                frequency_penalty=0.3,
-                logit_bias=((15, -1.5), (16, float("-inf"))),
+                temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=3, repeat_penalty=1.1, repeat_last_n=32,
+                presence_penalty=0.2, frequency_penalty=0.3, logit_bias=((15, -1.5), (16, float("-inf"))),
                 grammar=gbnf('root ::= "a"'),
             ),
             "keep_tokens": 0,
             "prediction": "",
         }
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("option", ["--grammar-file", "--json-schema", "--prediction"])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_cli_engine import Call, Install
+from fake_cli_engine import Call
 
 from rest_local.cli import terminal
 from rest_local.cli.chat.conversation import NamedSession
@@ -113,37 +113,6 @@ def test_a_terminal_is_asked(
     assert "Delete the answers of toy-1?" in err
     assert "Delete" not in out
     assert names() == left
-
-
-@pytest.mark.parametrize("command", ["generate", "chat"])
-@pytest.mark.parametrize(
-    ("arguments", "variable", "kept"),
-    [
-        ((), None, True),
-        (("--no-history",), None, False),
-        ((), "0", False),
-        (("--history",), "0", True),
-        ((), "1", True),
-    ],
-)
-def test_generate_and_chat_keep_a_history_unless_told_not_to(
-    command: str,
-    arguments: tuple[str, ...],
-    variable: str | None,
-    kept: bool,
-    fake_engine: Install,
-    call: Call,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if variable is not None:
-        monkeypatch.setenv("REST_LOCAL_HISTORY", variable)
-    model = tmp_path / "model.gguf"
-    model.touch()
-    engine = fake_engine()
-    engine.model.chat_template = "{{ messages }}"
-    assert call(command, "-m", str(model), *arguments, stdin=b"hello\n").code == 0
-    assert engine.config.history is kept
 
 
 def test_prompts_are_forgotten_wherever_they_are(call: Call, two: Path) -> None:

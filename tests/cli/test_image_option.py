@@ -11,7 +11,6 @@ import pytest
 from fake_cli_engine import HELLO, FakeEngine
 from support.images import picture
 
-from models import tiny_mmproj
 from rest_local.chat.images import part_of
 from rest_local.cli.chat.commands import perform
 from rest_local.cli.chat.talk import Settings, Talk
@@ -20,8 +19,6 @@ from rest_local.cli.serve import Named, choice
 from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
 from rest_local.errors import OptionError
 from rest_local.llama.options import Sampling
-from rest_local.paths import demo_model
-from rest_local.router.memory import need_of
 
 
 class FakeProjector:
@@ -85,13 +82,3 @@ def test_the_process_of_a_model_gets_a_path_that_does_not_depend_on_its_director
         made: Any = choice(model, EngineConfig(mmproj=given), ASLEEP, ())
         config = made.load.args[0]
         assert config.mmproj == expected
-
-
-def test_a_projector_counts_as_memory_of_its_model(tmp_path: Path) -> None:
-    path = tiny_mmproj.write(tmp_path / "mmproj-F16.gguf", 512)
-    model = tmp_path / "demo.gguf"
-    model.symlink_to(demo_model())
-    alone = need_of(EngineConfig(model=model)).files
-    for given in (path, AUTO_PROJECTOR):
-        assert need_of(EngineConfig(model=model, mmproj=given)).files == alone + path.stat().st_size
-    assert need_of(EngineConfig(model=model, mmproj="none")).files == alone

@@ -284,7 +284,11 @@ def conversing(request: pytest.FixtureRequest, home: Path) -> list[str]:
     return [str(file) if word == "FILE" else word for word in request.param]
 
 
-def test_what_converses_never_opens_the_demo_model(call: Call, conversing: list[str]) -> None:
+def test_what_converses_never_opens_the_demo_model(
+    call: Call, conversing: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anything asked before."""
+    monkeypatch.setattr(Live, "chosen", lambda live: pytest.fail("asks whether to draft from the checkout"))
     done = call(*conversing)
     assert (done.code, done.out) == (2, "")
     *lines, last = done.err.splitlines()
@@ -295,14 +299,6 @@ def test_what_converses_never_opens_the_demo_model(call: Call, conversing: list[
     named = call(conversing[0], "-m", "demo", *conversing[1:])
     assert (named.code, named.err.count("\n")) == (1, 1)
     assert "the demo model writes Python and cannot chat; give a model that can with -m" in named.err
-
-
-def test_nothing_is_asked_before_the_demo_model_is_refused(
-    call: Call, conversing: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Live, "chosen", lambda live: pytest.fail("asks whether to draft from the checkout"))
-    for named, code in (((), 2), (("-m", "demo"), 1)):
-        assert call(conversing[0], *named, *conversing[1:]).code == code
 
 
 def test_the_list_and_the_help_say_that_the_demo_model_cannot_chat(call: Call, home: Path) -> None:

@@ -77,20 +77,11 @@ def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], cal
     assert call("generate", "x", *given).err.endswith("error: as far as here\n")
     assert asked_for == [
         EngineConfig(
-            model=Path("~/m.gguf").expanduser(),
-            datastores=("/tmp/a", "b"),
-            build_missing=True,
-            follow=True,
-            n_ctx=512,
-            threads=2,
-            n_gpu_layers=0,
-            policy="off",
-            verify=Relaxed(5, 0.25),
-            context_shift=True,
-            draft_model="d.gguf",
+            model=Path("~/m.gguf").expanduser(), datastores=("/tmp/a", "b"), build_missing=True, follow=True, n_ctx=512,
+            threads=2, n_gpu_layers=0, policy="off", verify=Relaxed(5, 0.25), context_shift=True, draft_model="d.gguf",
             draft_gpu_layers=-1,
         )
-    ]
+    ]  # fmt: skip
 
 
 def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> None:
@@ -137,41 +128,20 @@ def test_the_environment_sets_them_too(fake_engine: Install, call: Call, monkeyp
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("-ctk", "q3"), "q3"),
-        (("-fa", "maybe"), "maybe"),
-        (("-fa", "off", "-ctv", "q8_0"), "needs flash attention"),
-        (("-ts", "a,b"), "--tensor-split"),
-        (("-ts", "0,0"), "above 0"),
-        (("--override-kv", "x"), "KEY=TYPE:VALUE"),
-        (("--override-kv", "x=int:y"), "no int"),
-        (("-ot", "x"), "PATTERN=BUFFER"),
-        (("--lora-scaled", "x"), "FILE:SCALE"),
-        (("--lora-scaled", "x:nan"), "finite"),
-        (("--rope-scale", "0"), "positive"),
-        (("--rope-scale", "2", "--rope-freq-scale", "0.5"), "give one"),
-        (("--rope-freq-base", "-1"), "freq base"),
-        (("-b", "0"), "0"),
-        (("-dev", "none,CUDA0"), "none alone"),
-        (("-ngl", "many"), "all, or auto"),
-        (("--ctx-size", "-1"), "-1"),
-        (("-tb", "x"), "x"),
-        (("-mg", "-1"), "-1"),
-        (("--numa", "x"), "x"),
-        (("--exact", "--verify", "relaxed"), "exact"),
-        (("--verify", "loose"), "loose"),
-        (("--policy", "best"), "best"),
-        (("--logit-bias", "x=1"), "is not TOKEN=BIAS"),
-        (("--logit-bias", "15"), "is not TOKEN=BIAS"),
-        (("--top-k", "many"), "many"),
-        (("-n", "-2"), "-2"),
-        (("--stop", ""), "some text"),
-        (("--top-p", "2"), "2"),
-        (("--temp", "nan"), "nan"),
-        (("--no-such-option",), "--no-such-option"),
+        ("-ctk q3", "q3"), ("-fa maybe", "maybe"), ("-fa off -ctv q8_0", "needs flash attention"),
+        ("-ts a,b", "--tensor-split"), ("-ts 0,0", "above 0"), ("--override-kv x", "KEY=TYPE:VALUE"),
+        ("--override-kv x=int:y", "no int"), ("-ot x", "PATTERN=BUFFER"), ("--lora-scaled x", "FILE:SCALE"),
+        ("--lora-scaled x:nan", "finite"), ("--rope-scale 0", "positive"),
+        ("--rope-scale 2 --rope-freq-scale 0.5", "give one"), ("--rope-freq-base -1", "freq base"), ("-b 0", "0"),
+        ("-dev none,CUDA0", "none alone"), ("-ngl many", "all, or auto"), ("--ctx-size -1", "-1"), ("-tb x", "x"),
+        ("-mg -1", "-1"), ("--numa x", "x"), ("--exact --verify relaxed", "exact"), ("--verify loose", "loose"),
+        ("--policy best", "best"), ("--logit-bias x=1", "is not TOKEN=BIAS"), ("--logit-bias 15", "is not TOKEN=BIAS"),
+        ("--top-k many", "many"), ("-n -2", "-2"), ("--stop ''", "some text"), ("--top-p 2", "2"),
+        ("--temp nan", "nan"), ("--no-such-option", "--no-such-option"),
     ],
-)
-def test_a_wrong_value_is_one_line_before_a_model_is_opened(call: Call, options: tuple[str, ...], said: str) -> None:
-    done = call("generate", "x", "-m", "/nowhere/model.gguf", *options)
+)  # fmt: skip
+def test_a_wrong_value_is_one_line_before_a_model_is_opened(call: Call, options: str, said: str) -> None:
+    done = call("generate", "x", "-m", "/nowhere/model.gguf", *shlex.split(options))
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1
     assert said in done.err
@@ -187,9 +157,11 @@ def test_a_wrong_value_is_one_line_before_a_model_is_opened(call: Call, options:
         (("-ngl", "all"), "n_gpu_layers", -1),
         (("-ngl", "auto"), "n_gpu_layers", None),
         (("-ngld", "all"), "draft_gpu_layers", -1),
+        ((), "history", True),
+        (("--no-history",), "history", False),
     ],
 )
-def test_the_usual_names_of_llama_cpp_are_known(
+def test_generate_and_chat_have_the_same_options_with_the_usual_names(
     fake_engine: Install, call: Call, given: tuple[str, ...], field: str, value: Any
 ) -> None:
     engine = fake_engine()

@@ -83,13 +83,10 @@ def test_the_profile_is_that_of_the_model_however_it_is_named(
         ("*q4_k_m*", "bartowski/Qwen2.5-7B-GGUF:Q4_K_M", True),
         ("bartowski/*", "bartowski/Qwen2.5-7B-GGUF:Q4_K_M", True),
         ("bartowski/*", "other/Qwen2.5-7B-GGUF:Q4_K_M", False),
-        ("/models/*", "/models/a.gguf", True),
-        ("a.gguf", "C:\\models\\a.gguf", True),
-        ("demo", None, True),
-        ("qwen", "qwen2", False),
-        ("llama3:8b", "llama3:8b", True),
+        ("/models/*", "/models/a.gguf", True), ("a.gguf", "C:\\models\\a.gguf", True), ("demo", None, True),
+        ("qwen", "qwen2", False), ("llama3:8b", "llama3:8b", True),
     ],
-)
+)  # fmt: skip
 def test_names_of_a_model(glob: str, model: str | None, expected: bool) -> None:
     assert matches(glob, model) is expected
 

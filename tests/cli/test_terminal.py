@@ -51,7 +51,7 @@ def answer(*sources: str, ms: float = 100.0, drafted: int = 8, plain_ms: float =
     )
 
 
-LIBRARY = (
+LIBRARY = [
     "calibration",
     "chat",
     "decoding",
@@ -62,7 +62,7 @@ LIBRARY = (
     "llama",
     "planning",
     "retrieval",
-)
+]
 
 
 def flags(command: click.Command) -> set[str]:

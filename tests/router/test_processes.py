@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rest_local.decoding.config import EngineConfig
+from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
 from rest_local.paths import demo_model
 from rest_local.router.memory import need_of
 from rest_local.router.process import ModelProcessFailed
@@ -211,8 +211,10 @@ def test_a_need_is_files_cache_and_process(tmp_path: Path) -> None:
     assert str(need).startswith("about ")
     projector = tmp_path / "mmproj.gguf"
     projector.write_bytes(bytes(1000))
-    for given, more in ((projector, 1000), ("none", 0)):
-        assert need_of(EngineConfig(model=demo_model(), n_ctx=64, mmproj=given)).files == need.files + more
+    linked = tmp_path / "demo.gguf"
+    linked.symlink_to(demo_model())
+    for given, more in ((projector, 1000), (AUTO_PROJECTOR, 1000), ("none", 0)):
+        assert need_of(EngineConfig(model=linked, n_ctx=64, mmproj=given)).files == need.files + more
 
 
 def respond(live: Routed, text: str, *, model: str = "one", key: str = "", **body: Any) -> Any:
