@@ -96,19 +96,11 @@ class FakeEngine:
     speeds: dict[str | None, float] = field(default_factory=lambda: {"off": 100.0, None: 150.0})
     model: Any = field(
         default_factory=lambda: SimpleNamespace(
-            path="model.gguf",
-            name="fake",
-            description="fake 1M Q8_0",
-            n_params=1_000_000,
-            size_bytes=1_100_000,
-            n_ctx_train=1024,
-            n_vocab=4096,
-            chat_template=None,
-            template_variables={},
-            options=ModelOptions(),
+            path="model.gguf", name="fake", description="fake 1M Q8_0", n_params=1_000_000, size_bytes=1_100_000,
+            n_ctx_train=1024, n_vocab=4096, chat_template=None, template_variables={}, options=ModelOptions(),
             vocabulary=SimpleNamespace(piece=lambda token: bytes([token % 128])),
         )
-    )
+    )  # fmt: skip
     capability: Any = field(default_factory=lambda: SimpleNamespace(kind="tree", reason="attention only"))
     settings: dict[str, Any] = field(default_factory=lambda: {"flash_attention": False, "exact": False})
     self_test: dict[str, Any] | None = field(default_factory=lambda: {"rows": 492, "flips": 0})

@@ -67,8 +67,8 @@ def test_set_changes_the_sampling(talk: Talk, engine: FakeEngine, name: str, val
 @pytest.mark.parametrize(
     "line",
     ["/quit now", "/set nothing 3", "/set temperature hot", "/set temperature -1", "/set tokens -2", "/set tokens x",
-     "/set top_p 3", "/set markdown maybe", "/file", "/file /no/such/file", "/undo", "/regen", "/retry", "/load nothing", "/save",
-     "/save a/b", "/datastore remove x", "/datastore drop x", "/drafts perhaps"],
+     "/set top_p 3", "/set markdown maybe", "/file", "/file /no/such/file", "/undo", "/regen", "/retry",
+     "/load nothing", "/save", "/save a/b", "/datastore remove x", "/datastore drop x", "/drafts perhaps"],
 )  # fmt: skip
 def test_what_is_refused_is_one_line_and_changes_nothing(talk: Talk, engine: FakeEngine, said: Said, line: str) -> None:
     before = talk.settings

@@ -112,14 +112,9 @@ def test_exactness_of_a_real_model_with_an_adapter(call: Call, tiny_model: Calla
 
 
 REQUIRES = [
-    "numpy>=1.26",
-    "click>=8.1",
-    'tomli>=2; python_version < "3"',
-    "ray[data]>=2.40,<2.64; extra == 'ray'",
-    "pyarrow>=14; extra == 'parquet'",
-    "pytest>=8; extra == 'test'",
-    "rest-local[ray]; extra == 'test'",
-]
+    "numpy>=1.26", "click>=8.1", 'tomli>=2; python_version < "3"', "ray[data]>=2.40,<2.64; extra == 'ray'",
+    "pyarrow>=14; extra == 'parquet'", "pytest>=8; extra == 'test'", "rest-local[ray]; extra == 'test'",
+]  # fmt: skip
 
 
 @pytest.fixture

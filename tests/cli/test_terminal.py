@@ -51,18 +51,9 @@ def answer(*sources: str, ms: float = 100.0, drafted: int = 8, plain_ms: float =
     )
 
 
-LIBRARY = [
-    "calibration",
-    "chat",
-    "decoding",
-    "drafting",
-    "editing",
-    "grammar",
-    "kv_cache",
-    "llama",
-    "planning",
-    "retrieval",
-]
+LIBRARY = (
+    "calibration", "chat", "decoding", "drafting", "editing", "grammar", "kv_cache", "llama", "planning", "retrieval",
+)  # fmt: skip
 
 
 def flags(command: click.Command) -> set[str]:

@@ -33,14 +33,10 @@ def _end_first(vocabulary: Vocabulary, *then: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"temperature": 1.0, "seed": 3},
-        {"presence_penalty": 0.1},
-        {"logit_bias": ((1, 0.5),)},
-        {"grammar": WORDS},
-        {"grammar": WORDS, "temperature": 0.8, "seed": 1},
+        {}, {"temperature": 1.0, "seed": 3}, {"presence_penalty": 0.1}, {"logit_bias": ((1, 0.5),)},
+        {"grammar": WORDS}, {"grammar": WORDS, "temperature": 0.8, "seed": 1},
     ],
-)
+)  # fmt: skip
 def test_no_end_token_before_the_minimum_length_and_one_right_after(
     vocabulary: Vocabulary, options: dict[str, object]
 ) -> None:

@@ -47,13 +47,8 @@ VALUES = st.tuples(
     st.lists(st.text(TEXTS, max_size=5), min_size=2, max_size=2),
 ).map(lambda values: dict(zip(VALUE, values, strict=True)))
 STYLES: list[dict[str, Any]] = [
-    {},
-    {"separators": (",", ":")},
-    {"separators": (",", ": ")},
-    {"indent": 2},
-    {"indent": 4},
-    {"indent": "\t"},
-]
+    {}, {"separators": (",", ":")}, {"separators": (",", ": ")}, {"indent": 2}, {"indent": 4}, {"indent": "\t"},
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

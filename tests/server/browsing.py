@@ -59,14 +59,8 @@ def chunk(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) 
 def token(text: str, source: str = "datastore", **more: Any) -> dict[str, Any]:
     """A token of `rest_local.tokens`."""
     return {
-        "text": text,
-        "token": 1,
-        "source": source,
-        "file": "a.py",
-        "line": 1,
-        "match": 2,
-        "probability": 0.5,
-    } | more
+        "text": text, "token": 1, "source": source, "file": "a.py", "line": 1, "match": 2, "probability": 0.5,
+    } | more  # fmt: skip
 
 
 def ask(page: Any, text: str) -> None:

@@ -161,13 +161,8 @@ class FakeService:
             "lookups_skipped", "cached_tokens", "longest", "passes",
         )  # fmt: skip
         more = {
-            "prompt_seconds": 1.0,
-            "predicted_seconds": 0.0,
-            "running": 0,
-            "waiting": 0,
-            "cells_used": 0,
-            "cells": 1,
-        }
+            "prompt_seconds": 1.0, "predicted_seconds": 0.0, "running": 0, "waiting": 0, "cells_used": 0, "cells": 1,
+        }  # fmt: skip
         return dict.fromkeys(names, 3) | more
 
     def close(self, drain_seconds: float = 0.0) -> None:

@@ -40,28 +40,16 @@ def test_every_listed_test_has_one_reason() -> None:
     assert {test.partition("::")[0] for test in every} <= files
 
 
-def test_flags_are_translated(tmp_path: Path) -> None:
-    given = [
-        "--port",
-        "8080",
-        "--temp",
-        "0.8",
-        "--hf-repo",
-        "a/b",
-        "--ctx-size",
-        "512",
-        "--parallel",
-        "2",
-        "--no-jinja",
-    ]
-    given += ["--alias", "one,two", "--metrics", "--embedding", "--pooling", "last"]
-    begin = ["serve", "--no-history", "--sessions", "0", "-m", "m.gguf", "--alias", "*"]
-    named = ["--port", "8080", "--alias", "one", "--alias", "two", "--metrics"]
-    end = ["--override-kv", "llama.pooling_type=int:3", "--slots", "2", "-c", "256"]
-    assert llama_server.command(given, "m.gguf", "llama") == [*begin, *named, *end]
-    assert llama_server.command(["--ctx-size", "512", "--parallel", "4", "--kv-unified"], "m.gguf", "llama") == [
-        *(*begin, "--slots", "4", "-c", "512", "--cells", "512")
-    ]
+def test_flags_are_translated() -> None:
+    def command(given: str) -> str:
+        return " ".join(llama_server.command(given.split(), "m.gguf", "llama"))
+
+    given = "--port 8080 --temp 0.8 --hf-repo a/b --ctx-size 512 --parallel 2 --no-jinja"
+    given += " --alias one,two --metrics --embedding --pooling last"
+    begin = "serve --no-history --sessions 0 -m m.gguf --alias *"
+    named = "--port 8080 --alias one --alias two --metrics"
+    assert command(given) == f"{begin} {named} --override-kv llama.pooling_type=int:3 --slots 2 -c 256"
+    assert command("--ctx-size 512 --parallel 4 --kv-unified") == f"{begin} --slots 4 -c 512 --cells 512"
 
 
 @pytest.mark.skipif(FOLDER not in os.environ, reason=f"{FOLDER} names no folder with llama-server's tests")

@@ -157,18 +157,10 @@ def test_a_last_message_of_the_assistant_begins_the_answer() -> None:
 
 def test_fields_of_the_answer() -> None:
     chat = made(
-        user(),
-        stop_sequences=["a", "b"],
-        temperature=0.5,
-        top_k=3,
-        top_p=0.9,
-        metadata={"user_id": "u1"},
-        stream=True,
-        output_config={"effort": "max", "format": {"type": "json_schema", "schema": {"type": "object"}}},
-        thinking={"type": "enabled", "budget_tokens": 2000},
-        service_tier="auto",
-        context_management={"edits": []},
-    ).body
+        user(), stop_sequences=["a", "b"], temperature=0.5, top_k=3, top_p=0.9, metadata={"user_id": "u1"},
+        stream=True, output_config={"effort": "max", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        thinking={"type": "enabled", "budget_tokens": 2000}, service_tier="auto", context_management={"edits": []},
+    ).body  # fmt: skip
     assert (chat.max_tokens, chat.stop, chat.temperature, chat.top_k, chat.top_p) == (5, ["a", "b"], 0.5, 3, 0.9)
     assert (chat.prompt_cache_key, chat.stream, chat.model) == ("u1", True, "m")
     assert chat.chat_template_kwargs == {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}

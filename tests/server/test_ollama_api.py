@@ -30,20 +30,9 @@ def messages(*given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_options_reach_the_sampler(hello: Live) -> None:
-    options = {
-        "temperature": 0.3,
-        "top_k": 7.0,
-        "top_p": 0.8,
-        "min_p": 0.1,
-        "seed": 5,
-        "stop": "end",
-        "repeat_penalty": 1.2,
-        "repeat_last_n": 16,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.25,
-        "num_predict": 9,
-        "num_keep": 3,
-    }
+    options = {"temperature": 0.3, "top_k": 7.0, "top_p": 0.8, "min_p": 0.1, "seed": 5, "stop": "end", "num_keep": 3}
+    options |= {"repeat_penalty": 1.2, "repeat_last_n": 16, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    options |= {"num_predict": 9}
     hello.post("/api/chat", {"messages": HELLO, "options": options, "stream": False})
     request = hello.service.stream().request
     sampling = request.sampling

@@ -212,12 +212,8 @@ def test_collected_pieces_are_sent_after_the_pause(engine: FakeEngine) -> None:
         talk.streams[0].end()
 
     assert talking(engine, script).handed == [
-        [(0, "one")],
-        [(0, "two")],
-        [(0, "three")],
-        [(0, "fourfive")],
-        [(0, None)],
-    ]
+        [(0, "one")], [(0, "two")], [(0, "three")], [(0, "fourfive")], [(0, None)],
+    ]  # fmt: skip
 
 
 def test_tokens_wake_no_task_during_the_pause(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,21 +238,11 @@ def test_events_tell_what_the_items_are(deltas: list[Any], cut: bool) -> None:
 
 KINDS = st.sampled_from(
     [
-        "message",
-        "reasoning",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-        "tool_search_call",
-        "tool_search_output",
-        "additional_tools",
-        "item_reference",
-        "web_search_call",
-        "compaction",
+        "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+        "tool_search_call", "tool_search_output", "additional_tools", "item_reference", "web_search_call", "compaction",
         "computer_call",
     ]
-)
+)  # fmt: skip
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["", "c1", "text", "user", "assistant", "input_text"]),
     lambda inner: (
@@ -265,22 +255,10 @@ VALUES = st.recursive(
 )
 FIELDS = st.sampled_from(
     [
-        "role",
-        "content",
-        "summary",
-        "encrypted_content",
-        "call_id",
-        "name",
-        "namespace",
-        "arguments",
-        "input",
-        "output",
-        "tools",
-        "execution",
-        "id",
-        "status",
+        "role", "content", "summary", "encrypted_content", "call_id", "name", "namespace", "arguments", "input",
+        "output", "tools", "execution", "id", "status",
     ]
-)
+)  # fmt: skip
 ITEMS = st.builds(
     lambda kind, fields, base: {**base, "type": kind, **fields},
     KINDS,

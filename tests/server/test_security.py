@@ -64,34 +64,16 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "DRAINED_SECONDS", 3600.0)
 
 
-HOSTS = {
-    "localhost": 200,
-    "LOCALHOST:8012": 200,
-    "127.0.0.1:1": 200,
-    "[::1]:8012": 200,
-    "localhost:": 200,
-    "localhost.": 200,
-    "[::1]": 200,
-    "[::1]evil.example": 403,
-    "[::1]:80@evil.example": 403,
-    "[::1": 403,
-    "::1": 200,
-    "localhost:80evil.example": 403,
-    "localhost]": 403,
-    "extra.example": 200,
-    "evil.example": 403,
-    "localhost.evil.example": 403,
-    "127.0.0.1.evil.example": 403,
-    "evil.example:80@localhost": 403,
-    "evil-extra.example": 403,
-    "evil.extra.example": 403,
-    "evillocalhost": 403,
-    "evil.localhost": 403,
-    "extra.exampl": 403,
-    "xtra.example": 403,
-    "0.0.0.0": 403,
-    "": 403,
-}
+OWN_HOSTS = [
+    "localhost", "LOCALHOST:8012", "127.0.0.1:1", "[::1]:8012", "localhost:", "localhost.", "[::1]", "::1",
+    "extra.example",
+]  # fmt: skip
+OTHER_HOSTS = [
+    "[::1]evil.example", "[::1]:80@evil.example", "[::1", "localhost:80evil.example", "localhost]", "evil.example",
+    "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:80@localhost", "evil-extra.example",
+    "evil.extra.example", "evillocalhost", "evil.localhost", "extra.exampl", "xtra.example", "0.0.0.0", "",
+]  # fmt: skip
+HOSTS = dict.fromkeys(OWN_HOSTS, 200) | dict.fromkeys(OTHER_HOSTS, 403)
 
 
 def test_the_host_is_on_the_list(scripted: Scripted) -> None:
@@ -111,21 +93,13 @@ def test_every_address_checks_the_host(scripted: Scripted) -> None:
     assert asked(live, post("evil.example", "Authorization: Bearer k"), BODY) == 403
 
 
-ORIGINS = {
-    "http://localhost:8012": 200,
-    "https://localhost:8012": 200,
-    "http://friend.example": 200,
-    "http://evil.example": 403,
-    "http://localhost:8013": 403,
-    "http://localhost:80123": 403,
-    "http://localhost:8012.evil.example": 403,
-    "http://localhost:8012@evil.example": 403,
-    "http://evil.example/http://localhost:8012": 403,
-    "ftp://localhost:8012": 403,
-    "localhost:8012": 403,
-    "null": 403,
-    "file://": 403,
-}
+OWN_ORIGINS = ("http://localhost:8012", "https://localhost:8012", "http://friend.example")
+OTHER_ORIGINS = [
+    "http://evil.example", "http://localhost:8013", "http://localhost:80123", "http://localhost:8012.evil.example",
+    "http://localhost:8012@evil.example", "http://evil.example/http://localhost:8012", "ftp://localhost:8012",
+    "localhost:8012", "null", "file://",
+]  # fmt: skip
+ORIGINS = dict.fromkeys(OWN_ORIGINS, 200) | dict.fromkeys(OTHER_ORIGINS, 403)
 
 
 def test_pages_of_other_origins_may_not_call(scripted: Scripted) -> None:
@@ -151,17 +125,13 @@ def test_cors_names_the_origin_and_never_all(scripted: Scripted) -> None:
     assert "access-control-allow-origin" not in without.get("/health").headers
 
 
-KINDS = dict.fromkeys(
-    [
-        "Content-Type: text/plain",
-        "Content-Type: application/x-www-form-urlencoded",
-        "Content-Type: multipart/form-data; boundary=x",
-        "Content-Type: ",
-        "Content-Encoding: gzip",
-        "Content-Encoding: br",
-    ],
-    415,
-) | {"Content-Type: Application/JSON; charset=utf-8": 200}
+OTHER_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "")
+KINDS = {f"Content-Type: {kind}": 415 for kind in OTHER_TYPES}
+KINDS |= {
+    "Content-Encoding: gzip": 415,
+    "Content-Encoding: br": 415,
+    "Content-Type: Application/JSON; charset=utf-8": 200,
+}
 
 
 def test_other_kinds_of_bodies_are_415(hello: Live) -> None:
@@ -248,16 +218,8 @@ def test_a_client_that_waits_for_100_is_not_waited_for(scripted: Scripted, monke
 
 
 KEYED = (
-    "/",
-    "/v1/models",
-    "/slots",
-    "/props",
-    "/metrics",
-    "/openapi.json",
-    "/datastores",
-    "/nothing",
-    "/v1/responses/x",
-)
+    "/", "/v1/models", "/slots", "/props", "/metrics", "/openapi.json", "/datastores", "/nothing", "/v1/responses/x",
+)  # fmt: skip
 
 
 def test_every_route_but_health_asks_for_the_key(scripted: Scripted) -> None:
@@ -367,14 +329,9 @@ def test_a_port_in_use_is_one_line() -> None:
 
 SECRET = "/home/somebody/secret"
 PATHS = [
-    ModelNotFound(SECRET),
-    ModelError(f"model {SECRET}: is closed"),
-    DatastoreCorrupt(SECRET, "x"),
-    HistoryNotFound(SECRET),
-    InputInvalid("file", SECRET, "x"),
-    Unexpected(ValueError(SECRET)),
-    RestLocalError(SECRET),
-]
+    ModelNotFound(SECRET), ModelError(f"model {SECRET}: is closed"), DatastoreCorrupt(SECRET, "x"),
+    HistoryNotFound(SECRET), InputInvalid("file", SECRET, "x"), Unexpected(ValueError(SECRET)), RestLocalError(SECRET),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -132,22 +132,15 @@ def test_a_qwen_text_parameter_is_read_back_exactly(text: str, seed: int) -> Non
 MARKS = [
     *("<tool_call>", "</tool_call>", "<function=", "<parameter=", "</parameter>", "</function>", ">", "<|python_tag|>"),
     *(
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "[CALL_ID]",
-        "<|channel|>",
-        "<|message|>",
-        "<|end|>",
-        "<|start|>assistant",
-        "<|call|>",
-        "<|start|>",
+        "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant",
+        "<|call|>", "<|start|>",
     ),
     *("analysis", "final", "commentary", " to=functions.", "<|constrain|>json", "<think>", "</think>", "[THINK]"),
     *("<|tool_call>call:", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call|>"),
     *("<｜tool▁calls▁begin｜>", CALL, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```json", "function"),  # noqa: RUF001
     *('{"name": "', '", "arguments": {', '{"name": "write_file", "parameters": {', '"path": "', "}", "{", "]", "["),
     *('"', "\\", ",", ":", ";", "(", ")", "=", "\n", " ", "é", "a", '\\"', "write_file", "<", "|"),
-]
+]  # fmt: skip
 SOUP = st.lists(st.sampled_from(MARKS), max_size=25).map("".join)
 
 

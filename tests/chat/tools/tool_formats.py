@@ -9,9 +9,6 @@ from rest_local.chat.tools.answer import _SIGNS
 SIGNS = {form.name: " ".join(signs) for signs, form in reversed(_SIGNS)}
 FORMATS = sorted(SIGNS)
 PROPERTIES: dict[str, Any] = {
-    "path": {"type": "string"},
-    "mode": {"enum": ["w", "a"]},
-    "lines": {"type": "array", "items": {"type": "integer"}},
-    "force": {"type": "boolean"},
-    "count": {"type": "integer"},
-}
+    "path": {"type": "string"}, "mode": {"enum": ["w", "a"]}, "lines": {"type": "array", "items": {"type": "integer"}},
+    "force": {"type": "boolean"}, "count": {"type": "integer"},
+}  # fmt: skip

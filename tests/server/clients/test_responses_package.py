@@ -21,12 +21,9 @@ from rest_local.errors import DecodeFailed
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 READ = {
-    "type": "function",
-    "name": "read_file",
-    "description": "Reads a file.",
-    "strict": False,
+    "type": "function", "name": "read_file", "description": "Reads a file.", "strict": False,
     "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
-}
+}  # fmt: skip
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edits files."}
 PATCHED = '*** Begin Patch\n*** Update File: ä.py\n-"a\\b"\n+\U0001f600\n*** End Patch'
 
@@ -97,16 +94,9 @@ def test_a_stream_is_the_whole_answer(demo: Live) -> None:
 def test_the_events_of_text_have_their_order(hello: Live) -> None:
     events = events_of(hello, {"model": "demo", "input": "Hi"})
     assert list(kinds(events)) == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "completed",
-    ]
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
+        "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
     final = events[-1]["response"]
     Response.model_validate(final)
     assert events[0]["response"]["status"] == "in_progress"
@@ -140,11 +130,8 @@ def test_the_text_of_a_custom_tool_is_no_json(hello: Live) -> None:
     hello.service.answer = pieces(call("apply_patch", input=PATCHED), 3)
     events = events_of(hello, {"input": "Edit it.", "tools": [PATCH]})
     assert list(kinds(events))[2:-1] == [
-        "output_item.added",
-        "custom_tool_call_input.delta",
-        "custom_tool_call_input.done",
-        "output_item.done",
-    ]
+        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done",
+    ]  # fmt: skip
     deltas = [event["delta"] for event in events if event["type"].endswith("input.delta")]
     assert len(deltas) >= 1
     assert "".join(deltas) == PATCHED

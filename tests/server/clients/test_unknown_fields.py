@@ -20,17 +20,11 @@ from rest_local.api.ollama import EmbedBody, GenerateBody, OllamaChatBody
 from rest_local.api.responses import ResponseBody
 
 KINDS: dict[str, type[BaseModel]] = {
-    "/infill": InfillBody,
-    "/completion": NativeBody,
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/v1/responses": ResponseBody,
-    "/v1/messages": MessagesBody,
-    "/v1/messages/count_tokens": CountBody,
-    "/api/chat": OllamaChatBody,
-    "/api/generate": GenerateBody,
+    "/infill": InfillBody, "/completion": NativeBody, "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody, "/v1/responses": ResponseBody, "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountBody, "/api/chat": OllamaChatBody, "/api/generate": GenerateBody,
     "/api/embed": EmbedBody,
-}
+}  # fmt: skip
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 

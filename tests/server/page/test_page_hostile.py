@@ -12,18 +12,10 @@ from live import Live
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
 HIDDEN = {
-    "bidi override": "\u202e",
-    "isolate": "\u2066",
-    "mark": "\u200f",
-    "zero width": "\u200b",
-    "joiner": "\u200d",
-    "byte order mark": "\ufeff",
-    "soft hyphen": "\xad",
-    "tag": "\U000e0041",
-    "selector": "\U000e0101",
-    "escape": "\x1b",
-    "filler": "\u3164",
-}
+    "bidi override": "\u202e", "isolate": "\u2066", "mark": "\u200f", "zero width": "\u200b", "joiner": "\u200d",
+    "byte order mark": "\ufeff", "soft hyphen": "\xad", "tag": "\U000e0041", "selector": "\U000e0101",
+    "escape": "\x1b", "filler": "\u3164",
+}  # fmt: skip
 
 
 def test_characters_that_cannot_be_seen_are_written_out(quiet: Live, opened: Open) -> None:
