@@ -52,11 +52,6 @@ def test_a_call_is_recognized_however_the_text_is_cut(hello: Live, size: int) ->
         assert len({call["id"] for call in calls}) == 2
 
 
-def test_an_answer_with_only_a_call_has_no_content(hello: Live) -> None:
-    hello.service.answer = [CALL]
-    assert hello.post(PATH, BODY).json()["choices"][0]["message"]["content"] is None
-
-
 @pytest.mark.parametrize("more", [{"tools": None}, {"tool_choice": "none"}])
 def test_without_tools_markers_are_text(hello: Live, more: dict[str, Any]) -> None:
     hello.service.answer = [CALL]
@@ -107,15 +102,6 @@ def test_a_model_that_reasons_may_do_so_before_a_response_format(hello: Live) ->
             constraint = Constraint(model.vocabulary, stream.request.sampling.grammar)
             tokens = model.vocabulary.tokenize(said, special=False).tolist()
             assert all(constraint.follow(token) for token in tokens) == taken, said
-
-
-def test_a_forced_call_is_constrained(hello: Live) -> None:
-    hello.service.answer = [CALL]
-    hello.post(PATH, BODY | {"tool_choice": "required"})
-    hello.post(PATH, BODY)
-    forced, free = (stream.request.sampling.grammar for stream in hello.service.streams)
-    assert '"<tool_call>\\n"' in forced.source
-    assert free is None
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])

@@ -5,24 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from live import Live, Scripted, served
+from live import Live, Scripted
 
-from rest_local.decoding.engine import Engine
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
 from rest_local.retrieval import VocabularyId, build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
 from rest_local.retrieval.update.updating import add
-from rest_local.server.app import Serving
-from rest_local.server.settings import Settings
 
 TEXT = "def quixotic_name(first, second):\n    return first * 17 + second * 23\n"
 
@@ -125,34 +121,6 @@ def test_datastores_created_at_the_same_time_are_all_open(demo: Live) -> None:
     assert all(opened[f"at-once-{number}"] for number in range(6))
 
 
-def test_reload_opens_the_newest_commit() -> None:
-    from rest_local.llama.model import Model
-    from rest_local.paths import demo_model
-    from rest_local.retrieval.format import VocabularyId
-    from rest_local.retrieval.update.updating import add
-
-    with Model.open(demo_model(), vocab_only=True) as model:
-        identity = VocabularyId(*model.vocabulary.identity)
-
-        def write(name: str, text: str) -> None:
-            add(datastore_path("hup"), [(name, model.vocabulary.tokenize(text))], vocabulary=identity)
-
-        write("a", "first text")
-        serving = Serving(Settings(port=0), "demo", lambda: Engine.load(datastores=["hup"]), drain_seconds=1)
-        with served(serving):
-            assert serving.loaded.wait(300)
-            engine = serving.state.engine
-            assert engine is not None
-            size = len(engine.datastores[0])
-            write("b", "second text")
-            assert len(engine.datastores[0]) == size
-            serving.reload()  # in a thread of its own
-            deadline = time.monotonic() + 60
-            while len(engine.datastores[0]) == size and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert len(engine.datastores[0]) > size
-
-
 def test_removing_the_last_document_removes_the_datastore(demo: Live) -> None:
     """No file contains it any more, it is closed, and its name is free."""
     assert put(demo, "short", "only.py") == 200
@@ -233,16 +201,6 @@ def test_other_users_see_neither_what_datastores_hold_nor_where_they_lie(
     shown = sharing.post("/datastores/broken/search", {"text": "x"}, headers=KEY)
     assert shown.status_code == 500, "searched, and found damaged"
     assert str(tmp_path) not in shown.text
-
-
-def test_errors_for_this_machine_name_the_path(
-    scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
-    path = damaged("broken")
-    live = scripted()
-    assert str(path) in live.get("/datastores").json()["data"][0]["error"]
-    assert str(path) in live.post("/datastores/broken/search", {"text": "x"}).text
 
 
 @pytest.mark.parametrize("kind", ["order", "documents"])

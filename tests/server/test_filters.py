@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,20 +34,6 @@ def oracle(text: str, least: int) -> tuple[str, bool]:
             return given + "\n", True
         given += "\n" + line
     return given, False
-
-
-@pytest.mark.parametrize(
-    ("text", "least", "left"),
-    [
-        ("return a\n    b\nc = 1", 4, "return a\n    b\n"),
-        ("x\n\n    y", 4, "x\n"),
-        ("x\n    y\n  ", 4, "x\n    y\n  "),
-        ("x\ny", 0, "x\ny"),
-        ("\tx\n\ty\nz", 1, "\tx\n\ty\n"),
-    ],
-)
-def test_indentation_ends_the_text(text: str, least: int, left: str) -> None:
-    assert "".join(texts_of(choice(least, shows_steps=True), [text])) == left
 
 
 @given(st.lists(st.text(" \t\na", max_size=40), max_size=12), st.integers(0, 4), st.booleans())

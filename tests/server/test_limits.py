@@ -301,7 +301,7 @@ def test_a_prompt_beyond_the_context_is_not_read_to_its_end(
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded"), answer.text
         assert sum(read) < len(LONG) / 10
         told = answer.json()["error"]
-        assert told["n_ctx"] == 512
+        assert (told["n_ctx"], told["param"]) == (512, "messages" if "messages" in body else "prompt")
         if "messages" in body:
             assert abs(told["n_prompt_tokens"] / exact - 1) < 0.1, "estimated from what was read"
 

@@ -137,6 +137,9 @@ def test_metrics_count_what_was_in_memory_and_what_was_evaluated(demo: Live) -> 
     assert grown("tokens_predicted_total") == grown("n_decode_total") == 12
     assert after["llamacpp:n_tokens_max"] >= (evaluated + cached) / 2 + 6
     assert 0 < after["llamacpp:n_busy_slots_per_decode"] <= 4
+    drafts = (f"spec_decode_{name}_total" for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"))
+    for name in ("predicted_tokens_seconds", "requests_processing", "requests_deferred", *drafts):
+        assert f"llamacpp:{name}" in after
 
 
 def test_props_have_the_default_seed(demo: Live) -> None:

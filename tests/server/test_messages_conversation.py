@@ -9,7 +9,7 @@ import pytest
 
 from rest_local.api.bodies import check
 from rest_local.api.errors import ApiError
-from rest_local.api.messages import CountBody, MessagesBody, Translated, translated
+from rest_local.api.messages import MessagesBody, Translated, translated
 from rest_local.errors import OptionError, Place
 
 PIXEL = {"type": "base64", "media_type": "image/png", "data": "aaaa"}
@@ -50,26 +50,23 @@ def refusal(*messages: Any, **fields: Any) -> ApiError:
     return caught.value
 
 
-def test_text_is_passed_as_it_is() -> None:
-    said = messages_of(user(), assistant(text(" a\n")), user(text("b"), text("c")), system="You code.")
-    assert said == [
-        {"role": "system", "content": "You code."},
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": " a\n"},
-        {"role": "user", "content": "b\nc"},
-    ]
+MARKED = text("You code.") | {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+BLOCKS = [text("x-anthropic-billing-header: cc_version=1;"), MARKED, text(""), text("Be brief.")]
 
 
-def test_a_system_prompt_of_blocks_loses_the_billing_header_and_the_cache_marks() -> None:
-    marks = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-    blocks = [text("x-anthropic-billing-header: cc_version=1;"), text("You code.") | marks, text(""), text("Be brief.")]
-    assert messages_of(user(), system=blocks)[0] == {"role": "system", "content": "You code.\n\nBe brief."}
-
-
-def test_a_system_message_in_front_joins_the_system_prompt() -> None:
-    said = messages_of({"role": "system", "content": "First."}, user(), system="You code.")
-    assert said[0]["content"] == "You code.\n\nFirst."
-    assert [each["role"] for each in said] == ["system", "user"]
+@pytest.mark.parametrize(
+    ("system", "messages", "said"),
+    [
+        ("S", [user(), assistant(text(" a\n"))], [("system", "S"), ("user", "hi"), ("assistant", " a\n")]),
+        (BLOCKS, [user()], [("system", "You code.\n\nBe brief."), ("user", "hi")]),
+        ("S", [{"role": "system", "content": "First."}, user()], [("system", "S\n\nFirst."), ("user", "hi")]),
+        ("S", [user(text("a"), text("b")), user(text("c"))], [("system", "S"), ("user", "a\nb\nc")]),
+    ],
+)
+def test_texts_become_messages(system: Any, messages: list[Any], said: list[tuple[str, str]]) -> None:
+    """A system message in front joins the system prompt, and messages of one role are one."""
+    found = messages_of(*messages, *([user()] if messages[-1]["role"] == "assistant" else []), system=system)
+    assert [(each["role"], each["content"]) for each in found][: len(said)] == said
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -81,16 +78,10 @@ def test_a_later_system_message_does_not_change_the_beginning(late: bool) -> Non
     assert [(each["role"], each["content"]) for each in said[1:]] == expected
 
 
-def test_consecutive_messages_of_one_role_are_one() -> None:
-    said = messages_of(user(text("a")), user(text("b")), assistant(text("c")), assistant(CALL), user(result()))
-    assert [each["role"] for each in said] == ["user", "assistant", "tool"]
-    assert said[0]["content"] == "a\nb"
-    assert said[1]["content"] == "c"
-    assert len(said[1]["tool_calls"]) == 1
-
-
 def test_calls_and_results() -> None:
-    said = messages_of(user(), assistant(text("I look."), CALL), user(text("and then?"), result(is_error=False)))
+    asked = (assistant(text("I look.")), assistant(CALL))  # two messages of one role
+    said = messages_of(user(), *asked, user(text("and then?"), result(is_error=False)))
+    assert [each["role"] for each in said] == ["user", "assistant", "tool", "user"]
     assert said[1]["content"] == "I look."
     (call,) = said[1]["tool_calls"]
     assert (call["id"], call["type"], call["function"]["name"]) == ("toolu_1", "function", "read")
@@ -296,8 +287,3 @@ def test_an_error_of_the_chat_gets_the_place_in_the_body(place: Place, expected:
     with pytest.raises(OptionError) as caught:
         chat.run(fails)
     assert str(caught.value) == f"{expected}: cannot be read: [5]"
-
-
-def test_counting_needs_no_limit() -> None:
-    body = check(b'{"messages": [{"role": "user", "content": "hi"}]}', CountBody)
-    assert translated(body, late_system=True).body.max_tokens is None

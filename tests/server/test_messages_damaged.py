@@ -13,38 +13,25 @@ from rest_local.api.bodies import check
 from rest_local.api.errors import ApiError
 from rest_local.api.messages import MessagesBody, Translated, translated
 
-PIXEL = {"type": "base64", "media_type": "image/png", "data": "aaaa"}
+TEXT: list[Any] = [{"type": "text", "text": "a"}]
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aaaa"}}
+CALLED = [
+    {"type": "thinking", "thinking": "t", "signature": "s"},
+    {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}},
+]
+RESULTS = [
+    {"type": "tool_result", "tool_use_id": "1", "is_error": True, "content": TEXT},
+    {"type": "document", "title": "T", "source": {"type": "content", "content": TEXT}},
+    {"type": "search_result", "source": "s", "title": "t", "content": TEXT},
+]
+SAID = {"user": [*TEXT, IMAGE], "system": "b", "assistant": CALLED}
 WHOLE: dict[str, Any] = {
     "model": "m",
     "max_tokens": 9,
-    "system": [{"type": "text", "text": "S"}],
+    "system": TEXT,
     "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "source": PIXEL}]},
-        {"role": "system", "content": "b"},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "t", "signature": "s"},
-                {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "1",
-                    "is_error": True,
-                    "content": [{"type": "text", "text": "r"}],
-                },
-                {
-                    "type": "document",
-                    "title": "T",
-                    "source": {"type": "content", "content": [{"type": "text", "text": "d"}]},
-                },
-                {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "f"}]},
-            ],
-        },
+        *({"role": role, "content": content} for role, content in SAID.items()),
+        {"role": "user", "content": RESULTS},
         {"role": "assistant", "content": "begun"},
     ],
     "tools": [
@@ -76,7 +63,7 @@ PLACES = places(WHOLE)[1:]
 
 @given(st.lists(st.tuples(st.sampled_from(PLACES), VALUES, st.booleans()), min_size=1, max_size=3), st.booleans())
 def test_it_is_a_chat_or_an_error_with_a_place(damages: list[tuple[Any, Any, bool]], late: bool) -> None:
-    body = copy.deepcopy(WHOLE)
+    body = json.loads(json.dumps(WHOLE))
     for path, value, removed in damages:
         try:
             inner: Any = body

@@ -279,17 +279,6 @@ def test_the_count_is_that_of_the_prompt(scripted: Scripted) -> None:
     assert live.post("/v1/messages/count_tokens", long).json()["input_tokens"] > 1000, "beyond the context too"
 
 
-def test_a_loading_server_says_so(scripted: Scripted) -> None:
-    live = scripted()
-    service, live.serving.state.service = live.serving.state.service, None
-    try:
-        answer = live.post("/v1/messages", BODY)
-    finally:
-        live.serving.state.service = service
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json()["error"]["type"] == "overloaded_error"
-
-
 def test_an_omitted_thought_is_empty_and_signed() -> None:
     blocks = Blocks(shows_thinking=False)
     events = blocks.feed([Reasoning("I think."), Content("I look.")]) + blocks.finish()

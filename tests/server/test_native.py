@@ -101,28 +101,8 @@ def test_props_slots_and_models_describe_the_server(demo: Live) -> None:
     assert all(slot["is_processing"] == (slot["state"] != "idle") for slot in slots)
 
 
-def test_metrics_have_llama_servers_names(demo: Live) -> None:
-    demo.post("/completion", PROMPT)
-    lines = [line for line in demo.get("/metrics").text.splitlines() if not line.startswith("#")]
-    values = dict(line.split(" ") for line in lines)
-    for name in ("prompt_tokens_total", "tokens_predicted_total", "n_decode_total"):
-        assert float(values[f"llamacpp:{name}"]) > 0
-    wanted = ("predicted_tokens_seconds", "requests_processing", "requests_deferred")
-    drafts = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-    for name in (*wanted, *(f"spec_decode_{name}_total" for name in drafts)):
-        assert f"llamacpp:{name}" in values
-
-
 def test_metrics_are_off_by_default(hello: Live) -> None:
     assert hello.get("/metrics").status_code == 501
-
-
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("GET", "/completion", 405)])
-def test_unknown_routes_and_methods(demo: Live, method: str, path: str, status: int) -> None:
-    with demo.client() as client:
-        answer = client.request(method, path)
-    assert answer.status_code == status
-    assert answer.json()["error"]["message"]
 
 
 def test_each_of_several_prompts_is_answered(demo: Live) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Live, Scripted, served
+from live import Live, Scripted
 
 from rest_local.api.errors import ApiError
 from rest_local.api.models import Row, counted, find_name, quantization, running, tagged, tags
 from rest_local.api.ollama import GenerateBody, OllamaChatBody, chat_body, chat_messages, prompt_messages
-from rest_local.decoding.engine import Engine
-from rest_local.server.app import Serving
-from rest_local.server.settings import Settings
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40)).decode()
@@ -127,12 +123,6 @@ def test_bad_input_is_400_in_the_shape_of_ollama(hello: Live, path: str, body: d
     assert field in answer.json()["error"]
 
 
-def test_a_prompt_that_is_too_long_is_400(scripted: Scripted) -> None:
-    answer = scripted(n_ctx=16).post("/api/generate", {"prompt": "word " * 100, "raw": True})
-    assert answer.status_code == 400
-    assert "context" in answer.json()["error"]
-
-
 def test_errors_of_the_server_have_the_shape_too(scripted: Scripted) -> None:
     live = scripted(keys=(b"k",), max_body=1000)
     assert live.post("/api/chat", {"messages": HELLO}).json().keys() == {"error"}
@@ -205,25 +195,6 @@ def test_the_page_stays_at_the_root_and_probes_succeed(demo: Live) -> None:
         page = client.get("/")
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
-
-
-def test_lists_are_there_while_the_model_loads() -> None:
-    wait = threading.Event()
-
-    def load() -> Engine:
-        wait.wait(60)
-        return Engine.load()
-
-    serving = Serving(Settings(port=0), "demo", load, drain_seconds=1)
-    with served(serving) as live:
-        try:
-            assert [model["name"] for model in live.get("/api/tags").json()["models"]] == ["demo:latest"]
-            assert live.get("/api/ps").json() == {"models": []}
-            assert live.post("/api/chat", {"messages": HELLO}).status_code == 503
-            assert live.post("/api/generate", {}).status_code == 503, "it is not loaded yet"
-        finally:
-            wait.set()
-            assert serving.loaded.wait(300)
 
 
 def test_lists_are_made_of_rows() -> None:

@@ -85,13 +85,6 @@ def test_models_are_listed_and_shown(client: ollama.Client) -> None:
     assert "tools" not in shown.capabilities, "the demo model's template knows none"
 
 
-def test_a_name_may_have_the_tag_latest(client: ollama.Client) -> None:
-    assert client.generate("demo:latest", "x", options={"num_predict": 1}).model == "demo:latest"
-    with pytest.raises(ollama.ResponseError, match="no such model") as caught:
-        client.generate("other", "x")
-    assert caught.value.status_code == 404
-
-
 def test_without_a_prompt_the_model_is_loaded_only(client: ollama.Client) -> None:
     assert client.generate("demo", keep_alive="5m").done_reason == "load"
     assert client.chat("demo", [], keep_alive=0).done_reason == "load"

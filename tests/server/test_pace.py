@@ -256,34 +256,6 @@ def test_an_answer_that_is_not_streamed_wakes_the_task_only_at_its_end(
     assert len(calls) == 1
 
 
-def test_a_busy_consumer_gets_all_pieces_at_once(engine: FakeEngine) -> None:
-    free = asyncio.Event()
-
-    async def main() -> list[str]:
-        talk, texts = Talk(engine), []
-
-        async def consume() -> None:
-            async for news in talk.group.pieces():
-                texts.append("".join(_text(came or ()) for _, came in news))
-                talk.came.set()
-                await free.wait()  # a client that does not read
-
-        consumer = asyncio.create_task(consume())
-        talk.streams[0].give("first")
-        await talk.next()
-        for _ in range(1000):
-            talk.streams[0].give("x")
-            await asyncio.sleep(0)
-        assert texts == ["first"]
-        free.set()
-        await talk.next()
-        talk.streams[0].end()
-        await asyncio.wait_for(consumer, 30)
-        return texts
-
-    assert asyncio.run(main()) == ["first", 1000 * "x", ""]
-
-
 @pytest.mark.parametrize("meanwhile", [True, False])
 def test_an_error_follows_the_text_before_it(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
@@ -342,14 +314,3 @@ def test_a_disconnect_during_the_pause_ends_the_request(
         assert stream.cancelled.wait(30)
     live.service.answer = ("next",)
     assert live.post("/completion", {"prompt": "x"}).json()["content"] == "next"
-
-
-def test_a_limit_on_lines_ends_an_answer_that_is_not_streamed(scripted: Callable[..., Live]) -> None:
-    """Only with such a limit is the text of such an answer read before its end."""
-    live = scripted(answer=None)
-    asked = live.later("/infill", {"input_prefix": "", "input_suffix": "", "n_indent": 4})
-    stream = live.service.stream()
-    stream.give("x = 1\n")
-    stream.give("y")
-    assert stream.cancelled.wait(30)
-    assert asked.result(30).json()["content"] == "x = 1\n"

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live import Live
 
-from rest_local.api import bodies
 from rest_local.api.bodies import MAX_CONTAINERS, ChatBody, CompletionBody, InfillBody, NativeBody, check
 from rest_local.api.errors import ApiError
 from rest_local.grammar import compiler
@@ -162,10 +161,3 @@ def test_an_error_names_the_field_and_not_its_value() -> None:
         check(b'{"messages": [{"role": "user", "content": "hi"}], "temperature": "my secret"}', ChatBody)
     assert caught.value.param == "temperature"
     assert "my secret" not in json.dumps(caught.value.body)
-
-
-def test_optional_fields_may_be_absent() -> None:
-    """The content of an assistant's message with calls, and the beginning of a gap's text."""
-    called = b'{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}'
-    check(b'{"messages": [{"role": "user", "content": ""}, ' + called + b"]}", bodies.ChatBody)
-    assert check(b'{"input_prefix": "x"}', bodies.InfillBody).prompt == ""

@@ -78,24 +78,6 @@ def test_an_error_before_the_first_byte_has_its_status(quiet: Live) -> None:
     assert "llama_decode returned -3" in answer.json()["error"]["message"]
 
 
-LONG = "word " * 3000
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        (CHAT_PATH, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
-        ("/completion", {"prompt": LONG}, "prompt"),
-        ("/v1/completions", {"prompt": LONG}, "prompt"),
-    ],
-)
-def test_a_prompt_that_is_too_long_is_named_as_the_client_sent_it(
-    demo: Live, path: str, body: dict[str, Any], param: str
-) -> None:
-    error = demo.post(path, body | {"max_tokens": 1}).json()["error"]
-    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
-
-
 def test_an_error_during_a_stream_is_its_last_event(quiet: Live) -> None:
     with quiet.client() as client, client.stream("POST", CHAT_PATH, json=CHAT) as answer:
         stream = quiet.service.stream()
@@ -171,10 +153,15 @@ def test_calls_are_503_while_the_model_loads() -> None:
     serving = Serving(Settings(port=0), "demo", load, start=lambda engine, queue: FakeService(engine))  # type: ignore[arg-type, return-value]
     with served(serving) as live:
         assert live.get("/v1/models").json()["data"][0]["id"] == "demo"
+        assert [model["name"] for model in live.get("/api/tags").json()["models"]] == ["demo:latest"]
+        assert live.get("/api/ps").json() == {"models": []}
         for answer in (live.get("/health"), live.post(CHAT_PATH, CHAT), live.get("/props"), live.get("/slots")):
             assert answer.status_code == 503
             assert answer.json()["error"]["message"] == "Loading model"
             assert "retry-after" in answer.headers
+        assert live.post("/api/generate", {}).status_code == 503, "which would only load it"
+        refused = live.post("/v1/messages", CHAT | {"max_tokens": 1})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "overloaded_error")
         loads.set()
         assert serving.loaded.wait(60)
         assert live.get("/health").json() == {"status": "ok"}

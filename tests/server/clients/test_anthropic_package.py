@@ -56,39 +56,6 @@ def test_an_answer_its_counts_and_its_id(demo: Live) -> None:
     assert message._request_id.startswith("req_")
 
 
-def test_the_second_turn_reads_the_first_from_the_cache(demo: Live) -> None:
-    first: Any = [{"role": "user", "content": "def a_function_of_this_test(x):\n    return x + 1\n" * 8}]
-    with client_of(demo) as client:
-        said = client.messages.create(model="demo", max_tokens=4, extra_body=GREEDY, messages=first)
-        second = [*first, said.to_param(), {"role": "user", "content": "and now?"}]
-        usage = client.messages.create(model="demo", max_tokens=4, extra_body=GREEDY, messages=second).usage
-    assert usage.cache_read_input_tokens is not None
-    assert usage.cache_read_input_tokens >= said.usage.input_tokens
-    assert usage.input_tokens < 40
-
-
-def test_calls_arrive_in_deltas(quiet: Live) -> None:
-    kinds: list[str] = []
-    with (
-        client_of(quiet) as client,
-        client.messages.stream(model="demo", max_tokens=100, messages=MESSAGES, tools=[TOOL]) as stream,
-    ):
-        submitted = quiet.service.stream()
-        parts = iter(("I look.\n", *CALL, None))
-        for event in stream:
-            kinds.append(event.type)
-            if event.type in ("message_start", "text", "input_json"):  # the next part, once this one has arrived
-                part = next(parts)
-                submitted.end() if part is None else submitted.give(part)
-        final = stream.get_final_message()
-    assert kinds.count("input_json") >= 2
-    assert final.stop_reason == "tool_use"
-    text, call = final.content
-    assert (text.type, call.type) == ("text", "tool_use")
-    assert call.type == "tool_use"
-    assert (call.name, call.input) == ("read_file", {"path": "a.py", "lines": [1, 2]})
-
-
 def test_the_runner_of_tools_makes_the_loop(hello: Live) -> None:
     """It first asks the server to hold the conversation, and sends all of it when that is refused."""
     from anthropic import beta_tool

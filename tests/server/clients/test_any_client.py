@@ -27,23 +27,3 @@ def test_aliases_pass_through(scripted: Any) -> None:
     anything = scripted(aliases=("*",))
     assert anything.post("/v1/chat/completions", body | {"model": "GPT-4"}).json()["model"] == "GPT-4"
     assert [model["id"] for model in anything.get("/v1/models").json()["data"]] == ["demo"]
-
-
-def test_unknown_fields_of_agents_are_accepted(demo: Live) -> None:
-    """aider, Cline, Roo, llm, Open WebUI: temperature 0, parts, cache marks, fields of other servers."""
-    part = {"type": "text", "text": "Add two numbers.", "cache_control": {"type": "ephemeral"}}
-    body = {
-        "model": "coder",
-        "messages": [{"role": "system", "content": [part]}, {"role": "user", "content": [part, part], "name": "me"}],
-        "temperature": 0,
-        "max_tokens": 8,
-        "draft_model": "small",
-        "reasoning_effort": "low",
-        "user": "u",
-        "store": False,
-        "service_tier": "auto",
-        "modalities": ["text"],
-        "metadata": {"a": "b"},
-        "options": {"num_ctx": 8192},
-    }
-    assert demo.post("/v1/chat/completions", body, headers={"x-api-key": "sk-dummy"}).status_code == 200

@@ -64,10 +64,6 @@ def test_llama_vscode_shows_what_fills_the_gap(demo: Live) -> None:
     assert send(demo, OPENAI["VSCODE_WARM_UP"]).json()["content"] == ""
 
 
-def test_llama_vscode_edits(demo: Live) -> None:
-    assert send(demo, OPENAI["VSCODE_EDIT"]).json()["choices"][0]["message"]["content"]
-
-
 def test_llama_vscode_counts_tokens_before_its_request(demo: Live) -> None:
     """Its agent asks for the model, its context, the prompt of the conversation and the tokens of that."""
     models = demo.get("/v1/models").json()["data"]
@@ -87,10 +83,12 @@ def agents_call(live: Live, request: Recorded) -> tuple[str, list[dict[str, Any]
     """Text, calls, reason and usage, put together from the deltas as llama.vscode, Zed, Cline and Roo do."""
     text, calls, reason, usage = "", [], None, {}
     for event in data_of(send(live, request).text):
+        assert (event["model"], event["object"]) == ("coder", "chat.completion.chunk"), "Zed refuses others"
         usage = event.get("usage") or usage
         if not event["choices"]:
             continue
         choice = event["choices"][0]
+        assert {"index", "finish_reason"} <= choice.keys()
         reason = choice["finish_reason"] or reason
         text += choice["delta"].get("content") or ""
         for delta in choice["delta"].get("tool_calls") or ():
@@ -117,22 +115,8 @@ def test_agents_read_a_call(scripted: Scripted, request_: Recorded) -> None:
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [("read_file", {"path": "b.py"})]
     assert calls[0]["id"]
     assert reason == "tool_calls"
-    assert usage["completion_tokens"] > 0
+    assert usage.keys() >= {"prompt_tokens", "completion_tokens", "total_tokens"}
     assert "read_file" in prompt_of(live), "the tools are in the prompt although the template knows none"
-
-
-def test_zed_reads_every_chunk(scripted: Scripted) -> None:
-    """Its parser refuses a chunk without one of these."""
-    live = scripted(aliases=("coder",))
-    chunks = data_of(send(live, OPENAI["ZED_CHAT"]).text)
-    for chunk in chunks:
-        assert chunk["model"] == "coder"
-        assert chunk["object"] == "chat.completion.chunk"
-        for choice in chunk["choices"]:
-            assert isinstance(choice["index"], int)
-            assert choice["delta"].get("content") is None or isinstance(choice["delta"]["content"], str)
-            assert "finish_reason" in choice
-    assert chunks[-1]["usage"].keys() >= {"prompt_tokens", "completion_tokens", "total_tokens"}
 
 
 def test_zed_reads_the_models_properties(demo: Live) -> None:
@@ -178,10 +162,3 @@ def test_open_webui_lists_and_chats(demo: Live) -> None:
     answer = send(demo, OPENAI["WEBUI_CHAT"])
     assert answer.headers["content-type"].startswith("text/event-stream"), "by this it knows a stream"
     assert answer.text.endswith("data: [DONE]\n\n")
-
-
-def test_open_webui_shows_the_message_of_an_error(demo: Live) -> None:
-    answer = demo.post("/v1/chat/completions", OPENAI["WEBUI_CHAT"].body | {"model": "gone"})
-    assert answer.status_code == 404
-    assert answer.headers["content-type"] == "application/json"
-    assert "no such model" in answer.json()["error"]["message"]

@@ -9,7 +9,7 @@ import pytest
 from live import Live, Scripted, data_of, pieces, prompt_of
 from recorded import MESSAGES, Recorded
 
-ANSWERED = {name: each for name, each in MESSAGES.items() if name != "CLAUDE_SEARCH"}
+ANSWERED = {name: each for name, each in MESSAGES.items() if name != "CLAUDE_SEARCH"}  # which is refused
 
 
 def asked(live: Live, recorded: Recorded) -> Any:
@@ -63,18 +63,3 @@ def test_a_second_turn_of_claude_code_begins_as_the_first(scripted: Scripted) ->
     assert second.startswith(first.rpartition("<|im_start|>assistant")[0])
     assert "billing-header" not in second
     assert "return a - b" in second
-
-
-def test_a_search_of_claude_code_is_refused_with_the_reason(scripted: Scripted) -> None:
-    answer = asked(scripted(n_ctx=65536), MESSAGES["CLAUDE_SEARCH"])
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == (
-        "tools[0].type: web_search_20250305 runs on Anthropic's servers, not on this one"
-    )
-
-
-def test_a_search_among_other_tools_is_left_out(scripted: Scripted) -> None:
-    live = scripted(n_ctx=65536)
-    assert asked(live, MESSAGES["CLINE_TURN"]).status_code == 200
-    assert "web_search" not in prompt_of(live)
-    assert "read_files" in prompt_of(live)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from live import Live, Scripted, prompt_of
-from recorded import GAP, OLLAMA, TOOLS, ZED_STOPS, Recorded
+from recorded import GAP, OLLAMA, ZED_STOPS, Recorded
 
 CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "b.py"}}\n</tool_call>'
 
@@ -57,19 +57,6 @@ def test_zed_reads_every_line(scripted: Scripted) -> None:
     assert live.service.stream().request.stop == ("<end>",)
 
 
-def test_zed_lists_models_and_asks_what_they_can(demo: Live) -> None:
-    (first, _) = demo.get("/api/tags", headers={"accept": "application/json"}).json()["models"]
-    assert first["name"] == "coder:latest"
-    assert isinstance(first["modified_at"], str)
-    assert isinstance(first["size"], int)
-    assert isinstance(first["digest"], str)
-    details = first["details"]
-    names = ("format", "family", "parameter_size", "quantization_level")
-    assert all(isinstance(details[name], str) for name in names)
-    shown = demo.post("/api/show", {"model": first["name"]}).json()
-    assert set(shown["capabilities"]) <= {"completion", "insert", "tools", "thinking", "vision"}
-
-
 def test_zed_predicts_edits(demo: Live) -> None:
     found = send(demo, OLLAMA["ZED_EDIT_PREDICTION"]).json()
     assert isinstance(found["response"], str)
@@ -91,46 +78,6 @@ def test_continue_chats_and_fills_gaps(demo: Live) -> None:
     gap = lines(send(demo, OLLAMA["CONTINUE_GAP"]))
     assert all("error" not in each for each in gap)
     assert all(isinstance(each["response"], str) for each in gap)
-
-
-def test_continue_calls_tools_without_a_stream(scripted: Scripted) -> None:
-    live = scripted(aliases=("coder",), answer=tuple(CALL))
-    message = send(live, OLLAMA["CONTINUE_TOOLS"]).json()["message"]
-    assert message["role"] == "assistant"
-    assert [call["function"]["name"] for call in message["tool_calls"]] == [TOOLS[0]["function"]["name"]]
-
-
-def test_raycast_reads_each_part_of_the_body_as_one_line(scripted: Scripted) -> None:
-    """It sends text without saying that it is JSON, and parses what the HTTP library gives it at once."""
-    live = scripted(aliases=("coder",))
-    headers = dict(OLLAMA["RAYCAST_CHAT"].headers)
-    content = json.dumps(OLLAMA["RAYCAST_CHAT"].body).encode()
-    with live.client() as client, client.stream("POST", "/api/chat", content=content, headers=headers) as answer:
-        assert answer.status_code == 200
-        assert answer.headers["transfer-encoding"] == "chunked"
-    parts = chunks(live, content)
-    assert [json.loads(part)["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
-    assert "".join(json.loads(part)["message"]["content"] for part in parts) == "Hello world"
-
-
-def chunks(live: Live, content: bytes) -> list[bytes]:
-    """The chunks of the body, as they are framed."""
-    import socket
-
-    head = "POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain;charset=UTF-8\r\n"
-    head += f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
-        connection.sendall(head.encode() + content)
-        received = b""
-        while part := connection.recv(1 << 16):
-            received += part
-    body, found = received.partition(b"\r\n\r\n")[2], []
-    while body:
-        size, _, body = body.partition(b"\r\n")
-        if int(size, 16):
-            found.append(body[: int(size, 16)])
-        body = body[int(size, 16) + 2 :]
-    return found
 
 
 def test_obsidian_reads_the_lines_of_a_whole_answer(scripted: Scripted) -> None:

@@ -200,33 +200,3 @@ def test_dark_and_light(quiet: Live, opened: Open) -> None:
     expect(switch).to_have_text("Colours: dark")
     expect(page.locator("#chart")).to_have_attribute("aria-label", "no steps yet")
     assert pixels(page) != drawn
-
-
-def test_a_narrow_window_never_scrolls_sideways(quiet: Live, opened: Open) -> None:
-    page = opened(quiet, width=360, height=740)
-    for number, mode in enumerate(("chat", "complete", "infill")):
-        never_scrolls_sideways(page, quiet.service, number, mode)
-
-
-def never_scrolls_sideways(page: Any, service: Any, number: int, mode: str) -> None:
-    page.locator(f"#tab-{mode}").click()
-    page.locator(f"#{mode} textarea").first.fill("y" * 300)
-    page.locator(f"#{mode} .send").click()
-    stream = service.stream(number)
-    stream.give("x" * 600)
-    stream.give("two", "datastore", origin=origin(file="a/" * 150, line=10**6))
-    stream.end()
-    done(page)
-    page.get_by_role("button", name="Settings").click()
-    expect(page.locator("#side")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("button", name="Settings")).to_be_focused()
-    page.locator(f"#{mode} mark").first.click()
-    expect(page.get_by_role("tooltip")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
-    box = page.get_by_role("tooltip").bounding_box()
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= 360
-    page.keyboard.press("Escape")
-    expect(page.get_by_role("tooltip")).to_be_hidden()

@@ -80,24 +80,6 @@ def test_conversations_are_separate(hello: Live, opened: Open) -> None:
     expect(names(page)).to_have_text(["about cats", "about dogs"])
 
 
-def test_a_conversation_is_renamed(hello: Live, opened: Open) -> None:
-    page = opened(hello)
-    told(page, "first words")
-    page.get_by_role("button", name="Rename").click()
-    page.keyboard.type("Better <b>name</b>")
-    page.keyboard.press("Enter")
-    expect(names(page)).to_have_text(["Better <b>name</b>"])
-    expect(page.get_by_role("button", name="Rename")).to_be_focused()
-    page.get_by_role("button", name="Rename").click()
-    page.keyboard.type("dropped")
-    page.keyboard.press("Escape")
-    page.reload()
-    expect(page.locator("#title")).to_have_text("Better <b>name</b>")
-    page.locator("#message").focus()
-    told(page, "more")
-    expect(names(page)).to_have_text(["Better <b>name</b>"])
-
-
 def test_deleting_can_be_undone(hello: Live, opened: Open) -> None:
     page = opened(hello)
     told(page, "keep me")
@@ -172,17 +154,6 @@ def test_edited_messages_and_new_answers_are_branches(quiet: Live, opened: Open)
     page.locator("#chat .turn").first.get_by_role("button", name="Next version").click()
     expect(answers(page)).to_have_text("primero")
     assert len(stored(page)) == 7
-
-
-def test_editing_can_be_cancelled(hello: Live, opened: Open) -> None:
-    page = opened(hello)
-    told(page, "one")
-    page.get_by_role("button", name="Edit").click()
-    page.keyboard.type("other")
-    page.keyboard.press("Escape")
-    expect(page.locator("#chat .asked")).to_have_text("one")
-    expect(page.get_by_role("button", name="Edit")).to_be_focused()
-    assert len(stored(page)) == 2
 
 
 def test_a_system_prompt_belongs_to_its_conversation(hello: Live, opened: Open) -> None:
