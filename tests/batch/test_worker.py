@@ -41,25 +41,20 @@ def worker() -> Iterator[Worker]:
         yield worker
 
 
-def test_a_completion_in_the_form_of_openai(worker: Worker) -> None:
-    record = answered(worker, {"custom_id": "a", "prompt": "import os\n", "max_tokens": 5, "ignore_eos": True})["a"]
-    assert set(record) == {"id", "custom_id", "response", "error"}
-    assert record["error"] is None
-    assert record["response"]["status_code"] == 200
-    body = Completion.model_validate(record["response"]["body"])
-    assert body.usage is not None
-    assert (body.model, body.usage.completion_tokens, body.choices[0].finish_reason) == ("demo", 5, "length")
-    assert "timings" not in record["response"]["body"]
-
-
-def test_a_chat_in_the_form_of_openai(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_have_the_form_of_openai(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.engine.model, "chat_template", CHATML)
-    line = {"custom_id": "a", "messages": [{"role": "user", "content": "import"}], "max_tokens": 4, "ignore_eos": True}
-    record = answered(worker, line)["a"]
-    body = ChatCompletion.model_validate(record["response"]["body"])
-    assert body.choices[0].message.content
-    assert body.usage is not None
-    assert body.usage.completion_tokens == 4
+    text = {"custom_id": "text", "prompt": "import os\n", "max_tokens": 5, "ignore_eos": True}
+    chat = {"custom_id": "chat", "messages": [{"role": "user", "content": "import"}], "max_tokens": 5}
+    found = answered(worker, text, chat | {"ignore_eos": True})
+    for record in found.values():
+        assert set(record) == {"id", "custom_id", "response", "error"}
+        assert (record["error"], record["response"]["status_code"]) == (None, 200)
+        body = record["response"]["body"]
+        assert (body["model"], body["usage"]["completion_tokens"]) == ("demo", 5)
+        assert body["choices"][0]["finish_reason"] == "length"
+        assert "timings" not in body
+    assert Completion.model_validate(found["text"]["response"]["body"]).choices[0].text
+    assert ChatCompletion.model_validate(found["chat"]["response"]["body"]).choices[0].message.content
 
 
 def test_an_echo_with_log_probabilities(worker: Worker) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 from support.hub_server import COMMIT, TOKEN, HubServer, serving
 
 from rest_local.catalog import hub as hub_module
@@ -38,19 +37,13 @@ def test_a_quantization_is_downloaded_and_found_again(hub: Hub, hub_server: HubS
     assert len(hub_server.transfers) == before, "what is there is not downloaded again"
 
 
-def test_without_a_quantization_the_usual_one_is_taken_and_the_reason_given(hub: Hub) -> None:
-    repository = hub.repository(REPO)
-    assert [choice.label for choice in repository.choices] == ["Q4_K_M", "Q8_0", "F16"]
-    choice, why = repository.choose(None)
-    assert choice.label == "Q4_K_M"
-    assert "the usual choice" in why
-
-
 def test_all_parts_are_downloaded_and_the_first_returned(hub: Hub, hub_server: HubServer) -> None:
     path = pull_model(f"{REPO}:F16", hub=hub)
     assert path.name == "tiny-f16-00001-of-00002.gguf"
     second = path.with_name("tiny-f16-00002-of-00002.gguf")
     assert second.read_bytes() == hub_server.repos[REPO][second.name]
+    assert remove(f"{REPO}:F16") == 93_000
+    assert not path.parents[2].exists(), "with its last model the repository goes"
 
 
 def test_an_unknown_quantization_lists_what_there_is(hub: Hub) -> None:
@@ -161,12 +154,6 @@ def test_a_hub_that_is_not_there(tmp_path: Path) -> None:
     assert "check the network" in message
 
 
-def test_offline_the_hub_is_not_asked(hub: Hub, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE is set" in refused(hub)
-    assert hub_server.requests == []
-
-
 def test_a_disk_that_fills_up_keeps_what_there_is(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     write = hub_module._Counted.write
 
@@ -239,12 +226,6 @@ def test_one_quantization_goes_and_the_others_stay(hub: Hub) -> None:
     assert stays.exists()
     with pytest.raises(ModelNotFound):
         find_model(f"{REPO}:Q8_0")
-
-
-def test_all_parts_go_and_with_the_last_model_the_repository(hub: Hub) -> None:
-    path = pull_model(f"{REPO}:F16", hub=hub)
-    assert remove(f"{REPO}:F16") == 93_000
-    assert not path.parents[2].exists()
 
 
 def test_a_blob_that_another_file_has_as_well_stays(hub: Hub, hub_server: HubServer) -> None:

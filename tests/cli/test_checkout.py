@@ -63,36 +63,32 @@ def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         code_of(tmp_path / "none")
 
 
-def test_it_is_offered_once(project: Path, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = answers("y")
+@pytest.mark.parametrize(
+    ("replies", "days", "found"),
+    [
+        ("y", 9999, [True, True]),
+        ("v", 9999, [False, False]),  # never
+        ("n", 6, [False, False]),
+        ("ny", 8, [False, True]),
+    ],
+)
+def test_it_is_offered_once_and_a_no_counts_for_a_week(
+    project: Path,
+    answers: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    replies: str,
+    days: int,
+    found: list[bool],
+) -> None:
+    asked = answers(*replies)
     monkeypatch.chdir(project / "src")
-    assert offered() == Code(project)
-    assert offered() == Code(project)
-    assert len(asked) == 1
+    now = time.time()
+    for later, offers in zip((0, days), found, strict=True):
+        monkeypatch.setattr(time, "time", lambda later=later: now + later * 86_400)
+        assert offered() == (Code(project) if offers else None)
+    assert len(asked) == len(replies)
     assert str(project) in asked[0]
     assert (data_dir() / "answers.json").stat().st_mode & 0o777 == 0o600
-
-
-def test_never_is_never(project: Path, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = answers("v")
-    monkeypatch.chdir(project)
-    assert offered() is None
-    monkeypatch.setattr(time, "time", lambda: 4e9)
-    assert offered() is None
-    assert len(asked) == 1
-
-
-def test_no_counts_for_a_week(
-    project: Path, answers: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = answers("n", "y")
-    monkeypatch.chdir(project)
-    assert offered() is None
-    assert offered() is None
-    assert len(asked) == 1
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 8 * 86_400)
-    assert offered() == Code(project)
 
 
 def test_nothing_is_asked_without_a_terminal_or_a_checkout(

@@ -140,15 +140,6 @@ def test_offline_what_is_here_is_used_and_the_rest_is_one_line(
     assert len(hub_server.requests) == asked
 
 
-def test_a_name_that_is_not_here_says_how_to_get_it(command: Call) -> None:
-    done = command("generate", "-m", f"{REPO}:Q4_K_M", "x")
-    assert (done.code, done.out) == (1, "")
-    name = f"{REPO}:Q4_K_M"
-    assert done.err == (
-        f"rest-local: error: model {name}: is not on this machine; `rest-local pull {name}` downloads it\n"
-    )
-
-
 def test_at_a_terminal_it_is_downloaded_after_a_question(hub_server: HubServer, typed: Call) -> None:
     given = ("generate", "-m", REPO, "-n", "2", "-t", "1", "--ctx", "256", "def")
     done = typed(b"n\n", *given)

@@ -114,15 +114,6 @@ def test_requests_at_the_moment_of_a_kill_are_answered(pair: Routed, waits: bool
     assert answers(lambda: pair.ask("one"), 8) == [200] * 8
 
 
-def test_a_client_that_leaves_frees_its_slot(pair: Routed) -> None:
-    pair.ask("one")
-    with pair.client() as client:
-        with client.stream("POST", "/completion", json={"model": "one"} | STREAMS["/completion"]) as answer:
-            next(answer.iter_lines())
-        until(lambda: not is_answering(pair))
-    until(lambda: pair.entry("one").users == 0)
-
-
 def test_models_that_cannot_be_loaded_are_errors_of_their_requests(routed: Start, files: Files) -> None:
     one, broken, large = files("one", "broken", "large")
     broken.write_bytes(b"PK\x03\x04" + bytes(100))
@@ -150,12 +141,6 @@ def test_a_default_model_that_cannot_be_loaded_ends_the_server(
     (error,) = live.errors
     assert isinstance(error, ModelProcessFailed)
     assert why in str(error)
-
-
-def test_an_idle_model_is_unloaded_though_it_is_looked_at(routed: Start, files: Files) -> None:
-    live = routed([choice(each) for each in files("one")], idle=0.5, settings=Settings(metrics=True))
-    until(lambda: live.get("/slots").json() == [])
-    until(lambda: live.entry("one").status == "unloaded")
 
 
 def test_files_that_change_or_are_gone(routed: Start, files: Files) -> None:
