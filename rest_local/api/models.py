@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rest_local import __version__
-from rest_local.api.requests import TEMPERATURE, special_text, template_of
+from rest_local.api.requests import TEMPERATURE, prompt_text, template_of
 from rest_local.chat.tools import format_of
 from rest_local.chat.tools.answer import ReasoningTags
 from rest_local.chat.tools.text_formats import HARMONY
@@ -114,8 +114,8 @@ def properties(engine: Engine, name: str, slots: int) -> dict[str, Any]:
         "chat_template_caps": template_of(engine).capabilities.to_dict() if model.chat_template else {},
         "is_demo": is_demo_model(model.path),  # no model to converse with, in spite of its template
         "modalities": {"vision": engine.projector is not None, "audio": False},
-        "bos_token": special_text(vocabulary, vocabulary.bos) or "",
-        "eos_token": special_text(vocabulary, vocabulary.eos) or "",
+        "bos_token": prompt_text(vocabulary, [] if vocabulary.bos is None else [vocabulary.bos]),
+        "eos_token": prompt_text(vocabulary, [] if vocabulary.eos is None else [vocabulary.eos]),
         "build_info": f"rest-local {__version__}",
     }
 

@@ -240,11 +240,6 @@ def template_of(engine: Engine) -> ChatTemplate:
     return chat_template(engine.model)
 
 
-def special_text(vocabulary: Vocabulary, token: int | None) -> str | None:
-    """The text of a special token; None where the vocabulary has no such token."""
-    return None if token is None else vocabulary.piece(token).decode("utf-8", "replace")
-
-
 def prompts_of(
     engine: Engine, prompt: PromptField, most: int = MAX_PROMPTS, longest: int | None = None, field: str = "prompt"
 ) -> list[list[int]]:

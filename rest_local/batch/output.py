@@ -128,10 +128,6 @@ class Output:
         self.done.names.add(name)
         self.done.failed += is_error(record)
 
-    @property
-    def size(self) -> int:
-        return self._at
-
     def start(self) -> None:
         """Remove what is not to stay. The next `write` adds to the rest."""
         if self._regular:

@@ -15,7 +15,6 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,39 +29,15 @@ from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.rows import Int32Array, Rows, order_of, pack, width_of
 from rest_local.retrieval.sources.walk import walk
 
-EDITED = 0.02  # share of the tokens of a repeated file that are replaced
-
 SYNTHETIC_SIZE = 32_000  # ids of the synthetic text
 WALK = 5_000  # tokens of a synthetic document
 
 
-def sources_and_edits(
-    vocabulary: Vocabulary, tokens: int, random: np.random.Generator
-) -> tuple[list[Int32Array], float]:
-    """Documents of `tokens` tokens: every Python file of the interpreter and its packages, then edited copies of them;
-    and the share of the copies.
-    """
+def python_sources(vocabulary: Vocabulary, tokens: int) -> list[Int32Array]:
+    """Documents of up to `tokens` tokens: the Python files of the interpreter and its packages."""
     paths = sysconfig.get_paths()
     files = walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"])
-    real = list(up_to(filter(len, (vocabulary.tokenize(text) for _, text, *_ in files)), tokens))
-    ends = np.array([b"\n\n" in piece for piece in vocabulary.pieces()], np.bool_)
-    return list(up_to(chain(real, edited(real, ends, random)), tokens)), 1 - sum(map(len, real)) / tokens
-
-
-def edited(
-    originals: Sequence[Int32Array], ends: npt.NDArray[np.bool_], random: np.random.Generator
-) -> Iterator[Int32Array]:
-    """The originals in a random order, each with shuffled paragraphs and replaced tokens, again and again. `ends`: the
-    ids whose text holds an empty line, bool [size].
-    """
-    while True:
-        for number in random.permutation(len(originals)):
-            tokens = originals[number]
-            paragraphs = np.split(tokens, np.flatnonzero(ends[tokens]) + 1)
-            changed = np.concatenate([paragraphs[at] for at in random.permutation(len(paragraphs))])
-            places = random.integers(0, len(tokens), random.binomial(len(tokens), EDITED))
-            changed[places] = tokens[random.integers(0, len(tokens), len(places))]
-            yield changed
+    return list(up_to(filter(len, (vocabulary.tokenize(text) for _, text, *_ in files)), tokens))
 
 
 def synthetic(random: np.random.Generator) -> Iterator[Int32Array]:
@@ -125,8 +100,8 @@ def measure(
         with Model.open(model, vocab_only=True) as opened:
             known = opened.vocabulary
             vocabulary = VocabularyId(known.hash, known.size, known.name)
-            stored, copies = sources_and_edits(known, tokens, random)
-        source = f"Python sources, {copies:.0%} edited copies, vocabulary of {vocabulary.name}"
+            stored = python_sources(known, tokens)
+        source = f"Python sources, vocabulary of {vocabulary.name}"
     text = np.concatenate(list(up_to(stored, _SORT_SAMPLE)))
     packed = pack(text, vocabulary.size)
     began = time.perf_counter()

@@ -24,15 +24,15 @@ from rest_local.llama.loaded import bindings
 from rest_local.llama.model import Model
 
 _PTR, _UINT, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
-# By name: the ends of the symbols of compilers with the Itanium ABI and of Microsoft's, the result, the arguments.
-_SIGNATURES: dict[str, tuple[str, str, Any, tuple[Any, ...]]] = {
-    "llama_set_embeddings_nextn": ("P13llama_contextbb", "YAXPEAUllama_context@@_N1@Z", None, (_PTR, _BOOL, _BOOL)),
-    "llama_get_embeddings_nextn": ("P13llama_context", "YAPEAMPEAUllama_context@@@Z", _PTR, (_PTR,)),
-    "llama_set_embeddings_layer_inp": ("P13llama_contextjb", "YAXPEAUllama_context@@I_N@Z", None, (_PTR, _UINT, _BOOL)),
-    "llama_get_embeddings_layer_inp": ("P13llama_contextj", "YAPEAMPEAUllama_context@@I@Z", _PTR, (_PTR, _UINT)),
-    "llama_set_nextn_layer_offset": ("P13llama_contexti", "YAXPEAUllama_context@@H@Z", None, (_PTR, ctypes.c_int32)),
-    "llama_model_target_layer_ids": ("PK11llama_model", "YAPEBHPEBUllama_model@@@Z", _PTR, (_PTR,)),
-    "llama_model_target_layer_ids_n": ("PK11llama_model", "YAIPEBUllama_model@@@Z", _UINT, (_PTR,)),
+# By name: the end of its symbol (Itanium ABI), the result, the arguments.
+_SIGNATURES: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
+    "llama_set_embeddings_nextn": ("P13llama_contextbb", None, (_PTR, _BOOL, _BOOL)),
+    "llama_get_embeddings_nextn": ("P13llama_context", _PTR, (_PTR,)),
+    "llama_set_embeddings_layer_inp": ("P13llama_contextjb", None, (_PTR, _UINT, _BOOL)),
+    "llama_get_embeddings_layer_inp": ("P13llama_contextj", _PTR, (_PTR, _UINT)),
+    "llama_set_nextn_layer_offset": ("P13llama_contexti", None, (_PTR, ctypes.c_int32)),
+    "llama_model_target_layer_ids": ("PK11llama_model", _PTR, (_PTR,)),
+    "llama_model_target_layer_ids_n": ("PK11llama_model", _UINT, (_PTR,)),
 }  # fmt: skip
 NEXTN = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn")
 OFFSET = "llama_set_nextn_layer_offset"
@@ -40,8 +40,8 @@ LAYERS = tuple(name for name in _SIGNATURES if name not in (*NEXTN, OFFSET))
 
 
 def _find(name: str) -> Callable[..., Any] | None:
-    itanium, microsoft, result, arguments = _SIGNATURES[name]
-    for symbol in (name, f"_Z{len(name)}{name}{itanium}", f"?{name}@@{microsoft}"):
+    ending, result, arguments = _SIGNATURES[name]
+    for symbol in (name, f"_Z{len(name)}{name}{ending}"):
         function = getattr(bindings._lib, symbol, None)
         if function is not None:
             address = ctypes.cast(function, _PTR).value

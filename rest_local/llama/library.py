@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import platform
 import re
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -217,56 +215,28 @@ def _ggml(name: str, result: type | None, *arguments: type) -> ctypes._NamedFunc
     return function
 
 
-SYSCTL_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class MatrixUnit:
-    """A CPU feature for matrix or dot products. `flags`: its names in `/proc/cpuinfo` (Linux) and sysctl (macOS).
-    `built`: its name in llama.cpp's line of features.
-    """
-
-    name: str
-    flags: tuple[str, ...]
-    built: str
-
-
-UNITS = (
-    MatrixUnit("AMX", ("amx_int8",), "AMX_INT8"),
-    MatrixUnit("AVX-512", ("avx512f",), "AVX512"),
-    MatrixUnit("AVX-512 VNNI", ("avx512_vnni",), "AVX512_VNNI"),
-    MatrixUnit("AVX-512 BF16", ("avx512_bf16",), "AVX512_BF16"),
-    MatrixUnit("AVX VNNI", ("avx_vnni",), "AVX_VNNI"),
-    MatrixUnit("SME", ("sme", "hw.optional.arm.FEAT_SME"), "SME"),
-    MatrixUnit("I8MM", ("i8mm", "hw.optional.arm.FEAT_I8MM"), "MATMUL_INT8"),
-    MatrixUnit("SVE", ("sve",), "SVE"),
-    MatrixUnit("DotProd", ("asimddp", "hw.optional.arm.FEAT_DotProd"), "DOTPROD"),
-)
+# CPU features for matrix or dot products: their names in `/proc/cpuinfo`, and in llama.cpp's line of features.
+UNITS = {
+    "AMX": ("amx_int8", "AMX_INT8"),
+    "AVX-512": ("avx512f", "AVX512"),
+    "AVX-512 VNNI": ("avx512_vnni", "AVX512_VNNI"),
+    "AVX-512 BF16": ("avx512_bf16", "AVX512_BF16"),
+    "AVX VNNI": ("avx_vnni", "AVX_VNNI"),
+    "SME": ("sme", "SME"),
+    "I8MM": ("i8mm", "MATMUL_INT8"),
+    "SVE": ("sve", "SVE"),
+    "DotProd": ("asimddp", "DOTPROD"),
+}
 
 
 def matrix_units() -> dict[str, bool]:
-    """The units of this CPU, and whether the build of llama.cpp uses each."""
-    here, built = cpu_flags(), set(re.findall(r"(\w+) = 1", system_info()))
-    return {unit.name: unit.built in built for unit in UNITS if here.intersection(unit.flags)}
-
-
-def cpu_flags() -> set[str]:
-    """The feature flags of the CPU; empty if the system does not report them."""
-    if platform.system() == "Darwin":
-        names = [flag for unit in UNITS for flag in unit.flags if flag.startswith("hw.")]
-        try:
-            done = subprocess.run(
-                ["sysctl", *names], capture_output=True, text=True, timeout=SYSCTL_SECONDS, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return set()
-        return {line.split(":")[0] for line in done.stdout.splitlines() if line.endswith(": 1")}
-    try:
+    """The units of this CPU, and whether the build of llama.cpp uses each. Empty where there is no `/proc/cpuinfo`."""
+    text = ""
+    with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    except OSError:
-        return set()
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return set(found[1].split()) if found else set()
+    here, built = found[1].split() if found else (), set(re.findall(r"(\w+) = 1", system_info()))
+    return {name: used in built for name, (flag, used) in UNITS.items() if flag in here}
 
 
 def compilers() -> list[str]:

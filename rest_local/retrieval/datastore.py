@@ -303,10 +303,7 @@ class Datastore:
         memory at any time.
         """
         for mapped in self._maps:
-            try:
-                mapped.madvise(memory.MADV_DONTNEED)
-            except OSError as error:  # locked pages stay; nothing depends on this call
-                log.debug("datastore %s: its pages stay mapped: %s", self.path, error)
+            mapped.madvise(memory.MADV_DONTNEED)
 
     def close(self) -> None:
         """Unmap the files. A second call does nothing. Rows that were returned stay valid."""

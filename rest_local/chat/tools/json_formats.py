@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 
 from rest_local.chat.tools.format import (
@@ -20,7 +19,7 @@ from rest_local.chat.tools.format import (
     write_list,
 )
 from rest_local.chat.tools.source import Malformed, Source, Wait
-from rest_local.chat.tools.text_formats import function_opened, python_calls, tagged
+from rest_local.chat.tools.text_formats import function_opened, tagged
 from rest_local.grammar.grammar import Lark
 
 # `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, Granite 4, SmolLM, and the default. The tags
@@ -62,7 +61,7 @@ LISTED = ToolFormat(
 
 # Llama 3: `{"name": ..., "parameters": {...}}` as the whole answer, with or without `<|python_tag|>` in front.
 #
-# Several calls have `;` or white space between them. Built-in tools are called by `name.call(argument="...")`.
+# Several calls have `;` or white space between them.
 
 
 def _llama3_bare(source: Source) -> Wait[None]:
@@ -90,16 +89,8 @@ def _llama3_more(source: Source) -> Wait[None]:
 
 def _llama3(source: Source) -> Wait[None]:
     yield from source.space()
-    if (yield from source.peek()) == "{":
-        yield from json_call(source)
-        yield from _llama3_more(source)
-        return
-    text: list[str] = []
-    yield from source.until((), text.append)
-    found = re.fullmatch(r"\s*(\w+)\.call(\(.*\))\s*", "".join(text), re.DOTALL)
-    for name, arguments in python_calls(f"[{found[1]}{found[2]}]" if found else ""):
-        source.start(name)
-        source.arguments(json.dumps(arguments, ensure_ascii=False))
+    yield from json_call(source)
+    yield from _llama3_more(source)
 
 
 LLAMA3 = ToolFormat(

@@ -148,16 +148,9 @@ def _force_parameters(lark: Lark, tool: Tool) -> str:
     return " ".join(parts)
 
 
-def _qwen(source: Source) -> Wait[None]:
-    yield from source.space()
-    if not (yield from source.starts("<function=")):
-        raise Malformed
-    yield from function_opened(source)
-
-
 QWEN = ToolFormat(
     "qwen",
-    {"<tool_call>": _qwen, "<function=": function_opened},
+    {"<tool_call>": tagged, "<function=": function_opened},
     _force_qwen,
     lambda calls: "\n".join(map(_write_qwen, calls)),
 )
@@ -279,7 +272,7 @@ GEMMA = ToolFormat(
 )
 
 
-# Calls written as Python, `[search(query="x", limit=3)]`: LFM2, and Llama's built-in tools.
+# Calls written as Python, `[search(query="x", limit=3)]`: LFM2.
 #
 # Python's own parser reads them; they are never run. Only constants, lists, dictionaries and signs are accepted.
 

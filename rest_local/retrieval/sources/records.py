@@ -354,7 +354,8 @@ class Stdin(Source):
             data = rest + file.read(PIECE - len(rest))
             if not data:
                 return
-            end = _end(data) if len(data) == PIECE else len(data)
+            end = data.rfind(b"\n") + 1 if len(data) == PIECE else 0
+            end = end or len(data)
             data, rest = data[:end], data[end:]
             number += 1
             name = "-" if number == 1 else f"-:{number}"
@@ -362,14 +363,3 @@ class Stdin(Source):
                 yield text._replace(state=None)
             if not rest:
                 rest = file.read(1)
-
-
-def _end(data: bytes) -> int:
-    """Where to cut: after the last line feed, else before a character that may be incomplete."""
-    end = data.rfind(b"\n") + 1
-    if end:
-        return end
-    end = len(data)
-    while len(data) - end < 3 and end > 1 and data[end - 1] & 0xC0 == 0x80:
-        end -= 1
-    return end - 1 if end > 1 and data[end - 1] >= 0xC0 else len(data)
