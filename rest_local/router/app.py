@@ -36,10 +36,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
-import h11
 from filelock import FileLock, Timeout
 from pydantic_core import to_json
 from starlette.applications import Starlette
@@ -57,11 +56,11 @@ from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
-from rest_local.server.http import DRAIN_SECONDS, HttpServer
+from rest_local.server.http import DRAIN_SECONDS, HttpServer, TimedProtocol
 from rest_local.server.operations import Routes, post
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.settings import ANY_MODEL, Settings
-from rest_local.server.streaming import json_response, watched
+from rest_local.server.streaming import CONNECTION, json_response, watched
 
 LOOK_SECONDS = 0.1  # between two looks whether a second signal has come
 PREFIX = "rest-local-server-"
@@ -189,10 +188,10 @@ def create_router(state: RouterState) -> Starlette:
 
 
 NDJSON = "application/x-ndjson"
-_READ = 1 << 16
 _TRIES = 3  # processes that a request is sent to, if it reaches none of them
 _MOST_ENDED = 2  # processes that may end before they have answered one request
 _END_SECONDS = 1.0  # for the pool to learn that a process has ended, once its connections are closed
+_LENGTH = b"content-length"
 _OF_CONNECTION = frozenset(
     name.encode()
     for name in (
@@ -243,7 +242,8 @@ class Forwarded(Response):
                         if ended == _MOST_ENDED:
                             raise self._ended(process) from error
                         continue
-                    await send({"type": "http.response.start", "status": status, "headers": headers})
+                    passed = [pair for pair in headers if pair[0] not in _OF_CONNECTION or pair[0] == _LENGTH]
+                    await send({"type": "http.response.start", "status": status, "headers": passed})
                     await self._send_body(process, exchange, dict(headers), scope, send)
                     return
 
@@ -251,15 +251,18 @@ class Forwarded(Response):
         self, process: ModelProcess, exchange: Exchange, headers: dict[bytes, bytes], scope: Scope, send: Send
     ) -> None:
         try:
-            async for data in exchange.body():
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            if b"transfer-encoding" in headers:
+                await exchange.chunks(scope["state"][CONNECTION])
+            elif scope["method"] != "HEAD":
+                async for data in exchange.body(int(headers.get(_LENGTH, 0))):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         except ProcessEnded:
             scope[FORWARDED] = False
             await _end_of(process)
             last = _last_event(scope["path"], headers.get(b"content-type", b"").decode(), self._ended(process))
             if last is None:
                 raise
-            await send({"type": "http.response.body", "body": last, "more_body": True})
+            scope["state"][CONNECTION].write(last)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _ended(self, process: ModelProcess) -> ApiError:
@@ -302,59 +305,91 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
     return scope["method"].encode(), target, [*headers, (CLIENT.encode(), f"{address}:{port}".encode())]
 
 
-class Exchange:
-    """One request to a process and its answer. `begin` it, then read `head` and `body`; `close` in any case."""
+class Exchange(asyncio.Protocol):
+    """One request to a process and its answer. `begin` it, read `head`, then `body` or `chunks`; `close` in any case.
+    What is read raises ProcessEnded."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._conn = h11.Connection(h11.CLIENT)
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._changed = asyncio.Event()
+        self._ended = False
+        self._client: TimedProtocol | None = None  # gets the chunks
 
     @classmethod
     async def begin(
         cls, process: ModelProcess, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> Exchange:
         """Connect and send a request. Raises OSError if the process does not take it."""
-        own = [(SECRET.encode(), process.setup.secret), (b"connection", b"close")]
-        own.append((b"content-length", str(len(body)).encode()))
-        events = (h11.Request(method=method, target=target, headers=[*headers, *own]), h11.Data(data=body))
-        reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
-        exchange = cls(reader, writer)
-        try:
-            writer.write(b"".join(exchange._conn.send(each) or b"" for each in (*events, h11.EndOfMessage())))
-            await writer.drain()
-        except BaseException:
-            exchange.close()
-            raise
+        length = str(len(body)).encode()
+        own = ((SECRET.encode(), process.setup.secret), (b"connection", b"close"), (b"content-length", length))
+        lines = (b"%b %b HTTP/1.1" % (method, target), *(b"%b: %b" % pair for pair in (*headers, *own)), b"", body)
+        _, exchange = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", process.port)
+        exchange._transport.write(b"\r\n".join(lines))
         return exchange
 
     async def head(self) -> tuple[int, Headers]:
-        """The status and the headers. Raises ProcessEnded."""
-        found = await self._next()
-        assert isinstance(found, h11.Response)
-        length = [pair for pair in found.headers if pair[0] == b"content-length"]
-        return found.status_code, [*(pair for pair in found.headers if pair[0] not in _OF_CONNECTION), *length]
+        """The status and the headers."""
+        while (end := self._received.find(b"\r\n\r\n")) < 0:
+            await self._more()
+        status, *lines = bytes(self._received[:end]).split(b"\r\n")
+        del self._received[: end + 4]
+        pairs = (line.partition(b":") for line in lines)
+        return int(status.split()[1]), [(name.lower(), value.strip()) for name, _, value in pairs]
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises ProcessEnded."""
-        while isinstance(found := await self._next(), h11.Data):
-            yield bytes(found.data)
+    async def body(self, size: int) -> AsyncIterator[bytes]:
+        """A body of that size as it comes."""
+        while size:
+            while not self._received:
+                await self._more()
+            data = bytes(self._received)
+            self._received.clear()
+            size -= len(data)
+            yield data
+
+    async def chunks(self, client: TimedProtocol) -> None:
+        """Pass the chunks of a body on as they come, in the callback of the loop that has read them."""
+        self._client = client
+        while not self._pass_on(client):
+            await self._more()
+            await client.flow.drain()
+
+    def _pass_on(self, client: TimedProtocol) -> bool:
+        """Whether the last chunk has come, which is left where it is."""
+        data = self._received
+        while (end := data.find(b"\r\n")) >= 0:
+            if not (size := int(data[:end], 16)):
+                return True
+            if len(data) < (whole := end + 2 + size + 2):
+                break
+            client.write(bytes(data[end + 2 : whole - 2]))
+            del data[:whole]
+        return False
+
+    async def _more(self) -> None:
+        if self._ended:
+            raise ProcessEnded
+        self._transport.resume_reading()
+        await self._changed.wait()
+        self._changed.clear()
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        self._writer.transport.abort()
+        self._transport.abort()
 
-    async def _next(self) -> h11.Event:
-        while True:
-            try:
-                found = self._conn.next_event()
-                if found is h11.NEED_DATA:
-                    self._conn.receive_data(await self._reader.read(_READ))
-                elif isinstance(found, (h11.ConnectionClosed, h11.PAUSED)):
-                    raise ProcessEnded
-                elif not isinstance(found, h11.InformationalResponse):
-                    return found  # type: ignore[return-value]
-            except (h11.RemoteProtocolError, OSError) as error:
-                raise ProcessEnded from error
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if self._client is None or self._pass_on(self._client) or self._client.flow.write_paused:
+            self._transport.pause_reading()  # until it is wanted
+            self._changed.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+        self._changed.set()
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ from rest_local.errors import ReaderTooSlow, RestLocalError, ServiceClosed
 if TYPE_CHECKING:
     from rest_local.decoding.stream import Piece
     from rest_local.decoding.streaming import Stream
+    from rest_local.server.http import TimedProtocol
+
+CONNECTION = "rest_local.connection"  # in the state of a request: the `TimedProtocol` that it came by
 
 PACE = 0.020
 """Seconds between two events of a stream at least: text that comes 50 times a second looks as if it came at once.
@@ -225,13 +228,18 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._streams.attended(receive):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            try:
-                async for data in self._events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except RestLocalError as error:
-                told = self._error_event(answer_to(Request(scope), error))
-                await send({"type": "http.response.body", "body": told, "more_body": True})
+            # In a task of its own: each layer around this one costs something whenever an event comes.
+            await asyncio.create_task(self._write(scope))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, scope: Scope) -> None:
+        client: TimedProtocol = scope["state"][CONNECTION]
+        try:
+            async for data in self._events:
+                client.write(data)
+                await client.flow.drain()
+        except RestLocalError as error:
+            client.write(self._error_event(answer_to(Request(scope), error)))
 
 
 def json_response(value: Any) -> Response:

@@ -8,16 +8,18 @@ import logging
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from rest_local.router import app as forwarding
-from rest_local.router.app import Forwarded, RouterState, create_router
+from rest_local.router.app import Exchange, Forwarded, RouterState, create_router
 from rest_local.router.pool import Pool
 from rest_local.server.security import CLIENT, SECRET, AccessLog
 from rest_local.server.settings import Settings
+from rest_local.server.streaming import CONNECTION
 from tests.router.fake_processes import FakeProcess, looped, setup, turns, use
 
 PoolOf = Callable[..., Pool]
@@ -184,20 +186,93 @@ async def test_a_request_whose_process_ends_before_it_answers_is_sent_once_more(
         assert pool.entries[0].users == 0
 
 
-@looped
-async def test_an_answer_that_has_begun_is_not_begun_again(
-    pool_of: PoolOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its client has the first part of a stream: the error is the last event."""
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
-    async with answering(head + b"9\r\ndata: 1\n\n\r\n", OK) as process:
-        pool = pool_of("one")
+
+class Reader:
+    """The connection of a client: what was written to it in chunks."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.write = self.written.append
+        self.flow = FlowControl(Mock())
+
+
+async def streamed(pool: Pool, reader: Reader) -> Client:
+    """What a client got of a stream, apart from its chunks."""
+    client = Client()
+    await Forwarded(pool, pool.entries[0], b"{}")(SCOPE | {"state": {CONNECTION: reader}}, client.receive, client.send)
+    return client
+
+
+@looped
+async def test_an_answer_that_has_begun_is_not_begun_again(pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client has the first part of a stream: the error is the last event, after the last complete one."""
+    async with answering(EVENTS + b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2", OK) as process:
+        pool, reader = pool_of("one"), Reader()
         monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
-        answer = await asked(pool, tmp_path, "POST", "/tokenize", json={})
-        assert answer.text.startswith("data: 1\n\ndata: ")
-        assert "model_crashed" in answer.text
+        client = await streamed(pool, reader)
+        first, last = reader.written
+        assert first == b"data: 1\n\n"
+        assert last.startswith(b"data: ")
+        assert b"model_crashed" in last
+        assert [message.get("more_body") for message in client.sent] == [None, False]
         assert process.acts == [OK]
+
+
+@looped
+async def test_chunks_are_passed_on_whole_however_they_arrive(pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [b"x", b"\r\n0\r\n\r\n", 30 * b"long"]
+    sent = EVENTS + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+    received = Exchange.data_received
+    monkeypatch.setattr(Exchange, "data_received", lambda self, data: [received(self, bytes([b])) for b in data])
+    async with answering(sent) as process:
+        pool, reader = pool_of("one"), Reader()
+        monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+        client = await streamed(pool, reader)
+        assert reader.written == parts
+        assert client.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@looped
+async def test_what_a_client_does_not_read_is_not_read_from_the_process(
+    pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, gone = asyncio.Event(), asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(EVENTS)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1 << 10):  # 64 MB, more than sockets hold
+                writer.write(b"10000\r\n%b\r\n" % bytes(1 << 16))
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server:
+        pool, reader = pool_of("one"), Reader()
+        process = Silent(server.sockets[0].getsockname()[1], asyncio.Event())
+        monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+
+        def write(data: bytes) -> None:
+            reader.written.append(data)
+            if len(reader.written) == 1:
+                reader.flow.pause_writing()
+                first.set()
+
+        reader.write = write
+        streaming = asyncio.create_task(streamed(pool, reader))
+        await first.wait()
+        await turns()
+        held = len(reader.written)
+        assert held < 16
+        assert not gone.is_set()
+        reader.flow.resume_writing()
+        await streaming
+        assert len(reader.written) == 1 << 10
 
 
 def test_only_the_server_says_where_a_request_comes_from() -> None:

@@ -27,6 +27,20 @@ def chunks(text: str) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line and "[DONE]" not in line]
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_stream_is_in_chunks_where_the_client_knows_them(scripted: Scripted, version: str) -> None:
+    live = scripted(answer=("text",))
+    data = json.dumps({"prompt": "x", "stream": True}).encode()
+    head = f"POST /completion HTTP/{version}\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", live.port), timeout=60) as connection:
+        connection.sendall(f"{head}connection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert (b"\r\n0\r\n\r\n" in answer) == (b"transfer-encoding: chunked" in answer.lower()) == (version == "1.1")
+    begun = answer.partition(b"\r\n\r\n")[2]
+    assert begun.startswith(b"data: {") == (version == "1.0")
+    assert b'"content":"text"' in begun
+
+
 @pytest.mark.parametrize("body", [CHAT, CHAT | {"stream": False}, {"prompt": "x"}, {"prompt": "x", "stream": True}])
 def test_a_client_that_goes_away_ends_its_request(quiet: Live, body: dict[str, Any]) -> None:
     connection = sent(quiet, CHAT_PATH if "messages" in body else "/completion", body)
