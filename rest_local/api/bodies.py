@@ -399,10 +399,6 @@ def _finite(value: Any) -> bool:
     return not isinstance(value, list) or all(map(_finite, value))
 
 
-def _is_field(part: str) -> bool:
-    return part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool")
-
-
 def _explain(error: ValidationError) -> ApiError:
     """The first error with its place. The value is not repeated, because it may be a prompt."""
     first = error.errors(include_url=False, include_input=False)[0]
@@ -412,7 +408,7 @@ def _explain(error: ValidationError) -> ApiError:
     for part in parts:
         if isinstance(part, int):
             where += f"[{part}]"
-        elif _is_field(part):
+        elif part.isidentifier() and part.islower() and part not in ("str", "int", "float", "bool"):
             where += f".{part}" if where else part
     message = f"{where}: {first['msg']}" if where else first["msg"]
     return ApiError(400, message, code="invalid_type", param=re.split(r"[.\[]", where)[0] or None)

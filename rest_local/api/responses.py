@@ -159,7 +159,7 @@ class Messages:
         self.places: list[str] = []
         self._toolbox = toolbox
         self._calls: dict[str, str] = {}  # the model's name of each call's tool
-        self._kinds: dict[str, Callable[[Item, str], None]] = {
+        self._kinds: dict[str, Callable[[Item, str], object]] = {
             "message": self._message,
             "reasoning": self._reasoning,
             "function_call": self._text_call,
@@ -242,10 +242,7 @@ class Messages:
         self._result(item, place, _content(item["output"], f"{place}.output"))
 
     def _found(self, item: Item, place: str) -> None:
-        tools = item.get("tools", [])
-        if not isinstance(tools, list):
-            raise wrong(f"{place}.tools", "give a list of tools")
-        self._toolbox.add(tools, f"{place}.tools")
+        tools = self._more_tools({"tools": [], **item}, place)
         if "call_id" in item and item.get("execution") != "server":
             self._result(item, place, found_tools(tools))
 
@@ -256,11 +253,12 @@ class Messages:
             raise wrong(f"{place}.call_id", f"no call before it has the id {call_id[:80]!r}", code="call_not_found")
         self.append({"role": "tool", "tool_call_id": call_id, "name": known, "content": content}, place)
 
-    def _more_tools(self, item: Item, place: str) -> None:
+    def _more_tools(self, item: Item, place: str) -> list[Any]:
         tools = item.get("tools")
         if not isinstance(tools, list):
             raise wrong(f"{place}.tools", "give a list of tools")
         self._toolbox.add(tools, f"{place}.tools")
+        return tools
 
 
 def _content(content: Any, place: str) -> str | list[dict[str, Any]]:

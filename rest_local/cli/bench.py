@@ -33,12 +33,6 @@ EDITS = 100  # of a repository
 DEPTHS = 10  # of acceptance by depth: one line
 
 
-def print_report(report: Mapping[str, Any]) -> None:
-    """What was measured, in the order of the report. A pass is a forward pass of the model."""
-    for line in _lines(report):
-        click.echo(fitted(line, sys.stdout))
-
-
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     wall, here = report.get("wall_clock"), report.get("here")
     if wall:
@@ -133,7 +127,8 @@ def replay(as_json: bool, **options: Any) -> None:
         options[name] = options[name] and str(inputs.model_path(options[name]))
     report = _report(**options)
     if not as_json:
-        print_report(report)
+        for line in _lines(report):
+            click.echo(fitted(line, sys.stdout))
     if as_json or not sys.stdout.isatty():  # a person reads the tables
         print_json(report)
 

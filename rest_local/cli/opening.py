@@ -65,8 +65,8 @@ def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] 
 
 def _add_index(name: str | Path, model: Model, build: bool | None, is_named: bool) -> bool:
     """Build the index for the model's vocabulary if that is wanted, else say how. Whether it was built."""
-    from rest_local.decoding.opening import turn_renderer
-    from rest_local.retrieval.building.indexing import build_from_sources, recorded_sources
+    from rest_local.decoding.opening import build_index
+    from rest_local.retrieval.building.indexing import recorded_sources
     from rest_local.retrieval.home import build_command, datastore_path, newest_manifest
 
     path, vocabulary = datastore_path(name), model.vocabulary
@@ -75,17 +75,8 @@ def _add_index(name: str | Path, model: Model, build: bool | None, is_named: boo
         if build or asks:
             sources = recorded_sources(path)
             if build or _wanted(name, model, sources):
-                made, render = {"model": str(model.path.absolute())}, turn_renderer(model, sources)
                 with terminal.build_bar(False, sources) as progress:
-                    build_from_sources(
-                        name,
-                        sources,
-                        vocabulary=vocabulary,
-                        recipe=made,
-                        progress=progress,
-                        replace=False,
-                        render=render,
-                    )
+                    build_index(name, model, sources, progress)
                 return True
             remember(_key("declined", path, vocabulary.hash), NEVER)
     except RestLocalError as error:  # the answer can do without

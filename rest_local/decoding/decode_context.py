@@ -298,14 +298,11 @@ class DecodeContext:
         request that was sent back uses those and goes on in another slot.
         """
         sources = self._sources.get(slot.first_id)
-        if sources is None or self._in_use(sources):
+        states = (*self.scheduler.admitted, *self.scheduler.waiting)
+        if sources is None or any(state.has_begun and state.sources is sources for state in states):
             sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, spelling=self.model.vocabulary)
             self._sources[slot.first_id] = sources
         return sources
-
-    def _in_use(self, sources: Sources) -> bool:
-        states = (*self.scheduler.admitted, *self.scheduler.waiting)
-        return any(state.has_begun and state.sources is sources for state in states)
 
     @property
     def threads(self) -> int:

@@ -55,6 +55,7 @@ from rest_local.llama.gguf import check_headers, read_gguf, trained_context
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions
 from rest_local.llama.projector import Projector
+from rest_local.retrieval.building.build import Progress
 from rest_local.retrieval.building.indexing import build_from_sources, recorded_sources
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
@@ -241,12 +242,23 @@ def build_missing(config: EngineConfig) -> Unusable:
     def unusable(name: str | Path, error: DatastoreError, model: Model) -> bool:
         if not (config.build_missing and isinstance(error, DatastoreVocabulary)):
             raise error
-        recipe, sources = {"model": str(model.path.absolute())}, recorded_sources(datastore_path(name))
-        render = turn_renderer(model, sources)
-        build_from_sources(name, sources, vocabulary=model.vocabulary, recipe=recipe, replace=False, render=render)
+        build_index(name, model, recorded_sources(datastore_path(name)))
         return True
 
     return unusable
+
+
+def build_index(name: str | Path, model: Model, sources: list[Source], progress: Progress | None = None) -> None:
+    """Build what a datastore lacks for the vocabulary of a model. Raises as `build_from_sources`."""
+    build_from_sources(
+        name,
+        sources,
+        vocabulary=model.vocabulary,
+        recipe={"model": str(model.path.absolute())},
+        progress=progress,
+        replace=False,
+        render=turn_renderer(model, sources),
+    )
 
 
 def turn_renderer(model: Model, sources: Iterable[Source]) -> Render | None:

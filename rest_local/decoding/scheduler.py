@@ -19,11 +19,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Part, RequestFailed
@@ -58,26 +57,6 @@ class _Pass:
     @property
     def served(self) -> list[RequestState]:
         return [*self.running, *(state for state, _ in self.parts)]
-
-
-class _ErrorsOf:
-    """Ends a request of a scheduler with the error in its block."""
-
-    __slots__ = ("_scheduler", "_state")
-
-    def __init__(self, scheduler: Scheduler, state: RequestState) -> None:
-        self._scheduler, self._state = scheduler, state
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._scheduler.fail(self._state, error)
-        return True
 
 
 class Scheduler:
@@ -155,18 +134,22 @@ class Scheduler:
         """Have the next image of each prompt encoded; one that cannot be ends its request."""
         for state in list(self.admitted):
             if state.images and state.is_prefilling:
-                with _ErrorsOf(self, state):
-                    state.look_ahead()
+                self._try(state, state.look_ahead)
 
     def deliver(self) -> None:
         """Finish what the last pass left to be done, request by request."""
         for state in list(self.admitted):
-            with _ErrorsOf(self, state):
-                state.deliver()
+            self._try(state, state.deliver)
 
     def _draft_ahead(self, state: RequestState) -> None:
-        with _ErrorsOf(self, state):
-            state.draft_ahead()
+        self._try(state, state.draft_ahead)
+
+    def _try(self, state: RequestState, call: Callable[..., object], *given: object) -> None:
+        """Call it; an error ends the request."""
+        try:
+            call(*given)
+        except Exception as error:
+            self.fail(state, error)
 
     def has(self, state: RequestState) -> bool:
         return state in self.admitted or state in self.waiting
@@ -199,11 +182,13 @@ class Scheduler:
             self._rounds = {client: last for client, last in self._rounds.items() if last > self._round}
             slot = self.slots.take(match)
             self.admitted.append(state)
-            with _ErrorsOf(self, state):
-                slot.own(state.request.owner, state.request.keep_prefix, bool(state.request.session))
-                state.admit(slot, self.slots.restore)
-                if not state.is_restoring:
-                    self._begin(state)
+            self._try(state, self._start, state, slot)
+
+    def _start(self, state: RequestState, slot: Slot) -> None:
+        slot.own(state.request.owner, state.request.keep_prefix, bool(state.request.session))
+        state.admit(slot, self.slots.restore)
+        if not state.is_restoring:
+            self._begin(state)
 
     def _begin(self, state: RequestState) -> None:
         """The cells hold what there was of its prompt."""
@@ -223,9 +208,11 @@ class Scheduler:
         others = len(self.admitted) > len(restoring)
         for state in restoring:
             seconds = 1e-3 * self.stall_ms / len(restoring) if others else RESTORING_S
-            with _ErrorsOf(self, state):
-                if state.restore(seconds, patient=not others):
-                    self._begin(state)
+            self._try(state, self._restore_more, state, seconds, not others)
+
+    def _restore_more(self, state: RequestState, seconds: float, patient: bool) -> None:
+        if state.restore(seconds, patient):
+            self._begin(state)
 
     def _next(self) -> RequestState | None:
         """The request that is to be admitted now, if one may be."""
@@ -316,8 +303,7 @@ class Scheduler:
         self._leave_slot(state)
         self._held = None
         self.waiting.insert(self._n_before_background if state.request.background else 0, state)
-        with _ErrorsOf(self, state):
-            state.deliver()
+        self._try(state, state.deliver)
 
     # One forward pass
 
@@ -443,8 +429,7 @@ class Scheduler:
         self._charge_idle(len(done.running))
         for state, outcome in zip(done.served, outcomes, strict=True):
             if not state.done:  # it failed while the pass was computed, or was cancelled when another was delivered
-                with _ErrorsOf(self, state):
-                    self._receive(state, outcome, begun)
+                self._try(state, self._receive, state, outcome, begun)
         if not self.forward.overlaps:
             self.deliver()
 
@@ -492,8 +477,7 @@ class Scheduler:
         for state in list(self.admitted):
             if state.room > 0 or state.is_prefilling:
                 continue
-            with _ErrorsOf(self, state):
-                state.replace_text(shifted(state.tokens, state.request.keep_tokens, self.backend.n_ctx))
+            self._try(state, state.replace_text, shifted(state.tokens, state.request.keep_tokens, self.backend.n_ctx))
             state.result.truncated = True
             self._held = None
 

@@ -404,11 +404,5 @@ def _as_bytes(text: str) -> str:
     return text.translate(_BYTES).encode("latin-1", "replace").decode("utf-8", "replace")
 
 
-def _alphabet() -> dict[int, int]:
-    """GPT-2's alphabet: a visible byte is its own character, the others are the characters from U+0100 on."""
-    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {256 + place: byte for place, byte in enumerate(hidden)}
-
-
-_BYTES = _alphabet()
+_BYTES = dict(enumerate([*range(33), *range(127, 161), 173], 256))
+"""GPT-2's alphabet: a visible byte is its own character, the others are the characters from U+0100 on."""

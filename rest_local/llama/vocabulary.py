@@ -188,12 +188,6 @@ class Vocabulary:
                 )
             return self._grammar_tokens
 
-    @property
-    def special_ids(self) -> tuple[int | None, ...]:
-        """bos, eos, eot, fim prefix, suffix, middle, rep, sep."""
-        fim = (self.fim_prefix, self.fim_suffix, self.fim_middle, self.fim_rep, self.fim_sep)
-        return (self.bos, self.eos, self.eot, *fim)
-
     @cached_property
     def hash(self) -> str:
         """sha256, hex, of the kind of tokenizer, the special ids and every piece in order. The same for all models
@@ -217,7 +211,9 @@ class Vocabulary:
         pieces = [text(pointer, i) for i in range(size)]
         is_byte = (attributes[:size] & bindings.LLAMA_TOKEN_ATTR_BYTE).astype(bool)
         lengths = np.fromiter(map(len, pieces), "<u4", size)
-        digest = hashlib.sha256(f"rest-local vocabulary 1 {self.type} {size} {self.special_ids}".encode())
+        fim = (self.fim_prefix, self.fim_suffix, self.fim_middle, self.fim_rep, self.fim_sep)
+        special = (self.bos, self.eos, self.eot, *fim)
+        digest = hashlib.sha256(f"rest-local vocabulary 1 {self.type} {size} {special}".encode())
         for part in (lengths.tobytes(), np.packbits(is_byte).tobytes(), b"".join(pieces)):
             digest.update(part)
         return digest.hexdigest()

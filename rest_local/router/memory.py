@@ -7,7 +7,6 @@ a forward pass. What a GPU holds is counted too: the limit is of both together.
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,15 +68,11 @@ def _projector_bytes(config: EngineConfig, model: Path) -> int:
 
 def default_limit() -> int:
     """DEFAULT_SHARE of the machine's memory in bytes, or of a container's."""
-    return int(DEFAULT_SHARE * min(_physical(), _container()))
+    memory = physical()
+    with suppress(OSError, ValueError):  # no limit
+        memory = min(memory, int((_CGROUP / "memory.max").read_text("ascii")))
+    return int(DEFAULT_SHARE * memory)
 
 
-def _container() -> int:
-    """The limit of a container; no limit is a large number."""
-    with suppress(OSError, ValueError):
-        return int((_CGROUP / "memory.max").read_text("ascii"))
-    return sys.maxsize
-
-
-def _physical() -> int:
+def physical() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

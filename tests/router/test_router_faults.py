@@ -189,4 +189,4 @@ def test_the_default_limit_is_that_of_the_container(
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     if text is not None:
         (tmp_path / "memory.max").write_text(text)
-    assert memory.default_limit() == (expected or int(memory.DEFAULT_SHARE * memory._physical()))
+    assert memory.default_limit() == (expected or int(memory.DEFAULT_SHARE * memory.physical()))

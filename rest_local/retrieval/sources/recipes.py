@@ -15,7 +15,6 @@ several paths those that do not exist are left out.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -82,9 +81,11 @@ def _home() -> Path:
 
 
 def _parsed(path: Path) -> Recipe:
+    import tomlkit  # takes 20 ms
+
     try:
         with path.open("rb") as file:
-            fields = _toml(file.read(_MOST).decode())
+            fields = tomlkit.parse(file.read(_MOST).decode()).unwrap()
         return _recipe(path.name.removesuffix(_ENDING), fields)
     except OSError as error:
         raise InputInvalid("recipe", printable(str(path)), (error.strerror or "cannot be read").lower()) from error
@@ -124,17 +125,6 @@ def _present(recipe: str, source: Source) -> Source:
         where = ", ".join(map(absolute, source.paths))
         raise InputInvalid("recipe", recipe, f"this machine has none of: {printable(where)}")
     return replace(source, paths=paths)
-
-
-def _toml(text: str) -> dict[str, Any]:
-    """Raises ValueError."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-
-        return tomllib.loads(text)
-    import tomlkit
-
-    return dict(tomlkit.parse(text).unwrap())
 
 
 WALKED = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
