@@ -62,7 +62,6 @@ from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.streaming import CONNECTION, json_response, watched
 
-LOOK_SECONDS = 0.1  # between two looks whether a second signal has come
 PREFIX = "rest-local-server-"
 LOCK = "lock"
 YOUNGEST = 60.0  # seconds: a younger folder may not be locked yet
@@ -437,7 +436,6 @@ class Routing(HttpServer):
         self._eager = eager
         self._error: ModelProcessFailed | ApiError | None = None
         self.loaded = threading.Event()  # or failed
-        self._loop: asyncio.AbstractEventLoop | None = None
         # The second descriptor is for the connection to the process of the model.
         super().__init__(create_router(self.state), drain_seconds, descriptors=2)
 
@@ -457,30 +455,26 @@ class Routing(HttpServer):
 
     def reload(self) -> None:
         """Have all processes open the newest commits of their datastores. Any thread; returns at once."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self.pool.reload)
+        self.in_loop(self.pool.reload)
 
     def begin_stop(self) -> None:
         self.pool.begin_stop()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve with the processes of the models, and end them."""
-        self._loop = asyncio.get_running_loop()
         with self.capture_signals():  # while the processes end, too
-            forced, begun = asyncio.create_task(self._kill_if_forced()), asyncio.create_task(self._begin())
+            begun = asyncio.create_task(self._begin())
             try:
                 await super().serve(sockets)
             finally:
                 await self.pool.close()
-                forced.cancel()
                 await begun
 
-    async def _kill_if_forced(self) -> None:
-        """End all processes at once when a second signal has come, whether answers still run or processes end."""
-        while not self.force_exit:
-            await asyncio.sleep(LOOK_SECONDS)
-        self.pool.kill()
+    def on_stop(self) -> None:
+        """At a second signal end all processes at once, whether answers still run or processes end."""
+        super().on_stop()
+        if self.force_exit:
+            self.pool.kill()
 
     async def _begin(self) -> None:
         self.pool.start()

@@ -202,7 +202,7 @@ class Serving(HttpServer):
             self._on_loaded(self.state)
         except BaseException as error:  # `run` raises it
             self._error = error
-            self.should_exit = True
+            self.stop()
         self.loaded.set()
 
     def _close(self) -> None:
