@@ -50,7 +50,7 @@ count: $(TOOLS)  ## lines, modules, constants, circles of imports: figures of th
 	$(BIN)/python scripts/count.py
 
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about 25 minutes
-	$(BIN)/pytest -s tests/soak/soak_datastores.py tests/soak/soak_kills.py tests/soak/soak_batch.py tests/soak/soak_cluster.py tests/soak/soak_sources.py tests/soak/soak_heads.py tests/soak/soak_models.py tests/soak/soak_gpu_check.py tests/soak/soak_fuzz.py
+	$(BIN)/pytest -s tests/soak/soak_*.py
 	REST_LOCAL_EXAMPLES=100 $(BIN)/pytest tests/server/test_openapi.py
 	REST_LOCAL_EXAMPLES=1000 $(BIN)/pytest -m hypothesis --deselect tests/server/test_openapi.py
 	$(BIN)/python -m benchmarks many --part soak

@@ -55,11 +55,7 @@ hypothesis.settings.load_profile("rest-local")
 
 TinyModel = Callable[..., Path]
 
-LONGEST = (
-    "test_tutorial.py",
-    "retrieval/test_clusters.py",
-    "retrieval/test_failpoints.py",
-)
+LONGEST = ("test_tutorial.py", "retrieval/test_clusters.py", "retrieval/test_failpoints.py")
 # What a file of tests says that starts processes or servers, loads more than tiny models, or measures time.
 STARTS = re.compile(
     r"subprocess|multiprocessing|Popen|socket|playwright|import ray|uvicorn|TestClient|measured_prices|shared_data|"
@@ -70,12 +66,12 @@ SLOW = (
     "batch/", "models/", "router/", "server/", "soak/",
     "benchmarks/test_simulated_drafters", "calibration/test_measuring", "calibration/test_self_test",
     "chat/test_renderer", "chat/tools/test_forced", "decoding/test_architectures", "decoding/test_constrain",
-    "decoding/test_damaged_datastore", "decoding/test_engine_batch", "decoding/test_engine_policies",
+    "decoding/test_damaged_datastore", "decoding/test_engine_batch",
     "decoding/test_forced_drafts", "decoding/test_generation", "decoding/test_heads_exact",
     "decoding/test_heads_refusals", "decoding/test_images", "decoding/test_overlap",
     "decoding/test_plain_speed", "decoding/test_policies", "decoding/test_recurrent", "decoding/test_recycled_logits",
     "decoding/test_scheduler.py", "decoding/test_turns", "drafting/test_head_texts", "grammar/test_grammar.py",
-    "llama/test_hostile_headers", "llama/test_load_fallback", "llama/test_model_options", "llama/test_projector",
+    "llama/test_model_damaged", "llama/test_load_fallback", "llama/test_model_options", "llama/test_projector",
     "llama/test_special", "planning/test_draft_model_queries", "planning/test_rests", "planning/test_trigger",
     "retrieval/test_any_edits", "retrieval/test_datastore.py", "retrieval/test_full_disk", "retrieval/test_moving",
     "retrieval/test_power", "retrieval/test_traces", "retrieval/test_updating_faults",

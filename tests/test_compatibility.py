@@ -105,7 +105,7 @@ def test_names_are_compared_and_tests_are_run(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "WORKERS", ())  # one process is enough for a file
-    outcome = script.examine(Path(sys.executable), "any", tmp_path, ["tests/llama/test_placeholders.py"])
+    outcome = script.examine(Path(sys.executable), "any", tmp_path, ["tests/llama/test_picture.py"])
     assert outcome.works, list(script.summary(outcome))
     assert outcome.version != "any", "the version is that of the library"
     assert outcome.passed > 1

@@ -59,18 +59,6 @@ def test_the_fair_bound_is_the_oracle_if_every_place_looks_different(data: st.Da
     assert fair([OracleMatch(0, longest, [0] * length)], curve)["speedup"] <= ceiling + 1e-3
 
 
-def test_the_fair_bound_cannot_know_where_a_copy_ends() -> None:
-    """Places with a right chain of 4 and without any look alike, so a draft of one size is wrong at half of them."""
-    longest, seen = [0], [0]
-    for number in range(60):
-        n = 4 if number % 2 else 0
-        longest += [n, *range(n - 1, -1, -1)]
-        seen += [1, *range(2, 2 + n)]
-    curve = curve_of([10.0, 11.0, 12.0, 13.0, 14.0])
-    reach = [OracleMatch(0, [*longest, 0], [*seen, 0])]
-    assert 1.0 < fair(reach, curve)["speedup"] < oracle(reach, curve)["speedup"] - 0.2
-
-
 def test_the_oracle_drafts_only_what_the_sources_hold() -> None:
     history = GrowingText()
     history.extend([1, 2, 3, 4, 5, 9, -1])

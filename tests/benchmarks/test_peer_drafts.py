@@ -47,21 +47,12 @@ LOG = """
 0.1 D slot handle_last_: id  0 | task 0 | generate_draft: id=570, #tokens=8, #draft=1, pos_next=8
 0.1 D slot   operator(): id  0 | task 0 | add accepted tokens: sampled=10, ids.size=1, n_draft=1
 """
-STEPS = (
-    Step(360, (Drafted(264, 0.255, 11, 0.25), Drafted(570, 0.718)), 1, 570),
-    Step(570, (Drafted(7, 1.0),), 0, 10),
-)
+STEPS = (Step(360, (Drafted(264, 0.255, 11, 0.25), Drafted(570, 0.718)), 1, 570), Step(570, (Drafted(7, 1.0),), 0, 10))
 ANSWER = Answer("unseen", "a.py", (1, 2, 3), STEPS)
 
 
 def test_a_log_becomes_steps_with_the_near_ties_of_their_drafts() -> None:
     assert read_log(LOG) == STEPS
-
-
-def test_a_log_that_misses_candidates_is_refused() -> None:
-    lines = [line for line in LOG.splitlines() if "pos   1:    570" not in line]
-    with pytest.raises((ValueError, IndexError)):
-        read_log("\n".join(lines[:7]))
 
 
 @pytest.mark.parametrize("answer", [[360, 264, 570], [360, 264, 570, 10]])
@@ -129,13 +120,6 @@ def test_a_different_draft_is_named_with_its_first_token_and_the_next_step_is_co
     assert (found.step, found.at, found.theirs.token, found.ours, found.near) == (0, 1, 570, 571, False)
     (found,) = follow(ANSWER, Told([[11, 571], [7]], CHOSEN)).drafts
     assert (found.step, found.at, found.ours, found.near) == (0, 0, 11, True)
-
-
-def test_a_shorter_draft_differs() -> None:
-    chain = Told([[264, 570], [7]], CHOSEN)
-    chain.draft = lambda root, n_max: [(token, 0.5) for token in chain.drafts.pop(0)[:1]]  # type: ignore[method-assign]
-    (found,) = follow(ANSWER, chain).drafts
-    assert (found.step, found.at, found.ours, found.near) == (0, 1, None, False)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.peer_counts import RULES, compare
 from benchmarks.peers import NgramMod, NgramSimple, Peer, PromptLookup
 from rest_local.bench.replay import FREE, replay
 from rest_local.bench.workload import Recorded, load
@@ -26,16 +28,6 @@ def replayed(peer: Peer, recorded: Sequence[Recorded]) -> tuple[float, float]:
     return result["mat"], result["nodes_per_step"]
 
 
-def test_prompt_lookup_takes_the_earliest_match_of_two_tokens_then_of_one() -> None:
-    text = [1, 2, 3, 4, 1, 2, 5, 6, 1, 2]
-    assert proposed(PromptLookup(), text) == [3, 4, 1, 2, 5, 6, 1, 2]
-    assert proposed(PromptLookup(), text, limit=3) == [3, 4, 1]
-    assert proposed(PromptLookup(), [7, 1, 8, 9, 1]) == [8, 9, 1]
-    assert proposed(PromptLookup(), [1, 2, 3]) == []
-    assert proposed(PromptLookup(), [1]) == []
-    assert proposed(PromptLookup(), [1, 1]) == [1]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_prompt_lookup_is_the_rule_of_llama_cpp_python(seed: int) -> None:
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -45,17 +37,6 @@ def test_prompt_lookup_is_the_rule_of_llama_cpp_python(seed: int) -> None:
     for _ in range(200):
         text = random.integers(0, 12, random.integers(1, 60)).astype(np.intc)
         assert proposed(PromptLookup(), text.tolist()) == original(text).tolist()
-
-
-def test_ngram_simple_takes_the_latest_match_of_twelve() -> None:
-    gram, filler = list(range(1, 13)), list(range(500, 560))
-    text = [0, *gram, 101, *filler, *gram, *range(201, 215), *filler, *gram]
-    assert proposed(NgramSimple(), text)[:15] == [*range(201, 215), 500]
-    assert len(proposed(NgramSimple(), text)) == 48
-    assert len(proposed(NgramSimple(), text, limit=20)) == 20
-    assert proposed(NgramSimple(), [*gram, *filler, *gram]) == []  # position 0 means no match
-    assert proposed(NgramSimple(), [0, *gram, *filler, *gram[1:]]) == []  # only eleven
-    assert proposed(NgramSimple(), [0, *gram, *gram[:11], *gram]) == []  # too short a text
 
 
 def test_ngram_mod_keeps_other_requests_and_is_cleared_after_five_failures() -> None:
@@ -82,3 +63,16 @@ def test_published_figures_of_the_peers_are_met(shared_data: Callable[[str], Pat
     assert mats == pytest.approx({PromptLookup: 1.622, NgramSimple: 1.130, NgramMod: 1.075}, rel=0.01)
     nodes = {kind: nodes for kind, (_, nodes) in figures.items()}
     assert nodes == pytest.approx({PromptLookup: 6.05, NgramSimple: 0.48, NgramMod: 0.20}, rel=0.1)
+
+
+# ---- Rules of llama.cpp that look up n-grams -----------------------------------------------------------------------
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "peer-counts.json"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_counts_what_the_program_counted(rule: type[Peer]) -> None:
+    rows = compare(json.loads(RECORDED.read_text("ascii")))[rule.name]
+    assert [name for name, theirs, ours in rows if theirs != ours] == []
+    assert sum(theirs.accepted for _, theirs, _ in rows) > 0

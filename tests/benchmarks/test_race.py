@@ -80,22 +80,6 @@ def test_a_player_writes_the_answers_that_were_put_into_it_last(model: Path) -> 
     assert model.stat().st_mtime_ns == changed
 
 
-def test_gaps_depend_on_the_text_alone_and_differ() -> None:
-    text = np.random.default_rng(2).integers(0, 500, 400).tolist()
-    new, copied = player.gaps(text[:8], text), player.gaps(text, text)
-    assert new == player.gaps(text[:8], text)
-    assert min(new) >= 0.4
-    assert max(new) > 4
-    assert np.mean(copied[2:]) > 2 * np.mean(new)
-
-
-def test_texts_that_do_not_fit_are_refused_in_one_line(model: Path) -> None:
-    with pytest.raises(ValueError, match=r"^player: 760 \+ 13 tokens do not fit its context of 768 tokens$"):
-        player.play(model, ([300] * 760, [301] * 13))
-    with pytest.raises(ValueError, match=r"30 \+ 5 tokens do not fit .* after the first 40$"):
-        player.play(model, ([300] * 20, [301] * 20), ([300] * 30, [301] * 5))
-
-
 def test_prompt_lookup_answers_from_a_prompt_longer_than_its_batch(model: Path) -> None:
     prompt, answer = [300, 301, 302] * 190, [303, 304, *[300, 301, 302] * 10]
     player.play(model, (prompt, answer))
@@ -194,15 +178,6 @@ def test_gains_are_geometric_means_with_intervals_and_without_busy_runs() -> Non
     assert race_report.over_best(gains["chat"], race.COLD) == (pytest.approx(3 / math.sqrt(8)), "peer")
     assert "1 of 40 runs do not count, because other programs took" in race_report.busy(found)
     assert "others" in found["runs"][-1]
-
-
-def test_a_busy_machine_is_said_with_its_cause() -> None:
-    sentence = race_report.busy(results(host=0.2))
-    assert sentence.startswith("These figures do not count: ")
-    assert "other programs and the host took processor time in 40 of 40 runs" in sentence
-    with race.watched() as load:
-        sum(range(10**6))
-    assert set(load) <= {"others", "host"}
 
 
 def test_the_section_and_the_picture_are_made_of_the_results(tmp_path: Path) -> None:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.simulated_drafters import (
-    Chains,
-    SimulatedDrafter,
-    Unmatched,
-    draws,
-)
+from benchmarks.simulated_drafters import Chains, SimulatedDrafter, Unmatched, draws
 from rest_local.bench.replay import replay
 from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import CostCurve

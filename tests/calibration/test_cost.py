@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_local.calibration.cost import ESTIMATED, GIVEN, LARGEST, MAX_QUEUED, SIZES, WINDOW_MS, Corrections, CostCurve
+from rest_local.calibration.cost import (
+    ESTIMATED,
+    FEWEST,
+    GIVEN,
+    LARGEST,
+    MAX_QUEUED,
+    OUTLIER,
+    SIZES,
+    STEP_ERROR,
+    WINDOW_MS,
+    Corrections,
+    CostCurve,
+    Deviations,
+)
+from rest_local.calibration.curves import estimated, load_curve, shipped
+from rest_local.calibration.measuring import Timing
+from rest_local.errors import InputInvalid
 
 CPU = CostCurve.from_points(
     [512], list(SIZES), [[20.0, 37.2, 50.0, 48.2, 79.2, 76.0, 107.2, 98.2, 164.4, 179.0, 278.0, 362.0]]
@@ -241,3 +259,146 @@ def test_many_outliers_keep_the_variances_positive() -> None:
     covariance = corrections._covariance
     assert np.abs(covariance - covariance.T).max() < 1e-9
     assert np.linalg.eigvalsh(covariance).min() > 0
+
+
+# ---- Curves that are shipped ---------------------------------------------------------------------------------------
+
+
+GOOD: dict[str, Any] = {"contexts": [64, 512], "sizes": [1, 2, 4], "ms": [[10.0, 12.0, 15.0], [11.0, 13.0, 17.0]]}
+
+
+def written(tmp_path: Path, change: dict[str, Any] | str) -> str:
+    path = tmp_path / "curve.json"
+    path.write_text(change if isinstance(change, str) else json.dumps(GOOD | change))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"ms": [[10.0, 12.0, 5.0], [11.0, 13.0, 17.0]]}, "falls with its size"),
+        ({"ms": [[10.0, -12.0, 15.0], [11.0, 13.0, 17.0]]}, "positive"),
+        ({"ms": [[0.0, 12.0, 15.0], [11.0, 13.0, 17.0]]}, "positive"),
+        ({"ms": [[10.0, math.nan, 15.0], [11.0, 13.0, 17.0]]}, "positive"),
+        ({"ms": [[10.0, 12.0, 890.0], [11.0, 13.0, 17.0]]}, "one by one"),
+        ({"ms": [[10.0, 12.0, 15.0]]}, "row of times"),
+        ({"ms": [[10.0, 12.0], [11.0, 13.0]]}, "row of times"),
+        ({"ms": []}, "row of times"),
+        ({"contexts": [512, 64]}, "rise"),
+        ({"contexts": [-1, 64]}, "rise"),
+        ({"sizes": [2, 3, 4]}, "from 1 on"),
+        ({"sizes": [1, 4, 2]}, "rise"),
+        ({"sizes": [1, 2, 400]}, "64 at most"),
+        ({"sizes": "fast"}, "not a cost curve"),
+        ("{", "not a cost curve"),
+        ("[]", "not a cost curve"),
+        ("7", "not a cost curve"),
+    ],
+)
+def test_an_impossible_curve_is_refused(tmp_path: Path, change: dict[str, Any] | str, cause: str) -> None:
+    with pytest.raises(InputInvalid, match=cause):
+        load_curve(written(tmp_path, change))
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_new_machine_gets_the_nearest_shape_of_its_backend(busy: bool) -> None:
+    for name, backend in (("xeon-amx-0.5b-q8_0", "CPU"), ("cpu-2-cores-0.5b-q4_0", "CPU"), ("m1pro-13b-q4_0", "Metal")):
+        row = load_curve(name).ms[0]
+        timed = [(n, Timing(3.0 * row[n - 1], busy)) for n in (1, 1, 4, 8)]
+        curve, chosen = estimated(timed, backend, 1e-4)
+        assert chosen == name
+        for n in SIZES:
+            assert curve.expected(0)[n - 1] == pytest.approx(3.0 * row[n - 1], rel=0.15)
+        assert not curve.is_certain(0)
+        assert curve.expected(4000)[0] > curve.expected(0)[0]
+
+
+def test_an_unknown_gpu_without_valid_times_gets_a_curve() -> None:
+    curve, name = estimated([], "SYCL", 1e-4)
+    assert name in shipped()
+    assert (curve.at(100) > 0).all()
+    assert not curve.is_certain(0)
+    for _ in range(20):
+        curve.observe(1, 0, 150.0)  # the first real steps
+    assert curve.expected(0)[0] == pytest.approx(150.0, rel=0.05)
+
+
+# ---- Speeds that were wrong ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deviations", [GIVEN, ESTIMATED])
+@given(
+    st.sampled_from(shipped()),
+    st.one_of(st.floats(1.001, 300.0), st.floats(1e-3, 1 / 70)),
+    st.lists(st.sampled_from([2, 3, 4, 5, 8, 13, 20, 33, 64]), min_size=1, max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=60)
+def test_ten_batches_correct_a_wrong_speed(
+    deviations: Deviations, name: str, beyond: float, sizes: list[int], often: bool, busy: bool
+) -> None:
+    """Each read or all read together. Up to 64 times too fast a step of 64 tokens may be due to its size, and so may
+    one that is too slow by no more than the size is uncertain: 1.9 times (GIVEN), 3.13 times (ESTIMATED).
+    """
+    curve = load_curve(name)
+    true = curve.expected(600)
+    explained = math.exp(OUTLIER * (max(deviations.sizes) + math.hypot(STEP_ERROR, STEP_ERROR)))
+    factor = explained * beyond if beyond > 1 else beyond
+    wrong = CostCurve(curve.contexts, curve.ms * factor, deviations)
+    for number in range(10):
+        n = sizes[number % len(sizes)]
+        wrong.observe(n, 600, float(true[n - 1]), busy)
+        if often:
+            wrong.expected(600)
+    found = wrong.expected(600)
+    for n in (1, *sizes):
+        assert 0.5 < found[n - 1] / true[n - 1] < 2
+    assert wrong.per_token(600) < 2 * curve.per_token(600) + 1e-3 * true[0]
+
+
+def three_sizes(ratio: float) -> CostCurve:
+    """10 ms for one token, `ratio` times as much for 8, 64 tokens in proportion."""
+    return CostCurve.from_points([0], [1, 8, 64], [[10.0, 10.0 * ratio, 10.0 * (1 + 9 * (ratio - 1))]])
+
+
+@pytest.mark.parametrize("spike", [0.001, 2000.0])
+def test_fewer_than_three_spikes_change_no_speed(spike: float) -> None:
+    curve = three_sizes(1.5)
+    for number in range(40):
+        curve.observe(8, 10, spike if number % 4 == 0 else 15.0)
+        assert curve.expected(10)[0] == pytest.approx(10.0)
+    for _ in range(FEWEST - 1):
+        curve.observe(8, 10, spike)
+        assert curve.expected(10)[0] == pytest.approx(10.0)
+
+
+def test_where_plain_steps_are_told_they_alone_change_the_speed() -> None:
+    """Batches of eight take more than eight single steps, on a machine that cannot be."""
+    curve = three_sizes(1.5)
+    for _ in range(20):
+        for _ in range(FEWEST):
+            curve.observe(8, 10, 200.0)
+        curve.observe(1, 10, 10.0)
+        assert curve.expected(10)[0] == pytest.approx(10.0)
+    assert curve.expected(10)[7] == pytest.approx(80.0, rel=0.01)
+
+
+def test_a_time_that_the_size_explains_is_learned_for_the_size() -> None:
+    """Twice the expected time, and a little less than the expected time."""
+    for ms in (30.0, 12.0):
+        curve = three_sizes(1.5)
+        for _ in range(20):
+            curve.observe(8, 10, ms)
+            assert curve.expected(10)[0] == pytest.approx(10.0, rel=0.01)
+        assert curve.expected(10)[7] == pytest.approx(ms, rel=0.05)
+
+
+def test_a_batch_as_quick_as_one_token_is_no_proof_within_the_noise() -> None:
+    """On a flat curve half of the drafts are quicker than t(1) by accident."""
+    curve = CostCurve.from_points([0], SIZES, [[10.0] * len(SIZES)])
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        curve.observe(4, 10, 10.0 * math.exp(rng.normal(0, 0.04)))
+        curve.expected(10)
+    assert curve.expected(10)[0] == pytest.approx(10.0, rel=0.1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,19 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import few
 from support.fake_backend import FakeBackend
-from support.fake_sequences import Alone
+from support.fake_sequences import Alone, Silent
 
+from rest_local.calibration.curves import load_curve
 from rest_local.decoding import verify
+from rest_local.decoding.engine import Engine
 from rest_local.decoding.verify import prune
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.grammar import gbnf
+from rest_local.grammar import gbnf, json_schema, lark
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
+from rest_local.planning.auto import Auto
 from rest_local.planning.policy import Policy, StepContext, StepCost
 
 CONTEXT = SOURCE_NUMBER["context"]
@@ -88,14 +91,13 @@ def _row(history: Sequence[int], size: int, likely: Sequence[int], ends: Sequenc
 
 
 class Guessing(Policy):
-    """A policy that drafts the likeliest tokens and random ones, in a tree, and prunes as the engine does."""
+    """A policy that drafts the likeliest tokens and random ones, in a tree. `proposed`: how many."""
 
     name = "guessing"
 
-    def __init__(self, seed: int, compute: Callable[[Sequence[int]], np.ndarray], sampler: Sampler | None) -> None:
-        self._rng, self._compute, self._sampler = np.random.default_rng(seed), compute, sampler
-        self.dropped = 0
-        self.tokens: list[int] = []
+    def __init__(self, seed: int, compute: Callable[[Sequence[int]], np.ndarray], tokens: list[int]) -> None:
+        self._rng, self._compute, self.tokens = np.random.default_rng(seed), compute, tokens
+        self.proposed = 0
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
         tree = DraftTree(at.leaves)
@@ -106,30 +108,11 @@ class Guessing(Policy):
             for token in self._rng.choice(best, 2, replace=False).tolist():
                 if tree.can_add(node) and len(tree) < at.limit:
                     grown.append((tree.add(token, node, 0.5, CONTEXT), [*history, token]))
-        drafted = Draft(tree, lookup_us=1.0)
-        if self._sampler is None:
-            return drafted
-        pruned = prune(tree, self._sampler.constraint)
-        self.dropped += len(tree) - len(pruned)
-        return replace(drafted, tree=pruned)
+        self.proposed += len(tree)
+        return Draft(tree, lookup_us=1.0)
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         self.tokens.extend(tokens)
-
-
-class Silent:
-    """Sources that say nothing: the policy above makes its own drafts."""
-
-    draft_text = None
-
-    def restart(self, tokens: Sequence[int]) -> None:
-        return
-
-    def predict(self, tokens: Sequence[int]) -> None:
-        return
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        return
 
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -144,56 +127,17 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 
 class Watched(FakeBackend):
-    """Looks at every tree that is submitted."""
+    """Asserts that the grammar of a request allows every node that is submitted. `submitted`: how many."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
-        super().__init__()
-        self._look = look
+    task: Alone
+    submitted = 0
 
     def decode(self) -> int:
-        self._look()
+        if constraint := self.task.sequence._constraint:
+            tree = self.task.sequence.tree
+            assert prune(tree, constraint) is tree
+            self.submitted += len(tree)
         return super().decode()
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_what_the_grammar_forbids_is_never_submitted(vocabulary: Vocabulary, seed: int) -> None:
-    """The policy drafts what it likes: the generation drops it before the batch is made."""
-    likely = vocabulary.tokenize('{"}:,abcd0123').tolist()
-
-    def compute(history: Sequence[int]) -> np.ndarray:
-        return _row(history, vocabulary.size, likely, vocabulary.ends.tolist())
-
-    submitted, forbidden = [0], [0]
-    proposed = 0
-
-    class Counting(Guessing):
-        def draft(self, sources: Lookup, at: StepContext) -> Draft:
-            nonlocal proposed
-            drafted = super().draft(sources, at)
-            proposed += len(drafted.tree)
-            return drafted
-
-    with Sampler(vocabulary, Sampling(seed=seed, grammar=SCHEMA_LIKE, temperature=1.0)) as sampler:
-
-        def look() -> None:
-            kept = prune(task.sequence.tree, sampler.constraint)
-            submitted[0] += len(task.sequence.tree)
-            forbidden[0] += len(task.sequence.tree) - len(kept)
-
-        policy = Counting(seed, compute, None)
-        backend = Watched(lambda: None)
-        backend.n_vocab = vocabulary.size
-        backend.compute = lambda history, n: compute(history)
-        task = Alone(backend, Slot(backend), policy, Silent(), sampler, TREE, vocabulary.is_end)  # type: ignore[arg-type]
-        task._constraint = sampler.constraint
-        task.evaluate([5, 6, 7])
-        backend._look = look
-        policy.tokens = [5, 6, 7]
-        out: list[int] = []
-        while len(out) < 30 and not (out and vocabulary.is_end(out[-1])):
-            out += [token for token, _ in task.step(30 - len(out))]
-    assert forbidden[0] == 0
-    assert 0 < submitted[0] < proposed
 
 
 @pytest.mark.parametrize(
@@ -203,7 +147,7 @@ def test_what_the_grammar_forbids_is_never_submitted(vocabulary: Vocabulary, see
 @given(seed=st.integers(0, 2**31))
 def test_drafted_is_plain(vocabulary: Vocabulary, name: str, min_tokens: int, seed: int) -> None:
     """Sampler state advances once per accepted token: with drafts pruned, with drafts left as they are, and with none
-    the same tokens come. No pruned draft holds a token that the sampler would not have allowed there."""
+    the same tokens come. What the grammar forbids is dropped before the batch is made."""
     likely = [*vocabulary.tokenize('{"}:,').tolist(), *vocabulary.tokenize("abcd0123").tolist(), 3, 40]
     ends = vocabulary.ends.tolist()
     sampling = Sampling(seed=seed, **OPTIONS[name])  # type: ignore[arg-type]
@@ -211,28 +155,87 @@ def test_drafted_is_plain(vocabulary: Vocabulary, name: str, min_tokens: int, se
     def compute(history: Sequence[int]) -> np.ndarray:
         return _row(history, vocabulary.size, likely, ends)
 
-    def run(how: str) -> list[int]:
+    def run(kind: Capability, *, pruned: bool = False) -> list[int]:
         with Sampler(vocabulary, sampling, min_tokens=min_tokens) as sampler:
-            policy = Guessing(seed, compute, sampler if how == "pruned" else None)
-            backend = FakeBackend()
+            prompt = [5, 6, 7 + seed % 90]
+            policy, backend = Guessing(seed, compute, list(prompt)), Watched()
             backend.n_vocab = vocabulary.size
             backend.compute = lambda history, n: compute(history)
-            kind = Capability("none", "plain") if how == "plain" else TREE
-            task = Alone(backend, Slot(backend), policy, Silent(), sampler, kind, vocabulary.is_end)  # type: ignore[arg-type]
-            prompt = [5, 6, 7 + seed % 90]
+            constraint = sampler.constraint if pruned else None
+            backend.task = task = Alone(
+                backend, Slot(backend), policy, Silent(), sampler, kind, vocabulary.is_end, constraint=constraint
+            )
             task.evaluate(prompt)
             sampler.observe(prompt)
-            policy.tokens = prompt
             out: list[int] = []
             while len(out) < 30 and not (out and vocabulary.is_end(out[-1])):
                 out += [token for token, _ in task.step(30 - len(out))]
-            if how == "plain":
-                assert task.statistics.drafted == 0
-            elif how == "pruned":
-                assert policy.dropped or sampling.grammar is None
+            assert (task.statistics.drafted > 0) == (kind is TREE)
+            assert constraint is None or sampling.grammar is None or 0 < backend.submitted < policy.proposed
             return out
 
-    plain = run("plain")
-    assert run("pruned") == plain
-    assert run("drafted") == plain
+    plain = run(Capability("none", "plain"))
+    assert run(TREE, pruned=True) == plain
+    assert run(TREE) == plain
     assert not any(vocabulary.is_end(token) for token in plain[:-1])
+
+
+# ---- Of a real engine ----------------------------------------------------------------------------------------------
+
+
+DEMO = Path(__file__).parents[2] / "models" / "demo.gguf"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "tags": {"type": "array", "items": {"enum": ["self", "value", "name", "index"]}, "minItems": 6, "maxItems": 12},
+        "size": {"type": "integer", "minimum": 10, "maximum": 99},
+    },
+    "required": ["name", "tags", "size"],
+}
+PROMPT = 'class Node:\n    """A node: {"name": "self", "tags": ["self", "self", "value", "value"], "size": 12}"""\n\n'
+
+FORCED: dict[str, dict[str, object]] = {
+    "schema": {"grammar": json_schema(SCHEMA)},
+    "schema, draws and penalties": {
+        "grammar": json_schema(SCHEMA), "temperature": 0.9, "seed": 5, "frequency_penalty": 0.3,
+    },
+    "grammar": {"grammar": gbnf('root ::= ("    self." [a-z_]{1,12} " = " [a-z_]{1,12} "\\n"){3,6}')},
+    "forced call": {
+        "grammar": lark('start: "<call>{\\"name\\": \\"set\\", \\"to\\": " number "}</call>"\nnumber: /[0-9]{1,3}/'),
+        "temperature": 0.7,
+        "seed": 2,
+    },
+}  # fmt: skip
+
+
+class GrammarAlone(Auto):
+    """Drafts forced text and nothing else, at the prices of a GPU."""
+
+    def looks_up(self, at: StepContext, repeats: object) -> bool:
+        return False
+
+    def account(self, done: StepCost) -> None:
+        ms = float(self.curve.at(done.n_ctx)[done.n_nodes])
+        super().account(done._replace(decode_ms=ms, driver_ms=0.1, updates_curve=False))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load(DEMO, n_ctx=512, exact=True, threads=1) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_an_answer_drafted_from_its_grammar_is_plain(engine: Engine, name: str) -> None:
+    """Greedy and seeded, in chains, bit for bit; twice, since the second time more is known."""
+    policy = GrammarAlone(load_curve("rtx3090-8b-q4_0"))
+    sampling = Sampling(**FORCED[name])  # type: ignore[arg-type]
+    plain = engine.generate(PROMPT, max_tokens=90, sampling=sampling, policy="off").wait()
+    for _ in range(2):
+        result = engine.generate(PROMPT, max_tokens=90, sampling=sampling, policy=policy.fork()).wait()
+        assert result.tokens == plain.tokens
+        assert result.text == plain.text
+        assert result.finish_reason == plain.finish_reason
+    assert set(result.draft.by_source) == {"grammar"}
+    assert result.draft.by_source["grammar"].accepted > 5

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.fake_sources import always_draft
 
-from rest_local import Engine, Sampling
+from rest_local import Engine, Request, Sampling
 from rest_local.calibration.known import Known, key_of
+from rest_local.catalog.describe import header_of
+from rest_local.decoding import opening
+from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.forward import ABORTED
-from rest_local.decoding.request import Request
 from rest_local.decoding.stream import Result
+from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.sources import Sources
 from rest_local.errors import OptionError, PromptTooLong
+from rest_local.grammar import gbnf
+from rest_local.llama.gguf import read_gguf
 from rest_local.llama.model import Model
-from rest_local.llama.options import ModelOptions
+from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
+from rest_local.paths import demo_model
 from rest_local.planning.auto import Auto
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
@@ -153,21 +161,6 @@ def test_a_conversation_that_was_shifted_goes_on_where_it_was_cut(tiny_model: Ti
         assert len(again.tokens) == 4
 
 
-@pytest.mark.parametrize("arch", ["mamba", "lfm2"])
-def test_memory_that_cannot_be_cut_back_goes_back_to_a_checkpoint(arch: str, tiny_model: TinyModel) -> None:
-    """A prompt whose end changes, as with every key stroke, and one that leaves the first half way."""
-    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=1024, exact=True) as engine:
-        prompt = PROMPT * 2
-        finish(engine, prompt, 20)
-        for other, least in ((prompt + "\nnum", 100), (prompt + "\nnumber", 100), (prompt[: len(prompt) // 2], 0)):
-            reused = finish(engine, other, 20)
-            assert reused.timings.cached_tokens >= least
-            engine.forget()
-            fresh = finish(engine, other, 20)
-            assert fresh.timings.cached_tokens == 0
-            assert fresh.tokens == reused.tokens
-
-
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "lfm2"])
 def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
     arch: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
@@ -197,17 +190,6 @@ def test_a_pass_that_is_broken_off_is_done_again_and_changes_no_answer(
         assert next(calls) > 15
 
 
-def test_a_stream_that_is_left_early_leaves_a_usable_engine(tiny_model: TinyModel) -> None:
-    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
-        whole = finish(engine, PROMPT, 40)
-        stream = engine.generate(PROMPT, max_tokens=40)
-        next(iter(stream))
-        stream.cancel()
-        assert stream.result.finish_reason == "cancelled"
-        assert whole.text.startswith(stream.result.text)
-        assert finish(engine, PROMPT, 40).tokens == whole.tokens
-
-
 def test_limits_are_refused_with_their_numbers(tiny_model: TinyModel) -> None:
     model = tiny_model("llama", quant="Q8_0")
     with Engine.load(model, n_ctx=64) as engine:
@@ -223,6 +205,8 @@ def test_limits_are_refused_with_their_numbers(tiny_model: TinyModel) -> None:
             engine.generate("a", policy="fastest")  # type: ignore[arg-type]
         with pytest.raises(OptionError, match="token ids"):
             engine.generate([10**6])
+        with pytest.raises(OptionError, match="logprobs"):
+            engine.generate("a", logprobs=1000)
         assert finish(engine, "a", 0).tokens == []
     with pytest.raises(OptionError, match="context"):
         Engine.load(model, n_ctx=2)
@@ -331,3 +315,140 @@ def test_the_vocabulary_of_a_file_that_was_used_before_is_not_hashed_again(
     monkeypatch.setattr("rest_local.calibration.known.known_models", lambda: {changed: Known("known", True)})
     with Engine.load(path, n_ctx=256) as engine:
         assert len(engine.model.vocabulary.hash) == 64
+
+
+# ---- Chats ---------------------------------------------------------------------------------------------------------
+
+
+QUESTION = [{"role": "user", "content": "What is 2 + 2?"}]
+SYSTEM = {"role": "system", "content": "You are brief. " * 5}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"enum": [2]}}, "required": ["a"]},
+    },
+}
+NUMBER = {"type": "object", "properties": {"n": {"enum": [4]}}, "required": ["n"], "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load(demo_model(), n_ctx=512, threads=1, policy="off") as engine:
+        yield engine
+
+
+def test_a_request_is_made_of_text_or_tokens(engine: Engine) -> None:
+    made = engine.request("def", max_tokens=3, stop=["a", "b"], prediction="x = 1", min_tokens=2, seconds=1.5)
+    assert list(made.prompt) == engine.tokenize("def")
+    assert (made.max_tokens, made.stop, made.min_tokens, made.seconds) == (3, ("a", "b"), 2, 1.5)
+    assert list(made.prediction) == engine.model.vocabulary.tokenize("x = 1").tolist()
+    assert engine.request([1, 2], prediction=[3]).prediction == [3]
+
+
+def test_a_chat_is_the_continuation_of_its_prompt(engine: Engine) -> None:
+    stream = engine.chat(QUESTION, max_tokens=8)
+    text = "".join(piece.text for piece in stream)
+    assert stream.message == {"role": "assistant", "content": text}
+    plain = engine.generate(engine.chat_prompt(QUESTION), max_tokens=8)
+    assert "".join(piece.text for piece in plain) == text
+
+
+def test_a_forced_call_is_in_the_message(engine: Engine) -> None:
+    stream = engine.chat(QUESTION, max_tokens=80, tools=[ADD], tool_choice="required", parallel_tool_calls=False)
+    list(stream)
+    (call,) = stream.message["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert json.loads(call["function"]["arguments"]) == {"a": 2}
+    assert engine.chat([*QUESTION, stream.message, {"role": "tool", "content": "4"}], max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tools": [ADD], "tool_choice": "required", "json_schema": NUMBER},
+        {"json_schema": NUMBER, "sampling": Sampling(grammar=gbnf('root ::= "a"'))},
+        {"tools": [{}]},
+        {"tool_choice": "required"},
+    ],
+)
+def test_what_cannot_go_together_is_refused(engine: Engine, wrong: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        engine.chat(QUESTION, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_context_shift_keeps_the_system_prompt(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Request] = []
+    prepare = engine.prepare
+    monkeypatch.setattr(engine, "prepare", lambda request: made.append(request) or prepare(request))  # type: ignore[func-returns-value]
+    for options in ({}, {"context_shift": True}, {"context_shift": True, "keep_tokens": 3}):
+        engine.chat([SYSTEM, *QUESTION], max_tokens=1, **options)  # type: ignore[arg-type]
+    none, kept, given = (request.keep_tokens for request in made)
+    assert (none, given) == (0, 3)
+    head = engine.chat_prompt([SYSTEM, *QUESTION]).partition("What is")[0]
+    assert kept == len(engine.tokenize(head))
+
+
+# ---- Configuration -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"policy": "best"},
+        {"n_ctx": 0},
+        {"n_ctx": 7},
+        {"n_ctx": "all"},
+        {"threads": 0},
+        {"n_gpu_layers": -2},
+        {"draft_gpu_layers": -2},
+        {"slots": 0},
+        {"slots": 1.5},
+        {"cells": 0},
+        {"datastores": "code"},
+        {"datastores": Path("code")},
+        {"verify": "relaxed:3,0.3"},
+        {"verify": Relaxed(), "exact": True},
+    ],
+)
+def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        EngineConfig(**wrong)
+    with pytest.raises(OptionError):
+        Engine.load("/nowhere/model.gguf", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "trained", "expected"),
+    [
+        (None, 2048, 2048),
+        (None, 1 << 17, LARGEST_DEFAULT),
+        (None, 0, LARGEST_DEFAULT),
+        ("trained", 1 << 17, 1 << 17),
+        ("trained", 0, LARGEST_DEFAULT),
+        (512, 2048, 512),
+        (3000, 2048, 3000),
+    ],
+)
+def test_the_length_of_the_context(n_ctx: Any, trained: int, expected: int) -> None:
+    assert EngineConfig(n_ctx=n_ctx).context_length(trained) == expected
+
+
+@pytest.mark.parametrize(
+    ("free", "asked", "kept"), [(1 << 40, None, 16), (1 << 40, 3, 3), (0, 3, 3), (0, 0, 0), (0, None, 0), (9, None, 8)]
+)
+def test_snapshots_of_a_recurrent_state_are_those_that_fit(
+    free: int, asked: int | None, kept: int, tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`free`: bytes, or so many states where few fit next to the model."""
+    config = EngineConfig(model=tiny_model("lfm2"), slots=2, n_ctx=64, options=ModelOptions(rollback=asked))
+    monkeypatch.setattr(opening, "free_memory", lambda config: 1 << 40)
+    state = 2 * opening.snapshots_for(config, tiny_model("lfm2")).size
+    header = header_of(read_gguf(tiny_model("lfm2")), tiny_model("lfm2"))
+    rest = tiny_model("lfm2").stat().st_size + 2 * 64 * header.kv_bytes + opening.BUFFERS
+    monkeypatch.setattr(opening, "free_memory", lambda config: free * state + rest if free == 9 else free)
+    with Engine(config) as engine:
+        assert engine.settings["n_rs_seq"] == kept
+        assert engine.context.backend.n_rs_seq == kept
+        told = [warning for warning in engine.warnings if "snapshots" in warning]
+    assert len(told) == (asked is None and kept < 16)

@@ -254,10 +254,7 @@ def test_a_saved_file_is_drafted_from_while_the_request_runs(following: Engine) 
 
 def test_a_datastore_that_is_not_there_yet_can_be_awaited(tmp_path: Path, tiny_model: TinyModel) -> None:
     path = tmp_path / "later"
-    with (
-        Engine(_config(tiny_model, path), lambda name, error, model: False) as engine,
-        Service(engine) as service,
-    ):
+    with Engine(_config(tiny_model, path), lambda name, error, model: False) as engine, Service(engine) as service:
         assert engine.datastores == []
         build(path, [("a", np.arange(1, 9))], vocabulary=engine.model.vocabulary.identity)
         assert engine.follower is not None

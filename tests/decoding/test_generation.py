@@ -27,11 +27,7 @@ PROMPTS = 8
 
 
 def generation(
-    backend: FakeBackend,
-    sources: Fortune,
-    chooser: Greedy | Draws,
-    kind: Capability = TREE,
-    slot: Slot | None = None,
+    backend: FakeBackend, sources: Fortune, chooser: Greedy | Draws, kind: Capability = TREE, slot: Slot | None = None
 ) -> Alone:
     return Alone(backend, slot or Slot(backend), Keen(FLAT), sources, chooser, kind, lambda token: token == END)
 

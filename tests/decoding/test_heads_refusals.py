@@ -130,8 +130,7 @@ def test_no_memory_for_a_head(
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault"),
-    [("mtp inside", "nan"), ("mtp inside hybrid", "code"), ("eagle3", "exception"), ("model", "nan")],
+    ("kind", "fault"), [("mtp inside", "nan"), ("mtp inside hybrid", "code"), ("eagle3", "exception"), ("model", "nan")]
 )
 def test_a_head_that_fails_later(
     kind: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.heads import forget_learned
-from support.images import WIDTH, picture, projector_for
+from support.images import MARK, WIDTH, picture, projector_for, reference
 
 from models import tiny_mmproj
 from rest_local import Engine, OptionError, PromptTooLong, Sampling, Service
@@ -20,6 +20,7 @@ from rest_local.decoding.opening import Projector
 from rest_local.decoding.scheduler import shifted
 from rest_local.drafting.sources import Sources
 from rest_local.errors import GenerationError, ProjectorInvalid
+from rest_local.llama.context import ContextSettings
 from rest_local.llama.placeholders import ids_of, spans
 
 GREEDY = Sampling(temperature=0)
@@ -377,3 +378,38 @@ def test_one_that_does_not_fit_is_refused_where_it_was_named_and_a_warning_where
         assert engine.projector is None
         (warning,) = [each for each in engine.warnings if "images are refused" in each]
         assert "mismatch" in warning
+
+
+# ---- Exactness -----------------------------------------------------------------------------------------------------
+
+
+TEXT = f"abc abc abc {MARK} and abc abc, then {MARK}{MARK}. abc abc: "
+N = 24
+
+
+@pytest.mark.parametrize(
+    ("arch", "policy"),
+    [("llama", "off"), ("llama", "rest"), ("gemma3", "off"), ("gemma3", "rest"),
+     ("lfm2", "off"), ("lfm2", "auto"), ("qwen2vl", "off"), ("qwen2vl", "auto")],
+)  # fmt: skip
+def test_the_answer_is_that_of_libmtmd(arch: str, policy: str, tiny_model, tmp_path: Path) -> None:
+    model, projector = tiny_model(arch), projector_for(arch, tmp_path)
+    images = [picture(1), picture(2, (33, 64)), picture(3)]
+    with Engine.load(model, mmproj=projector, n_ctx=512, exact=True, policy=policy, threads=1) as engine:
+        settings = ContextSettings.from_dict(engine.context.backend.settings.to_dict())
+        expected, told = reference(engine.model, projector, settings, TEXT, images, N)
+        marks = {f"<image {i}>": data for i, data in enumerate(images)}
+        text = TEXT
+        for mark in marks:
+            text = text.replace(MARK, mark, 1)
+        prompt, chunks = engine.image_prompt(text, marks)
+        for _ in range(2):  # again with everything in the cells
+            stream = engine.generate(prompt, images=chunks, max_tokens=N, sampling=GREEDY, logprobs=3)
+            found = [each for piece in stream for each in piece.logprobs]
+            result = stream.result
+            assert result.tokens == expected
+            assert found == told[: len(found)]  # every bit
+        assert engine.projector is not None
+        assert engine.projector.encoded == 3
+        if policy == "rest" and engine.capability.kind != "none":
+            assert result.draft.drafted

@@ -4,6 +4,8 @@ step, and without a difference in any answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +22,15 @@ from support.prices import FLAT
 
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.following import DatastoreSwap
+from rest_local.decoding.forward import Forward
 from rest_local.decoding.logprobs import logprobs_of
+from rest_local.decoding.request import Request
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import Scheduler
-from rest_local.decoding.stream import Piece
+from rest_local.decoding.service import Service
+from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import GenerationError
+from rest_local.llama.options import Sampling
 from rest_local.planning.policy import Off
 
 
@@ -164,23 +170,6 @@ def test_a_request_cancelled_during_a_pass_gets_nothing_of_it(whom: str) -> None
     assert again.result.tokens == said([3], 10)
 
 
-@pytest.mark.parametrize("code", [1, 2, -1, -2, -3])
-@pytest.mark.parametrize("call", range(2, 9))
-def test_a_decode_that_fails_with_work_left_loses_nothing(code: int, call: int) -> None:
-    device = FakeDevice(n_slots=3)
-    asked = [[1, 2, 3], [4] * 12, [5, 6]]
-    sequences = [
-        sequence_of(device, prompt, 12, Draws(n), fortune("tree"), Keen(FLAT)) for n, prompt in enumerate(asked)
-    ]
-    readers = [Reader(sequence, device) for sequence in sequences]
-    device.failures = {call: code}
-    run(ahead(device), sequences)
-    for n, (prompt, sequence, reader) in enumerate(zip(asked, sequences, readers, strict=True)):
-        assert sequence.error is None
-        assert sequence.result.tokens == said(prompt, 12, Draws(n))
-        reader.check()
-
-
 @pytest.mark.parametrize("call", range(2, 8))
 def test_an_error_while_waiting_for_logits_keeps_the_text_so_far(call: int) -> None:
     """An unexpected error ends the step; the pass before was delivered, the cells are what is committed."""
@@ -195,22 +184,6 @@ def test_an_error_while_waiting_for_logits_keeps_the_text_so_far(call: int) -> N
     run(scheduler, [])
     for n, sequence, reader in zip((3, 5), sequences, readers, strict=True):
         assert sequence.result.tokens == said([n], 12, Draws(n))
-        reader.check()
-
-
-def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None:
-    device = FakeDevice(n_ctx=64, n_slots=2)
-    scheduler = ahead(device)
-    asked = [[1] * 20, [2] * 20]
-    sequences = [sequence_of(device, prompt, 40, Draws(n + 3)) for n, prompt in enumerate(asked)]
-    readers = [Reader(sequence, device) for sequence in sequences]
-    submit_all(scheduler, sequences)
-    while sequences[1] not in scheduler.waiting or not sequences[1].has_begun:
-        scheduler.step()
-    assert len(sequences[1].tokens) - len(asked[1]) == len(sequences[1].result.tokens) > 0
-    run(scheduler, [])
-    for n, (prompt, sequence, reader) in enumerate(zip(asked, sequences, readers, strict=True)):
-        assert sequence.result.tokens == said(prompt, 40, Draws(n + 3))
         reader.check()
 
 
@@ -258,8 +231,9 @@ def test_every_step_is_delivered_once_whatever_happens(
         reader.check()
         assert sequence.result.tokens == expected[: len(sequence.result.tokens)]
         assert sequence.statistics.generated >= len(sequence.result.tokens)
-        if sequence is not cancelled and seed % 3 and not failures and n_ctx == 512:
-            assert sequence.result.tokens == expected
+        if sequence is not cancelled and seed % 3 and n_ctx == 512:
+            assert sequence.error is not None or sequence.result.tokens == expected
+            assert sequence.error is None or len(failures) > 1, "one failure ends no request"
 
 
 class Forgetful(Off):
@@ -354,3 +328,59 @@ def test_text_does_not_wait_for_the_pass_of_another_context() -> None:
         assert len(sequences[0].result.tokens) == step - 1, "alone again, with the next pass"
     schedulers[0].deliver()
     assert len(sequences[0].result.tokens) == 14, "before stores that were drafted from are closed, say"
+
+
+# ---- Of a real engine ----------------------------------------------------------------------------------------------
+
+
+PROMPT = "def main():\n    for x in range(3):\n"
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Engines that are loaded from then on do it late, or at once."""
+    made = Forward.__init__
+
+    def choose(overlaps: bool) -> None:
+        def init(self: Forward, backend: Any, capability: Any, make_room: Any = lambda: False, _: Any = None) -> None:
+            made(self, backend, capability, make_room, overlaps)
+
+        monkeypatch.setattr(Forward, "__init__", init)
+
+    return choose
+
+
+@pytest.mark.parametrize("policy", ["off", "auto", "respec"])
+def test_answers_log_probabilities_and_stops_are_the_same(
+    policy: str, tiny_model: Callable[..., Path], late: Callable[[bool], None]
+) -> None:
+    """In exact mode, to the bit; closing the engine in the middle of an answer keeps what was said."""
+    model = tiny_model("llama", quant="Q8_0")
+    told: dict[bool, list[Result]] = {}
+    for overlaps in (False, True):
+        late(overlaps)
+        with Engine.load(model, n_ctx=512, exact=True) as engine:
+            prompt = engine.tokenize(PROMPT)
+            whole = engine.generate(prompt, max_tokens=80, policy="off")
+            text = "".join(piece.text for piece in whole)
+            engine.forget()
+            with Service(engine) as service:
+                requests = [
+                    Request(prompt, max_tokens=80, policy=policy, logprobs=3),
+                    Request(prompt, max_tokens=80, policy=policy, stop=(text[30:33],)),
+                    Request(prompt, max_tokens=80, policy=policy, sampling=Sampling(temperature=0.8, seed=5)),
+                ]
+                told[overlaps] = [service.submit(request).wait(60) for request in requests]
+            unfinished = engine.generate(prompt, max_tokens=80, policy=policy)
+            for _ in range(5):
+                next(iter(unfinished))
+        assert 5 <= len(unfinished.result.tokens) < 80
+        assert unfinished.result.finish_reason == "cancelled"
+        assert unfinished.result.tokens == whole.result.tokens[: len(unfinished.result.tokens)]
+        assert unfinished.statistics.generated == len(unfinished.result.tokens)
+        told[overlaps].append(unfinished.result)
+    for once, after in zip(told[False][:3], told[True][:3], strict=True):
+        assert (after.tokens, after.text, after.finish_reason) == (once.tokens, once.text, once.finish_reason)
+        assert after.logprobs == once.logprobs
+        assert after.stopping_word == once.stopping_word
+    assert len(told[True][3].tokens) == len(told[False][3].tokens) + 1 or policy != "off"

@@ -32,7 +32,7 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
-from rest_local.errors import DecodeFailed, PromptTooLong
+from rest_local.errors import DecodeFailed
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import Off
 
@@ -238,19 +238,6 @@ def test_a_conversation_above_holes_starts_anew_when_they_have_cost_as_much() ->
     assert not scheduler.slots.holes
 
 
-def test_another_conversation_does_not_push_out_a_longer_one() -> None:
-    backend = FakeBackend(n_ctx=1024, n_slots=2)
-    scheduler = scheduler_of(backend)
-    long = prompts_of(3, 300)[0] * 2
-    ask(scheduler, long, 5)
-    other: list[int] = []
-    for prompt in prompts_of(5):
-        other += prompt
-        ask(scheduler, other, 5)
-    again = ask(scheduler, [*long, 7], 5)
-    assert again.statistics.cached_tokens >= len(long) - 1
-
-
 def test_a_long_prompt_is_evaluated_in_parts_while_others_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass gives each running request a token, and no part is larger than its time allows."""
     slow = CostCurve.from_points([0], [1, 64], [[10.0, 200.0]])  # 3 ms a token: 100 ms are 33
@@ -314,15 +301,6 @@ def test_requests_that_fit_alone_are_all_served_when_cells_run_out(n_slots: int)
     sequences = [sequence_of(backend, prompt, 35, sources=fortune("wrong"), policy=Keen(FLAT)) for prompt in asked]
     run(scheduler, sequences)
     check_said(asked, sequences, 35)
-
-
-def test_a_context_that_is_full_ends_the_answer() -> None:
-    backend = FakeBackend(n_ctx=64)
-    sequence = ask(scheduler_of(backend), [1] * 40, 1000, Draws(3))
-    assert sequence.result.finish_reason in ("length", "stop")
-    assert len(sequence.result.tokens) <= 64 - 39
-    refused = ask(scheduler_of(backend), [1] * 64, 5)
-    assert isinstance(refused.error, PromptTooLong)
 
 
 def test_a_context_shift_keeps_the_beginning_and_goes_on() -> None:

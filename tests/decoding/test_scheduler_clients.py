@@ -8,13 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_backend import END, FakeBackend
+from support.fake_backend import END, N_VOCAB, Draws, FakeBackend
 from support.fake_sequences import ask, check_cells, prompts_of, run, said, scheduler_of, sequence_of, submit_all
-from support.prices import FixedCurve
+from support.fake_sources import Keen, fortune
+from support.prices import FLAT, FixedCurve
 
 from rest_local.decoding import scheduler as scheduling
 from rest_local.decoding.request_state import RequestState
+from rest_local.decoding.results import Totals
 from rest_local.decoding.scheduler import Scheduler
+from rest_local.drafting.sources import Sources
+from rest_local.kv_cache.slots import Match
 
 SLOPE = FixedCurve.from_points([0, 1000], [1, 64], [[10.0, 73.0], [20.0, 83.0]])  # a token of a prompt takes 1 ms
 TEXTS = [[n % END, *range(7)] for n in range(40)]
@@ -26,7 +30,7 @@ class Clock:
     now = 0.0
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(scheduling, "time", SimpleNamespace(**{**vars(time), "perf_counter": lambda: clock.now}))
@@ -59,7 +63,6 @@ def order(scheduler: Scheduler, sequences: list[RequestState]) -> str:
     return "".join(each.request.client for each in found)
 
 
-@pytest.mark.usefixtures("clock")
 def test_clients_take_turns() -> None:
     """Also where there is one slot, which each of them has had."""
     backend = FakeBackend(n_ctx=256)
@@ -67,7 +70,6 @@ def test_clients_take_turns() -> None:
     assert order(scheduler, submit(scheduler, backend, "aaaabbc")) == "abcabaa"
 
 
-@pytest.mark.usefixtures("clock")
 def test_a_client_that_comes_later_has_its_turn_in_the_next_round() -> None:
     """After those that have theirs then: clients that come and go would keep the others waiting otherwise."""
     backend = FakeBackend(n_ctx=256)
@@ -77,7 +79,6 @@ def test_a_client_that_comes_later_has_its_turn_in_the_next_round() -> None:
     assert order(scheduler, [*first, *submit(scheduler, backend, "c", 10)]) == "ababcaa"
 
 
-@pytest.mark.usefixtures("clock")
 def test_a_free_slot_goes_to_the_client_that_has_the_fewest() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=4)
     scheduler = scheduler_of(backend, SLOPE)
@@ -92,7 +93,6 @@ def test_a_free_slot_goes_to_the_client_that_has_the_fewest() -> None:
     assert len([each for each in scheduler.waiting if each.request.client == "a"]) >= 6
 
 
-@pytest.mark.usefixtures("clock")
 def test_a_client_that_holds_a_slot_comes_after_one_that_has_none() -> None:
     """Although it came first, and is not served more often."""
     backend = FakeBackend(n_ctx=1024, n_slots=2)
@@ -125,7 +125,6 @@ def test_no_slot_is_given_up_for_a_client_that_has_one(clock: Clock, background:
         assert scheduler.admitted == [*many[:2], few[0]]
 
 
-@pytest.mark.usefixtures("clock")
 def test_rounds_of_clients_that_are_gone_are_forgotten() -> None:
     backend = FakeBackend(n_ctx=256)
     scheduler = scheduler_of(backend, SLOPE)
@@ -209,3 +208,128 @@ def test_a_user_does_not_wait_for_a_prompt_of_another_that_begins_alike() -> Non
         scheduler.step()
         check_cells(scheduler)
     assert [sequence.statistics.cached_tokens for sequence in sequences] == [0, 0, len(text)]
+
+
+# ---- The counts of the scheduler -----------------------------------------------------------------------------------
+
+
+class Hourly(FakeBackend):
+    """Every decode takes an hour, and one in ten fails."""
+
+    def decode(self) -> int:
+        if self.calls % 10 == 9:
+            self.failures[self.calls + 1] = 2
+        return super().decode()
+
+
+def test_what_all_requests_are_charged_is_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each that shares a pass, and what failed on the way as well."""
+    backend = Hourly(n_ctx=2048, n_batch=32, n_slots=6)
+    clock = SimpleNamespace(perf_counter=lambda: 3600.0 * backend.calls)
+    monkeypatch.setattr("rest_local.decoding.scheduler.time", clock)
+    scheduler = scheduler_of(backend)
+    asked = prompts_of(12, 150)
+    sequences = [sequence_of(backend, prompt, 30, sources=fortune("bush"), policy=Keen(FLAT)) for prompt in asked]
+    run(scheduler, sequences)
+    totals = Totals()
+    for sequence in sequences:
+        totals.add(sequence.statistics, len(sequence.result.tokens))
+    evaluated = sum(len(prompt) - 1 for prompt in asked)
+    stated = sum(sequence.statistics.prompt_tokens for sequence in sequences)
+    assert totals.prompt_tokens + totals.cached_tokens == evaluated + len(asked) == stated
+    assert totals.prompt_seconds > 3600 * evaluated / 32
+    assert totals.predicted_seconds > 3600
+    assert totals.prompt_seconds + totals.predicted_seconds == pytest.approx(3600 * backend.calls)
+
+
+def test_cells_that_were_shared_are_counted_when_their_owner_has_ended() -> None:
+    backend = FakeBackend(n_ctx=512, n_slots=4)
+    scheduler = scheduler_of(backend)
+    system = [1, 2, 3, 4] * 25
+    owner = sequence_of(backend, [*system, 5], 30, ignore_end=True)
+    sharers = [sequence_of(backend, [*system, n], 60) for n in (6, 7)]
+    scheduler.submit(owner)
+    while owner.is_prefilling or not owner.is_admitted:
+        scheduler.step()
+    submit_all(scheduler, sharers)
+    scheduler.step()
+    together = scheduler.cells_in_use()
+    assert len(system) + 3 <= together < len(system) + 20  # what is shared once, not once for each
+    scheduler.cancel(owner)
+    scheduler.slots.evict()
+    assert scheduler.cells_in_use() > len(system)
+    assert scheduler.cells_in_use() == len(backend.cells) + len(sharers)
+    check_cells(scheduler)
+
+
+def test_a_kept_beginning_takes_cells_as_well() -> None:
+    """Half of the cells are at work; the prompt that waits has most of the others already, and needs a few more."""
+    backend = FakeBackend(n_ctx=200, n_slots=2)
+    scheduler = scheduler_of(backend)
+    ask(scheduler, [1] * 95, 1)
+    first, second = sequence_of(backend, [2] * 90, 10, Draws(1)), sequence_of(backend, [*([1] * 95), *([3] * 30)], 5)
+    scheduler.submit(first)
+    scheduler.step()
+    scheduler.submit(second)
+    while not first.done:
+        scheduler.step()
+        assert not second.has_begun or first.done  # it would only be sent back
+    run(scheduler, [])
+    assert second.statistics.cached_tokens >= 95
+    assert second.result.tokens == said([*([1] * 95), *([3] * 30)], 5)
+
+
+def test_a_waiting_sequence_is_not_compared_with_every_slot_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FakeBackend(n_ctx=160, n_slots=3)
+    scheduler = scheduler_of(backend)
+    compared = []
+    match = scheduler.slots.match
+
+    def counted(prompt: list[int], keep: bool, user: str) -> Match:
+        compared.append(len(prompt))
+        return match(prompt, keep, user)
+
+    monkeypatch.setattr(scheduler.slots, "match", counted)
+    first, second = sequence_of(backend, [1] * 60, 60, Draws(1)), sequence_of(backend, [2] * 110, 5)
+    for sequence in (first, second):
+        scheduler.submit(sequence)
+    while not first.done:
+        scheduler.step()
+        assert not second.is_admitted or first.done
+    assert len(first.result.tokens) > 20
+    assert len(compared) <= 3
+    run(scheduler, [])
+    assert second.result.tokens == said([2] * 110, 5)
+
+
+def test_a_sequence_without_a_slot_has_no_text_in_a_draft_model() -> None:
+    """It would be asked about cells of the next request there."""
+    backend = FakeBackend()
+    scheduler = scheduler_of(backend)
+    slot = scheduler.slots.slots[0]
+    text = SimpleNamespace(restart=lambda tokens, n: None, rewind=lambda n: None)
+    slot.draft_text = text  # type: ignore[assignment]
+    sequence = sequence_of(backend, [1] * 10, 5)
+    sequence.admit(slot)
+    assert sequence.sources.draft_text is text
+    sequence.release()
+    assert sequence.sources.draft_text is None
+
+
+def test_a_context_shift_goes_on_following_the_prediction() -> None:
+    prompt = [7, 8, 9, *([1, 2] * 10)]
+    told = []
+    for expected in ([], None):
+        backend = FakeBackend(n_ctx=64)
+        sequence = sequence_of(
+            backend, prompt, 200, Draws(2), Sources([], N_VOCAB), Keen(FLAT),
+            context_shift=True, keep_tokens=3, prediction=told[0].result.tokens if expected is None else expected,
+        )  # fmt: skip
+        run(scheduler_of(backend), [sequence])
+        assert sequence.result.truncated
+        told.append(sequence)
+    without, with_it = told
+    assert with_it.result.tokens == without.result.tokens
+    n_said = len(with_it.result.tokens)
+    assert n_said == 200
+    assert with_it.statistics.by_source["prediction"]["accepted"] > 0.8 * n_said

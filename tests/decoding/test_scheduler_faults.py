@@ -129,32 +129,6 @@ def test_idle_slots_go_before_drafts_do() -> None:
     assert sequence.result.tokens == said([2] * 15, 12)
 
 
-class Broken(Greedy):
-    """Fails at its n-th token as no sampler should."""
-
-    def __init__(self, n: int) -> None:
-        self._left = n
-
-    def sample(self, logits: np.ndarray) -> int:
-        self._left -= 1
-        if self._left < 0:
-            raise MemoryError("no memory for candidates")
-        return super().sample(logits)
-
-
-def test_a_fault_in_one_requests_sampler_ends_that_request_only() -> None:
-    backend = FakeBackend(n_slots=2)
-    scheduler = scheduler_of(backend)
-    broken = sequence_of(backend, [1, 2], 20, Broken(3), fortune("bush"), Keen(FLAT))
-    other = sequence_of(backend, [3, 4], 20)
-    run(scheduler, [broken, other])
-    assert isinstance(broken.error, GenerationError)
-    assert isinstance(broken.error.__cause__, MemoryError)
-    assert broken.result.finish_reason == "error"
-    assert said([1, 2], 20)[: len(broken.result.tokens)] == broken.result.tokens
-    assert other.result.tokens == said([3, 4], 20)
-
-
 BREAKS: dict[str, Callable[[RequestState], tuple[object, str]]] = {
     "admit": lambda sequence: (sequence.sources, "restart"),
     "draft": lambda sequence: (sequence.policy, "draft"),
@@ -229,22 +203,6 @@ def test_the_cells_of_a_request_that_failed_unexpectedly_are_given_up(
     run(scheduler, [sequence])
     assert sequence.result.finish_reason == "error"
     assert scheduler.slots.slots[0].n_past == len(backend.cells) == kept
-
-
-@pytest.mark.parametrize(("owner", "saved"), [("a", 20), ("b", 0), (None, 0)])
-def test_what_is_on_disk_for_one_owner_is_not_on_disk_for_another(owner: str | None, saved: int) -> None:
-    """None: a request whose text is not kept."""
-    backend = FakeBackend()
-    scheduler = scheduler_of(backend)
-    prompt = [1] * 21
-    ask(scheduler, prompt, 1, owner="a")
-    slot = scheduler.slots.slots[0]
-    slot.n_saved = 20
-    again = sequence_of(backend, prompt, 2, owner=owner or "a", keep_prefix=owner is not None)
-    scheduler.submit(again)
-    scheduler.step()
-    assert again.is_in(slot)
-    assert slot.n_saved == saved
 
 
 @pytest.mark.parametrize("waits", [True, False])

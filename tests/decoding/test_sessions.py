@@ -267,15 +267,6 @@ def test_a_part_that_is_missing_ends_what_is_restored(tiny_model: TinyModel) -> 
         assert answer(engine, text(900)) == (said, 3 * PART)
 
 
-def test_a_file_that_disappears_while_it_is_restored(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    with opened(model) as engine:
-        said, _ = answer(engine, text(900))
-    monkeypatch.setattr(saved.CellFiles, "_read", lambda self, name: None)
-    with opened(model) as engine:
-        assert answer(engine, text(900)) == (said, 0)
-
-
 def test_files_are_private(tiny_model: TinyModel) -> None:
     with opened(tiny_model("llama")) as engine:
         answer(engine, text(500))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import few
-from test_head_texts import MOVES, N_TEXTS, Place, followed, recovers, words
+from test_head_texts import MOVES, N_TEXTS, Moves, Place, followed, moved, recovers, words
 
 from benchmarks.tiny_heads import tiny_mtp
 from rest_local import Engine, Sampling
@@ -67,20 +67,6 @@ def decoded(place: ChainedPlace, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     context, decode = place.head.context, place.head.context.decode
     monkeypatch.setattr(context, "decode", lambda: (rows.append(context.batch.n_tokens), decode())[1])
     return rows
-
-
-def test_a_layer_for_each_token_of_a_path(place: ChainedPlace, texts: list[HeadText]) -> None:
-    (one,) = followed(place, texts, 40)
-    one.check([])
-    for path in ([1], [1, 2]):  # the same step
-        one.agrees(one.ask(path), path)
-    one.extend([1, 3, 5], junk=True)
-    one.check([2, 6])
-    one.agrees(one.ask([2]), [2])
-    one.extend([4])
-    one.check([])
-    one.extend([4])
-    one.check([7, 8])
 
 
 def test_passes_are_as_many_as_decodes(place: ChainedPlace, texts: list[HeadText], decoded: list[int]) -> None:
@@ -144,24 +130,8 @@ def test_a_pass_that_is_full_leaves_the_rest_to_another(
 
 @few(15)
 @given(st.lists(MOVES, min_size=1, max_size=10))
-def test_events_in_any_order(
-    place: ChainedPlace, texts: list[HeadText], moves: list[tuple[str, int, int, int]]
-) -> None:
-    """Texts are extended, cut back, shared, loaded and queried along drafted paths."""
-    all_texts = followed(place, texts, 12, 30, 100)
-    for move, which, other, n in moves:
-        one = all_texts[which]
-        if move in ("extend", "junk"):
-            one.extend(words(n, n), junk=move == "junk")
-        elif move == "rewind":
-            one.rewind(max(one.n_past - n, 1))
-        elif move == "forget":
-            one.forget()
-        elif move == "share" and other != which:
-            one.share(all_texts[other], max(all_texts[other].n_past - n + 1, 1))
-        elif move == "ask":
-            one.check(words(n, n % N_LAYERS))
-    for one in all_texts:
+def test_events_in_any_order(place: ChainedPlace, texts: list[HeadText], moves: Moves) -> None:
+    for one in moved(place, texts, moves, N_LAYERS - 1):
         one.check([2, 3])
 
 

@@ -69,17 +69,6 @@ def follow(drafter: DraftModel, text: list[int]) -> DraftModelText:
     return sequence
 
 
-def test_predictions_equal_those_of_a_fresh_context(drafter: DraftModel) -> None:
-    text = text_of(1, 40)
-    sequence = follow(drafter, text)
-    for path in ([], [1], [1, 2], [1, 3], [7, 8, 9], [1, 2, 4], []):
-        check(drafter, sequence, text, path)
-    text += [1, 3, 5]
-    check(drafter, sequence, text, [])
-    check(drafter, sequence, text, [2])
-    sequence.leave()
-
-
 @few(10)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=8))
 def test_queries_in_any_order(drafter: DraftModel, moves: list[tuple[int, int, int]]) -> None:
@@ -118,14 +107,6 @@ def test_every_level_of_a_tree_is_answered(drafter: DraftModel, parents: list[li
     text += [*level[-1], 7]
     sequence.begin_step()
     check(drafter, sequence, text, [3])
-    sequence.leave()
-
-
-def test_a_path_takes_the_place_of_one_that_is_not_asked_about(drafter: DraftModel) -> None:
-    text = text_of(12, 40)
-    sequence = follow(drafter, text)
-    for path in ([1], [1, 2], [4], [4, 5], [6], [6, 7], [8], [8, 9], [4, 10], [4, 10, 11], [1, 3], [8, 9, 2]):
-        check(drafter, sequence, text, path)
     sequence.leave()
 
 

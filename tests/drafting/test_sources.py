@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.candidates import SOURCE_NUMBER
+from rest_local.drafting.candidates import Candidate, SourceRows, cell_of
+from rest_local.drafting.growth import Origin, origins_of, propose
 from rest_local.drafting.sources import Sources
+from rest_local.errors import DatastoreCorrupt
+from rest_local.planning.plan import draft
+from rest_local.retrieval.building.build import build
+from rest_local.retrieval.datastore import Datastore
+from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.rows import Rows
 
 TEXT = list(range(100, 140))
-
-
-def test_the_context_proposes_what_followed_before() -> None:
-    sources = Sources([], 1000)
-    sources.restart([*TEXT, *TEXT[:10]])
-    (rows,) = sources.rows()
-    assert rows.source == SOURCE_NUMBER["context"]
-    assert rows.match[0] == 10
-    assert rows.continuations[0][:5] == TEXT[10:15]
-
-
-def test_a_long_repeat_is_recognised() -> None:
-    sources = Sources([], 1000)
-    sources.restart(TEXT)
-    for n, token in enumerate(TEXT[5:30], 1):
-        assert sources.repeats(8) == (n > 8)
-        sources.extend([token])
-    sources.restart([1] * 3)
-    assert not sources.repeats(8)
 
 
 @given(st.lists(st.sampled_from([0, 1, 256, 65536]), min_size=1, max_size=24), st.integers(1, 4))
@@ -94,11 +83,105 @@ def test_a_history_that_fails_is_left_out_with_one_warning(foreign: bool, caplog
     assert "going on without it" in record.message
 
 
-def test_earlier_answers_propose_what_followed() -> None:
-    earlier = GrowingText()
-    earlier.extend([*TEXT, -1])
-    sources = Sources([], 1000, earlier)
-    sources.restart(TEXT[:5])
-    (rows,) = sources.rows()
-    assert rows.source == SOURCE_NUMBER["history"]
-    assert rows.continuations[0][:5] == TEXT[5:10]
+# ---- Candidates ----------------------------------------------------------------------------------------------------
+
+
+DEPTH = 3
+TEXTS = st.lists(
+    st.tuples(st.integers(1, 32), st.lists(st.integers(-1, 3), min_size=DEPTH, max_size=DEPTH)), max_size=20
+)
+
+
+def rows_of(texts: list[tuple[int, list[int]]]) -> Rows:
+    texts = sorted(texts, key=lambda row: -row[0])
+    tokens = np.array([text for _, text in texts], np.int32).reshape(-1, DEPTH)
+    return Rows(tokens, np.array([match for match, _ in texts], np.int32), np.arange(len(texts), dtype=np.int64))
+
+
+def expected(rows: Rows, path: list[int]) -> list[Candidate]:
+    """Counts all rows that continue through `path`, one by one."""
+    depth = len(path)
+    continuations, match = rows.continuations.tolist(), rows.match.tolist()
+    continuing = [row for row, text in enumerate(continuations) if text[:depth] == path and text[depth] >= 0]
+    found = []
+    for token in dict.fromkeys(continuations[row][depth] for row in continuing):
+        through = [row for row in continuing if continuations[row][depth] == token]
+        length = max(match[row] for row in through)
+        reaching = sum(match[row] >= length for row in continuing)
+        agreeing = sum(match[row] >= length for row in through)
+        found.append((token, cell_of(1, length + depth, reaching, agreeing), through))
+    return found
+
+
+@given(TEXTS)
+def test_candidates_are_those_of_a_naive_count(texts: list[tuple[int, list[int]]]) -> None:
+    rows = rows_of(texts)
+    source = SourceRows(1, rows)
+    assert source.continuations == rows.continuations.tolist()
+    unseen: list[tuple[list[int], list[int]]] = [([], list(range(len(rows))))]
+    while unseen:
+        path, members = unseen.pop()
+        candidates = source.candidates(members, len(path))
+        assert [(token, cell, list(through)) for token, cell, through in candidates] == expected(rows, path)
+        if len(path) + 1 < DEPTH:
+            unseen += [([*path, token], list(through)) for token, _, through in candidates]
+    assert source.candidates(range(len(rows)), DEPTH) == []
+
+
+@given(TEXTS, TEXTS)
+def test_a_token_of_several_sources_takes_the_most_confident_estimate(
+    first: list[tuple[int, list[int]]], second: list[tuple[int, list[int]]]
+) -> None:
+    sources = [SourceRows(0, rows_of(first)), SourceRows(1, rows_of(second))]
+    proposal = propose([(rows, range(len(rows))) for rows in sources], 0, lambda cell: 1 / (2 + cell))
+    of_token: dict[int, list[tuple[float, int, tuple[SourceRows, object]]]] = {}
+    for rows, candidates in proposal.by_source:
+        for token, cell, through in candidates:
+            of_token.setdefault(token, []).append((1 / (2 + cell), rows.source, (rows, through)))
+    assert proposal.merged.keys() == of_token.keys()
+    for token, (probability, source, below) in proposal.merged.items():
+        assert (probability, source) == max(of_token[token], key=lambda seen: seen[0])[:2]
+        assert below == [members for _, _, members in of_token[token]]
+
+
+# ---- Where a token is from -----------------------------------------------------------------------------------------
+
+
+def origins_in(path: Path) -> list[Origin | None]:
+    """The origins of two tokens that a datastore of TEXT drafts, and of one that it does not."""
+    with Datastore.open(path) as store:
+        sources = Sources([store], 1000)
+        sources.restart(TEXT[:10])
+        drafted = draft(sources.rows(), lambda cell: 0.9, lambda probability: True, 2, 1)
+        return origins_of(drafted, [*TEXT[10:12], 1], lambda tokens: "line\n" * len(tokens))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    build(path, [("a.py", np.array(TEXT, np.int32))], vocabulary=VocabularyId("0" * 64, 1000, "test"), recipe={})
+    return path
+
+
+def test_a_drafted_token_has_a_file_and_a_line(path: Path) -> None:
+    first, second, last = origins_in(path)
+    assert first is not None
+    assert second is not None
+    assert last is None
+    assert [(origin.source, origin.file, origin.match) for origin in (first, second)] == [
+        ("datastore", "a.py", 10),
+        ("datastore", "a.py", 11),
+    ]
+    assert (first.line, second.line) == (11, 12)
+
+
+@pytest.mark.parametrize("fault", [DatastoreCorrupt("store", "names"), IndexError("position"), OSError("gone")])
+def test_a_damaged_table_only_hides_the_place(path: Path, fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(self: Datastore, position: int) -> tuple[str, int]:
+        raise fault
+
+    monkeypatch.setattr(Datastore, "locate", damaged)
+    first, second, _ = origins_in(path)
+    assert first is not None
+    assert second is not None
+    assert {(origin.source, origin.file, origin.line) for origin in (first, second)} == {("datastore", None, None)}

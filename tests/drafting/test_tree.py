@@ -75,12 +75,7 @@ def test_a_batch_holds_the_layout(tree: DraftTree) -> None:
 
 def test_a_batch_above_its_capacity_cannot_be_built() -> None:
     batch = Batch(8, 2)
-    refused = [
-        (np.zeros(9), 0, 1),
-        (np.zeros(0), 0, 1),
-        (np.zeros(4), 0, 3),
-        (np.zeros(4), 0, 0),
-    ]
+    refused = [(np.zeros(9), 0, 1), (np.zeros(0), 0, 1), (np.zeros(4), 0, 3), (np.zeros(4), 0, 0)]
     for tokens, first, count in refused:
         try:
             batch.fill(tokens, 0, first, count, 1)

@@ -80,16 +80,6 @@ def test_every_cache_type_works_alone_and_with_another(tiny_model: TinyModel, ca
             pass
 
 
-def test_a_step_larger_than_n_ubatch_has_all_its_rows(tiny_model: TinyModel) -> None:
-    path = tiny_model("llama")
-    with opened(path) as context:
-        whole = Sequence(context).evaluate(0, 64)
-    with opened(path, n_ubatch=16) as context:
-        parts = Sequence(context).evaluate(0, 64)
-    assert whole.shape == parts.shape
-    assert np.abs(whole - parts).max() < 0.05 * np.abs(whole).max()
-
-
 def test_slots_have_ids_of_their_own_in_shared_cells(tiny_model: TinyModel) -> None:
     """Three slots of two branches each. The removal of one does not change the others."""
     with opened(tiny_model("llama"), n_slots=3, n_branches=2) as context:

@@ -30,6 +30,7 @@ from rest_local.llama.options import ModelOptions, Placement
 TinyModel = Callable[..., Path]
 Task = dict[str, Any]
 Breaks = Callable[[Task], str]
+BreakWhen = Callable[[Breaks], list[Task]]
 SEGV, ABORT, OOM = "kill -SEGV $$", "kill -ABRT $$", "echo 'CUDA error: out of memory' >&2; kill -ABRT $$"
 NO_MEMORY = """echo '{"refused": "unable to allocate CUDA0 buffer"}'"""
 
@@ -44,7 +45,7 @@ def model(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def break_when(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breaks], list[Task]]:
+def break_when(monkeypatch: pytest.MonkeyPatch) -> BreakWhen:
     """`break_when(rule)`: a child runs shell commands that `rule` returns for its task, if any. Returns the tasks."""
 
     def put(rule: Breaks) -> list[Task]:
@@ -82,7 +83,7 @@ def choose(path: Path, n_gpu_layers: int = 0, *, exact: bool = False, **fixed: A
     return load_fallback.choose(path, n_gpu_layers, options, wanted)
 
 
-def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: BreakWhen) -> None:
     tried = break_when(lambda task: "")
     for _ in range(2):
         assert choose(model) == LoadChoice(ModelOptions(), 0)
@@ -107,7 +108,7 @@ def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
     ("stage", "how"), [("loading it", SEGV), ("decoding 1 token", ABORT), ("decoding 8 tokens", SEGV)]
 )
 def test_a_crash_with_repacked_weights_turns_repacking_off(
-    model: Path, break_when: Callable[[Breaks], list[Task]], stage: str, how: str
+    model: Path, break_when: BreakWhen, stage: str, how: str
 ) -> None:
     tried = break_when(lambda task: prints(at=stage) + how if task["options"]["repack"] else "")
     for _ in range(2):
@@ -119,7 +120,7 @@ def test_a_crash_with_repacked_weights_turns_repacking_off(
     assert len(tried) == 2  # the second call uses the remembered choice
 
 
-def test_a_crash_with_flash_attention_turns_it_off(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+def test_a_crash_with_flash_attention_turns_it_off(model: Path, break_when: BreakWhen) -> None:
     """Also where the user chose it, with the warning."""
     tried = break_when(lambda task: SEGV if uses_flash(task) else "")
     assert choose(model, exact=True).options == ModelOptions(flash_attention="off")
@@ -131,9 +132,7 @@ def test_a_crash_with_flash_attention_turns_it_off(model: Path, break_when: Call
     assert "flash attention off" in chosen.warning
 
 
-def test_a_model_that_crashes_in_all_settings_is_refused(
-    model: Path, break_when: Callable[[Breaks], list[Task]]
-) -> None:
+def test_a_model_that_crashes_in_all_settings_is_refused(model: Path, break_when: BreakWhen) -> None:
     tried = break_when(lambda task: prints(at="decoding 2 tokens") + SEGV)
     with pytest.raises(ModelInvalid, match=r"SIGSEGV.* while decoding 2 tokens, and in all safer settings") as caught:
         choose(model)
@@ -158,9 +157,7 @@ def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("how", [OOM, NO_MEMORY])
-def test_a_gpu_without_memory_gets_fewer_layers(
-    model: Path, break_when: Callable[[Breaks], list[Task]], how: str
-) -> None:
+def test_a_gpu_without_memory_gets_fewer_layers(model: Path, break_when: BreakWhen, how: str) -> None:
     tried = break_when(lambda task: prints(32, at="loading it") + how if task["n_gpu_layers"] not in range(9) else "")
     chosen = choose(model, -1)
     assert (chosen.options, chosen.n_gpu_layers) == (ModelOptions(), 8)
@@ -175,12 +172,7 @@ def test_a_gpu_without_memory_gets_fewer_layers(
     [(True, 100, 0), (True, 95, 0), (True, 80, 1), (True, 120, 0), (False, 105, 0), (False, 80, 2), (False, 120, 2)],
 )
 def test_a_choice_is_tried_again_when_the_memory_of_a_gpu_changes(
-    model: Path,
-    break_when: Callable[[Breaks], list[Task]],
-    gpu_memory: list[int],
-    fits: bool,
-    free: int,
-    trials: int,
+    model: Path, break_when: BreakWhen, gpu_memory: list[int], fits: bool, free: int, trials: int
 ) -> None:
     """Where all layers fitted, when there is less; else when there is less or more."""
     tried = break_when(
@@ -195,7 +187,7 @@ def test_a_choice_is_tried_again_when_the_memory_of_a_gpu_changes(
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_that_fails_is_not_used(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+def test_a_gpu_that_fails_is_not_used(model: Path, break_when: BreakWhen) -> None:
     break_when(lambda task: prints(4, at="loading it") + ABORT if task["options"]["devices"] != ["none"] else "")
     chosen = choose(model, 3, tensor_split=(1.0,), override_tensor=(Placement("x", "CPU"),))
     assert chosen.n_gpu_layers == 0
@@ -205,7 +197,7 @@ def test_a_gpu_that_fails_is_not_used(model: Path, break_when: Callable[[Breaks]
 
 @pytest.mark.usefixtures("gpu")
 def test_a_child_that_hangs_is_killed_and_reported(
-    model: Path, break_when: Callable[[Breaks], list[Task]], monkeypatch: pytest.MonkeyPatch
+    model: Path, break_when: BreakWhen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids = model.with_name("pids")
     tried = break_when(lambda task: prints(at="decoding 8 tokens") + f"echo $$ >> {pids}; exec sleep 600")
@@ -218,9 +210,7 @@ def test_a_child_that_hangs_is_killed_and_reported(
             os.kill(int(pid), 0)
 
 
-def test_a_refusal_of_llama_cpp_is_left_to_the_parent_and_not_remembered(
-    model: Path, break_when: Callable[[Breaks], list[Task]]
-) -> None:
+def test_a_refusal_of_llama_cpp_is_left_to_the_parent_and_not_remembered(model: Path, break_when: BreakWhen) -> None:
     tried = break_when(lambda task: """echo '{"refused": "no such device"}'""")
     for _ in range(2):
         assert choose(model) == LoadChoice(ModelOptions(), 0)
@@ -228,7 +218,7 @@ def test_a_refusal_of_llama_cpp_is_left_to_the_parent_and_not_remembered(
 
 
 def test_an_exact_request_on_another_engine_is_tried_before_its_context_is_made(
-    model: Path, break_when: Callable[[Breaks], list[Task]]
+    model: Path, break_when: BreakWhen
 ) -> None:
     def rule(task: Task) -> str:
         return (
@@ -243,9 +233,7 @@ def test_an_exact_request_on_another_engine_is_tried_before_its_context_is_made(
         assert len([task for task in engine.warnings if "SIGSEGV" in task]) == 1
 
 
-def test_a_draft_model_is_tried_too(
-    model: Path, break_when: Callable[[Breaks], list[Task]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_draft_model_is_tried_too(model: Path, break_when: BreakWhen, caplog: pytest.LogCaptureFixture) -> None:
     break_when(lambda task: SEGV if task["options"]["repack"] else "")
     with Model.open(model, vocab_only=True) as target:
         drafter = DraftModel.open(model, target.vocabulary, 64, 1, threads=1)
@@ -255,9 +243,7 @@ def test_a_draft_model_is_tried_too(
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"fallback": {"x": 1}, "failure": null, "free": []}', b"\xff"])
-def test_a_damaged_record_is_tried_again(
-    model: Path, break_when: Callable[[Breaks], list[Task]], content: bytes
-) -> None:
+def test_a_damaged_record_is_tried_again(model: Path, break_when: BreakWhen, content: bytes) -> None:
     tried = break_when(lambda task: "")
     choose(model)
     (kept,) = (model.parent / "cache").glob("loading-*.json")
@@ -266,9 +252,7 @@ def test_a_damaged_record_is_tried_again(
     assert len(tried) == 2
 
 
-def test_an_engine_answers_in_what_is_left_and_warns_once(
-    model: Path, break_when: Callable[[Breaks], list[Task]]
-) -> None:
+def test_an_engine_answers_in_what_is_left_and_warns_once(model: Path, break_when: BreakWhen) -> None:
     break_when(lambda task: SEGV if task["options"]["repack"] or uses_flash(task) else "")
     with Engine.load(model, n_ctx=128, threads=1, exact=True) as engine:
         assert (engine.model.options.repack, engine.settings["flash_attention"]) == (False, False)
@@ -319,7 +303,7 @@ def test_snapshots_of_a_recurrent_state_go_before_layers() -> None:
     assert all(each.snapshots for each in load_fallback.safer(Failure("memory", "", "", 4), -1, ModelOptions()))
 
 
-def test_settings_that_crash_are_not_tuned(model: Path, break_when: Callable[[Breaks], list[Task]]) -> None:
+def test_settings_that_crash_are_not_tuned(model: Path, break_when: BreakWhen) -> None:
     break_when(lambda task: SEGV if uses_flash(task) else "")
     with Model.open(model) as opened:
         plain, flash = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import logging
 import subprocess
 import sys
 from collections import defaultdict
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from rest_local.llama import loaded, needed
+from rest_local.llama.library import LogLines
 
 ROOM = Path(needed.__file__).parent
 # By the name under which a structure's fields are set in this room.
@@ -115,3 +117,40 @@ def test_a_library_that_cannot_be_used_is_one_line(code: str, tmp_path: Path) ->
     assert done.stderr.count("\n") == 1, done.stderr
     assert BROKEN[code] in done.stderr
     assert f"pip install 'llama-cpp-python=={needed.TESTED[-1]}'" in done.stderr
+
+
+# ---- The log -------------------------------------------------------------------------------------------------------
+
+
+DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5
+
+
+@pytest.fixture
+def lines() -> LogLines:
+    return LogLines(logging.getLogger("rest_local.llama.test"))
+
+
+def test_a_message_of_several_lines_becomes_several_records(lines: LogLines, caplog: pytest.LogCaptureFixture) -> None:
+    lines.feed(WARN, b"one\ntwo\n")
+    assert [(record.levelno, record.message) for record in caplog.records] == [
+        (logging.WARNING, "one"),
+        (logging.WARNING, "two"),
+    ]
+
+
+def test_a_continued_message_is_one_record_with_the_level_of_its_start(
+    lines: LogLines, caplog: pytest.LogCaptureFixture
+) -> None:
+    for level, text in ((ERROR, b"tensor "), (CONT, b"'x' "), (CONT, b"missing"), (CONT, b"\n")):
+        lines.feed(level, text)
+    assert [(record.levelno, record.message) for record in caplog.records] == [(logging.ERROR, "tensor 'x' missing")]
+
+
+def test_only_errors_are_collected_and_only_inside_the_block(lines: LogLines) -> None:
+    with lines.collected_errors() as outer:
+        lines.feed(ERROR, b"a\n")
+        with lines.collected_errors() as inner:
+            lines.feed(WARN, b"b\n")
+            lines.feed(ERROR, b"c\n")
+    lines.feed(ERROR, b"d\n")
+    assert (outer, inner) == (["a", "c"], ["c"])

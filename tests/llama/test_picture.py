@@ -10,12 +10,15 @@ import zlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from rest_local import sandbox
 from rest_local.errors import OptionError
 from rest_local.llama import picture
 from rest_local.llama.picture import MAX_PIXELS, Pixels, pixels_of
+from rest_local.llama.placeholders import ids_of, spans, whole
 from rest_local.sandbox import Worker
 
 
@@ -126,3 +129,43 @@ def test_a_child_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "command", lambda module: [sys.executable, "-c", code])
     with pytest.raises(OptionError, match="cannot be decoded"):
         pixels_of(b"x")
+
+
+# ---- Placeholders --------------------------------------------------------------------------------------------------
+
+
+Parts = st.lists(
+    st.one_of(st.lists(st.integers(0, 99), max_size=5), st.tuples(st.binary(max_size=3), st.integers(1, 9)))
+)
+
+
+def joined(parts: list[list[int] | tuple[bytes, int]]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The tokens of texts and images, and where the images are."""
+    tokens: list[int] = []
+    places = []
+    for part in parts:
+        ids = part if isinstance(part, list) else list(ids_of(*part))
+        if isinstance(part, tuple):
+            places.append((len(tokens), len(tokens) + len(ids)))
+        tokens += ids
+    return tokens, places
+
+
+@given(Parts)
+def test_images_are_found_again_even_where_they_are_neighbours(parts: list[list[int] | tuple[bytes, int]]) -> None:
+    tokens, places = joined(parts)
+    assert list(spans(tokens)) == places
+
+
+@given(Parts, st.data())
+def test_no_image_is_cut(parts: list[list[int] | tuple[bytes, int]], data: st.DataObject) -> None:
+    tokens, places = joined(parts)
+    n = data.draw(st.integers(0, len(tokens)))
+    inside = next((begin for begin, end in places if begin < n < end), n)
+    assert whole(tokens, n) == inside
+
+
+def test_ids_follow_from_the_content_alone() -> None:
+    assert ids_of(b"a", 576) == ids_of(b"a", 576)
+    assert not set(ids_of(b"a", 576)) & set(ids_of(b"b", 576))
+    assert ids_of(b"a", 16) == ids_of(b"a", 576)[:16]

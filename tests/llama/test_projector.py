@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support.images import KIND_OF, WIDTH, picture, projector_for
+from support.images import WIDTH, picture, projector_for
 
 from models import tiny_mmproj
 from rest_local.errors import GenerationError, ProjectorInvalid
@@ -147,11 +147,6 @@ def test_a_damaged_file_is_refused(how: str, model: Model, tmp_path: Path) -> No
         Projector.open(_damaged(tmp_path / "mmproj.gguf", how), model)
 
 
-def test_a_projector_of_another_width_is_refused(model: Model, tmp_path: Path) -> None:
-    with pytest.raises(ProjectorInvalid, match="mismatch between text model"):
-        Projector.open(tiny_mmproj.write(tmp_path / "mmproj.gguf", 128), model)
-
-
 @pytest.mark.parametrize("kind", module.PLACE_DEPENDENT)
 def test_a_projector_whose_rows_depend_on_the_prompt_is_refused(kind: str, model: Model, tmp_path: Path) -> None:
     path = tmp_path / "mmproj.gguf"
@@ -173,9 +168,3 @@ def test_a_file_that_crashes_its_loader_costs_a_child(
     path.write_bytes(path.read_bytes().replace(b"v.position_embd.weight", b"v.position_xmbd.weight"))
     with pytest.raises(ProjectorInvalid, match=r"llama.cpp crashed|cannot load it"):
         Projector.open(path, model)
-
-
-def test_every_kind_can_be_made(tmp_path: Path) -> None:
-    assert set(KIND_OF.values()) == set(tiny_mmproj.KINDS)
-    with pytest.raises(ValueError, match="kind resampler"):
-        tiny_mmproj.write(tmp_path / "x.gguf", 64, "resampler")

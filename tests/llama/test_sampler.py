@@ -165,20 +165,6 @@ def test_grammar_bounds_greedy_output_to_its_best_allowed_token(vocabulary: Voca
         assert vocabulary.is_end(sampler.sample(rows[0]))
 
 
-def test_grammar_with_sampling_stays_in_the_language(vocabulary: Vocabulary) -> None:
-    rows = _rows(200, vocabulary.size, seed=3)
-    with Sampler(vocabulary, Sampling(temperature=1.5, seed=2, grammar=DIGITS)) as sampler:
-        text = b""
-        for row in rows:
-            token = sampler.sample(row)
-            sampler.accept(token)
-            if vocabulary.is_end(token):
-                break
-            text += vocabulary.piece(token)
-        assert text[:-1].isdigit()
-        assert text[-1:] == b"."
-
-
 def test_accepting_an_invalid_token_raises_and_the_next_call_works(vocabulary: Vocabulary) -> None:
     (seven,), (letter,) = vocabulary.tokenize("7").tolist(), vocabulary.tokenize("x").tolist()
     with Sampler(vocabulary, Sampling(grammar=DIGITS)) as sampler:

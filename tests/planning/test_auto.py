@@ -18,7 +18,7 @@ from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
-from rest_local.planning.plan import ALLOWANCE, FIRST_SAVING, SAVINGS_SHARE, Plan, longest_wait
+from rest_local.planning.plan import ALLOWANCE, FIRST_SAVING, SAVINGS_SHARE, Budget, Plan, Savings, longest_wait
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval.growing import GrowingText
 
@@ -36,11 +36,6 @@ def grown(planner: Auto, probabilities: list[float]) -> Plan:
         if not plan.worth(p):
             break
     return plan
-
-
-def test_unlikely_drafts_are_not_submitted() -> None:
-    assert grown(Auto(CPU), [0.3, 0.1, 0.05]).best == 0
-    assert grown(Auto(GPU), [0.01]).best == 0
 
 
 @given(st.lists(st.floats(0.001, 0.999), min_size=1, max_size=63), st.sampled_from([CPU, GPU]))
@@ -167,22 +162,6 @@ def test_a_copy_goes_past_the_size_from_which_tokens_are_dear() -> None:
     assert machine.sizes[-1] > 30
 
 
-@pytest.mark.parametrize(("limit", "leaves"), [(0, 8), (1, 8), (5, 1), (63, 2)])
-def test_a_draft_never_exceeds_the_limit_of_nodes_and_leaves(limit: int, leaves: int) -> None:
-    policy = Auto(GPU)
-    policy.acceptance = AlwaysCertain()
-    policy.begin(64)
-    history = GrowingText()
-    for other in range(20):
-        history.extend([*range(8), 100 + other, *range(200, 260), -1])
-    sources = Sources([], 1000, history=history)
-    sources.restart(list(range(8)))
-    drafted = policy.draft(sources, StepContext(64, limit, leaves))
-    assert len(drafted.tree) <= limit
-    assert drafted.tree.n_leaves <= leaves
-    assert (drafted.lookup_us is None) == (limit == 0)
-
-
 def test_requests_share_what_is_learned_but_not_their_losses() -> None:
     planner = Auto(GPU)
     one, other = planner.fork(), planner.fork()
@@ -304,3 +283,28 @@ def test_requests_share_the_budget_of_rows_of_logits_and_a_step_without_time_for
     assert one.logits_ms == other.logits_ms == auto.row_budget.credit
     auto.successors = None
     assert auto.logits_ms == 0
+
+
+# ---- What may be lost ----------------------------------------------------------------------------------------------
+
+
+def test_a_new_request_starts_without_the_previous_losses() -> None:
+    budget = Budget()
+    budget.begin(1.0)
+    budget.settle(-2.0)
+    budget.begin(1.0)
+    assert budget.credit == 0.0
+    budget.begin(3.0, 6.0)
+    assert budget.credit == 6.0
+
+
+def test_a_request_may_lose_a_share_of_what_drafts_saved_for_earlier_ones() -> None:
+    savings = Savings()
+    for _ in range(200):
+        savings.begin(10.0)
+        savings.add(500.0)
+    assert savings.begin(10.0) == pytest.approx(SAVINGS_SHARE * 500.0, rel=0.01)
+    for _ in range(200):
+        savings.begin(10.0)
+        savings.add(-1.0)
+    assert savings.begin(10.0) == 0.0, "where drafts lose, nothing is staked on them"

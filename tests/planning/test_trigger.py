@@ -33,12 +33,6 @@ def run(
     return looked
 
 
-def test_lookups_that_find_nothing_become_rare_but_never_stop() -> None:
-    looked = run(Trigger(), 2000, lambda step: None, lambda step: 0.0)
-    assert len(looked) < 2000 / WAIT + 40
-    assert max(np.diff([*looked, 2000])) <= WAIT
-
-
 @pytest.mark.parametrize("price", [0.01, 0.16, 0.25, 1.0])
 def test_lookups_that_are_not_expected_to_pay_take_a_bounded_share(price: float) -> None:
     trigger, looked = Trigger(), list[int]()
@@ -117,9 +111,7 @@ def steps_of_two_requests(draw: st.DrawFn) -> list[tuple[int, int, float | None,
 
 
 @given(steps_of_two_requests())
-def test_it_fires_as_if_every_length_was_searched(
-    steps: list[tuple[int, int, float | None, float, float]],
-) -> None:
+def test_it_fires_as_if_every_length_was_searched(steps: list[tuple[int, int, float | None, float, float]]) -> None:
     gains = Gains(), Gains()
     triggers = [Trigger(gains[0]) for _ in range(2)]
     oracles = [Thorough(gains[1]) for _ in range(2)]
@@ -140,18 +132,3 @@ def test_it_fires_as_if_every_length_was_searched(
             oracles[request].learn(saving)
     assert gains[0].saving == gains[1].saving
     assert gains[0].seen == gains[1].seen
-
-
-def test_nothing_is_searched_where_no_repeat_makes_a_lookup_pay() -> None:
-    trigger, asked = Trigger(), list[int]()
-
-    def repeats(n: int) -> bool:
-        asked.append(n)
-        return n <= step % 9
-
-    for step in range(9000):
-        if step == 6000:
-            asked.clear()
-        if trigger.fires((), repeats, PRICE):
-            trigger.learn(0.0)
-    assert len(asked) <= (len(REPEATS) + 1) * 3000 / WAIT

@@ -133,8 +133,7 @@ def test_hidden_and_ignored_files_without_git(tmp_path, monkeypatch):
 def repository(tmp_path: Path) -> Path:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     return files(
-        tmp_path,
-        {".gitignore": "ignored/\n", "a.py": "a", "ignored/b.py": "b", ".ci/c.py": "c", "kept/d.py": "d"},
+        tmp_path, {".gitignore": "ignored/\n", "a.py": "a", "ignored/b.py": "b", ".ci/c.py": "c", "kept/d.py": "d"}
     )
 
 

@@ -85,18 +85,6 @@ def test_the_index_and_numpy_give_the_same_rows(steps, limit, tail, every_time):
     assert [found.column(depth) for depth in range(5)] == [other.column(depth) for depth in range(5)]
 
 
-def test_matches_and_continuations_cross_folded_segments():
-    text = list(np.random.default_rng(1).integers(0, 900, 3000))
-    growing = GrowingText(1000, 16)
-    for token in text:
-        growing.extend([token])
-    for at in range(40, 2900, 13):
-        rows = growing.rows(np.array(text[at - 40 : at]), 4, 8)
-        assert rows.match[0] == 32
-        assert rows.positions[0] == at
-        assert rows.continuations[0].tolist() == text[at : at + 8]
-
-
 def test_the_number_of_segments_is_logarithmic():
     growing = GrowingText(1000, 64)
     for _ in range(500):

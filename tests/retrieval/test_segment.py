@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from oracle import assert_right, every_row
-from stores import array
+from stores import array, make
 from support.examples import few
 
-from rest_local.retrieval import Rows, Segment
+from rest_local.retrieval import Datastore, Rows
 from rest_local.retrieval import segment as searching
-from rest_local.retrieval.rows import order_of, pack, width_of
-from rest_local.retrieval.segment import search_all
-from rest_local.retrieval.sparse_index import Sample, make_sample
+from rest_local.retrieval import sparse_index as sample
+from rest_local.retrieval.building import build as building
+from rest_local.retrieval.rows import order_of, pack, packed, width_of
+from rest_local.retrieval.segment import Segment, search_all
+from rest_local.retrieval.sparse_index import Sample, make_sample, sample_size
 
 # Few different ids, so that matches are long and many. The wide ids differ in each of their three bytes.
 NARROW = [0, 1, 255, 256]
@@ -40,19 +44,6 @@ def test_rows_are_the_longest_matches(texts, limit, depth):
     segment = Segment.of(map(array, documents), size)
     assert segment.width == width
     assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
-
-
-@few(30)
-@given(corpora(NARROW), st.lists(st.sampled_from(NARROW), max_size=40))
-def test_find_gives_the_longest_match_and_all_its_places(documents, context):
-    segment = Segment.of(map(array, documents), 300)
-    expected = every_row(documents, context, 1)
-    longest = max((match for match, _ in expected.values()), default=0)
-    match, low, high = segment.find(array(context))
-    assert match == longest
-    if longest:
-        places = sorted(position for position, (length, _) in expected.items() if length == longest)
-        assert sorted(segment.positions(low, high).tolist()) == places
 
 
 @few(40)
@@ -199,3 +190,101 @@ def test_dead_intervals_have_to_be_sorted_and_inside():
     for intervals in ([[3, 5], [0, 2]], [[0, 9]], [[-1, 2]]):
         with pytest.raises(ValueError, match="dead"):
             Segment(b"\0" * 2 * (5 + 96), bytes(20), length=5, vocab_size=300, dead=np.array(intervals))
+
+
+# ---- A sample of the order -----------------------------------------------------------------------------------------
+
+
+IDS = [0, 1, 256, 65536, 65535, 151_000]
+SIZE = {2: 300, 3: 151_001}
+
+
+def sampled(text: list[int], width: int) -> tuple[Segment, Segment]:
+    """The same segment with and without a sample."""
+    size = SIZE[width]
+    tokens = pack(np.array(text, np.int32), size)
+    order = order_of(tokens, width)
+    content = make_sample(tokens, order, width)
+    assert len(content) == sample_size(len(text))
+    made = Sample(content, len(text))
+    return tuple(Segment(tokens, order, length=len(text), vocab_size=size, sample=part) for part in (made, None))
+
+
+@few(60)
+@given(
+    st.sampled_from([2, 3]),
+    st.lists(st.sampled_from(IDS), min_size=1, max_size=300),
+    st.lists(st.sampled_from(IDS), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(1, 3),
+)
+def test_a_place_is_that_of_the_whole_order(width, text, context, step, block):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample, "STEP", step)
+        patch.setattr(sample, "BLOCK", block)
+        text, context = ([token % SIZE[width] for token in tokens] for tokens in (text, context))
+        ours, plain = sampled(text, width)
+        for tokens in (context, text[-40:], text[: len(text) // 2][-9:] or [0]):
+            key = packed(tokens[-32:], width)
+            assert ours.place(key) == plain.place(key)
+
+
+def test_a_sample_narrows_the_search() -> None:
+    random = np.random.default_rng(0)
+    text = random.integers(0, 300, 20_000).tolist()
+    ours, _ = sampled(text, 3)
+    for at in random.integers(40, 20_000, 50).tolist():
+        key = ours.key(text[at - 8 : at])
+        low, high = ours._sample.around(key, sample.beginning(key))
+        assert high - low < 2 * sample.STEP
+
+
+def test_a_sample_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="sample of 65"):
+        Sample(bytes(32), 65)
+
+
+# ---- Reading ahead -------------------------------------------------------------------------------------------------
+
+
+TEXTS = {f"{number}.py": np.random.default_rng(number).integers(0, 9, 1200).tolist() for number in range(5)}
+CONTEXTS = [text[at : at + 12] for text in TEXTS.values() for at in range(0, 1100, 400)]
+
+
+@functools.cache
+def expected(context: tuple[int, ...]) -> dict[int, tuple[int, list[int]]]:
+    return every_row(list(TEXTS.values()), list(context), 16)
+
+
+@pytest.mark.parametrize("sampled", [1, 1 << 40])
+@pytest.mark.parametrize("cap", [1600, 20_000])
+def test_reading_ahead_finds_the_longest_matches(tmp_path, monkeypatch, sampled, cap):
+    monkeypatch.setattr(building, "SAMPLED", sampled)
+    path = make(tmp_path / "store", TEXTS, segment_tokens=cap)
+    with Datastore.open(path, mmap=True) as store:
+        assert ("sample" in store.manifest.segments[0].files) == (sampled == 1)
+        monkeypatch.setattr(searching, "SLOW_NS", -1)
+        for context in CONTEXTS:
+            assert_right(store.rows(context), expected(tuple(context)), 64)
+
+
+def test_the_pages_of_all_rows_are_asked_for(tmp_path, monkeypatch):
+    asked: dict[int, set[int]] = {}
+
+    def advise(data, intervals):
+        asked.setdefault(id(data), set()).update(at for begin, end in intervals for at in range(begin, end))
+
+    monkeypatch.setattr("rest_local.retrieval.segment.advise", advise)
+    monkeypatch.setattr(building, "SAMPLED", 1)
+    path = make(tmp_path / "store", TEXTS)
+    with Datastore.open(path, mmap=True) as store:
+        (segment,) = store.segments
+        key = segment.key(CONTEXTS[3])
+        at = segment.place(key)
+        searching.read_ahead([segment], key, 8, 16)
+        needed = set()
+        for position in segment._order[at - 8 : at + 8].tolist():
+            begin = (64 - 16 + position) * segment.width
+            needed |= set(range(begin, begin + 16 * segment.width + len(key)))
+        assert needed <= asked[id(segment._tokens)]
+        assert set(range(4 * (at - 8), 4 * (at + 8))) <= asked[id(segment._order_file)]

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from edited import Folder, texts_in
+from stores import NEW, OLD, OTHER, make
 from support.repository import Repository
 
 from rest_local.retrieval import Skipped
+from rest_local.retrieval.building import build as building
 from rest_local.retrieval.documents import FileState, Text
+from rest_local.retrieval.home import newest_manifest, read_manifest
 from rest_local.retrieval.sources import listing as reading
 from rest_local.retrieval.sources.walk import Filters, walk_files
 
-OLD = 1_600_000_000_000_000_000
+LONG_AGO = 1_600_000_000_000_000_000
 
 
-def files(root: Path, content: dict[str, bytes], mtime_ns: int = OLD) -> Path:
+def files(root: Path, content: dict[str, bytes], mtime_ns: int = LONG_AGO) -> Path:
     for name, data in content.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +43,7 @@ def test_a_state_is_of_the_bytes_that_were_read(tmp_path: Path) -> None:
     root = files(tmp_path, {"a.py": b"\xef\xbb\xbfcaf\xe9\n"})
     (text,) = walk_files([root])
     digest = hashlib.sha256(b"\xef\xbb\xbfcaf\xe9\n").digest()
-    assert text == Text(f"{root}/a.py", "caf\ufffd\n", FileState(f"{root}/a.py", 8, OLD, digest))
+    assert text == Text(f"{root}/a.py", "caf\ufffd\n", FileState(f"{root}/a.py", 8, LONG_AGO, digest))
 
 
 def test_the_time_of_a_file_that_was_just_written_is_not_certain(tmp_path: Path) -> None:
@@ -45,7 +52,7 @@ def test_the_time_of_a_file_that_was_just_written_is_not_certain(tmp_path: Path)
     files(tmp_path, {"future.py": b"a"}, 1 << 62)  # or the clock went back
     (tmp_path / "new.py").write_bytes(b"a")
     found = {Path(text.name).name: text.state.mtime_ns for text in walk_files([root]) if text.state}
-    assert found == {"epoch.py": 0, "future.py": 0, "new.py": 0, "old.py": OLD}
+    assert found == {"epoch.py": 0, "future.py": 0, "new.py": 0, "old.py": LONG_AGO}
 
 
 @pytest.mark.parametrize("change", ["grow", "touch", "shrink"])
@@ -60,10 +67,10 @@ def test_the_time_of_a_file_that_changes_while_it_is_read_is_not_certain(
         calls += 1
         if calls == 2:  # after the content was read
             if change == "touch":
-                os.utime(root / "a.py", ns=(OLD + 1, OLD + 1))
+                os.utime(root / "a.py", ns=(LONG_AGO + 1, LONG_AGO + 1))
             else:
                 os.truncate(root / "a.py", 100 if change == "grow" else 2)
-                os.utime(root / "a.py", ns=(OLD, OLD))
+                os.utime(root / "a.py", ns=(LONG_AGO, LONG_AGO))
         return fstat(descriptor)
 
     monkeypatch.setattr(reading.os, "fstat", changing)
@@ -97,7 +104,7 @@ def test_unchanged_files_are_not_opened(tmp_path: Path, monkeypatch: pytest.Monk
     sizes: list[int] = []
     texts = {Path(text.name).name: text for text in walk_files([root], unchanged=unchanged, looked_at=sizes.append)}
     assert [Path(path).name for path in opened] == ["b.py", "d.py"]
-    assert texts["a.py"] == Text(f"{root}/a.py", None, FileState(f"{root}/a.py", 2, OLD, b""))
+    assert texts["a.py"] == Text(f"{root}/a.py", None, FileState(f"{root}/a.py", 2, LONG_AGO, b""))
     assert texts["b.py"].text == "B\n"
     assert list(texts) == ["a.py", "b.py", "c.txt"]
     assert sum(sizes) == 8
@@ -196,3 +203,60 @@ def test_a_path_of_4096_bytes(tmp_path: Path, left_over: int) -> None:
         assert found[0] == "a.py"
         assert len(found) + skipped.counts["unreadable"] + skipped.counts["vanished"] == 2
     subprocess.run(["rm", "-rf", str(root)], check=True)
+
+
+# ---- Clocks that go wrong ------------------------------------------------------------------------------------------
+
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+NOW = 1_800_000_000
+BEFORE = 1_500_000_000  # before the times of change that `Folder` gives
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that sets the clock to a time in seconds."""
+
+    def to(seconds: int) -> None:
+        fixed = SimpleNamespace(now=lambda zone: datetime.datetime.fromtimestamp(seconds, zone))
+        monkeypatch.setattr(building, "datetime", SimpleNamespace(datetime=fixed, timezone=datetime.timezone))
+        monkeypatch.setattr(time, "time_ns", lambda: seconds * 10**9)
+
+    to(NOW)
+    return to
+
+
+def test_a_file_that_changed_after_the_clock_went_back_is_noticed(tmp_path: Path, clock: Callable[[int], None]) -> None:
+    folder = Folder(tmp_path)
+    folder.write("a.py", "one")
+    folder.write("b.py", "same")
+    folder.build()
+    clock(BEFORE)
+    folder.clock = BEFORE
+    folder.write("a.py", "two")  # an older time of change
+    assert folder.update().changed == 1
+    assert texts_in(folder.path) == folder.texts()
+
+
+def test_a_time_in_the_future_is_not_believed(tmp_path: Path, clock: Callable[[int], None]) -> None:
+    """The file is written again at the same time of change, of the same size."""
+    folder = Folder(tmp_path)
+    path = folder.write("a.py", "one")
+    clock(BEFORE)
+    folder.build()
+    status = os.stat(path)
+    Path(path).write_text("two")
+    os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    assert folder.update().changed == 1
+    assert texts_in(folder.path) == folder.texts()
+
+
+def test_the_newest_commit_is_that_of_the_highest_revision(tmp_path: Path, clock: Callable[[int], None]) -> None:
+    path = make(tmp_path / "store", OLD)
+    clock(BEFORE)
+    make(path, NEW, vocabulary=OTHER)
+    assert newest_manifest(path).vocabulary == OTHER
+    assert newest_manifest(path).created < read_manifest(path).created
+    make(path, NEW)
+    assert newest_manifest(path) == read_manifest(path)

@@ -1,5 +1,7 @@
-"""Batches, and builds of an index, on a Ray cluster of two nodes: a node, the driver or a process is killed at random
-moments. Not collected by `make test`, whose tests kill one of each; `make soak` names this file.
+"""Batches of one machine that are killed at random moments, and then go on to their end; batches and builds of an index
+on a Ray cluster of two nodes, of which a node, the driver or a process is killed.
+
+Not collected by `make test`, whose tests kill a few times.
 """
 
 from __future__ import annotations
@@ -14,16 +16,27 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support import ray_build
-from support.batches import COMMAND, OPTIONS, answers_of, write_requests
+from support.batches import COMMAND, OPTIONS, answers_of, kill_and_go_on, write_requests
 from support.ray_nodes import RayNodes, needs_ray
 
+BATCH_KILLS = 50
 KILLS = 20
 BUILD_KILLS = int(os.environ.get("REST_LOCAL_BUILD_KILLS", "60"))
 REQUESTS = 100
 SECONDS = 600.0
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+def test_batches_killed_at_random(tmp_path: Path, name: str) -> None:
+    """Complete and without duplicates, however often it was killed."""
+    advanced = kill_and_go_on(tmp_path, name, kills=BATCH_KILLS, requests=2000, random=random.Random(name))
+    print(f"{name}: killed {BATCH_KILLS} times, {advanced} times with new answers in the output")
+    assert advanced > 0
 
 
 @needs_ray

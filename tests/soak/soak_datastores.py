@@ -1,7 +1,7 @@
 """Hours of a datastore's life in minutes: two vocabularies whose writers are killed at random moments, and readers
 while a writer works. Kills of one datastore are in soak_kills.py.
 
-Not collected by `make test`, whose tests kill at every step of one small build; `make soak` names this file.
+Not collected by `make test`, whose tests kill at every step of one small build; `make soak` runs it.
 REST_LOCAL_SOAK_SECONDS is the time of each test, 60 without it.
 """
 

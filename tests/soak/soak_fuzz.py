@@ -1,6 +1,6 @@
 """Requests that no client should send, over all routes of a server in a process of its own, on kept connections.
 
-Not collected by `make test`; `make soak` names this file. REST_LOCAL_FUZZ_REQUESTS is how many are sent to each server,
+Not collected by `make test`; `make soak` runs it. REST_LOCAL_FUZZ_REQUESTS is how many are sent to each server,
 REST_LOCAL_SOAK_SEED repeats them, REST_LOCAL_FUZZ_SERVERS names the servers: `scripted` (all routes, a model that
 answers at once) and `router` (the demo model in a process of its own).
 
@@ -100,30 +100,14 @@ QUERIES += ["?stream=true", "?starting_after=5", "?limit=%B2", "?purpose=batch&l
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "FOO"]
 METHODS += ["P\x7fST", "A" * 300]
 HEADERS = [
-    b"content-type: text/plain",
-    b"content-type: multipart/form-data; boundary=",
-    b"content-type: \xff",
-    b"content-encoding: gzip",
-    b"content-length: 5",
-    b"transfer-encoding: identity",
-    b"expect: 100-continue",
-    b"origin: https://evil.example",
-    b"origin: null",
-    b"host: evil.example",
-    b"x-forwarded-for: 1.2.3.4",
-    b"x-api-key: \xff\xfe",
-    b"authorization: Basic !!!",
-    b"authorization: Bearer " + b"k" * 5000,
-    b"cookie: " + b"a=b; " * 1000,
-    b"range: bytes=0-1,2-",
-    b"te: trailers",
-    b"upgrade: websocket",
-    b"connection: upgrade, close",
-    b"accept-encoding: gzip;q=0",
-    b"if-none-match: *",
-    b"\xc3\xa9: x",
+    b"content-type: text/plain", b"content-type: multipart/form-data; boundary=", b"content-type: \xff",
+    b"content-encoding: gzip", b"content-length: 5", b"transfer-encoding: identity", b"expect: 100-continue",
+    b"origin: https://evil.example", b"origin: null", b"host: evil.example", b"x-forwarded-for: 1.2.3.4",
+    b"x-api-key: \xff\xfe", b"authorization: Basic !!!", b"authorization: Bearer " + b"k" * 5000,
+    b"cookie: " + b"a=b; " * 1000, b"range: bytes=0-1,2-", b"te: trailers", b"upgrade: websocket",
+    b"connection: upgrade, close", b"accept-encoding: gzip;q=0", b"if-none-match: *", b"\xc3\xa9: x",
     b"a" * 70_000 + b": b",
-]
+]  # fmt: skip
 
 
 @dataclass

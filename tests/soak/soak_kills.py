@@ -1,6 +1,6 @@
 """Thousands of kills of everything that changes a datastore: nothing that was committed is lost, nothing comes back.
 
-Not collected by `make test`; `make soak` names this file. REST_LOCAL_SOAK_KILLS is the number of kills, 10 000 without
+Not collected by `make test`; `make soak` runs it. REST_LOCAL_SOAK_KILLS is the number of kills, 10 000 without
 it, which take about a quarter of an hour on two cores. REST_LOCAL_SOAK_SEED is the seed of the first run.
 
 A model in this process says what each change makes of the texts. A forked child makes the change and ends by SIGKILL

@@ -1,6 +1,6 @@
 """Conversations in turn over few slots and a small disk, restarts, slots saved and restored: nothing stays behind.
 
-Not collected by `make test`; `make soak` names this file. REST_LOCAL_SOAK_SECONDS is the time of each test, and
+Not collected by `make test`; `make soak` runs it. REST_LOCAL_SOAK_SECONDS is the time of each test, and
 REST_LOCAL_SOAK_SEED repeats one.
 """
 

@@ -1,6 +1,6 @@
 """Sources of a size that takes minutes: 100 000 small files, with and without git.
 
-Not collected by `make test`; `make soak` names this file.
+Not collected by `make test`; `make soak` runs it.
 """
 
 from __future__ import annotations
