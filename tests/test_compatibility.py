@@ -49,17 +49,6 @@ def test_a_report_of_pytest_is_read(script: ModuleType) -> None:
         script.read_junit("<testsuites>")
 
 
-def test_the_cases_of_a_test_are_one_line(script: ModuleType) -> None:
-    failed = {"a::test_b[x]": "first", "a::test_b[y]": "second", "a::test_c": "third"}
-    lines = list(script.grouped(failed))
-    assert lines == [("a::test_b", " (2 cases)", "first"), ("a::test_c", "", "third")]
-
-
-def test_no_path_of_the_machine_gets_into_the_table(script: ModuleType) -> None:
-    report = JUNIT.replace("AssertionError: assert 3 == 4", f"ModelInvalid: model {script.ROOT}/models/demo.gguf: no")
-    assert "ModelInvalid: model models/demo.gguf: no" in script.read_junit(report)[2].values()
-
-
 def test_the_summary_says_what_broke(script: ModuleType) -> None:
     passed, skipped, failed = script.read_junit(JUNIT)
     lacks = ["llama_version", "llama_model_params.load_mode"]

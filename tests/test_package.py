@@ -21,17 +21,9 @@ from rest_local.cli.main import cli
 PACKAGE = Path(rest_local.__file__).parent
 LIBRARIES = ("numpy", "llama_cpp", "llguidance", "rich", "jinja2", "pydivsufsort", "pathspec", "platformdirs")
 HEAVY = (
-    *LIBRARIES,
-    "ray",
-    "pyarrow",
-    "pydantic",
-    "starlette",
-    "uvicorn",
-    "filelock",
-    "tomlkit",
-    "prompt_toolkit",
+    *LIBRARIES, "ray", "pyarrow", "pydantic", "starlette", "uvicorn", "filelock", "tomlkit", "prompt_toolkit",
     "watchfiles",
-)
+)  # fmt: skip
 SLOW = ("logging", "tempfile", "difflib", "hashlib", "asyncio", "tomllib")  # some milliseconds each
 
 # Which room may import which, DESIGN.md section 3: downwards only. Modules outside a room (errors, paths) serve all.

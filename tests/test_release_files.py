@@ -23,7 +23,6 @@ from pathlib import Path
 
 import click
 import pytest
-import yaml
 
 from rest_local.cli.main import cli
 from rest_local.server.http import DRAIN_SECONDS
@@ -144,12 +143,9 @@ def check(port: int) -> bool:
     assert command[:2] == ["python3", "-c"]
     ast.parse(command[2])
     done = subprocess.run(
-        [sys.executable, *command[1:]],
-        env={**os.environ, "REST_LOCAL_PORT": str(port)},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+        [sys.executable, *command[1:]], env={**os.environ, "REST_LOCAL_PORT": str(port)}, capture_output=True,
+        timeout=60, check=False,
+    )  # fmt: skip
     return done.returncode == 0
 
 
@@ -243,11 +239,8 @@ def verified(folder: Path, *units: Path) -> str:
         target.write_text(text.replace("%h/.local/bin/rest-local", "/bin/true"))
     done = subprocess.run(
         [str(ANALYZE), "verify", "--man=no", "--recursive-errors=no", str(folder / "rest-local.service")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
     return done.stdout + done.stderr
 
 
@@ -275,18 +268,3 @@ def test_the_unit_of_launchd() -> None:
     assert unit["ExitTimeOut"] > DRAIN_SECONDS + SAVING_SECONDS
     assert unit["KeepAlive"] == {"SuccessfulExit": False}
     assert unit["Umask"] == 0o077
-
-
-@pytest.mark.parametrize("name", ["bug", "slower", "feature"])
-def test_templates_of_issues(name: str) -> None:
-    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text("utf-8"))
-    assert form.keys() >= {"name", "description", "body"}
-    identifiers = [part["id"] for part in form["body"] if part["type"] != "markdown"]
-    assert len(identifiers) == len({*identifiers}) > 0
-    for part in form["body"]:
-        assert part["type"] in {"markdown", "textarea", "input", "dropdown", "checkboxes"}
-        assert part["attributes"]["value" if part["type"] == "markdown" else "label"]
-    text = json.dumps(form)
-    for words in re.findall(r"`rest-local ([^`]+)`", text):
-        command = cli.get_command(click.Context(cli), shlex.split(words)[0])
-        assert command is not None, words

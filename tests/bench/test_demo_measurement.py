@@ -24,14 +24,9 @@ class ScriptedEngine:
 
     def __init__(self, answer: Any) -> None:
         self._answer, self.calls = answer, []
-        self.prompts: list[tuple[str, str]] = []
-
-    def chat_prompt(self, messages: list[dict[str, str]]) -> str:
-        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
     def generate(self, prompt: str, *, max_tokens: int, sampling: Any, policy: str | None, prediction: str) -> Any:
         self.calls.append((policy, sampling))
-        self.prompts.append((prompt, prediction))
         tokens = self._answer(policy, sampling, len(self.calls))
         speed = {"off": 100.0, None: 100.0 + 10 * len(self.calls)}[policy]
         draft = DraftStatistics(steps=1, generated=2, drafted=2, accepted=1)
@@ -68,13 +63,6 @@ def test_both_sides_sample_with_one_seed_if_greedy_decoding_loops() -> None:
     assert result.sampled
     assert {(s.seed, s.temperature) for _, s in engine.calls[1:]} == {(demo.SEED, demo.TEMPERATURE)}
     assert "seed" in result.to_json()["sampling"]
-
-
-def test_a_question_goes_through_the_chat_template_with_its_prediction() -> None:
-    engine: Any = ScriptedEngine(lambda *_: list(range(30)))
-    prompt = Prompt("edit", "a title", "text", chat=True, prediction="old")
-    demo.compare(engine, prompt, "exact", max_tokens=30, repeats=1)
-    assert set(engine.prompts) == {("<user>text", "old")}
 
 
 # ---- The datastore of the demo -------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rest_local.bench.replay import replay
@@ -16,11 +15,9 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
-from rest_local.planning.policy import Off
 
 TEXT = list(range(50))
 COPY = Recorded("copy", TEXT, TEXT)
-NEW = Recorded("new", [1, 2], np.random.default_rng(0).permutation(900)[:80].tolist())
 
 
 def sources() -> Sources:
@@ -29,14 +26,6 @@ def sources() -> Sources:
 
 def flat() -> CostCurve:
     return CostCurve.from_points([0], [1, 64], [[10.0, 10.5]])
-
-
-def test_without_drafting_every_token_is_a_step() -> None:
-    result = replay([COPY, NEW], sources, Off(), flat()).to_dict()
-    assert result["mat"] == 1.0
-    assert result["speedup"] == 1.0
-    assert result["steps"] == len(COPY.answer) + len(NEW.answer) - 2
-    assert result["by_source"] == {}
 
 
 def test_a_copy_is_drafted_in_long_runs() -> None:

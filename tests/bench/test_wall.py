@@ -14,7 +14,7 @@ from rest_local.calibration.cost import SIZES, CostCurve
 from rest_local.calibration.curves import curve_file, load_curve
 from rest_local.drafting.sources import Sources
 from rest_local.planning.policies import make_policy
-from rest_local.planning.policy import Off, Policy
+from rest_local.planning.policy import Policy
 
 TEXT = [10 + n % 7 + n // 3 for n in range(40)]
 ANSWERS = [Recorded("copy", TEXT, TEXT), Recorded("new", [5, 6], list(range(60, 100)))]
@@ -22,10 +22,6 @@ ANSWERS = [Recorded("copy", TEXT, TEXT), Recorded("new", [5, 6], list(range(60, 
 
 def sources() -> Sources:
     return Sources([], 300)
-
-
-def off(curve: CostCurve) -> Policy:
-    return Off()
 
 
 class FixedCurve(CostCurve):
@@ -49,13 +45,6 @@ def test_both_sides_yield_the_recorded_tokens_and_their_times_give_the_speedup(t
     assert report["speedup"] == pytest.approx(ratio, rel=0.01)
     assert report["rounds"] == [report["speedup"]]
     assert report["implied_over_wall"] == pytest.approx(report["implied"]["speedup"] / report["speedup"], rel=0.01)
-
-
-def test_without_drafting_every_token_is_a_step(tiny_model: Callable[..., Path]) -> None:
-    _, report = wall_clock(str(tiny_model("llama")), ANSWERS, sources, off, rounds=2, tokens=20)
-    assert (report["mat"], report["nodes_per_step"], report["implied"]["speedup"]) == (1.0, 0.0, 1.0)
-    assert report["tokens"] == 2 * 19
-    assert len(report["rounds"]) == 2
 
 
 def test_a_measured_curve_can_be_stored_and_loaded(tiny_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def least(longest: list[int], ms: list[float]) -> float:
 
 
 @given(st.data())
-@few(40)
+@few(25)
 def test_no_way_through_an_answer_is_faster(data: st.DataObject) -> None:
     length = data.draw(st.integers(2, 9))
     longest = [0, *(data.draw(st.integers(0, length - 1 - at)) for at in range(1, length))]
@@ -49,7 +49,7 @@ def test_no_way_through_an_answer_is_faster(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@few(40)
+@few(25)
 def test_the_fair_bound_is_the_oracle_if_every_place_looks_different(data: st.DataObject) -> None:
     length = data.draw(st.integers(2, 9))
     longest = [0, *(data.draw(st.integers(0, length - 1 - at)) for at in range(1, length))]

@@ -219,14 +219,9 @@ class ExactContext:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, compute: Compute | None = None, refuse: bool = False) -> None:
         self.opened: list[Any] = []
         model = SimpleNamespace(
-            n_vocab=32,
-            n_ctx_train=0,
-            is_recurrent=False,
-            is_hybrid=False,
-            has_encoder=False,
-            closed=False,
+            n_vocab=32, n_ctx_train=0, is_recurrent=False, is_hybrid=False, has_encoder=False, closed=False,
             options=ModelOptions(),
-        )
+        )  # fmt: skip
 
         def open_context(_: object, settings: ContextSettings) -> Any:
             if refuse:

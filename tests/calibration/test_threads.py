@@ -77,13 +77,6 @@ class Machine:
         return found / total
 
 
-def test_a_quiet_machine_always_decodes_with_all_threads() -> None:
-    machine = Machine()
-    for n_tokens in (1, 8, 1, 3) * 20:
-        machine.run(1.0, n_tokens)
-    assert {threads for _, threads in machine.history} == {2}
-
-
 @pytest.mark.parametrize("reports", [True, False])
 def test_a_busy_machine_gets_fewer_threads_and_a_quiet_one_all_of_them(reports: bool) -> None:
     machine = Machine(reports=reports)
@@ -102,14 +95,6 @@ def test_a_busy_machine_gets_fewer_threads_and_a_quiet_one_all_of_them(reports: 
         machine.calm()
         machine.run(3.0)
         assert machine.share(2, last=0.5) == 1.0
-
-
-def test_a_machine_that_is_busy_from_the_start_gets_fewer_threads_at_once() -> None:
-    machine = Machine()
-    machine.load()
-    machine.run(1.0)
-    assert machine.history[-1][1] == 1
-    assert machine.share(2, last=1.0) < 0.7
 
 
 def test_it_does_not_oscillate() -> None:

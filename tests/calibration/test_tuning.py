@@ -14,12 +14,12 @@ from rest_local import Engine
 from rest_local.calibration import tuning
 from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
 from rest_local.calibration.measuring import Measured, Timing, measure
-from rest_local.calibration.settings import candidates, settings_for
+from rest_local.calibration.settings import candidates
 from rest_local.calibration.tuning import Tuning
 from rest_local.decoding.opening import key_of
 from rest_local.errors import ModelError
 from rest_local.llama.context import Context, ContextSettings
-from rest_local.llama.options import Adapter, ModelOptions, Rope
+from rest_local.llama.options import Adapter, ModelOptions
 from rest_local.paths import cache_dir
 
 TinyModel = Callable[..., Path]
@@ -43,13 +43,6 @@ def test_fixed_options_restrict_the_candidates(exact: bool) -> None:
     only_k = choices(ModelOptions(cache_type_k="f32"), exact)
     assert all(k == "f32" for _, k, _ in only_k)
     assert len(only_k) == len(set(only_k))
-
-
-def test_options_reach_the_context_settings() -> None:
-    options = ModelOptions(n_batch=99, n_ubatch=33, threads_batch=3, kv_offload=False, rope=Rope(freq_base=5.0))
-    assert settings_for(options, 256, 2, n_slots=4) == ContextSettings(
-        256, 99, 33, n_slots=4, n_cells=1024, threads=2, threads_batch=3, offload_kqv=False, rope=Rope(freq_base=5.0)
-    )
 
 
 def _generate(engine: Engine) -> list[int]:
@@ -100,9 +93,7 @@ def test_each_adapter_has_its_own_measurements_and_history(tiny_model: TinyModel
     assert answers[0] != answers[1] != answers[3] != answers[0]
 
 
-@pytest.mark.parametrize(
-    ("n_batch", "n_ubatch", "exact"), [(1, 0, False), (3, 0, True), (9, 4, False), (64, 1, True), (100_000, 0, True)]
-)
+@pytest.mark.parametrize(("n_batch", "n_ubatch", "exact"), [(1, 0, False), (9, 4, True), (100_000, 0, True)])
 def test_batches_of_any_size_generate_the_same_tokens(
     tiny_model: TinyModel, n_batch: int, n_ubatch: int, exact: bool
 ) -> None:

@@ -14,8 +14,6 @@ from support.half_right import TEXT, HalfRight, finish, half_right
 from benchmarks.tiny import ARCHITECTURES, SLIDING_WINDOW
 from rest_local import Engine, Sampling
 from rest_local.calibration.threads import ThreadGovernor
-from rest_local.decoding.request import Request
-from rest_local.decoding.service import Service
 from rest_local.decoding.stream import Result
 from rest_local.llama import cores
 from rest_local.llama.context import Context, ContextSettings
@@ -23,14 +21,9 @@ from rest_local.llama.options import ModelOptions
 
 TinyModel = Callable[..., Path]
 KINDS = {
-    "gemma3": "tree",
-    "gpt-oss": "tree",
-    "lfm2": "chain",
-    "llama": "tree",
-    "mamba": "chain",
-    "qwen2": "tree",
+    "gemma3": "tree", "gpt-oss": "tree", "lfm2": "chain", "llama": "tree", "mamba": "chain", "qwen2": "tree",
     "qwen2vl": "tree",
-}
+}  # fmt: skip
 SLIDING = ("gemma3", "gpt-oss")
 SEEDED = Sampling(temperature=0.8, seed=11)
 
@@ -195,19 +188,3 @@ def test_drafts_longer_than_the_snapshots_go_back_to_a_checkpoint(
             assert drafted.tokens == plain.tokens
             assert drafted.draft.accepted > 40
         assert max(half.accepted) > 20
-
-
-@pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("arch", ["llama", "gemma3"])
-def test_several_at_once_say_what_they_say_alone(arch: str, tiny_model: TinyModel) -> None:
-    """Slots share the cells of one cache; what leaves plain output does so at a near-tie."""
-    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, slots=3) as engine:
-        prompts = [engine.tokenize(TEXT * n) for n in (1, 2, 3)]
-        alone = [finish(engine, prompt, 40, policy="off") for prompt in prompts]
-        engine.forget()
-        with Service(engine) as service:
-            streams = [service.submit(Request(prompt, max_tokens=40, policy="off")) for prompt in prompts]
-            results = [stream.wait() for stream in streams]
-    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512) as engine:
-        for prompt, plain, result in zip(prompts, alone, results, strict=True):
-            leaves_at_a_near_tie_only(engine, prompt, plain, result)

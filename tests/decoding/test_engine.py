@@ -105,48 +105,6 @@ def test_exact_output_is_plain_output(arch: str, tiny_model: TinyModel, parrot: 
             assert drafted.draft.accepted == drafted.timings.accepted_tokens
 
 
-@pytest.mark.usefixtures("keen")
-def test_a_request_drafts_from_what_is_open_when_it_begins(
-    tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
-) -> None:
-    """A datastore that was opened anew while the request waited: the old one is closed and has no rows any more."""
-    model = tiny_model("llama", quant="Q8_0")
-    with Engine.load(model, n_ctx=512, exact=True) as engine:
-        store = parrot(engine, PROMPT)
-    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
-        for names in (None, ("parrot",)):
-            job = engine.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
-            engine.datastores[0].close()
-            engine.datastores = [Datastore.open(store)]
-            engine.submit(job)
-            assert not all(engine.step() for _ in range(1000)), "it ends"
-            assert job.result.draft.by_source["datastore"].accepted > 20
-
-
-@pytest.mark.parametrize("names", [None, ("parrot",)])
-@pytest.mark.usefixtures("keen")
-def test_requests_under_way_go_on_with_datastores_that_were_opened_anew(
-    names: tuple[str, ...] | None, tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
-) -> None:
-    model = tiny_model("llama", quant="Q8_0")
-    with Engine.load(model, n_ctx=512, exact=True) as engine:
-        store = parrot(engine, PROMPT)
-    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
-        job = engine.prepare(Request(engine.tokenize(PROMPT), max_tokens=60, datastores=names))
-        engine.submit(job)
-        while not job.result.tokens:
-            engine.step()
-        before = len(job.result.tokens)
-        old = list(engine.datastores)
-        engine.use_datastores([Datastore.open(store)])
-        for closed in old:
-            closed.close()
-        while engine.step():
-            pass
-        accepted = sum(source == "datastore" for source in job.result.sources[before:])
-        assert accepted > 20
-
-
 def test_a_conversation_that_was_shifted_goes_on_where_it_was_cut(tiny_model: TinyModel) -> None:
     """It is sent again whole, and longer than the context: cut where it was cut before; the cells hold most."""
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=64, context_shift=True) as engine:
@@ -254,28 +212,6 @@ def test_foreign_token_ids_never_reach_the_model(
         sources.restart(prompt)
         assert [rows.source for rows in sources.rows()] in ([], [1])
     assert "token ids the model does not have" in caplog.text
-
-
-@pytest.mark.usefixtures("keen")
-def test_exact_log_probabilities_are_the_same_with_drafts(
-    tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
-) -> None:
-    """To the bit: each token's are those of its own row, however many came in one step."""
-    model = tiny_model("llama", quant="Q8_0")
-    with Engine.load(model, n_ctx=512, exact=True) as engine:
-        store = parrot(engine, PROMPT)
-    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
-        told = {}
-        for policy in ("off", "auto"):
-            engine.forget()
-            request = Request(engine.tokenize(PROMPT), max_tokens=100, policy=policy, logprobs=4)
-            job = engine.prepare(request)
-            engine.submit(job)
-            assert not all(engine.step() for _ in range(1000)), "it ends"
-            told[policy] = job.result
-    assert told["auto"].draft.accepted > 40
-    assert len(told["off"].logprobs) == len(told["off"].tokens) == 100
-    assert told["auto"].logprobs == told["off"].logprobs
 
 
 @pytest.mark.parametrize("mmap", [True, False])
@@ -395,22 +331,11 @@ def test_a_context_shift_keeps_the_system_prompt(engine: Engine, monkeypatch: py
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"policy": "best"},
-        {"n_ctx": 0},
-        {"n_ctx": 7},
-        {"n_ctx": "all"},
-        {"threads": 0},
-        {"n_gpu_layers": -2},
-        {"draft_gpu_layers": -2},
-        {"slots": 0},
-        {"slots": 1.5},
-        {"cells": 0},
-        {"datastores": "code"},
-        {"datastores": Path("code")},
-        {"verify": "relaxed:3,0.3"},
-        {"verify": Relaxed(), "exact": True},
+        {"policy": "best"}, {"n_ctx": 0}, {"n_ctx": 7}, {"n_ctx": "all"}, {"threads": 0}, {"n_gpu_layers": -2},
+        {"draft_gpu_layers": -2}, {"slots": 0}, {"slots": 1.5}, {"cells": 0}, {"datastores": "code"},
+        {"datastores": Path("code")}, {"verify": "relaxed:3,0.3"}, {"verify": Relaxed(), "exact": True},
     ],
-)
+)  # fmt: skip
 def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         EngineConfig(**wrong)

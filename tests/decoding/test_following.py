@@ -54,6 +54,14 @@ def names(engine: StubEngine) -> list[list[str]]:
     return [sorted(store.document_names()) for store in engine.datastores]
 
 
+def followed(path: Path) -> tuple[StubEngine, Follower]:
+    """An engine, and what follows its datastore and has looked once."""
+    engine = StubEngine(path)
+    follower = Follower(engine)
+    follower.look()
+    return engine, follower
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     write(tmp_path / "code", "a")
@@ -78,9 +86,7 @@ def test_a_new_commit_is_used_from_the_next_step_on(store: Path) -> None:
 
 
 def test_commits_of_an_idle_engine_do_not_pile_up(store: Path) -> None:
-    engine = StubEngine(store)
-    follower = Follower(engine)
-    follower.look()
+    engine, follower = followed(store)
     opened = []
     for name in "bcd":
         write(store, name)
@@ -92,9 +98,7 @@ def test_commits_of_an_idle_engine_do_not_pile_up(store: Path) -> None:
 
 
 def test_a_damaged_commit_leaves_the_old_one_with_one_warning(store: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = StubEngine(store)
-    follower = Follower(engine)
-    follower.look()
+    engine, follower = followed(store)
     good = (store / MANIFEST).read_bytes()
     (store / MANIFEST).write_bytes(good.replace(b'"toy"', b'"tox"'))
     with caplog.at_level(logging.WARNING):
@@ -114,9 +118,7 @@ def test_a_damaged_commit_leaves_the_old_one_with_one_warning(store: Path, caplo
 
 def test_what_could_not_be_opened_is_tried_again_later(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cause that is not in the manifest may go away without another commit."""
-    engine = StubEngine(store)
-    follower = Follower(engine)
-    follower.look()
+    engine, follower = followed(store)
     write(store, "b")
     (missing,) = store.glob("*.order.bin")
     kept = missing.with_name("kept")
@@ -153,9 +155,7 @@ def test_a_datastore_that_is_built_later_is_opened_then(tmp_path: Path, caplog: 
 
 
 def test_a_removed_datastore_is_closed_and_used_again_when_it_is_back(store: Path) -> None:
-    engine = StubEngine(store)
-    follower = Follower(engine)
-    follower.look()
+    engine, follower = followed(store)
     remove(store)
     follower.look()
     assert engine.take() == []
@@ -182,9 +182,7 @@ def test_what_the_owner_stopped_using_does_not_come_back(store: Path) -> None:
 
 def test_an_older_commit_never_replaces_a_newer_one(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow open in the follower's thread and a reload at the same time: the reload waits for its turn."""
-    engine = StubEngine(store)
-    follower = Follower(engine)
-    follower.look()
+    engine, follower = followed(store)
     write(store, "b")
     opened, go_on = threading.Event(), threading.Event()
     real = Datastore.open

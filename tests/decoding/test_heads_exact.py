@@ -268,12 +268,12 @@ def test_passes_that_are_broken_off(exact: Engine, monkeypatch: pytest.MonkeyPat
 
     exact.forget()
     with Service(exact) as service, drafting(exact, 20):
-        wanted = service.submit(asked(exact, PROMPT, 100, policy="off")).wait(60).tokens
+        wanted = service.submit(asked(exact, PROMPT, 60, policy="off")).wait(60).tokens
         with monkeypatch.context() as patch:
             patch.setattr(contexts.Context, "decode", broken_off)
             for _ in range(2):
-                assert service.submit(asked(exact, PROMPT, 100)).wait(60).tokens == wanted
-        assert service.submit(asked(exact, PROMPT, 100)).wait(60).tokens == wanted
+                assert service.submit(asked(exact, PROMPT, 60)).wait(60).tokens == wanted
+        assert service.submit(asked(exact, PROMPT, 60)).wait(60).tokens == wanted
         drafter = exact.context.drafter
         assert drafter is not None
         assert not drafter.failed

@@ -105,57 +105,55 @@ def test_requests_in_the_same_passes_get_the_answers_that_they_get_alone(arch: s
     assert [together[number] for number in range(4)] == alone
 
 
-def test_others_go_on_while_an_image_is_encoded(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+class Held:
+    """Images that are encoded wait until `go_on` is set. `begun`: one does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on, encoded = threading.Event(), threading.Event(), Projector._encoded
+
+        def encode(projector: Projector, chunk: Any) -> Any:
+            self.begun.set()
+            assert self.go_on.wait(60)
+            return encoded(projector, chunk)
+
+        monkeypatch.setattr(Projector, "_encoded", encode)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    return Held(monkeypatch)
+
+
+def test_others_go_on_while_an_image_is_encoded(opened: Open, held: Held) -> None:
     engine = opened(slots=2)
-    held = threading.Event()
-    run = Projector._encoded
-
-    def encode(self: Projector, chunk: Any) -> Any:
-        assert held.wait(60)
-        return run(self, chunk)
-
-    monkeypatch.setattr(Projector, "_encoded", encode)
     tokens, images = prompt(engine, "what is {}? ", 1)
     with Service(engine) as service:
         seeing = service.submit(engine.request(tokens, images=images, max_tokens=5, sampling=GREEDY))
         other = service.submit(engine.request("abc abc", max_tokens=50, sampling=GREEDY, ignore_end=True))
         assert len(other.wait(60).tokens) == 50
         assert not seeing.done
-        held.set()
+        held.go_on.set()
         assert seeing.wait(60).tokens
-        service.close()
 
 
-def test_a_request_is_cancelled_while_its_image_is_encoded(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_is_cancelled_while_its_image_is_encoded(opened: Open, held: Held) -> None:
     engine = opened()
-    begun, held = threading.Event(), threading.Event()
-    run = Projector._encoded
-
-    def encode(self: Projector, chunk: Any) -> Any:
-        begun.set()
-        assert held.wait(60)
-        return run(self, chunk)
-
-    monkeypatch.setattr(Projector, "_encoded", encode)
     tokens, images = prompt(engine, "what is {}? ", 1)
     with Service(engine) as service:
         seeing = service.submit(engine.request(tokens, images=images, max_tokens=5))
-        assert begun.wait(60)
+        assert held.begun.wait(60)
         seeing.cancel()
         assert service.submit(engine.request("abc", max_tokens=3)).wait(60).tokens  # in the only slot
         assert seeing.done
         assert seeing.result.finish_reason == "cancelled"
-        held.set()
-        service.close()
+        held.go_on.set()
 
 
-def test_a_limit_of_time_ends_a_request_that_waits_for_its_image(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_time_ends_a_request_that_waits_for_its_image(opened: Open, held: Held) -> None:
     engine = opened()
-    held = threading.Event()
-    monkeypatch.setattr(Projector, "_encoded", lambda self, chunk: held.wait(60))
     tokens, images = prompt(engine, "what is {}? ", 1)
     result = engine.generate(tokens, images=images, max_tokens=5, prompt_seconds=0.2).wait()
-    held.set()
+    held.go_on.set()
     assert (result.tokens, result.finish_reason) == ([], "length")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.examples import few
 from support.fake_backend import N_VOCAB, Draws, FakeBackend, logits_of
 from support.fake_device import FakeDevice
-from support.fake_sequences import Owned, check_cells, prompts_of, run, said, scheduler_of, sequence_of, submit_all
+from support.fake_sequences import check_cells, prompts_of, run, said, scheduler_of, sequence_of, submit_all
 from support.fake_sources import SHAPES, Keen, fortune
 from support.prices import FLAT
 
@@ -137,37 +137,6 @@ def test_a_stop_string_ends_an_answer_without_a_pass_too_many(drafts: bool) -> N
         reader.check()
         found += 1
     assert found > 5
-
-
-@pytest.mark.parametrize("whom", ["itself", "another"])
-def test_a_request_cancelled_during_a_pass_gets_nothing_of_it(whom: str) -> None:
-    device = FakeDevice(n_slots=2)
-    scheduler = ahead(device)
-    ended: list[Any] = []
-    sequences = [
-        sequence_of(device, [n], 40, Draws(n), fortune("tree"), Keen(FLAT), finished=ended.append, ignore_end=True)
-        for n in (3, 5)
-    ]
-    target = sequences[0] if whom == "itself" else sequences[1]
-
-    def cancel() -> None:
-        if device.under_way and len(sequences[0].result.tokens) > 6 and not target.done:
-            scheduler.cancel(target)
-
-    sequences[0].wake = cancel
-    run(scheduler, sequences)
-    other = sequences[1] if target is sequences[0] else sequences[0]
-    assert target.result.finish_reason == "cancelled"
-    assert 0 < len(target.result.tokens) < 40
-    token, others = (3, 5) if target is sequences[0] else (5, 3)
-    assert target.result.tokens == said([token], 40, Draws(token))[: len(target.result.tokens)]
-    assert other.result.tokens == said([others], 40, Draws(others))
-    assert len(ended) == 2, "each is counted once"
-    assert isinstance(target.chooser, Owned)
-    assert target.chooser.late == 0
-    assert all(sequence.error is None for sequence in sequences)
-    run(scheduler, [again := sequence_of(device, [3], 10)])
-    assert again.result.tokens == said([3], 10)
 
 
 @pytest.mark.parametrize("call", range(2, 8))

@@ -15,7 +15,6 @@ from support.prices import FixedCurve
 from rest_local import Engine, Sampling
 from rest_local.decoding.logprobs import entropy_of
 from rest_local.decoding.request_state import TARGET
-from rest_local.decoding.stream import Result
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.growth import Draft
@@ -258,30 +257,6 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
                 assert accepted["auto"] > 20
                 assert sum(accepted.values()) > 100
                 assert engine.context.auto.model_stats.promise(0) > 0.5  # random weights are not confident
-
-
-def test_hybrids_of_several_requests_ask_for_each(tiny_model: TinyModel) -> None:
-    """In one forward pass, some of the requests with `auto`."""
-    model = tiny_model("llama", quant="Q8_0", n_layers=2)
-    prompts = [[token, 5, 9, token + 1, 7] * 6 for token in range(20, 26)]
-    with Engine.load(model, n_ctx=128, slots=6, threads=1) as engine:
-        alone = [result.tokens for result in results(engine, prompts, ["off"])]
-    with Engine.load(model, n_ctx=128, slots=6, threads=1, draft_model=model) as engine:
-        together = results(engine, prompts, ["sam", "respec", "auto"])
-        same = sum(result.tokens == tokens for result, tokens in zip(together, alone, strict=True))
-        assert same >= 5  # near ties of a random model may fall otherwise in another batch
-        for result in (together[0], together[1], together[3], together[4]):
-            assert result.draft.draft_model_ms_per_step > 0
-            assert "model" in result.sources
-
-
-def results(engine: Engine, prompts: list[list[int]], policies: list[str]) -> list[Result]:
-    requests = [
-        engine.request(prompt, max_tokens=40, policy=policies[number % len(policies)])
-        for number, prompt in enumerate(prompts)
-    ]
-    finished = sorted(engine.batch(requests), key=lambda each: each.number)
-    return [each.result for each in finished]
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:

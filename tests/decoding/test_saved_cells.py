@@ -39,20 +39,6 @@ def saved(tiny_model: TinyModel, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt-oss", "mamba", "lfm2"])
-def test_a_later_engine_goes_on_without_evaluating_the_text(tiny_model: TinyModel, tmp_path: Path, arch: str) -> None:
-    model, path = tiny_model(arch), tmp_path / "cells"
-    with open_engine(model) as engine:
-        said, _ = answer(engine, TEXT, 8)
-        longer = [*engine.tokenize(TEXT), *said, *engine.tokenize("\nx = 1\n")]
-        assert engine.save_cells(path)
-        expected, kept = answer(engine, longer)
-    assert kept > len(TEXT) // 2
-    with open_engine(model) as engine:
-        assert engine.load_cells(path) >= kept
-        assert answer(engine, longer) == (expected, kept)
-
-
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "gpt-oss", "mamba", "lfm2"])
 def test_a_text_that_ends_earlier_is_answered_as_without_the_file(
     tiny_model: TinyModel, tmp_path: Path, arch: str
 ) -> None:

@@ -400,15 +400,10 @@ class Life(RuleBasedStateMachine):
         self.sequences: list[tuple[list[int], int, RequestState]] = []
 
     @rule(
-        common=st.integers(0, 40),
-        prompt=st.lists(st.integers(0, N_VOCAB - 2), min_size=1, max_size=30),
-        n=st.integers(0, 40),
-        keep=st.booleans(),
-        drafts=st.booleans(),
-        background=st.booleans(),
-        client=st.sampled_from("aab"),
-        owner=st.sampled_from(["", "", "other"]),
-    )
+        common=st.integers(0, 40), prompt=st.lists(st.integers(0, N_VOCAB - 2), min_size=1, max_size=30),
+        n=st.integers(0, 40), keep=st.booleans(), drafts=st.booleans(), background=st.booleans(),
+        client=st.sampled_from("aab"), owner=st.sampled_from(["", "", "other"]),
+    )  # fmt: skip
     def submit(
         self,
         common: int,
@@ -424,16 +419,9 @@ class Life(RuleBasedStateMachine):
         sources = fortune("bush") if drafts else None
         policy = Keen(FLAT) if drafts else Off()
         sequence = sequence_of(
-            self.backend,
-            prompt,
-            n,
-            sources=sources,
-            policy=policy,
-            keep_prefix=keep,
-            background=background,
-            client=client,
-            owner=owner,
-        )
+            self.backend, prompt, n, sources=sources, policy=policy, keep_prefix=keep, background=background,
+            client=client, owner=owner,
+        )  # fmt: skip
         sequence.submitted = -math.inf  # so that no measured time decides which sequence gives up its slot
         self.sequences.append((prompt, n, sequence))
         self.scheduler.submit(sequence)

@@ -46,14 +46,6 @@ def test_text_ends_before_the_first_stop_string_however_it_arrives(
         assert not any(stop in text for stop in stops)
 
 
-def test_what_may_become_a_stop_string_is_held_back() -> None:
-    finder = StopFinder(("END", ""))
-    assert finder.feed("the E") == ("the ", False)
-    assert finder.feed("N") == ("", False)
-    assert finder.feed("x") == ("ENx", False)
-    assert finder.feed("END and more") == ("", True)
-
-
 def test_the_token_that_completes_a_stop_string_is_the_last_of_the_answer() -> None:
     answer = Answer(Statistics(), LETTERS, 9, ("END",), lambda token: False)
     tokens = list(map(ord, "go ENDx"))

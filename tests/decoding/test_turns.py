@@ -145,21 +145,3 @@ def test_checkpoints_are_bounded_in_number_and_bytes(tiny_model: TinyModel, monk
         assert places[-1] == 5999
         ahead = [(at - before) / (6000 - before) for before, at in zip([0, *places], places, strict=False)]
         assert max(ahead[:-2]) < 0.7, places
-
-
-@pytest.mark.parametrize("arch", ["lfm2", "mamba"])
-def test_what_is_kept_shared_and_taken_back_changes_no_answer(tiny_model: TinyModel, arch: str) -> None:
-    """Two conversations with one system prompt, ends of answers taken back. Weights of 32 bits: no near ties."""
-    said = []
-    with Engine.load(tiny_model(arch, n_ctx=8192, n_layers=2), n_ctx=2048, slots=2, threads=1) as engine:
-        for keeps in (False, True):
-            one, two = Session(engine, 1), Session(engine, 2)
-            turns, answers = (agent(one), agent(two)), list[list[int]]()
-            for turn in range(6):
-                if not keeps or not turn:
-                    engine.forget()
-                next(turns[turn % 2])
-                answers.append((one, two)[turn % 2].text[-60:])
-            said.append(answers)
-        assert one.evaluated + two.evaluated <= MOST * (one.new + two.new)
-    assert said[0] == said[1]

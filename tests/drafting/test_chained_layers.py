@@ -117,17 +117,6 @@ def test_texts_at_different_depths_take_passes_of_their_own(
         each.agrees(said, (7, 8))
 
 
-def test_a_pass_that_is_full_leaves_the_rest_to_another(
-    place: ChainedPlace, texts: list[HeadText], decoded: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    all_texts = followed(place, texts, 4, 5, 6)
-    monkeypatch.setattr(place.head.context, "max_outputs", 7)
-    answers = place.head.answer([Query(each.text, (1, 2)) for each in all_texts])
-    for each, said in zip(all_texts, answers, strict=True):
-        each.agrees(said, (1, 2))
-    assert max(decoded) <= 7
-
-
 @few(15)
 @given(st.lists(MOVES, min_size=1, max_size=10))
 def test_events_in_any_order(place: ChainedPlace, texts: list[HeadText], moves: Moves) -> None:

@@ -35,15 +35,10 @@ class Place:
         self.context = Context(
             self.model,
             ContextSettings(
-                n_ctx=N_CTX,
-                n_cells=N_TEXTS * N_CTX,
-                n_slots=N_TEXTS,
-                n_branches=N_IDS,
-                n_batch=n_batch,
-                n_ubatch=n_ubatch,
-                threads=1,
+                n_ctx=N_CTX, n_cells=N_TEXTS * N_CTX, n_slots=N_TEXTS, n_branches=N_IDS, n_batch=n_batch,
+                n_ubatch=n_ubatch, threads=1,
             ),
-        )
+        )  # fmt: skip
         undo.callback(self.context.close)
         self.head, self._fresh = (undo.enter_context(self._open(kind, head)) for _ in range(2))
 

@@ -138,14 +138,6 @@ def test_recurrent_state_goes_back_to_a_checkpoint_where_tokens_are_taken_back(b
     assert backend.restored == ([kept] if 0 < kept < 20 else [])
 
 
-def test_recurrent_state_of_a_decode_that_was_broken_off_is_not_trusted() -> None:
-    backend = Recurrent()
-    slot = Slot(backend, checkpoints=True)
-    prompt(slot, 10)
-    slot.rewind(10, broken_off=True)
-    assert (slot.n_past, backend.restored) == (10, [10])
-
-
 def test_a_rejected_draft_goes_back_to_the_state_before_the_step() -> None:
     """What was accepted is evaluated again with the next step, before its root; a plain step is not protected."""
     backend = Recurrent()

@@ -48,19 +48,11 @@ def opened(path: Path, **settings: Any) -> Iterator[Context]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"n_ctx": 7},
-        {"threads": -1},
-        {"threads_batch": -1},
-        {"n_batch": 0},
-        {"n_ubatch": -1},
-        {"n_slots": 0},
-        {"n_branches": 0},
-        {"n_slots": 33},
-        {"n_slots": 257, "n_branches": 1},
-        {"cache_type_k": "q4_k"},
+        {"n_ctx": 7}, {"threads": -1}, {"threads_batch": -1}, {"n_batch": 0}, {"n_ubatch": -1}, {"n_slots": 0},
+        {"n_branches": 0}, {"n_slots": 33}, {"n_slots": 257, "n_branches": 1}, {"cache_type_k": "q4_k"},
         {"cache_type_v": "f8"},
     ],
-)
+)  # fmt: skip
 def test_invalid_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         ContextSettings(**settings)

@@ -134,20 +134,11 @@ def qwen3_ranker(path: Path) -> tuple[Path, np.ndarray]:
     head = builder.normal((2, 64), 0.2)
     builder.plain("cls.output.weight", head)
     keys = {
-        "general.name": "tiny ranker",
-        "block_count": 2,
-        "context_length": 256,
-        "embedding_length": 64,
-        "feed_forward_length": 128,
-        "attention.head_count": 2,
-        "attention.head_count_kv": 1,
-        "attention.key_length": 32,
-        "attention.value_length": 32,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 10000.0,
-        "pooling_type": RANK_POOLING,
-        "classifier.output_labels": ["yes", "no"],
-    }
+        "general.name": "tiny ranker", "block_count": 2, "context_length": 256, "embedding_length": 64,
+        "feed_forward_length": 128, "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 32,
+        "attention.value_length": 32, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
+        "pooling_type": RANK_POOLING, "classifier.output_labels": ["yes", "no"],
+    }  # fmt: skip
     return gguf_file.write(path, "qwen3", keys, vocabulary, builder.tensors), head
 
 

@@ -21,12 +21,9 @@ from rest_local.llama.library import LogLines
 ROOM = Path(needed.__file__).parent
 # By the name under which a structure's fields are set in this room.
 STRUCTURES = {
-    "params": "llama_context_params",
-    "context_parameters": "llama_context_params",
-    "struct": "llama_model_params",
-    "parameters.struct": "llama_model_params",
-    "parameters": "mtmd_context_params",
-}
+    "params": "llama_context_params", "context_parameters": "llama_context_params", "struct": "llama_model_params",
+    "parameters.struct": "llama_model_params", "parameters": "mtmd_context_params",
+}  # fmt: skip
 
 
 def nodes() -> Iterator[ast.AST]:

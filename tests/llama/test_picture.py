@@ -82,17 +82,10 @@ def test_a_side_that_is_too_long_is_refused(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"\0",
-        b"not an image",
-        b"GIF89a",
-        b"\xff\xd8\xff\xe0",
-        b"RIFF\x10\0\0\0WEBPVP8 ",
-        png(4, 4),
-        png(0, 4),
+        b"", b"\0", b"not an image", b"GIF89a", b"\xff\xd8\xff\xe0", b"RIFF\x10\0\0\0WEBPVP8 ", png(4, 4), png(0, 4),
         png(4, 4)[:40],
     ],
-)
+)  # fmt: skip
 def test_damaged_images_are_refused(data: bytes) -> None:
     with pytest.raises(OptionError):
         pixels_of(data)
@@ -108,15 +101,10 @@ def test_a_file_of_too_many_bytes_starts_no_child(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "answer",
     [
-        b"",
-        b"[]",
-        b"[" * 10_000,
-        b'{"width": 1, "height": 1}\n',
-        b'{"width": -1, "height": -1}\nxxx',
-        b'{"width": 1, "height": 1}\n' + b"x" * 10**7,
-        b"x" * 10**7,
+        b"", b"[]", b"[" * 10_000, b'{"width": 1, "height": 1}\n', b'{"width": -1, "height": -1}\nxxx',
+        b'{"width": 1, "height": 1}\n' + b"x" * 10**7, b"x" * 10**7,
     ],
-)
+)  # fmt: skip
 def test_a_child_that_was_taken_over_is_not_believed(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worker, "ask", lambda *_: answer)
     with pytest.raises(OptionError, match="cannot be decoded"):

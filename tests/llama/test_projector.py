@@ -17,7 +17,6 @@ from models import tiny_mmproj
 from rest_local.errors import GenerationError, ProjectorInvalid
 from rest_local.llama import projector as module
 from rest_local.llama.model import Model
-from rest_local.llama.placeholders import spans
 from rest_local.llama.projector import Projector
 
 
@@ -31,47 +30,6 @@ def model(tiny_model) -> Iterator[Model]:
 def projector(model: Model, tmp_path: Path) -> Iterator[Projector]:
     with Projector.open(projector_for("llama", tmp_path), model) as projector:
         yield projector
-
-
-def test_an_image_becomes_as_many_ids_as_rows(projector: Projector) -> None:
-    image = projector.image(picture(1))
-    (chunk,) = image.chunks
-    assert image.tokens == chunk.ids
-    assert len(chunk) == chunk.n_pos == 16
-    assert chunk.causal
-    rows = projector.rows(chunk).result(60)
-    assert rows.shape == (16, WIDTH)
-    assert rows.dtype == np.float32
-    assert np.isfinite(rows).all()
-    assert len(np.unique(rows, axis=0)) == 16
-
-
-def test_the_text_that_a_model_has_around_an_image_is_part_of_it(tiny_model, tmp_path: Path) -> None:
-    with (
-        Model.open(tiny_model("gemma3")) as model,
-        Projector.open(projector_for("gemma3", tmp_path), model) as projector,
-    ):
-        image = projector.image(picture(1))
-        (chunk,) = image.chunks
-        assert not chunk.causal
-        ((begin, end),) = spans(image.tokens)
-        assert 0 < begin < end < len(image.tokens)
-        around = b"".join(map(model.vocabulary.piece, [*image.tokens[:begin], *image.tokens[end:]]))
-        assert around == b"<start_of_image><end_of_image>"
-
-
-def test_m_rope_takes_fewer_positions_than_rows(tiny_model, tmp_path: Path) -> None:
-    with (
-        Model.open(tiny_model("qwen2vl")) as model,
-        Projector.open(projector_for("qwen2vl", tmp_path), model) as projector,
-    ):
-        (chunk,) = projector.image(picture(1, (96, 48))).chunks
-        assert chunk.n_pos < len(chunk)
-        assert chunk.offsets is not None
-        assert chunk.offsets.shape == (4, len(chunk))
-        _, height, width, _ = chunk.offsets
-        assert chunk.n_pos == max(height.max(), width.max()) + 1
-        assert (height.max() + 1) * (width.max() + 1) == len(chunk)
 
 
 def test_another_projector_gives_other_ids(model: Model, projector: Projector, tmp_path: Path) -> None:
@@ -131,12 +89,9 @@ def test_a_failure_concerns_one_image(projector: Projector, monkeypatch: pytest.
 def _damaged(path: Path, how: str) -> Path:
     good = tiny_mmproj.write(path, WIDTH).read_bytes()
     data = {
-        "truncated": good[: len(good) // 2],
-        "header": good[:100],
-        "empty": b"",
-        "text": b"hello",
+        "truncated": good[: len(good) // 2], "header": good[:100], "empty": b"", "text": b"hello",
         "counts": good[:8] + struct.pack("<q", 2**40) + good[16:],
-    }[how]
+    }[how]  # fmt: skip
     path.write_bytes(data)
     return path
 

@@ -39,7 +39,7 @@ def cases(draw: st.DrawFn) -> tuple[list[SpecialToken], str]:
 
 
 @given(case=cases())
-@few(150)
+@few(50)
 def test_tokens_and_stretches_equal_those_of_the_naive_rule(case: tuple[list[SpecialToken], str]) -> None:
     tokens, text = case
     assert list(SpecialTokens(tokens).split(text)) == naive(tokens, text)

@@ -36,13 +36,13 @@ def _bytes(vocabulary: Vocabulary, text: str | bytes) -> bytes:
 
 
 @given(text=st.text(max_size=200))
-@few(50)
+@few(25)
 def test_pieces_of_a_text_are_the_text(vocabulary: Vocabulary, text: str) -> None:
     assert _bytes(vocabulary, text) == text.encode()
 
 
 @given(data=st.binary(max_size=100))
-@few(50)
+@few(25)
 def test_bytes_that_are_not_utf8_are_replaced_before_llama_cpp_sees_them(vocabulary: Vocabulary, data: bytes) -> None:
     assert _bytes(vocabulary, data) == data.decode("utf-8", "replace").encode()
 

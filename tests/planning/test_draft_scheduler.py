@@ -134,13 +134,6 @@ def test_values_are_those_of_a_slow_enumeration(
     assert got == pytest.approx(slow_value(cost, rate, pass_ms, [low, high], joint, known, n), abs=0.06 * len(steps))
 
 
-def test_a_long_chain_can_pay_where_its_first_node_does_not() -> None:
-    steep = [PLAIN, 20.0, 21.0, 21.0, 21.0, 21.0, 21.0, 21.0]  # one node costs as much as a plain step
-    worth = [PassValues(steep[:n], 0.102, 0.1, [[0.95]] * DEPTHS).of([question(1.0)], 0)[0] for n in (2, 8)]
-    assert worth[0] == 0.0
-    assert worth[1] > 1.0
-
-
 @pytest.mark.parametrize("asked", [True, False])
 def test_values_are_computed_again_after_some_steps(asked: bool) -> None:
     made = stats(n=REFRESH)
@@ -153,13 +146,6 @@ def test_values_are_computed_again_after_some_steps(asked: bool) -> None:
         else:
             made.learn_step(1, 1.0)
     assert made.values(plan, 1.0, 1) is not values
-
-
-def test_only_sizes_that_the_plan_allows_count() -> None:
-    plan = Plan(FLAT[:1], [0.2], rate=0.12)
-    assert stats().values(plan, 1.0, 1).of([question(1.0)], 0) == [0.0]
-    plan = Plan(FLAT, [0.2] * len(FLAT), rate=0.12)
-    assert stats().values(plan, 1.0, 1).of([question(1.0)], 0)[0] > 1.0
 
 
 def test_all_requests_share_one_pass() -> None:

@@ -228,16 +228,12 @@ def test_files_become_a_named_datastore_with_its_recipe(source: Path, tmp_path: 
         assert info["recipe"] == {
             "sources": [
                 {
-                    "kind": "walk",
-                    "paths": [str(source)],
-                    "include": ["*.py"],
-                    "exclude": [],
-                    "allow_secrets": False,
+                    "kind": "walk", "paths": [str(source)], "include": ["*.py"], "exclude": [], "allow_secrets": False,
                     "max_file_size": 1 << 20,
                 }
             ],
             "why": "a test",
-        }
+        }  # fmt: skip
     assert json.loads(json.dumps(built.to_dict()))["skipped"] == dict(built.skipped.counts)
 
 

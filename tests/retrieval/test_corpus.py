@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,15 +68,10 @@ def test_binary_oversized_minified_and_archives_are_skipped(tmp_path):
     files(
         tmp_path,
         {
-            "binary.py": b"a\0b",
-            "utf16.py": "wide".encode("utf-16"),
-            "large.py": "x = 1\n" * 200,
-            "line.js": "x" * (MAX_LINE + 1),
-            "mean.js": ("y" * 900 + "\n") * 100,
-            "empty.py": "",
-            "good.py": "x\n",
+            "binary.py": b"a\0b", "utf16.py": "wide".encode("utf-16"), "large.py": "x = 1\n" * 200,
+            "line.js": "x" * (MAX_LINE + 1), "mean.js": ("y" * 900 + "\n") * 100, "empty.py": "", "good.py": "x\n",
         },
-    )
+    )  # fmt: skip
     with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
         archive.writestr("inside.py", "z")
     skipped = Skipped()
@@ -115,12 +111,8 @@ def test_names_that_are_not_utf8(tmp_path):
 def test_hidden_and_ignored_files_without_git(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     content = {
-        ".gitignore": "*.log.py\n/build/\n",
-        "a.py": "a",
-        "x.log.py": "x",
-        "build/b.py": "b",
-        ".hidden/h.py": "h",
-    }
+        ".gitignore": "*.log.py\n/build/\n", "a.py": "a", "x.log.py": "x", "build/b.py": "b", ".hidden/h.py": "h",
+    }  # fmt: skip
     files(
         tmp_path, {**content, "sub/.gitignore": "!x.log.py\nc.py", "sub/x.log.py": "x", "sub/c.py": "c", ".d.py": "d"}
     )
@@ -339,7 +331,7 @@ def test_documents_are_tokenized_in_order_and_few_at_a_time():
     def tokenize(text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    documents = tokenize_documents(texts(), tokenize, workers=2)
+    documents = tokenize_documents(texts(), SimpleNamespace(tokenize=tokenize), workers=2)
     assert next(documents)[0] == "0"
     assert taken <= 9
     assert [(document.name, len(document.tokens)) for document in documents] == [
@@ -362,7 +354,7 @@ def test_text_reaches_the_tokenizer_as_valid_utf8(tmp_path):
     }
     files(tmp_path, content)
     documents = [*walk([tmp_path]), ("from a caller", "a\ud800b\udfff"), ("\ud800", "c")]
-    tokens = {name: tokens for name, tokens, _ in tokenize_documents(documents, tokenize, 1)}
+    tokens = {name: tokens for name, tokens, _ in tokenize_documents(documents, SimpleNamespace(tokenize=tokenize), 1)}
     assert len(tokens) == 5
     assert bytes(tokens["from a caller"].astype(np.uint8)).decode() == "a\ufffdb\ufffd"
     assert len(pieces) == 5
@@ -374,7 +366,7 @@ def test_a_tokenizer_that_fails_ends_the_run_and_its_threads():
 
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError):
-        list(tokenize_documents([("a", "b")] * 20, tokenize, workers=2))
+        list(tokenize_documents([("a", "b")] * 20, SimpleNamespace(tokenize=tokenize), workers=2))
     assert threading.active_count() == before
 
 

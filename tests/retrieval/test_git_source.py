@@ -92,16 +92,9 @@ def test_what_a_walk_skips_is_skipped(repository: Repository, monkeypatch: pytes
     }
     assert found["HEAD:bytes.py"] == "caf\ufffd\n"
     assert dict(skipped.counts) == {
-        "binary": 1,
-        "too large": 1,
-        "UTF-16 or UTF-32": 1,
-        "secret": 2,
-        "hidden": 1,
-        "link": 1,
-        "submodule": 1,
-        "empty": 1,
-        "not a wanted kind of file": 1,
-    }
+        "binary": 1, "too large": 1, "UTF-16 or UTF-32": 1, "secret": 2, "hidden": 1, "link": 1, "submodule": 1,
+        "empty": 1, "not a wanted kind of file": 1,
+    }  # fmt: skip
     monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of git
     assert set(texts_of(Git(str(repository.path), allow_secrets=True))) > set(found)
 

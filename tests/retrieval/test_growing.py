@@ -32,7 +32,7 @@ def expected_rows(text: list[int], context: list[int], depth: int) -> dict[int, 
     return {position: row for position, row in rows.items() if position < len(text)}
 
 
-@few(60)
+@few(25)
 @given(
     st.lists(
         st.one_of(st.lists(st.one_of(TOKENS, st.just(-1)), max_size=12), st.integers(0, 20).map(lambda drop: -drop)),
@@ -59,7 +59,7 @@ def test_rows_are_those_of_the_whole_text(steps, context, limit, depth, tail, ow
     assert_right(growing.rows(np.array(context, np.int32), limit, depth), expected_rows(text, context, depth), limit)
 
 
-@few(80)
+@few(25)
 @given(
     st.lists(st.tuples(st.lists(TOKENS, max_size=90), st.integers(0, 30)), min_size=1, max_size=6),
     st.integers(1, 30),

@@ -90,12 +90,8 @@ def test_what_is_wrong_with_a_row_is_counted_and_not_fatal(tmp_path: Path) -> No
     assert found["a.jsonl:13"] == "caf\ufffd"
     assert found["a.jsonl:12"] == "\ud800 lone"
     assert dict(skipped.counts) == {
-        "without text in the field": 3,
-        "damaged JSON": 3,
-        "empty": 1,
-        "binary": 1,
-        "secret": 1,
-    }
+        "without text in the field": 3, "damaged JSON": 3, "empty": 1, "binary": 1, "secret": 1,
+    }  # fmt: skip
     assert skipped.secrets == [f"{path}:11"]
     assert f"{path}:11".rpartition("/")[2] in texts_of(Jsonl(str(path), "text", True))
 

@@ -29,7 +29,7 @@ def corpora(ids: list[int]) -> st.SearchStrategy[list[list[int]]]:
     return st.lists(st.lists(st.sampled_from(ids), max_size=40), max_size=6)
 
 
-@few(80)
+@few(25)
 @given(
     st.sampled_from([(NARROW, 300, 2), (WIDE, 151_001, 3)]).flatmap(
         lambda kind: st.tuples(corpora(kind[0]), st.lists(st.sampled_from(kind[0]), max_size=40), st.just(kind[1:]))
@@ -46,7 +46,7 @@ def test_rows_are_the_longest_matches(texts, limit, depth):
     assert_right(segment.rows(array(context), limit, depth), every_row(documents, context, depth), limit)
 
 
-@few(40)
+@few(25)
 @given(st.lists(st.sampled_from(WIDE), min_size=1, max_size=60), st.sampled_from([65_535, 65_536, 151_001]))
 def test_order_is_that_of_a_naive_sort(tokens, vocab_size):
     tokens = [token % vocab_size for token in tokens]
@@ -129,7 +129,7 @@ def without_some(
 DEAD = st.lists(st.booleans(), min_size=6, max_size=6)
 
 
-@few(60)
+@few(25)
 @given(corpora(NARROW), DEAD, st.lists(st.sampled_from(NARROW), max_size=40), st.integers(1, 9), st.booleans())
 @example([[1] * 30, [1] * 30], [True] + [False] * 5, [1] * 40, 5, False)
 @example([[1] * 30, [1] * 30], [False, True] + [False] * 4, [1, 1], 9, True)
@@ -139,7 +139,7 @@ def test_rows_are_those_of_the_documents_that_are_not_dead(documents, dead, cont
     assert_right(segment.rows(array(context), limit, 4), expected, limit)
 
 
-@few(60)
+@few(25)
 @given(corpora(WIDE), DEAD, st.lists(st.sampled_from(WIDE), max_size=40), st.integers(1, 5))
 def test_find_counts_only_what_is_not_dead(documents, dead, context, limit):
     segment, alive = without_some(documents, dead, 151_001, False)
@@ -154,7 +154,7 @@ def test_find_counts_only_what_is_not_dead(documents, dead, context, limit):
         assert len(segment.positions(low, high, limit)) == min(limit, len(places))
 
 
-@few(60)
+@few(25)
 @given(
     st.lists(corpora(NARROW), min_size=2, max_size=9),
     DEAD,
@@ -210,7 +210,7 @@ def sampled(text: list[int], width: int) -> tuple[Segment, Segment]:
     return tuple(Segment(tokens, order, length=len(text), vocab_size=size, sample=part) for part in (made, None))
 
 
-@few(60)
+@few(25)
 @given(
     st.sampled_from([2, 3]),
     st.lists(st.sampled_from(IDS), min_size=1, max_size=300),

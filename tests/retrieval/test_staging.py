@@ -131,26 +131,6 @@ def test_shards_in_any_order_and_anywhere_have_the_same_bytes(source: Path, tmp_
     assert all(len(entries) == 1 for entries in found[0][0])
 
 
-def test_processes_and_one_process_build_the_same_bytes(source: Path, tmp_path: Path) -> None:
-    seen: list[Counter[str]] = [Counter(), Counter()]
-    for name, jobs in (("a", 1), ("b", 2)):
-        made = plan(walk(source), MEMORY, IDENTITY, least=4)
-        directory = tmp_path / name
-        directory.mkdir()
-
-        def progress(what: str, amount: int, counts: Counter[str] = seen[jobs - 1]) -> None:
-            counts[what] += amount
-
-        if jobs == 1:
-            for number in range(4):
-                build_shard(made, number, directory, Bytes(), progress)
-        else:
-            shards.build_shards(made, range(4), directory, opened, 2, progress)
-    assert content(tmp_path / "a") == content(tmp_path / "b")
-    assert seen[0] == seen[1]
-    assert seen[0]["read"] == made.bytes
-
-
 def test_a_build_over_processes_is_committed_and_leaves_no_staging(source: Path, tmp_path: Path) -> None:
     built = build_datastore(tmp_path / "store", [source], vocabulary=Bytes(), jobs=2)
     assert len(built.manifest.segments) == 2

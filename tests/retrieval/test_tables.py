@@ -62,13 +62,6 @@ def test_damaged_states_are_corrupt_or_other_states(states: list[tuple[int, File
     assert len([table[index] for index in range(len(table))]) == len(states)
 
 
-def test_documents_have_the_states_of_their_files(tmp_path: Path) -> None:
-    with Datastore.open(stored(tmp_path / "store")) as store:
-        found = store.documents(0)
-        store.check()
-    assert [document.states for document in found] == [(state("a.py"), state("copy of a.py")), (state("b.py"),), ()]
-
-
 def deleted(path: Path, dead: set[int], gone: set[int]) -> Manifest:
     """A commit in which these documents and file states of the only segment are deleted."""
     manifest = read_manifest(path)
@@ -119,12 +112,9 @@ pytestmark = pytest.mark.usefixtures("unsynced")
 
 FROZEN = Path(__file__).parent.parent / "data" / "datastore-format-2"
 KEPT = {
-    "/src/kept.py": [1, 2, 3, 7],
-    "/src/copy.py": [8] * 5,
-    "/src/other.py": [4, 5, 6, 7, 999],
-    "stored:1": [1, 2, 3, 4],
+    "/src/kept.py": [1, 2, 3, 7], "/src/copy.py": [8] * 5, "/src/other.py": [4, 5, 6, 7, 999], "stored:1": [1, 2, 3, 4],
     "/src/new.py": [7, 7, 1],
-}
+}  # fmt: skip
 
 
 def documents(path: Path) -> list[Document]:

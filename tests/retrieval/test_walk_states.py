@@ -121,21 +121,10 @@ def test_nothing_without_a_certain_time_is_taken_as_unchanged(tmp_path: Path) ->
 
 
 TREE = {
-    ".gitignore": b"ignored/\n*.log.py\n",
-    "a.py": b"a",
-    "sub/b.py": b"b",
-    "sub/.gitignore": b"!kept.log.py\n",
-    "sub/kept.log.py": b"k",
-    "sub/x.bin": b"x",
-    "x.log.py": b"x",
-    "ignored/c.py": b"c",
-    ".hidden/d.py": b"d",
-    "sub/.e.py": b"e",
-    "sub/id_rsa": b"f",
-    "node_modules/g.py": b"g",
-    "no:t*.py": b"h",
-    "-o.py": b"i",
-}
+    ".gitignore": b"ignored/\n*.log.py\n", "a.py": b"a", "sub/b.py": b"b", "sub/.gitignore": b"!kept.log.py\n",
+    "sub/kept.log.py": b"k", "sub/x.bin": b"x", "x.log.py": b"x", "ignored/c.py": b"c", ".hidden/d.py": b"d",
+    "sub/.e.py": b"e", "sub/id_rsa": b"f", "node_modules/g.py": b"g", "no:t*.py": b"h", "-o.py": b"i",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("with_git", [True, False])

@@ -120,16 +120,10 @@ def encoder(path: Path, pooling: int, *, n_ctx: int = 64, seed: int = 1) -> Enco
         weights[f"{name}.weight"] = (1 + 0.1 * random.standard_normal(WIDTH)).astype(np.float32)
         weights[f"{name}.bias"] = (0.1 * random.standard_normal(WIDTH)).astype(np.float32)
     keys: dict[str, Any] = {
-        "general.name": "tiny bert",
-        "block_count": LAYERS,
-        "context_length": n_ctx,
-        "embedding_length": WIDTH,
-        "feed_forward_length": FEED,
-        "attention.head_count": HEADS,
-        "attention.layer_norm_epsilon": EPSILON,
-        "attention.causal": False,
-        "pooling_type": pooling,
-    }
+        "general.name": "tiny bert", "block_count": LAYERS, "context_length": n_ctx, "embedding_length": WIDTH,
+        "feed_forward_length": FEED, "attention.head_count": HEADS, "attention.layer_norm_epsilon": EPSILON,
+        "attention.causal": False, "pooling_type": pooling,
+    }  # fmt: skip
     f32 = gguf.GGMLQuantizationType.F32
     tensors = [Tensor(name, data.shape, f32, lambda data=data: data) for name, data in weights.items()]
     return Encoder(gguf_file.write(path, "bert", keys, vocabulary, tensors), weights, pooling)

@@ -25,12 +25,9 @@ from rest_local import sandbox
 from rest_local.llama import cores, library
 
 MODULES = (
-    "rest_local.drafting.models.head_kinds",
-    "rest_local.drafting.models.opening",
-    "rest_local.llama.load_fallback",
-    "rest_local.llama.loading",
-    "rest_local.llama.projector",
-)
+    "rest_local.drafting.models.head_kinds", "rest_local.drafting.models.opening", "rest_local.llama.load_fallback",
+    "rest_local.llama.loading", "rest_local.llama.projector",
+)  # fmt: skip
 PATHS = re.compile(r'"/(?:[^"\\]|\\.)*"')  # JSON texts that may name a file
 SIZES = re.compile(r'"(n_ctx|n_cells|n_slots|threads|threads_batch)": \w+')  # do not matter on a CPU
 PART = re.compile(r"-\d{5}-of-\d{5}")

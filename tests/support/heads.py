@@ -116,11 +116,6 @@ def serve_many(engine: Engine, requests: int, seed: int = 1) -> dict[str, float]
             assert not text._states
             assert not text._tips
     return {
-        "requests": requests,
-        "cancelled": cancelled,
-        "drafted": counts["drafted"],
-        "accepted": counts["accepted"],
-        "first_mb": round(first_mb, 1),
-        "last_mb": round(last_mb, 1),
-        "seconds": round(time.perf_counter() - begun, 1),
-    }
+        "requests": requests, "cancelled": cancelled, "drafted": counts["drafted"], "accepted": counts["accepted"],
+        "first_mb": round(first_mb, 1), "last_mb": round(last_mb, 1), "seconds": round(time.perf_counter() - begun, 1),
+    }  # fmt: skip

@@ -107,13 +107,8 @@ class Handler(BaseHTTPRequestHandler):
             for name, data in self.hub.repos[repo].items()
         ]
         about = {
-            "id": repo,
-            "modelId": repo,
-            "sha": self.hub.commit,
-            "siblings": siblings,
-            "tags": [],
-            "private": False,
-        }
+            "id": repo, "modelId": repo, "sha": self.hub.commit, "siblings": siblings, "tags": [], "private": False,
+        }  # fmt: skip
         self.answer(200, json.dumps(about).encode(), {"Content-Type": "application/json"})
 
     def resolve(self, repo: str, name: str, token: str) -> None:

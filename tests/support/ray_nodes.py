@@ -44,14 +44,9 @@ class RayNodes:
         }
         with (self._folder / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=self.environment,
-                start_new_session=True,
-                text=True,
-            )
+                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env=self.environment, start_new_session=True, text=True,
+            )  # fmt: skip
         try:
             self.address = self._line()
         except BaseException:
