@@ -59,7 +59,7 @@ LONGEST = ("test_tutorial.py", "retrieval/test_clusters.py", "retrieval/test_fai
 # What a file of tests says that starts processes or servers, loads more than tiny models, or measures time.
 STARTS = re.compile(
     r"subprocess|multiprocessing|Popen|socket|playwright|import ray|uvicorn|TestClient|measured_prices|shared_data|"
-    r"demo_model|demo_gguf|support\.(forked|hub_server|llama_server|programs|ray_\w+|repository|terminal)"
+    r"demo_model|demo_gguf|support\.(forked|hub_server|llama_server|ray_\w+|repository|terminal)"
 )
 # Rooms of servers, and files that take 5 s and more in one process.
 SLOW = (

@@ -57,27 +57,14 @@ def test_requests_that_fail_end_alone(engine: Engine) -> None:
     assert all(found[number].result.tokens for number in (0, 2, 4))
 
 
-def test_an_iterator_that_is_left_frees_the_slots(engine: Engine) -> None:
-    requests = engine.batch(requests_of(engine))
-    next(requests)
-    requests.close()
+def test_requests_are_taken_as_slots_become_free_and_an_iterator_that_is_left_frees_them(engine: Engine) -> None:
+    taken: list[Request] = []
+    answers = engine.batch(taken.append(request) or request for request in requests_of(engine, 12))
+    next(answers)
+    assert len(taken) <= 3 + 1
+    answers.close()
     assert not engine.context.scheduler.busy
     assert len(list(engine.batch(requests_of(engine)))) == len(PROMPTS)
-
-
-def test_requests_are_taken_as_slots_become_free(engine: Engine) -> None:
-    taken = 0
-
-    def given() -> Iterator[Request]:
-        nonlocal taken
-        for request in requests_of(engine, 12):
-            taken += 1
-            yield request
-
-    answers = engine.batch(given())
-    next(answers)
-    assert taken <= 3 + 1
-    answers.close()
 
 
 def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: Engine) -> None:

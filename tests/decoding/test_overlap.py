@@ -195,14 +195,14 @@ def test_every_step_is_delivered_once_whatever_happens(
         if step == 6 and cancelled is not None:
             scheduler.cancel(cancelled)
     assert len(ended) == len(sequences)
+    harmless = len(failures) <= 1 and 1 not in failures.values()  # a pass that fails once is done again
     for seed, prompt, sequence, reader in zip(seeds, asked, sequences, readers, strict=True):
         expected = said(prompt, 5 + seed % 30, Draws(seed))
         reader.check()
         assert sequence.result.tokens == expected[: len(sequence.result.tokens)]
         assert sequence.statistics.generated >= len(sequence.result.tokens)
-        if sequence is not cancelled and seed % 3 and n_ctx == 512:
-            assert sequence.error is not None or sequence.result.tokens == expected
-            assert sequence.error is None or len(failures) > 1, "one failure ends no request"
+        if sequence is not cancelled and seed % 3 and n_ctx == 512 and harmless:
+            assert (sequence.error, sequence.result.tokens) == (None, expected)
 
 
 class Forgetful(Off):

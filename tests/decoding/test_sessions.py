@@ -25,6 +25,7 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.kv_cache import saved, sessions
 from rest_local.kv_cache.saved import PART
+from rest_local.llama import library
 from rest_local.paths import cache_dir
 
 TinyModel = Callable[..., Path]
@@ -188,19 +189,12 @@ def test_nothing_is_kept_of_a_request_that_keeps_no_prefix(tiny_model: TinyModel
     assert not files()
 
 
-@pytest.mark.parametrize("other", [{"seed": 2}, {"quant": "Q8_0"}])
-def test_another_model_gets_nothing(tiny_model: TinyModel, other: dict[str, Any]) -> None:
+def test_another_model_or_build_gets_nothing(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tiny_model("llama")) as engine:
         answer(engine, text(500))
-    with opened(tiny_model("llama", **other)) as engine:
-        assert answer(engine, text(500))[1] == 0
-
-
-def test_another_build_gets_nothing(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_local.llama import library
-
-    with opened(tiny_model("llama")) as engine:
-        answer(engine, text(500))
+    for other in ({"seed": 2}, {"quant": "Q8_0"}):
+        with opened(tiny_model("llama", **other)) as engine:
+            assert answer(engine, text(500))[1] == 0
     known = library.fingerprint()
     monkeypatch.setattr(library, "fingerprint", lambda: known + " newer")
     with opened(tiny_model("llama")) as engine:
@@ -267,24 +261,18 @@ def test_a_part_that_is_missing_ends_what_is_restored(tiny_model: TinyModel) -> 
         assert answer(engine, text(900)) == (said, 3 * PART)
 
 
-def test_files_are_private(tiny_model: TinyModel) -> None:
-    with opened(tiny_model("llama")) as engine:
-        answer(engine, text(500))
-    home = cache_dir() / "sessions"
-    folder = next(home.iterdir())
-    assert {path.stat().st_mode & 0o777 for path in files()} == {0o600}
-    assert [home.stat().st_mode & 0o777, folder.stat().st_mode & 0o777] == [0o700, 0o700]
-    assert {path.suffix for path in folder.iterdir()} == {".cells"}
-
-
 # The disk
 
 
-def test_the_bound_is_kept_and_the_newest_stay(tiny_model: TinyModel) -> None:
+def test_files_are_private_the_bound_is_kept_and_the_newest_stay(tiny_model: TinyModel) -> None:
     model = tiny_model("llama")
     with opened(model) as engine:
         answer(engine, text(512), 1)
-    size = files()[0].stat().st_size
+    size, home = files()[0].stat().st_size, cache_dir() / "sessions"
+    (folder,) = home.iterdir()
+    assert {path.stat().st_mode & 0o777 for path in files()} == {0o600}
+    assert [home.stat().st_mode & 0o777, folder.stat().st_mode & 0o777] == [0o700, 0o700]
+    assert {path.suffix for path in folder.iterdir()} == {".cells"}
     with opened(model, sessions=10 * size + 10) as engine:
         for seed in range(1, 8):
             answer(engine, text(513, seed), 1)

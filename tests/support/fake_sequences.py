@@ -47,13 +47,12 @@ class Silent:
 
 
 class Owned:
-    """A chooser that knows whether it was closed, and how often it was asked after that (`late`)."""
+    """A chooser that knows whether it was closed, and is asked nothing after that."""
 
     def __init__(self, chooser: Greedy | Draws) -> None:
-        self.chooser, self.closed, self.late = chooser, 0, 0
+        self.chooser, self.closed = chooser, 0
 
     def sample(self, logits: Any) -> int:
-        self.late += self.closed
         assert not self.closed
         return self.chooser.sample(logits)
 
