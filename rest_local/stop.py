@@ -9,18 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from rest_local.errors import ServiceClosed
 
 _here = threading.local()
-
-
-class Abortable(Protocol):
-    """A decode that can be aborted."""
-
-    def abort(self) -> bool: ...
 
 
 class Stop:
@@ -28,7 +21,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._is_set = False
-        self._running: Abortable | None = None
+        self._abort: Callable[[], object] | None = None
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
@@ -37,31 +30,30 @@ class Stop:
         try:
             yield
         finally:
-            _here.stop = self._running = None
+            _here.stop = self._abort = None
 
     def set(self) -> None:
         """Stop the thread. May be called from any thread, and cannot be undone."""
         self._is_set = True
-        running = self._running
-        if running is not None:
-            running.abort()
+        if (abort := self._abort) is not None:
+            abort()
 
     def check(self) -> None:
         """Raise ServiceClosed if `set` was called."""
         if self._is_set:
             raise ServiceClosed
 
-    def enter(self, running: Abortable) -> None:
-        """Call it before a decode. Raises ServiceClosed if `set` was called."""
+    def enter(self, abort: Callable[[], object]) -> None:
+        """Call it before a decode, with what aborts that. Raises ServiceClosed if `set` was called."""
         self.check()
-        self._running = running
+        self._abort = abort
 
 
-def enter(running: Abortable) -> None:
+def enter(abort: Callable[[], object]) -> None:
     """Call it before a decode in this thread. Raises ServiceClosed if the thread was stopped."""
     stop: Stop | None = getattr(_here, "stop", None)
     if stop is not None:
-        stop.enter(running)
+        stop.enter(abort)
 
 
 def check() -> None:

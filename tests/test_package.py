@@ -33,7 +33,7 @@ BELOW: dict[str, set[str]] = {
     "llama": {"grammar"},
     "retrieval": set(),
     "drafting": {"retrieval", "llama"},
-    "kv_cache": {"llama"},
+    "kv_cache": {"drafting", "llama"},
     "calibration": {"kv_cache", "drafting", "retrieval", "llama"},
     "catalog": {"calibration", "retrieval", "llama"},
     "planning": {"calibration", "drafting", "retrieval", "llama"},

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ from rest_local.decoding.stream import Answer, Piece, Progress, Result
 from rest_local.decoding.verify import Chooser, Relaxed, TokenConstraint, Verdict, prune, verify, verify_chain
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
 from rest_local.drafting.growth import Decode, Draft, likely_outcome, origins_of
-from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
@@ -269,7 +268,7 @@ class RequestState:
 
     def _follow_text(self) -> int:
         self._entropies, self.clock.entropy = (), 0.0
-        self.sources.draft_text = None if self.images else cast("DraftText | None", self.slot.draft_text)
+        self.sources.draft_text = None if self.images else self.slot.draft_text
         return self.slot.follow(self.tokens, self.images.saved)
 
     # Images in its text

@@ -21,47 +21,16 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
+from rest_local.drafting.tree import DraftTree, Layout
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.llama.context import Batch
 from rest_local.llama.placeholders import common_prefix, whole
 
-
-class Layout(Protocol):
-    """The order of a tree in a batch: `drafting.tree.Layout`."""
-
-    @property
-    def order(self) -> Sequence[int]: ...
-    @property
-    def low(self) -> Sequence[int]: ...
-    @property
-    def count(self) -> Sequence[int]: ...
-
-
-class Tree(Protocol):
-    """Drafted tokens below the root: `drafting.tree.DraftTree`."""
-
-    @property
-    def token(self) -> Sequence[int]: ...
-    @property
-    def depth(self) -> Sequence[int]: ...
-    @property
-    def root_children(self) -> Sequence[int]: ...
-    @property
-    def children(self) -> Sequence[Sequence[int]]: ...
-    @property
-    def n_leaves(self) -> int: ...
-    def __len__(self) -> int: ...
-
-
-class Follower(Protocol):
-    """What has cells of its own of the same text: `drafting.models.drafter.DraftText`."""
-
-    def restart(self, text: Sequence[int], same: int) -> None: ...
-    def rewind(self, n: int) -> None: ...
-    def share(self, other: Any, n: int) -> None: ...
+if TYPE_CHECKING:
+    from rest_local.drafting.models.drafter import DraftText
 
 
 @dataclass(slots=True)
@@ -154,7 +123,7 @@ class Slot:
         self.tokens: list[int] = []
         self.n_past = 0
         self.runs = [(0, next(_runs))]
-        self.draft_text: Follower | None = None  # what a drafting model knows of these cells
+        self.draft_text: DraftText | None = None  # what a drafting model knows of these cells
         self.user = ""  # whose text it is: only requests of this user may share it, or have it restored from disk
         self.is_kept = self.is_named = False  # on disk; and however short it is
         self.n_saved = 0  # of `n_past`, tokens that were written to disk or need not be
@@ -464,7 +433,7 @@ class Slot:
         batch.n_ids += [self._joined] * n
         batch.output += [0] * n
 
-    def add_step(self, batch: BatchBuilder, tree: Tree, layout: Layout | None) -> None:
+    def add_step(self, batch: BatchBuilder, tree: DraftTree, layout: Layout | None) -> None:
         """Put the root, which is the next token of the text, and its draft into the batch, with the logits of each;
         before them what is evaluated again.
         """
@@ -491,14 +460,14 @@ class Slot:
             batch.n_ids += [layout.count[node] for node in layout.order]
             batch.output += [1] * len(layout.order)
 
-    def fill_step(self, tree: Tree, layout: Layout | None) -> None:
+    def fill_step(self, tree: DraftTree, layout: Layout | None) -> None:
         """A batch of this slot's step alone."""
         self.protect(len(tree))
         batch = BatchBuilder()
         self.add_step(batch, tree, layout)
         batch.load(self.backend.batch)
 
-    def accept(self, tree: Tree, layout: Layout | None, path: Sequence[int]) -> bool:
+    def accept(self, tree: DraftTree, layout: Layout | None, path: Sequence[int]) -> bool:
         """Commit the root and the accepted nodes, free the others. False: the cells were lost and must be rebuilt.
 
         The text has the tokens of the accepted nodes after the root, or gets them next.

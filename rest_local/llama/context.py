@@ -163,7 +163,7 @@ class Breaker:
             _open.discard(self)
 
     def __enter__(self) -> None:
-        stop.enter(self)
+        stop.enter(self.abort)
         with self._lock:
             self._clear_flag()
             self._running = True
