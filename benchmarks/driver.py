@@ -109,7 +109,8 @@ class FixedBudget(AlwaysLooksUp):
 
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
         super().joint_plan(n_ctx, limit, n_other)
-        plan = Plan([20.0] * (self.nodes + 1), [0.0] * (self.nodes + 1))  # slow enough for the calibration by token
+        free = [0.0] * (self.nodes + 1)
+        plan = Plan([20.0] * len(free), free, 1.0)  # slow enough for the calibration by token
         plan.best_rate = 0.0
         return plan
 

@@ -29,11 +29,11 @@ from rest_local.bench.workload import Recorded, load, load_edits
 from rest_local.calibration.cost import LARGEST
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
 from rest_local.drafting.growth import Draft
-from rest_local.drafting.sources import DEPTH, Lookup, Sources
+from rest_local.drafting.sources import Lookup, Sources
+from rest_local.drafting.tree import DEPTH
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.acceptance import PRIORS, Acceptance, TokenCalibrator
-from rest_local.planning.auto import LONG_RUN
 from rest_local.planning.plan import draft
 from rest_local.planning.policy import Policy, StepContext, StepCost
 from rest_local.retrieval.datastore import Datastore
@@ -83,7 +83,7 @@ class Threshold(Policy):
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Learn like `auto`."""
-        self._depth = LARGEST - 1 if done.n_accepted >= LONG_RUN else DEPTH
+        self._depth = LARGEST - 1 if done.n_accepted >= DEPTH else DEPTH
         self.acceptance.learn(drafted.outcomes(tokens))
         self.calibrator.learn(drafted.calibrations(tokens))
 

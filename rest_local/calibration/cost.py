@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.retrieval.rows import MAX_DEPTH
+
 Array = NDArray[np.float64]
 
-LARGEST = 64
+LARGEST = MAX_DEPTH
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # batch sizes that are measured; kernels change between them
 KNOTS = SIZES[1:]  # those with their own correction; t(1) has only the speed
 ATTENTION_KNOTS = (1, 8, 64)

@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.cost import COUNTS, ESTIMATED, LARGEST, SIZES, CostCurve, check_table, physical
+from rest_local.calibration.cost import ESTIMATED, LARGEST, SIZES, CostCurve, check_table, physical
 from rest_local.calibration.measuring import Timing
 from rest_local.errors import InputInvalid
 
-ATTENTION_BASE = 0.65  # share of attention that a batch pays once: 0.5B on a Xeon, 1 to 16 tokens, 3 000 of context
 _FOLDER = Path(__file__).resolve().parent / "curves"
 
 
@@ -73,8 +72,7 @@ def estimated(timed: Sequence[tuple[int, Timing]], backend: str, attention: floa
         _shapes(backend), key=lambda each: sum((math.log(t.ms / plain_ms / each[1][n - 1])) ** 2 for n, t in timed)
     )
     base = plain_ms * shape
-    slope = plain_ms * attention * np.minimum(ATTENTION_BASE + (1 - ATTENTION_BASE) * COUNTS, shape * 2)
-    curve = CostCurve([0, 4096], np.stack([base, base + 4096 * slope]), ESTIMATED)
+    curve = CostCurve([0, 4096], np.stack([base, base * (1 + 4096 * attention)]), ESTIMATED)
     for n, timing in timed:
         curve.observe(n, 0, timing.ms, timing.busy)
     return curve, name

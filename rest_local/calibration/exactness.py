@@ -252,8 +252,8 @@ miss a difference of 1% in three of four runs, 256 rows in one of 13."""
 
 SEGMENT = 32  # rows compared at a time; their logits take 19 MB for a vocabulary of 152k
 FIRST = 4  # rows of the first segment, which reveals unsuitable settings after about 8 plain steps
-DEPTH = 700  # attention works in blocks, so half as many rows from here on are compared too
 N_CTX = 1024  # of the background test's backend: as much as the plan needs, which is also the length of the text
+DEPTH = N_CTX - LEAST_ROWS  # attention works in blocks, so half as many rows from here on are compared too
 SHARE = 0.25  # of the time of forward passes, in the background
 
 

@@ -33,6 +33,7 @@ from rest_local.calibration.cost import (
     Deviations,
     isotonic,
 )
+from rest_local.calibration.threads import BUSY_DELAY
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
@@ -40,7 +41,6 @@ from rest_local.kv_cache.slot import BatchBuilder, Slot
 ROUNDS = 5  # at first; three times as many if they disagree
 QUIET = 0.1  # spread of the rounds up to which a measurement is final
 
-BUSY_SHARE = 0.75  # share of the CPU time that all threads can have; 0.2 to 0.35 with one busy process per core
 PREEMPTIONS_PER_SECOND = 20.0  # of the threads; 110 to 250 were counted on a busy machine
 
 
@@ -82,7 +82,7 @@ class LoadMeter:
         threads = self._threads()
         if not threads or not 0 < wall < 1e-3 * (1.5 * ms + steps):  # else it includes a pause of unknown load
             return False
-        return cpu < BUSY_SHARE * threads * wall and preempted > PREEMPTIONS_PER_SECOND * wall
+        return cpu < (1 - BUSY_DELAY) * threads * wall and preempted > PREEMPTIONS_PER_SECOND * wall
 
 
 def _usage() -> tuple[float, float, float]:

@@ -22,12 +22,11 @@ from typing import NamedTuple
 
 WINDOW_S = 0.25  # many time slices of the kernel's scheduler, 3 ms each
 
-BUSY_DELAY = 0.25  # share of run delay in the time of a busy window; one other program per processor causes about half
+BUSY_DELAY = 0.25  # share of its time that a thread waits for a processor on a busy machine: about half with one other
+# program for each
 BUSY_SLOWDOWN = 1.5  # a window this many times slower than the fast ones is busy too: another thread may be waiting
+# On a busy machine more threads that spin must be so many times faster: their speed varies tenfold
 FORGET = 0.01  # of the fast windows' speed, per window: a longer context is slower on a quiet machine too
-GAIN_IF_BUSY = (
-    1.25  # how many times faster more threads must be that spin on a busy machine: their speed varies tenfold
-)
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 16.0
 """Seconds of decoding before a trial is repeated, at first and after many failures: one window in 16 s costs at most
 1.5% even if the other number of threads makes hardly any progress."""
@@ -140,10 +139,10 @@ class ThreadGovernor:
         self.level = self.levels[self._at + direction]
 
     def _end_trial(self, speed: float) -> None:
-        """End a trial: the faster level stays. On a busy machine threads that spin have to be GAIN_IF_BUSY as fast."""
+        """End a trial: the faster level stays. On a busy machine threads that spin have to be BUSY_SLOWDOWN as fast."""
         direction, self._trying, self._since = self._trying, 0, 0.0
         spins = direction == MORE and not self.levels[self._at + direction].brief
-        if speed > (GAIN_IF_BUSY if spins and self._is_delayed() else 1.0) * self._speed:
+        if speed > (BUSY_SLOWDOWN if spins and self._is_delayed() else 1.0) * self._speed:
             self._at += direction
             self._speed = speed
             self._pause[direction] = 0.0  # try the next level at once

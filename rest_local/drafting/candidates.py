@@ -87,7 +87,6 @@ _CELLS = [  # by source and length: the first cell
     [(source * N_LENGTHS + bisect_left(LENGTHS, n)) * N_ROWS * N_SHARES for n in range(MAX_MATCH + MAX_DEPTH + 1)]
     for source in range(len(SOURCES))
 ]
-_SINGLE_ROW = bisect_left(SHARES, 1)  # of the first number of rows, all of which agree
 
 
 # A possible next token, its evidence cell, and the rows of its source that continue with it. It is a tuple because an
@@ -176,7 +175,7 @@ class SourceRows:
         token = text[depth]
         if token < 0:
             return None
-        return (token, self._cells[self.match[row] + depth] + _SINGLE_ROW, members)
+        return (token, self._cells[self.match[row] + depth] + N_SHARES - 1, members)  # one row, which agrees
 
 
 class EditRows(SourceRows):

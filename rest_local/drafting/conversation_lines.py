@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 KEY = 8  # bytes without indentation by which the places of a line are found
 MOST_PLACES = 8  # of a line that are looked at, the newest
-NEST = 2  # strings inside of strings that are decoded
 
 _NUMBERED = re.compile(rb"[ \t]*(\d{1,7})(\xe2\x86\x92|\t| \| ?|\| ?|: ?)")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -131,17 +130,16 @@ class ConversationLines:
         *whole, self.rest = (self.rest + text).split(b"\n")
         for line in whole:
             self.lines.add(line)
-            self._add_strings(line, NEST)
+            self._add_strings(line)
 
-    def _add_strings(self, line: bytes, depth: int) -> None:
+    def _add_strings(self, line: bytes) -> None:
         for text in strings_of(line):
             for each in text.split(b"\n"):
                 self.strings.add(each)
             self.strings.add(Lines.ENDS)
             self.strings.forget_numbers()
-            if depth > 1:
-                for each in text.split(b"\n"):
-                    self._add_strings(each, depth - 1)
+            for each in text.split(b"\n"):
+                self._add_strings(each)
 
 
 def strings_of(line: bytes) -> Iterator[bytes]:

@@ -33,17 +33,13 @@ from rest_local.drafting.candidates import (
     PrecedingBigram,
     SourceRows,
 )
-from rest_local.drafting.models.drafter import DraftText
-from rest_local.drafting.recycled import RecycledRows
+from rest_local.drafting.models.drafter import BRANCHES, DraftText
+from rest_local.drafting.recycled import LIKELY, RecycledRows
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 
 MIN_PROBABILITY = 0.02  # a node below this probability paid on no measured cost curve
-FORCED_FROM = 0.4  # joint probability of a node of another source from which the grammar is asked what follows.
-# JSON answers with lookups take 1 106, 1 118 and 1 128 forward passes with 0.2, 0.4 and 0.6, 1 143 without, and 0.08,
-# 0.05 and 0.03 ms a step
-SIBLINGS = 4  # likeliest candidates that are not in the tree yet, for which a pass is asked as well
 
 Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the features that corrected it
 
@@ -312,13 +308,13 @@ class Growth:
         return max(joint * self._promise(0 if node == ROOT else depth[node]) for node, joint in self._open.items())
 
     def open_nodes(self) -> list[OpenNode]:
-        """The open questions, the likeliest first, and after them the likeliest candidates that are not in the tree."""
+        """The open questions, the likeliest first, and after them BRANCHES candidates that are not in the tree."""
         tree, proposals = self.draft.tree, self.draft.proposals
         asked = [
             OpenNode(self._number[node], tuple(tree.path(node)), joint, proposals[node].best)
             for node, joint in sorted(self._open.items(), key=lambda each: -each[1])
         ]
-        for entry in nsmallest(SIBLINGS, self._heap):
+        for entry in nsmallest(BRANCHES, self._heap):
             if self._is_current(entry):
                 parent, token = entry[2], entry[3]
                 number = self._model.below(self._number[parent], token)
@@ -343,7 +339,7 @@ class Growth:
         self._members.clear()
 
     def _expand(self, node: int, joint: float, depth: int, members: Members) -> None:
-        if self._force is not None and node != ROOT and joint >= FORCED_FROM:
+        if self._force is not None and node != ROOT and joint >= LIKELY:
             members = self._with_forced(self._force, node, members)
         if self._promise is not None:
             members = [each for each in members if each[0] is not self._model]

@@ -25,6 +25,7 @@ from rest_local.drafting.edit_source import EditSource
 from rest_local.drafting.line_cursor import Spelling
 from rest_local.drafting.models.drafter import DraftText
 from rest_local.drafting.prediction import Prediction
+from rest_local.drafting.tree import DEPTH
 from rest_local.errors import DatastoreError
 from rest_local.llama.placeholders import common_prefix
 from rest_local.retrieval.datastore import Datastore
@@ -33,7 +34,6 @@ from rest_local.retrieval.rows import MAX_MATCH, Int32Array, Rows
 
 log = logging.getLogger("rest_local.drafting")
 
-DEPTH = 16  # tokens of continuation in a row
 ROWS = 32  # of each source: 64 gain nothing in speed, and take longer
 
 

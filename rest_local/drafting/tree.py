@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 ROOT = -1
+DEPTH = 16  # tokens of a branch at most, until as many were accepted without a rejected one
 
 
 @dataclass(slots=True)
@@ -17,7 +18,7 @@ class DraftTree:
     `source`.
     """
 
-    max_leaves: int = 8
+    max_leaves: int = 0
     token: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)

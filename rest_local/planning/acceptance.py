@@ -38,7 +38,7 @@ from rest_local.drafting.candidates import (
     model_rates,
 )
 from rest_local.drafting.growth import Calibrated
-from rest_local.drafting.recycled import logits_rates
+from rest_local.drafting.recycled import SLOTS, SPREAD, logits_rates
 
 STRENGTH = 8.0  # observations that the estimate of the marginal counts for in a cell, and the prior in a marginal
 HALVE_AT = 400.0  # observations at which a cell halves its counts
@@ -131,10 +131,8 @@ def shipped_rates() -> tuple[float, ...]:
     return tuple(rate for source in SOURCES for rate in rates[source])
 
 
-SLOTS = 1 << 18  # slots for the weights of tokens; weights that collide share one. Chat with 1 << 16: 0.3% fewer tokens
 RATE = 0.5  # 0.3 to 0.7 are within half a percent of log loss
 DAMPING = 1.0  # squared error that a weight starts with
-_SPREAD = 0x237B1  # odd, so that neighbouring ids lie far apart
 
 
 class TokenCalibrator:
@@ -149,19 +147,19 @@ class TokenCalibrator:
         with little evidence are corrected too: without, HumanEval loses 2% of its tokens per step.
         """
         weights = self._weights
-        before, last = (preceding[0] * _SPREAD + 1) * _SPREAD * _SPREAD, (preceding[1] * _SPREAD + 2) * _SPREAD
+        before, last = (preceding[0] * SPREAD + 1) * SPREAD * SPREAD, (preceding[1] * SPREAD + 2) * SPREAD
         after = last % SLOTS
         common = weights[after]
         total = 0.0  # a loop: most nodes have one candidate, for which `sum` and `min` take longer than the rest
         for found in candidates.values():
             total += found[0]
-        by_total = (int(4.0 * total) * _SPREAD + 3) * _SPREAD
+        by_total = (int(4.0 * total) * SPREAD + 3) * SPREAD
         calibrated: list[Calibrated] = []
         for token, (estimate, _, members) in candidates.items():
             odds = log(estimate / (1.0 - estimate))
-            own = token * _SPREAD
+            own = token * SPREAD
             alone, pair, apart = own % SLOTS, (own + last) % SLOTS, (own + before) % SLOTS
-            bucket = ((by_total + round(2.0 * odds)) * _SPREAD + len(members)) % SLOTS
+            bucket = ((by_total + round(2.0 * odds)) * SPREAD + len(members)) % SLOTS
             odds += common + weights[alone] + weights[pair] + weights[apart] + weights[bucket]
             calibrated.append((token, 1.0 / (1.0 + exp(-odds)), (alone, pair, apart, after, bucket)))
         return calibrated

@@ -21,8 +21,8 @@ from rest_local.drafting.candidates import GRAMMAR, PrecedingBigram, SourceRows
 from rest_local.drafting.growth import Draft, DraftModelBudget, Growth, Promise
 from rest_local.drafting.models.drafter import Drafter, DraftText
 from rest_local.drafting.recycled import LogitsRow, RecycledRows, SuccessorTable
-from rest_local.drafting.sources import DEPTH, Lookup
-from rest_local.drafting.tree import DraftTree
+from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import DEPTH, DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.draft_scheduler import DraftModelScheduler, ModelStats
 from rest_local.planning.plan import (
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
-LONG_RUN = 12  # after this many accepted tokens without a rejected one, a draft may be as long as a batch; without this
-# bound, drafts grow long where two texts diverge, and edits lose 3 to 5%
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
 
@@ -380,5 +378,7 @@ class Auto(Policy):
 
 
 def _depth(run: int) -> int:
-    """How long a draft may be after so many accepted tokens without a rejected one."""
-    return LARGEST - 1 if run >= LONG_RUN else DEPTH
+    """How long a draft may be after so many accepted tokens without a rejected one: as long as a batch once they were
+    as many as another draft has. Without this bound, drafts grow long where two texts part, and edits lose 3 to 5%.
+    """
+    return LARGEST - 1 if run >= DEPTH else DEPTH

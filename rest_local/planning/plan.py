@@ -33,7 +33,7 @@ from rest_local.drafting.growth import Calibrate, Draft, Estimate, Force, Growth
 
 ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0, inf)  # nats: upper ends of the buckets
 REPEATS = (1, 2, 3, 8)  # lengths of the newest tokens that are searched in the request's own text
-LOOKUP_MS = 0.15  # milliseconds of a lookup before any is measured
+LOOKUP_MS = 0.15  # milliseconds of a lookup, and of other work of the driver, before any is measured
 TRIAL_SHARE = 0.01  # of plain time, for each of what is tried though it is not expected to pay: lookups, passes of a
 # drafting model, rows of logits, an entropy
 SMOOTHING = 1 / 16  # weight of what was seen last: of a lookup, a request, a step with a drafting model
@@ -139,7 +139,6 @@ def in_words(plain_ms: float) -> str:
 
 REFRESH_MS = 100.0  # of plain steps, after which the price table is computed again: with what the curve has observed it
 # takes 0.2 ms
-_BUCKET = 128  # tokens of context after which it is computed again as well
 RETURN = 0.25  # of what a draft costs beyond a plain step, that it must be expected to save: the tree that looks best
 # has the luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them
 
@@ -202,8 +201,8 @@ class Driver:
     """The driver's own time in a step, in milliseconds, learned from real steps."""
 
     lookup: float = LOOKUP_MS  # a lookup, with all drafting if nothing is submitted
-    step: float = 0.05  # any step: batch, sampling, bookkeeping
-    tree: float = 0.08  # what a step with a draft takes in addition
+    step: float = LOOKUP_MS  # any step: batch, sampling, bookkeeping
+    tree: float = LOOKUP_MS  # what a step with a draft takes in addition
     NODE = 0.014  # what each drafted node takes in addition: growing, laying out and walking the tree
 
     def learn_lookup(self, ms: float) -> None:
@@ -223,7 +222,7 @@ def _smoothed(now: float, ms: float) -> float:
 
 class Prices:
     """Milliseconds of a step by its number of tokens, and the smallest slope from each size on. Computed again every
-    REFRESH_MS, and every 128 tokens of context, which takes 60 us.
+    REFRESH_MS, and every LARGEST tokens of context, which takes 60 us.
     """
 
     def __init__(self, curve: CostCurve, driver: Driver) -> None:
@@ -238,18 +237,18 @@ class Prices:
 
     def steps_left(self, n_ctx: int) -> int:
         """For how many steps of one token after the one at `n_ctx` the prices stay as they are."""
-        return min(self._refresh_in - 1, _BUCKET - 1 - n_ctx % _BUCKET)
+        return min(self._refresh_in - 1, LARGEST - 1 - n_ctx % LARGEST)
 
     def at(self, n_ctx: int) -> tuple[list[float], list[float]]:
         """Cost and slope at `n_ctx` tokens of context, [64] each, indexed by the number of tokens less one."""
-        if self._bucket != n_ctx // _BUCKET or self._refresh_in <= 0:
+        if self._bucket != n_ctx // LARGEST or self._refresh_in <= 0:
             cost = self._curve.at(n_ctx) + self._driver.step
             cost[1:] += self._driver.tree + self._driver.NODE * COUNTS[:-1]
             cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is padded
             rise = cost[None, :] - cost[:, None]
             slope = np.divide(rise, _GAPS, out=np.full_like(rise, np.inf), where=_GAPS > 0).min(axis=1)
             self._tables = (cost.tolist(), slope.tolist())
-            self._bucket, self._refresh_in = n_ctx // _BUCKET, ceil(REFRESH_MS / cost[0])
+            self._bucket, self._refresh_in = n_ctx // LARGEST, ceil(REFRESH_MS / cost[0])
         return self._tables
 
 
@@ -268,7 +267,7 @@ class Plan:
 
     cost: list[float]  # milliseconds of a step with n drafted nodes, n = 0..limit
     slope: list[float]  # smallest cost in milliseconds of a further node, from each number of nodes on
-    guaranteed: float = 1.0  # tokens that the step yields without any draft: one for each request
+    guaranteed: float  # tokens that the step yields without any draft: one for each request
     rate: float | None = None
     best: int = 0
     expected: float = 0.0  # accepted nodes that are expected of all that were counted

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import Merged, PrecedingBigram, SourceRows, model_cell, model_rates
-from rest_local.drafting.growth import MIN_PROBABILITY, SIBLINGS, Calibrate, Calibrated, Draft, Growth
+from rest_local.drafting.growth import MIN_PROBABILITY, Calibrate, Calibrated, Draft, Growth
+from rest_local.drafting.models.drafter import BRANCHES
 from rest_local.drafting.sources import Sources
 from rest_local.drafting.tree import ROOT
 from rest_local.planning.plan import draft, grow
@@ -164,7 +165,7 @@ def test_likely_siblings_are_asked_about_before_they_are_in_the_tree() -> None:
 
 def test_no_more_siblings_than_the_limit() -> None:
     grown = growth(rows(*([token, 20, 20] for token in range(1, 9))), leaves=9)
-    assert len(grown.open_nodes()) == 1 + SIBLINGS
+    assert len(grown.open_nodes()) == 1 + BRANCHES
 
 
 @pytest.mark.parametrize("calibrate", [None, lambda bigram, merged: []])

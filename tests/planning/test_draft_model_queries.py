@@ -129,7 +129,7 @@ def asked(drafter: Scripted, joint: float, known: float, most_ms: float = 100.0)
     growth = cast(Any, SimpleNamespace(open_nodes=lambda: [OpenNode(0, (), joint, known)], answered=lambda *_: None))
     stats = ModelStats()
     stats.learn([(0, 0.7)] * 100)
-    return DraftModelScheduler(text, Plan(ms, [0.2] * len(ms)), stats, [DraftModelBudget(growth, text, most_ms)])()
+    return DraftModelScheduler(text, Plan(ms, [0.2] * len(ms), 1.0), stats, [DraftModelBudget(growth, text, most_ms)])()
 
 
 def test_no_pass_if_the_next_token_is_known_or_the_path_unlikely() -> None:
@@ -155,7 +155,7 @@ def test_what_the_model_cannot_answer_is_not_asked_and_does_not_stand_before_wha
     growth = cast(
         Any, SimpleNamespace(open_nodes=lambda: questions, answered=lambda number, likely: answered.append(number))
     )
-    asking = DraftModelScheduler(text, Plan(ms, [0.2] * len(ms)), stats, [DraftModelBudget(growth, text, 100.0)])
+    asking = DraftModelScheduler(text, Plan(ms, [0.2] * len(ms), 1.0), stats, [DraftModelBudget(growth, text, 100.0)])
     assert asking()
     assert answered == [6]
     del questions[1]

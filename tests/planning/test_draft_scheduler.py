@@ -137,7 +137,7 @@ def test_values_are_those_of_a_slow_enumeration(
 @pytest.mark.parametrize("asked", [True, False])
 def test_values_are_computed_again_after_some_steps(asked: bool) -> None:
     made = stats(n=REFRESH)
-    plan = Plan(FLAT, [0.2] * len(FLAT), rate=0.12)
+    plan = Plan(FLAT, [0.2] * len(FLAT), 1.0, rate=0.12)
     values = made.values(plan, 1.0, 1)
     for step in range(REFRESH):
         assert made.values(plan, 1.0, 1) is values, step

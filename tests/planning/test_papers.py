@@ -161,7 +161,7 @@ def test_no_lookup_if_the_target_is_uncertain() -> None:
     found: Found = {"context": [(5, [1, 2, 3])]}
     unsure = StepContext(100, 63, 8, (4.0, 4.0, 4.0))
     sources = Fixed(found)
-    assert ReSpec().draft(sources, unsure) == Draft(DraftTree(), skipped=True)
+    assert ReSpec().draft(sources, unsure) == Draft(DraftTree(8), skipped=True)
     assert sources.lookups == []
     assert len(drafted(ReSpec(trigger=False), found, unsure)) == 3
     assert (ReSpec().watches_entropy, ReSpec(trigger=False).watches_entropy) == (True, False)

@@ -28,7 +28,7 @@ def always_draft(monkeypatch: pytest.MonkeyPatch, most: int = 16) -> None:
     """Makes `auto` draft at every step whatever there is, `most` nodes at most: no measured time decides."""
 
     def plan(self: Auto, n_ctx: int, limit: int) -> Plan:
-        plan = Plan([1.0] * (min(limit, most) + 1), [0.0] * 64)
+        plan = Plan([1.0] * (min(limit, most) + 1), [0.0] * 64, 1.0)
         plan.best_rate = 0.0
         return plan
 

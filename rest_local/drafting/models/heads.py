@@ -41,12 +41,13 @@ from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import features as states
 from rest_local.llama.context import ABORTED, NO_ROOM, Context, ContextSettings
 from rest_local.llama.model import Model
+from rest_local.retrieval.rows import MAX_DEPTH
 
 log = logging.getLogger("rest_local.drafting")
 
 Floats = NDArray[np.float32]
-KEPT = 64  # newest features of a text that are kept, to go on from where a text is cut back; and pending pairs that do
-# not wait once the text was caught up with: of a step that copied a long passage
+KEPT = MAX_DEPTH  # newest features of a text that are kept, to go on from where it is cut back; and pending pairs that
+# do not wait once the text was caught up with: of a step that copied a long passage
 KEPT_BYTES = 64 << 20  # of waiting features, for each text: 4 096 tokens of a model of width 4 096, 1 365 for EAGLE-3
 
 
