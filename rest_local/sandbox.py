@@ -49,16 +49,11 @@ def command(module: str, *arguments: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a child of `run` ended.
+    """How a child of `run` ended."""
 
-    code     its exit status, negative for a signal; None if it was killed after `timeout` seconds
-    lines    the JSON objects that it printed
-    errors   the end of its stderr
-    """
-
-    code: int | None
-    lines: Sequence[dict[str, Any]]
-    errors: str
+    code: int | None  # its exit status, negative for a signal; None if it was killed after `timeout` seconds
+    lines: Sequence[dict[str, Any]]  # the JSON objects that it printed
+    errors: str  # the end of its stderr
     timeout: float
 
     @classmethod

@@ -40,17 +40,12 @@ BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What answers a request.
-
-    model        the name to answer with
-    shows_steps  the answer may tell what was drafted and what was cached (`Settings.shows_steps`)
-    fingerprint  OpenAI's `system_fingerprint`
-    """
+    """What answers a request."""
 
     engine: Engine
-    model: str
-    shows_steps: bool
-    fingerprint: str
+    model: str  # the name to answer with
+    shows_steps: bool  # the answer may tell what was drafted and what was cached (`Settings.shows_steps`)
+    fingerprint: str  # OpenAI's `system_fingerprint`
 
 
 @dataclass(frozen=True)

@@ -183,20 +183,13 @@ MAX_TEXT = 4096  # of a value in `model_info`
 
 @dataclass(frozen=True)
 class Row:
-    """A model in a list.
+    """A model in a list."""
 
-    name       as clients write it; lists add `:latest` where it has no tag
-    path       its first file
-    meta       what is known of it (`meta`); empty for a model that was never loaded
-    is_loaded  whether it is in memory
-    expires    when it is unloaded unless it is used, in seconds since 1970; None: never
-    """
-
-    name: str
-    path: Path
-    meta: Mapping[str, Any]
-    is_loaded: bool
-    expires: float | None = None
+    name: str  # as clients write it; lists add `:latest` where it has no tag
+    path: Path  # its first file
+    meta: Mapping[str, Any]  # what is known of it (`meta`); empty for a model that was never loaded
+    is_loaded: bool  # whether it is in memory
+    expires: float | None = None  # when it is unloaded unless it is used, in seconds since 1970; None: never
 
     def to_dict(self) -> dict[str, Any]:
         """The row of GET /api/tags. The digest has 64 hexadecimal digits that change with the file."""

@@ -64,19 +64,13 @@ def item_id(prefix: str, response_id: str, where: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class KeptResponse:
-    """One response.
-
-    previous   id of the response that it continues
-    owner      tells API keys apart, see `server.settings.owner_of`
-    added      items of input that its request brought
-    response   the response; its output is what the turn added in addition
-    """
+    """One response."""
 
     id: str
-    previous: str | None
-    owner: str
-    added: list[dict[str, Any]]
-    response: dict[str, Any]
+    previous: str | None  # id of the response that it continues
+    owner: str  # tells API keys apart, see `server.settings.owner_of`
+    added: list[dict[str, Any]]  # items of input that its request brought
+    response: dict[str, Any]  # the response; its output is what the turn added in addition
 
     @property
     def output(self) -> list[dict[str, Any]]:

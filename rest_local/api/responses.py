@@ -318,22 +318,16 @@ EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium", "h
 
 @dataclass(frozen=True)
 class Turn:
-    """What one request asks for.
-
-    chat      what the model is asked
-    places    where each message of the chat came from
-    added     items that the request brought, with ids
-    owner     of the response, see `owner_of`
-    """
+    """What one request asks for."""
 
     id: str
     created: int
     body: ResponseBody
-    chat: ChatBody
+    chat: ChatBody  # what the model is asked
     toolbox: Toolbox
-    places: list[str]
-    added: list[Item]
-    owner: str
+    places: list[str]  # where each message of the chat came from
+    added: list[Item]  # items that the request brought, with ids
+    owner: str  # of the response, see `owner_of`
 
     @staticmethod
     def of(body: ResponseBody, store: ResponseStorage, owner: str) -> Turn:

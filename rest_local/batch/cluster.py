@@ -63,18 +63,16 @@ class Cluster:
 
     address   `auto`: the cluster that this machine is a node of; host:port: the same, where there are several; `local`:
               processes of this machine alone, which end with the batch
-    replicas  how many; None: as many as the nodes have room for now
     cpus      CPUs of a replica, and its threads; None: the engine's threads, 1 with a GPU, else those of the smallest
               node
-    gpus      GPUs of a replica, also parts of one; None: 1 where the cluster has GPUs
 
     Raises OptionError for numbers out of range.
     """
 
     address: str
-    replicas: int | None = None
+    replicas: int | None = None  # how many; None: as many as the nodes have room for now
     cpus: int | None = None
-    gpus: float | None = None
+    gpus: float | None = None  # GPUs of a replica, also parts of one; None: 1 where the cluster has GPUs
 
     def __post_init__(self) -> None:
         check_address(self.address)

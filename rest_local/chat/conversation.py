@@ -43,40 +43,23 @@ _ID = "abcdef123"  # nine letters and digits: Mistral's templates accept no othe
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What one template supports.
+    """What one template supports."""
 
-    system               a system message at the beginning
-    late_system          a system message later on
-    system_with_results  a system message where the last message is a tool's result
-    tools                descriptions of tools
-    tool_calls           earlier calls
-    call_content         text in the same message as a call
-    tool_results         results of earlier calls
-    parallel_calls       several calls in one message
-    object_arguments     arguments as an object, not as text
-    null_calls           a message with calls needs None as its content: empty text is rendered differently
-    string_content       content as text
-    typed_content        content as a list of parts
-    reasoning            the reasoning of the last answer, if that called a tool
-    alternates           user and assistant must alternate
-    short_ids            ids of calls must have nine characters
-    """
-
-    system: bool
-    late_system: bool
-    system_with_results: bool
-    tools: bool
-    tool_calls: bool
-    call_content: bool
-    tool_results: bool
-    parallel_calls: bool
-    object_arguments: bool
-    null_calls: bool
-    string_content: bool
-    typed_content: bool
-    reasoning: bool
-    alternates: bool
-    short_ids: bool
+    system: bool  # a system message at the beginning
+    late_system: bool  # a system message later on
+    system_with_results: bool  # a system message where the last message is a tool's result
+    tools: bool  # descriptions of tools
+    tool_calls: bool  # earlier calls
+    call_content: bool  # text in the same message as a call
+    tool_results: bool  # results of earlier calls
+    parallel_calls: bool  # several calls in one message
+    object_arguments: bool  # arguments as an object, not as text
+    null_calls: bool  # a message with calls needs None as its content: empty text is rendered differently
+    string_content: bool  # content as text
+    typed_content: bool  # content as a list of parts
+    reasoning: bool  # the reasoning of the last answer, if that called a tool
+    alternates: bool  # user and assistant must alternate
+    short_ids: bool  # ids of calls must have nine characters
 
     def to_dict(self) -> dict[str, bool]:
         """`chat_template_caps` of `/props`, under llama-server's names."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, product
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,24 +93,17 @@ Call = Callable[[str], Tokens]
 """llama.cpp: the token ids of a text that is neither long nor has special tokens, int32."""
 
 
-class Words(Protocol):
-    """A way to cut texts into words."""
-
-    def cut(self, data: bytes) -> list[bytes] | None:
-        """The words of a stretch of text; None if it has to stay whole. One that is not ASCII may be any text."""
-
-    def lookup(self, words: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Each of these words with its tokens from llama.cpp, int32."""
-
-
 class BulkTokenizer:
     """The tokenizer of one vocabulary for many texts. Not thread safe; threads would not make it faster.
 
-    words: how texts are cut; split: a text to stretches of plain text and ids of special tokens; whole: the tokens of a
-    text that must not be cut here.
+    words: cuts a stretch of text into words (None: it has to stay whole; a word that is not ASCII may be any text), and
+    gives each its tokens from llama.cpp, int32; split: a text to stretches of plain text and ids of special tokens;
+    whole: the tokens of a text that must not be cut here.
     """
 
-    def __init__(self, words: Words, split: Callable[[str], Iterable[str | int]], whole: Call) -> None:
+    def __init__(
+        self, words: PiecesOfPattern | SeparatePairs, split: Callable[[str], Iterable[str | int]], whole: Call
+    ) -> None:
         self._words, self._split, self._whole = words, split, whole
         self._known: dict[Word, bytes] = {}
 
@@ -165,7 +157,7 @@ def bulk_tokenizer(
     kind: llama_vocab_type; pre: `tokenizer.ggml.pre`; spelled: text and attributes of every token; split: see
     `SpecialTokens.split`; call: one call of llama.cpp; whole: `Tokenizer.tokenize`. Takes 0.1 s.
     """
-    words: Words | None = None
+    words: PiecesOfPattern | SeparatePairs | None = None
     if kind == bindings.LLAMA_VOCAB_TYPE_BPE and pre in _PATTERNS:
         words = PiecesOfPattern(_PATTERNS[pre], call, whole)
     elif kind == bindings.LLAMA_VOCAB_TYPE_SPM:

@@ -57,18 +57,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, eq=False)
 class ImageChunk:
-    """Consecutive rows of an image. A model with tiles has several for one image.
+    """Consecutive rows of an image. A model with tiles has several for one image."""
 
-    ids       placeholders, one for each row; the same for the same bytes and the same projector
-    n_pos     positions that it takes in the text: as many as rows, fewer with M-RoPE
-    offsets   int32 [4, rows], positions of the rows relative to its first one, where the model has M-RoPE
-    causal    whether a row attends to the rows before it only; else all rows have to be evaluated together
-    """
-
-    ids: tuple[int, ...]
-    n_pos: int
-    offsets: NDArray[np.int32] | None
-    causal: bool
+    ids: tuple[int, ...]  # placeholders, one for each row; the same for the same bytes and the same projector
+    n_pos: int  # positions that it takes in the text: as many as rows, fewer with M-RoPE
+    offsets: NDArray[np.int32] | None  # [4, rows], positions relative to that of its first row; with M-RoPE only
+    causal: bool  # whether a row attends to the rows before it only; else all rows have to be evaluated together
     number: int = 0  # of libmtmd's chunks of its image
     digest: bytes = b""  # of the image
     data: bytes = field(default=b"", repr=False)

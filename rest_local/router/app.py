@@ -71,15 +71,12 @@ _STATISTICS = ("/slots", "/metrics")
 
 @dataclass
 class RouterState:
-    """What the endpoints of a router share.
-
-    ready   whether the models that are loaded at the start are
-    """
+    """What the endpoints of a router share."""
 
     settings: Settings
     pool: Pool
     folder: Path
-    ready: bool = False
+    ready: bool = False  # whether the models that are loaded at the start are
     started: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property

@@ -46,32 +46,20 @@ State = tuple[tuple[str, int, int, int], ...]
 
 @dataclass
 class Entry:
-    """A model that can be served, and its process.
+    """A model that can be served, and its process."""
 
-    setup     of its process
-    path      its first file
-    need      what it will take; called before each load, as the file may have changed
-    aliases   further names
-    users     requests that use the process
-    waiting   requests that wait until it is loaded
-    used_at   when the last request ended
-    leaving   it is to be unloaded: new requests wait
-    taken     bytes that the loaded model takes, as `need` estimated
-    files     of the model that is loaded
-    """
-
-    setup: Setup
-    path: Path
-    need: Callable[[], Need]
-    aliases: tuple[str, ...] = ()
+    setup: Setup  # of its process
+    path: Path  # its first file
+    need: Callable[[], Need]  # what it will take; called before each load, as the file may have changed
+    aliases: tuple[str, ...] = ()  # further names
     process: ModelProcess | None = None
     loading: asyncio.Task[ModelProcess] | None = None
-    users: int = 0
-    waiting: int = 0
-    used_at: float = 0.0
-    leaving: bool = False
-    taken: int = 0
-    files: State = ()
+    users: int = 0  # requests that use the process
+    waiting: int = 0  # requests that wait until it is loaded
+    used_at: float = 0.0  # when the last request ended
+    leaving: bool = False  # it is to be unloaded: new requests wait
+    taken: int = 0  # bytes that the loaded model takes, as `need` estimated
+    files: State = ()  # of the model that is loaded
     meta: dict[str, object] = field(default_factory=dict)
 
     @property

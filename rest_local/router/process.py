@@ -48,21 +48,15 @@ LONGEST_LINE = 1 << 20  # of what a process tells
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process serves; it is pickled.
-
-    name      of the model
-    load      loads the engine
-    secret    that every request has to bring
-    folder    private to this server (`State.folder`)
-    """
+    """What a process serves; it is pickled."""
 
     settings: Settings
-    name: str
-    load: Callable[[], Engine]
+    name: str  # of the model
+    load: Callable[[], Engine]  # loads the engine
     queue: int
     drain_seconds: int
-    secret: bytes
-    folder: Path | None = None
+    secret: bytes  # that every request has to bring
+    folder: Path | None = None  # private to this server (`State.folder`)
 
 
 class ModelProcessFailed(RestLocalError):

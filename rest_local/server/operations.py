@@ -38,20 +38,16 @@ _ERROR_NAMES: dict[Shape, str] = {openai_shape: "Error", anthropic_shape: "Anthr
 
 @dataclass(frozen=True)
 class Operation:
-    """A method of a route.
-
-    streams     answers with a stream, of `stream_media`, if the body requests it
-    of_server   needs no model: where there are several, the process that clients reach answers it
-    """
+    """A method of a route."""
 
     method: str
     path: str
     summary: str
     body: type[BaseModel] | None = None
-    streams: bool = False
+    streams: bool = False  # answers with a stream, of `stream_media`, if the body requests it
     stream_media: str = "text/event-stream"
     media: str = "application/json"
-    of_server: bool = False
+    of_server: bool = False  # needs no model: where there are several, the process that clients reach answers it
 
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]

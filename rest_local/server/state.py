@@ -160,7 +160,6 @@ def server_of(request: Request) -> Any:
 class State:
     """The state of one server.
 
-    name              of the model, known before it is loaded
     engine, service   set when the model is loaded
     embedder, ranker  made for the first request that needs one
     folder            private to this server, outlives the process of a model and is removed when the server ends; None
@@ -170,7 +169,7 @@ class State:
     """
 
     settings: Settings
-    name: str
+    name: str  # of the model, known before it is loaded
     engine: Engine | None = None
     service: Service | None = None
     embedder: Embedder | None = None

@@ -22,17 +22,12 @@ Call = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call. Made by `tools_of`.
-
-    parameters   JSON schema of the arguments
-    strict       the schema must be kept, or the request is refused
-    fields       the function as the client described it, for the chat template
-    """
+    """A function that the model may call. Made by `tools_of`."""
 
     name: str
-    parameters: Mapping[str, Any]
-    strict: bool
-    fields: Mapping[str, Any]
+    parameters: Mapping[str, Any]  # JSON schema of the arguments
+    strict: bool  # the schema must be kept, or the request is refused
+    fields: Mapping[str, Any]  # the function as the client described it, for the chat template
 
     @property
     def _strictly(self) -> str:
@@ -95,23 +90,15 @@ Force = Callable[[Lark, Sequence[Tool], bool], str]
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How calls are read, written and forced.
-
-    readers         markers that begin a call, each with the reader of what follows
-    force           the body of a Lark rule for one call, or for several where the flag is set
-    write           writes earlier calls, for templates that do not
-    whole           reads the whole answer in place of `readers` (formats with channels)
-    bare            reads calls without a marker at the beginning of the answer, if their names are known
-    id_characters   length of the ids that the template accepts, 0 for any
-    """
+    """How calls are read, written and forced."""
 
     name: str
-    readers: Mapping[str, Reader]
-    force: Force
-    write: Callable[[Sequence[Call]], str] = write_calls
-    whole: Reader | None = None
-    bare: Reader | None = None
-    id_characters: int = 0
+    readers: Mapping[str, Reader]  # markers that begin a call, each with the reader of what follows
+    force: Force  # the body of a Lark rule for one call, or for several where the flag is set
+    write: Callable[[Sequence[Call]], str] = write_calls  # writes earlier calls, for templates that do not
+    whole: Reader | None = None  # reads the whole answer in place of `readers` (formats with channels)
+    bare: Reader | None = None  # reads calls without a marker at the beginning of the answer, if their names are known
+    id_characters: int = 0  # length of the ids that the template accepts, 0 for any
 
 
 def tools_of(tools: Sequence[Any] | None) -> list[Tool]:

@@ -69,15 +69,13 @@ class Cluster:
 
     address   `auto`: the cluster that this machine is a node of; host:port: the same, where there are several; `local`:
               processes of this machine alone, which end with the build
-    ship      the driver's node reads all files, also where a node seems to have them
-    warn      called with a line for each shard that is built again
 
     Raises OptionError for an address outside of the cluster.
     """
 
     address: str
-    ship: bool = False
-    warn: Callable[[str], None] = lambda _: None
+    ship: bool = False  # the driver's node reads all files, also where a node seems to have them
+    warn: Callable[[str], None] = lambda _: None  # called with a line for each shard that is built again
 
     def __post_init__(self) -> None:
         check_address(self.address)
