@@ -93,34 +93,28 @@ def test_shards_answer_every_request_once(call: Call, requests: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("content", "arguments", "code", "says"),
+    ("arguments", "code", "says"),
     [
-        (None, [], 1, "No such file"),
-        ("", [], 1, "contains no request"),
-        ('{"prompt": "x"}', ["--shard", "3/2"], 2, "give i/n"),
-        ('{"prompt": "x"}', ["-o", "in.jsonl"], 2, "is the input"),
-        ('{"prompt": "x"}', ["-o", "."], 2, "is a directory"),
-        ('{"prompt": "x"}', ["-o", "none/out.jsonl"], 1, "No such file"),
-        ('{"prompt": "x"}', ["--json"], 2, "give -o FILE"),
-        ('{"prompt": "x"}', ["-o", "other.jsonl"], 1, "give another output, or --replace to write it anew"),
-        ('{"prompt": "x"}', ["-o", "out.jsonl", "-m", "none.gguf"], 1, "none.gguf: no such file"),
-        ('{"prompt": "x"}', ["-o", "out.jsonl", "-d", "none"], 1, "none"),
+        ("none.jsonl", 1, "No such file"),
+        ("empty.jsonl", 1, "contains no request"),
+        ("in.jsonl --shard 3/2", 2, "give i/n"),
+        ("in.jsonl -o in.jsonl", 2, "is the input"),
+        ("in.jsonl -o .", 2, "is a directory"),
+        ("in.jsonl -o none/out.jsonl", 1, "No such file"),
+        ("in.jsonl --json", 2, "give -o FILE"),
+        ("in.jsonl -o other.jsonl", 1, "give another output, or --replace to write it anew"),
+        ("in.jsonl -o out.jsonl -m none.gguf", 1, "none.gguf: no such file"),
+        ("in.jsonl -o out.jsonl -d none", 1, "none"),
     ],
 )
 def test_what_is_refused_is_one_line(
-    call: Call,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    content: str | None,
-    arguments: list[str],
-    code: int,
-    says: str,
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, code: int, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("other.jsonl").write_text('{"custom_id": "other", "id": "other"}\n')
-    if content is not None:
-        Path("in.jsonl").write_text(content)
-    done = call("batch", "in.jsonl", *arguments)
+    Path("in.jsonl").write_text('{"prompt": "x"}')
+    Path("empty.jsonl").touch()
+    done = call("batch", *arguments.split())
     assert done.code == code
     assert says in done.err
     assert done.err.count("\n") == 1

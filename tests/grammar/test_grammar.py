@@ -7,42 +7,20 @@ from contextlib import suppress
 from typing import Any
 
 import jsonschema_rs
-import numpy as np
 import pytest
+from support.spelling import generated
 
 from rest_local.errors import OptionError
 from rest_local.grammar import Grammar, any_object, compiler, gbnf, json_schema, lark
 from rest_local.grammar.compiler import Tokens
 from rest_local.grammar.constraint import Constraint
 from rest_local.grammar.grammar import Lark
-from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 
 
 def accepts(vocabulary: Vocabulary, grammar: Grammar, text: str) -> bool:
     constraint, end = Constraint(vocabulary, grammar), int(vocabulary.ends[0])
     return all(constraint.follow(token) for token in vocabulary.tokenize(text).tolist()) and constraint.allows(end)
-
-
-def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int) -> str:
-    """Random text of the language. Quotes and brackets become likelier over fifty tokens, ends with every token."""
-    rng = np.random.default_rng(seed)
-    pieces = vocabulary.pieces()
-    halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
-    closing = [token for token, piece in enumerate(pieces) if piece in (b'"', b"}", b"]", b"0", b"b", b"\\")]
-    said = b""
-    with Sampler(vocabulary, Sampling(grammar=grammar, temperature=1.0, seed=seed, top_k=0)) as sampler:
-        for step in range(3000):
-            row = rng.standard_normal(vocabulary.size).astype(np.float32)
-            row[halves] -= 60
-            row[closing] += 1 + step % 50 / 4
-            row[vocabulary.ends] += 1 + step / 2
-            token = sampler.sample(row)
-            sampler.accept(token)
-            if vocabulary.is_end(token):
-                return said.decode()
-            said += pieces[token]
-    raise AssertionError(f"no end: {said[:300]!r}")
 
 
 NODE = {"$ref": "#/$defs/node"}

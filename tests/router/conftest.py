@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import os
 import pickle
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -18,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -35,6 +33,7 @@ from rest_local.router.process import LONGEST_LINE, ModelProcess, Setup
 from rest_local.server.http import listen
 from rest_local.server.settings import Settings
 from tests.router.fake_processes import FakeProcess, served
+from tests.server.live import Live
 from tests.support.forked import can_fork
 from tests.support.warm import Warm
 
@@ -57,31 +56,18 @@ def refuses(port: int) -> bool:
 
 
 @dataclass
-class Routed:
+class Routed(Live):
     """A running router. `ask` sends a request, by default a completion of `model`."""
 
-    port: int
-    routing: Routing
-    thread: threading.Thread
     errors: list[BaseException] = field(default_factory=list)
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=120, **options)
+    def routing(self) -> Routing:
+        return cast("Routing", self.serving)
 
     def ask(self, model: str | None, path: str = "/completion", **body: Any) -> httpx.Response:
         given = {"prompt": "def main", "n_predict": 4, "temperature": 0} | body
-        if model is not None:
-            given["model"] = model
-        with self.client() as client:
-            return client.post(path, json=given)
-
-    def get(self, path: str, **options: Any) -> httpx.Response:
-        with self.client() as client:
-            return client.get(path, **options)
+        return self.post(path, given if model is None else given | {"model": model})
 
     def entry(self, name: str) -> Entry:
         return self.routing.pool.entry(name)
@@ -93,13 +79,6 @@ class Routed:
 
     def statuses(self) -> dict[str, str]:
         return {row["id"]: row["status"]["value"] for row in self.get("/v1/models").json()["data"]}
-
-    def stop(self) -> None:
-        self.routing.stop()
-        self.thread.join(120)
-        if self.thread.is_alive():
-            faulthandler.dump_traceback(sys.__stderr__)  # where it hangs
-        assert not self.thread.is_alive()
 
 
 def choice(path: Path, *, need: int = GIGABYTE, aliases: tuple[str, ...] = (), **options: Any) -> ModelChoice:
@@ -190,7 +169,7 @@ def router_of(models: Sequence[ModelChoice], settings: Settings | None = None, *
 
         thread = threading.Thread(target=run, name="router")
         thread.start()
-        live = Routed(listening.getsockname()[1], routing, thread, errors)
+        live = Routed(listening.getsockname()[1], cast("Any", routing), thread, errors=errors)
         try:
             assert routing.loaded.wait(300)
             yield live

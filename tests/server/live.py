@@ -31,7 +31,7 @@ class Live:
     def stop(self) -> None:
         """Stops the server and waits for its thread."""
         self.serving.stop()
-        self.thread.join(60)
+        self.thread.join(120)
         if self.thread.is_alive():
             faulthandler.dump_traceback(sys.__stderr__)  # where it hangs
         assert not self.thread.is_alive()
@@ -41,7 +41,7 @@ class Live:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **options)
+        return httpx.Client(base_url=self.url, timeout=120, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         with self.client() as client:

@@ -47,24 +47,24 @@ def test_a_turn_of_the_assistant_is_one_message() -> None:
     assert made[4]["reasoning_content"] == "Hm."
 
 
-def test_text_after_a_call_is_a_message_of_its_own() -> None:
-    said = {"type": "message", "role": "assistant", "content": "Done."}
-    made = messages(USER, CALL, said, said)
-    assert [(m["role"], m["content"], "tool_calls" in m) for m in made] == [
-        ("user", "Hi", False),
-        ("assistant", "", True),
-        ("assistant", "Done.", False),
-        ("assistant", "Done.", False),
-    ]
+DONE = {"type": "message", "role": "assistant", "content": "Done."}
+SEARCH = {"type": "web_search_call", "id": "ws", "status": "completed"}
+SING = {"role": "developer", "content": "Sing."}
 
 
-def test_instructions_come_first() -> None:
-    made = messages({"role": "developer", "content": "Sing."}, USER, instructions="Be brief.")
-    assert [(m["role"], m["content"]) for m in made] == [
-        ("system", "Be brief."),
-        ("developer", "Sing."),
-        ("user", "Hi"),
-    ]
+@pytest.mark.parametrize(
+    ("items", "instructions", "said"),
+    [
+        ([USER, CALL, DONE, DONE], None, ["user Hi", "assistant ", "assistant Done.", "assistant Done."]),
+        ([SING, USER], "Be brief.", ["system Be brief.", "developer Sing.", "user Hi"]),
+        ([USER, SEARCH], None, ["user Hi"]),  # what another server searched
+    ],
+)
+def test_items_become_messages_in_order(items: list[Any], instructions: str | None, said: list[str]) -> None:
+    """Text after a call is a message of its own."""
+    made = messages(*items, instructions=instructions)
+    assert [f"{message['role']} {message['content']}" for message in made] == said
+    assert ["tool_calls" in message for message in made] == [text == "assistant " for text in said]
 
 
 def test_parts_are_those_of_a_chat() -> None:
@@ -87,10 +87,6 @@ def test_reasoning_returns_in_any_of_its_forms() -> None:
     foreign = {"type": "reasoning", "encrypted_content": "gAAAAAB", "summary": [{"type": "summary_text", "text": "S"}]}
     assert messages(USER, sealed, CALL)[1]["reasoning_content"] == thought
     assert messages(USER, foreign, CALL)[1]["reasoning_content"] == "S"
-
-
-def test_what_another_server_searched_is_left_out() -> None:
-    assert len(messages(USER, {"type": "web_search_call", "id": "ws", "status": "completed"})) == 1
 
 
 def test_an_error_of_the_chat_names_the_item() -> None:

@@ -153,10 +153,11 @@ def test_wrong_calls_name_what_is_wrong(start: Start) -> None:
     assert error_of(live.post("/completion", body), 400)["param"] == "prompt_cache_key"
 
 
-def test_without_sessions_nothing_is_saved(start: Start) -> None:
-    live = start(limit=0)
+@pytest.mark.parametrize(("limit", "status", "code"), [(0, 501, "sessions_off"), (100_000, 507, "disk_full")])
+def test_no_more_is_saved_than_the_limit_allows(start: Start, limit: int, status: int, code: str) -> None:
+    live = start(slots=1, limit=limit)
     complete(live)
-    assert error_of(act(live, "save"), 501)["code"] == "sessions_off"
+    assert error_of(act(live, "save"), status)["code"] == code
 
 
 def test_other_machines_may_not(start: Start) -> None:
@@ -255,12 +256,6 @@ def test_a_disk_that_fills_up_while_a_slot_is_saved(start: Start, monkeypatch: p
         assert [path.name for path in saved_file().parent.iterdir()] == [saved_file().name]
     assert act(live, "save").status_code == 200
     assert complete(live)["content"] == expected
-
-
-def test_more_than_the_limit_is_refused(start: Start) -> None:
-    live = start(slots=1, limit=100_000)
-    complete(live)
-    assert error_of(act(live, "save"), 507)["code"] == "disk_full"
 
 
 @pytest.fixture

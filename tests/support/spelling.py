@@ -1,10 +1,15 @@
-"""The tokens that spell a text, and a constraint that goes its own way from where another one is."""
+"""The tokens that spell a text, random text of a grammar, and a constraint that goes its own way from another one."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
+import numpy as np
+
+from rest_local.grammar import Grammar
 from rest_local.grammar.constraint import Constraint
+from rest_local.llama.sampler import Sampler, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 
 
@@ -25,3 +30,32 @@ def twin_of(constraint: Constraint) -> Constraint:
     twin._forced = None
     twin._matcher = constraint._matcher and constraint._matcher.deep_copy()
     return twin
+
+
+def generated(
+    vocabulary: Vocabulary, grammar: Grammar, seed: int, marks: Sequence[str] = (), marks_until: bytes = b"never"
+) -> str:
+    """Random text in the language. What closes becomes likelier over fifty tokens, ends always: so it ends. `marks`,
+    which end texts, are tried too, until `marks_until` was said."""
+    rng = np.random.default_rng(seed)
+    pieces = vocabulary.pieces()
+    halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
+    closing = [token for token, piece in enumerate(pieces) if piece and piece in b'"}])<>|/0\n']
+    marked = [vocabulary.tokenize(text).tolist() for text in marks]
+    said, wanted = b"", list[int]()
+    with Sampler(vocabulary, Sampling(grammar=grammar, temperature=1.0, seed=seed, top_k=0)) as sampler:
+        for step in range(4000):
+            row = rng.standard_normal(vocabulary.size).astype(np.float32)
+            row[halves] -= 60
+            row[closing] += 1 + step % 50 / 4
+            row[vocabulary.ends] += 1 + step / 2
+            if marked and step % 60 > 40 and not wanted and marks_until not in said:
+                wanted = list(marked[rng.integers(len(marked))])
+            if wanted:
+                row[wanted.pop(0)] += 30
+            token = sampler.sample(row)
+            sampler.accept(token)
+            if vocabulary.is_end(token):
+                return said.decode()
+            said += pieces[token]
+    raise AssertionError(f"no end: {said[:500]!r}")

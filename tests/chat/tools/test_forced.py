@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
-import numpy as np
 import pytest
+from support.spelling import generated
 from tool_formats import FORMATS, PROPERTIES, SIGNS
 
 from rest_local.chat.tools import AnswerFormat, CallArguments, CallStart, Content, Delta, Reasoning, joined, tools_of
 from rest_local.errors import OptionError
-from rest_local.grammar import Grammar
 from rest_local.grammar.constraint import Constraint
 from rest_local.llama.model import Model
 from rest_local.llama.sampler import Sampler, Sampling
@@ -33,38 +32,13 @@ NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProper
 SCHEMAS = {"write_file": WRITE, "list-files": NOTHING}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
 
+MARKS = ("</think>", "\n</parameter>\n", '<|"|>', "<|end|>")
+
 
 @pytest.fixture(scope="module")
 def vocabulary(tiny_model: Callable[..., Path]) -> Iterator[Vocabulary]:
     with Model.open(tiny_model("llama"), vocab_only=True) as model:
         yield model.vocabulary
-
-
-def generated(vocabulary: Vocabulary, grammar: Grammar, seed: int, marks_until: bytes = b"never") -> str:
-    """Random text in the language. What closes becomes likelier over fifty tokens, ends always: so it ends. Marks that
-    end texts are tried too, until `marks_until` was said."""
-    rng = np.random.default_rng(seed)
-    pieces = vocabulary.pieces()
-    halves = [token for token, piece in enumerate(pieces) if "\ufffd" in piece.decode("utf-8", "replace")]
-    closing = [token for token, piece in enumerate(pieces) if piece and piece in b'"}])<>|/0\n']
-    marks = [vocabulary.tokenize(text).tolist() for text in ("</think>", "\n</parameter>\n", '<|"|>', "<|end|>")]
-    said, wanted = b"", list[int]()
-    with Sampler(vocabulary, Sampling(grammar=grammar, temperature=1.0, seed=seed)) as sampler:
-        for step in range(4000):
-            row = rng.standard_normal(vocabulary.size).astype(np.float32)
-            row[halves] -= 60
-            row[closing] += 1 + step % 50 / 4
-            row[vocabulary.ends] += 1 + step / 2
-            if step % 60 > 40 and not wanted and marks_until not in said:
-                wanted = list(marks[rng.integers(len(marks))])
-            if wanted:
-                row[wanted.pop(0)] += 30
-            token = sampler.sample(row)
-            sampler.accept(token)
-            if vocabulary.is_end(token):
-                return said.decode()
-            said += vocabulary.piece(token)
-    raise AssertionError(f"no end: {said[:500]!r}")
 
 
 def parse(name: str, text: str, prompt: str = "") -> list[Delta]:
@@ -87,7 +61,9 @@ def check(deltas: list[Delta], most: int) -> list[str]:
 def test_required_gives_calls_of_the_tools(vocabulary: Vocabulary, name: str) -> None:
     grammar = AnswerFormat.of(SIGNS[name]).forced(tools_of(TOOLS), "required", "")
     assert grammar is not None
-    found = [called for seed in range(10) for called in check(parse(name, generated(vocabulary, grammar, seed)), 32)]
+    found = [
+        called for seed in range(10) for called in check(parse(name, generated(vocabulary, grammar, seed, MARKS)), 32)
+    ]
     assert set(found) == set(SCHEMAS)
 
 
@@ -98,7 +74,7 @@ def test_a_named_function_is_called_once(vocabulary: Vocabulary, name: str) -> N
         grammar = form.forced(tools_of(TOOLS), {"type": "function", "function": {"name": called}}, "")
         assert grammar is not None
         for seed in range(3):
-            assert check(parse(name, generated(vocabulary, grammar, seed)), 1) == [called]
+            assert check(parse(name, generated(vocabulary, grammar, seed, MARKS)), 1) == [called]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -106,7 +82,7 @@ def test_parallel_calls_can_be_turned_off(vocabulary: Vocabulary, name: str) -> 
     grammar = AnswerFormat.of(SIGNS[name]).forced(tools_of(TOOLS), "required", "", parallel=False)
     assert grammar is not None
     for seed in range(4):
-        check(parse(name, generated(vocabulary, grammar, seed)), 1)
+        check(parse(name, generated(vocabulary, grammar, seed, MARKS)), 1)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -136,7 +112,7 @@ def test_reasoning_may_come_before_a_forced_call(vocabulary: Vocabulary, prompt:
         assert constraint.follow(token)
     assert constraint.allows(int(vocabulary.ends[0]))
     for seed in range(4):
-        deltas = parse("hermes", generated(vocabulary, grammar, seed), prompt)
+        deltas = parse("hermes", generated(vocabulary, grammar, seed, MARKS), prompt)
         check([delta for delta in deltas if not isinstance(delta, Reasoning)], 32)
 
 
@@ -177,7 +153,7 @@ def test_a_response_format_is_kept(vocabulary: Vocabulary, name: str) -> None:
         for seed in range(4):
             parser = form.parser((), "")
             deltas = joined(
-                [*parser.feed(generated(vocabulary, form.schema(wanted, ""), seed, b"final")), *parser.finish()]
+                [*parser.feed(generated(vocabulary, form.schema(wanted, ""), seed, MARKS, b"final")), *parser.finish()]
             )
             (content,) = [delta.text for delta in deltas if isinstance(delta, Content)]
             jsonschema_rs.Draft202012Validator(wanted or {"type": "object"}).validate(json.loads(content))
