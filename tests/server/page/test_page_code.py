@@ -31,6 +31,19 @@ COLOUR = """([selector, name]) => {
   const each = document.querySelector(selector);
   return [getComputedStyle(each, `::highlight(${name})`).color, getComputedStyle(each).color];
 }"""
+CONTRAST = """([selector, name]) => {
+  const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const paint = colours => {
+    for (const colour of ["#fff", ...colours]) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1) }
+    const [r, g, b] = [...brush.getImageData(0, 0, 1, 1).data].map(v => v / 255)
+      .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const each = document.querySelector(selector), layers = [];
+  for (let up = each; up; up = up.parentElement) layers.unshift(getComputedStyle(up).backgroundColor);
+  const under = paint(layers), ink = paint([...layers, getComputedStyle(each, `::highlight(${name})`).color]);
+  return (Math.max(ink, under) + .05) / (Math.min(ink, under) + .05);
+}"""
 
 
 def painted(page: Any) -> dict[str, list[str]]:
@@ -49,6 +62,7 @@ def told(page: Any, text: str, parts: list[str] | None = None) -> None:
 
 
 def test_code_is_coloured_by_the_language_of_its_fence(quiet: Live, opened: Open) -> None:
+    """In colours that can be read."""
     page = opened(quiet)
     told(page, FENCED)
     assert painted(page) == {
@@ -62,6 +76,12 @@ def test_code_is_coloured_by_the_language_of_its_fence(quiet: Live, opened: Open
     assert page.locator("#chat article .code > *").evaluate_all("all => all.map(each => each.tagName)") == ["MARK"] * 5
     shown, own = page.evaluate(COLOUR, [".code mark", "keyword"])
     assert shown != own
+    names = json.loads(page.evaluate("JSON.stringify([...new Set(Object.values(PAINTS))])"))
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for name in names:
+            for selector in (".code mark", ".fence"):  # on the colour of a source, and next to it
+                assert page.evaluate(CONTRAST, [selector, name]) >= 4.5, (scheme, name, selector)
     page.get_by_role("button", name="Plain text").click()
     shown, own = page.evaluate(COLOUR, [".code mark", "keyword"])
     assert shown == own, "plain text is plain"
@@ -140,29 +160,3 @@ def test_ones_own_message_is_shown_as_it_was_typed(hello: Live, opened: Open) ->
     assert seen.startswith("# not a heading\ndef f(*args, **kw):\n    return a*b*c\n- `x` **y**\n")
     assert "def g(): pass" in seen
     assert painted(page) == {"keyword": ["def", "pass"], "title": ["g"]}
-
-
-def test_every_colour_can_be_read(quiet: Live, opened: Open) -> None:
-    page = opened(quiet)
-    told(page, FENCED)
-    names = json.loads(page.evaluate("JSON.stringify([...new Set(Object.values(PAINTS))])"))
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        for name in names:
-            for selector in (".code mark", ".fence"):  # on the colour of a source, and next to it
-                assert page.evaluate(CONTRAST, [selector, name]) >= 4.5, (scheme, name, selector)
-
-
-CONTRAST = """([selector, name]) => {
-  const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const paint = colours => {
-    for (const colour of ["#fff", ...colours]) { brush.fillStyle = colour; brush.fillRect(0, 0, 1, 1) }
-    const [r, g, b] = [...brush.getImageData(0, 0, 1, 1).data].map(v => v / 255)
-      .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-    return .2126 * r + .7152 * g + .0722 * b;
-  };
-  const each = document.querySelector(selector), layers = [];
-  for (let up = each; up; up = up.parentElement) layers.unshift(getComputedStyle(up).backgroundColor);
-  const under = paint(layers), ink = paint([...layers, getComputedStyle(each, `::highlight(${name})`).color]);
-  return (Math.max(ink, under) + .05) / (Math.min(ink, under) + .05);
-}"""

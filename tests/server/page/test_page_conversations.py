@@ -66,15 +66,21 @@ def test_a_conversation_survives_a_reload(hello: Live, opened: Open) -> None:
 
 
 def test_conversations_are_separate(hello: Live, opened: Open) -> None:
+    """With a system prompt of their own."""
     page = opened(hello)
+    page.locator("#system").fill("Speak like a pirate.")
+    page.locator("#message").focus()
     told(page, "about cats")
     page.get_by_role("button", name="New conversation").click()
     expect(answers(page)).to_have_count(0)
+    expect(page.locator("#system")).to_have_value("")
     told(page, "about dogs")
     assert "cats" not in prompt(hello, 1)
+    assert ["pirate" in prompt(hello, number) for number in (0, 1)] == [True, False]
     expect(names(page)).to_have_text(["about dogs", "about cats"])
     page.get_by_role("button", name="about cats").click()
     expect(page.locator("#chat .asked")).to_have_text("about cats")
+    expect(page.locator("#system")).to_have_value("Speak like a pirate.")
     told(page, "more")
     assert "about cats" in prompt(hello, 2)
     expect(names(page)).to_have_text(["about cats", "about dogs"])
@@ -154,19 +160,6 @@ def test_edited_messages_and_new_answers_are_branches(quiet: Live, opened: Open)
     page.locator("#chat .turn").first.get_by_role("button", name="Next version").click()
     expect(answers(page)).to_have_text("primero")
     assert len(stored(page)) == 7
-
-
-def test_a_system_prompt_belongs_to_its_conversation(hello: Live, opened: Open) -> None:
-    page = opened(hello)
-    page.locator("#system").fill("Speak like a pirate.")
-    page.locator("#message").focus()
-    told(page, "one")
-    page.get_by_role("button", name="New conversation").click()
-    expect(page.locator("#system")).to_have_value("")
-    told(page, "two")
-    assert ["pirate" in prompt(hello, number) for number in (0, 1)] == [True, False]
-    page.get_by_role("button", name="one").first.click()
-    expect(page.locator("#system")).to_have_value("Speak like a pirate.")
 
 
 # ---- Files -------------------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ def test_a_file_that_is_refused_is_named(hello: Live, opened: Open) -> None:
 
 
 def test_images_are_sent_to_a_model_that_reads_them(hello: Live, opened: Open) -> None:
+    """Those of other kinds as JPEG."""
     page = opened(hello)
     seeing(page)
     answered(page, [chunk({"content": "a dot"})])
@@ -91,14 +92,6 @@ def test_images_are_sent_to_a_model_that_reads_them(hello: Live, opened: Open) -
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "text", "text": "look"},
     ]
-    page.reload()
-    expect(page.locator("#chat .turn").get_by_role("img", name="Image dot.png")).to_be_visible()
-
-
-def test_other_images_become_jpegs_and_broken_ones_are_refused(hello: Live, opened: Open) -> None:
-    page = opened(hello)
-    seeing(page)
-    answered(page, [chunk({"content": "a dot"})])
     bitmap = (
         b"BM:\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\1\0\0\0\1\0\0\0\1\0\x18\0\0\0\0\0\4\0\0\0" + bytes(16) + b"\0\0\xff\0"
     )
@@ -107,8 +100,10 @@ def test_other_images_become_jpegs_and_broken_ones_are_refused(hello: Live, open
     )
     expect(page.get_by_role("alert")).to_contain_text("broken.png is not attached: the browser cannot read it")
     expect(page.locator("#attached li")).to_have_count(1)
-    (message,) = sent(page)["messages"]
+    message = sent(page)["messages"][-1]
     assert message["content"][0]["image_url"]["url"].startswith("data:image/jpeg;base64,")
+    page.reload()
+    expect(page.locator("#chat .turn").get_by_role("img", name="Image dot.png")).to_be_visible()
 
 
 def test_a_body_that_is_too_large_is_said_in_words(scripted: Callable[..., Live], opened: Open) -> None:

@@ -136,10 +136,6 @@ def test_the_focus_is_always_seen_and_in_order(hello: Live, opened: Open, width:
         wanted += ["API key (kept until this tab is closed)"]
     places = [names.index(name) for name in wanted]
     assert places == sorted(places)
-
-
-def test_the_skip_link_leads_to_the_text_field(quiet: Live, opened: Open) -> None:
-    page = opened(quiet)
     for tab, field in (("chat", "message"), ("infill", "before")):
         page.locator(f"#tab-{tab}").click()
         page.locator(".skip").focus()
