@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from support.batches import COMMAND, ENVIRONMENT, answers_of, kill_and_go_on, write_requests
 
-from rest_local.cli import opening
+from rest_local.cli import main, opening
 
 Call = Callable[..., Any]
 SMALL = ("-c", "256", "-t", "1", "--no-history")
@@ -24,11 +26,6 @@ SMALL = ("-c", "256", "-t", "1", "--no-history")
 @pytest.fixture
 def requests(tmp_path: Path) -> Path:
     return write_requests(tmp_path / "in.jsonl", 5)
-
-
-def run(*arguments: str | Path, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[bytes]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, input=stdin, capture_output=True, env=ENVIRONMENT, check=False, **more)
 
 
 def test_answers_and_a_summary(call: Call, requests: Path, tmp_path: Path) -> None:
@@ -52,11 +49,14 @@ def test_a_second_run_answers_nothing_and_loads_no_model(
     assert output.read_bytes() == content
 
 
-def test_through_pipes(requests: Path) -> None:
-    done = run("-", *SMALL, stdin=requests.read_bytes())
-    assert done.returncode == 0, done.stderr
-    assert len([json.loads(line) for line in done.stdout.splitlines()]) == 5
-    assert done.stderr.decode().startswith("rest-local: 5 requests answered")
+def test_through_pipes(
+    requests: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(requests.read_bytes())))
+    assert main.run(["batch", "-", *SMALL]) == 0
+    out, err = capfdbinary.readouterr()
+    assert len([json.loads(line) for line in out.splitlines()]) == 5
+    assert err.startswith(b"rest-local: 5 requests answered")
 
 
 def test_a_reader_that_is_gone_ends_it_without_a_word(requests: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import stat
@@ -211,13 +210,3 @@ def test_output_into_a_pipe_is_plain_and_the_prompt_stays_at_the_terminal(data: 
         terminal.type("C-d")
         assert terminal.wait_for_exit() == 0
     assert (tmp_path / "out").read_text() == "1: '**bold**'\n"
-
-
-def test_a_reader_that_goes_away_ends_the_chat_quietly(data: Path) -> None:
-    chat = f"{shlex.join([sys.executable, str(PROGRAM)])} chat -m model.gguf | true; echo over"
-    with Terminal(["sh", "-c", chat], env={"REST_LOCAL_DATA": str(data)}) as terminal:
-        terminal.wait_until(lambda screen: screen.rstrip().endswith(">"), "prompt")
-        terminal.type("long", "Enter")
-        screen = terminal.wait_for("over")
-    assert "Traceback" not in screen
-    assert os.path.exists(data)

@@ -7,13 +7,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_cli_engine import Call, Install
 
-from benchmarks.tiny import tiny_adapter
 from rest_local.calibration import survey as survey_module
 from rest_local.calibration.cost import SIZES, CostCurve, Deviations
 from rest_local.calibration.curves import estimated
@@ -94,21 +92,6 @@ def test_exactness_is_measured_only_when_asked_for(
     assert "33/256" in done.out
     assert "2 of 2: flash attention off" in done.err
     assert done.err.endswith("\x1b[2K"), "the bar is erased"
-
-
-def test_exactness_of_a_real_model_with_an_adapter(call: Call, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    adapter = tiny_adapter("llama", tmp_path / "adapter.gguf", strength=0.1)
-    done = call(
-        "doctor", "--exactness", "--json", "-m", str(tiny_model("llama", quant="Q8_0")), "-t", "1", "-c", "256",
-        "-fa", "on", "-ctk", "q8_0", "-ctv", "q4_0", "--lora-scaled", f"{adapter}:0.5", "--seconds", "20",
-    )  # fmt: skip
-    assert (done.code, done.err) == (0, "")
-    facts = json.loads(done.out)
-    assert facts["model"]["adapters"] == [f"{adapter}:0.5"]
-    assert (facts["settings"]["cache_type_k"], facts["settings"]["cache_type_v"]) == ("q8_0", "q4_0")
-    (setting,) = facts["exactness"]["settings"]
-    assert [case["rows"] > 20 for case in setting["cases"]] == [True] * 4
-    assert (setting["plain"], setting["step"]) == (1, 1)
 
 
 REQUIRES = [

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from fake_cli_engine import Call
 
-from rest_local.retrieval import Datastore, datastore_path
+from rest_local.retrieval import Datastore
 
 CODE = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n"
 KEYS = {"text", "tokens", "finish_reason", "timings", "draft"}
@@ -72,26 +72,6 @@ def test_build_missing_builds_without_a_question(call: Call, mycode: str, tiny_m
     assert call(*given).err == ""
     with Datastore.open(mycode) as store:
         assert store.directory == Path(mycode), "the index of the first model is where it was"
-
-
-def test_datastore_named_default_is_used_without_being_asked_for(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.py").write_text(CODE * 3)
-    asked: list[Path] = []
-    rows = Datastore.rows
-    monkeypatch.setattr(Datastore, "rows", lambda self, *given: asked.append(self.path) or rows(self, *given))
-    given = ("generate", CODE, "-n", "4", "--ctx", "256", "--threads", "1", "--no-history")
-    try:
-        assert call("index", "build", str(tmp_path / "a.py")).code == 0  # -o is "default"
-        assert call(*given, "--policy", "rest").code == 0  # it always looks something up
-        assert set(asked) == {datastore_path("default")}
-        assert call(*given, "--policy", "off").code == 0
-    finally:
-        call("index", "remove", "default", "--yes")
-    count = len(asked)
-    assert call(*given).code == 0
-    assert len(asked) == count
 
 
 # ---- Sessions of a chat --------------------------------------------------------------------------------------------

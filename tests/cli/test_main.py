@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 from fake_cli_engine import Call
 
-import rest_local
-
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -49,11 +47,6 @@ def start() -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-def test_version(call: Call) -> None:
-    done = call("--version")
-    assert (done.code, done.out) == (0, f"rest-local, version {rest_local.__version__}\n")
 
 
 @pytest.mark.parametrize("arguments", [("no-such-command",), ("--no-such-option",), ("generate", "a", "b")])

@@ -114,17 +114,6 @@ def test_requests_at_the_moment_of_a_kill_are_answered(pair: Routed, waits: bool
     assert answers(lambda: pair.ask("one"), 8) == [200] * 8
 
 
-def test_models_that_cannot_be_loaded_are_errors_of_their_requests(routed: Start, files: Files) -> None:
-    one, broken, large = files("one", "broken", "large")
-    broken.write_bytes(b"PK\x03\x04" + bytes(100))
-    live = routed([choice(one), choice(broken), choice(large, need=3 * GIGABYTE)], limit=2 * GIGABYTE)
-    for name, status, why in (("broken", 500, "a zip archive"), ("large", 400, "needs about 3.2 GB")):
-        answer = live.ask(name)
-        assert (answer.status_code, why in answer.json()["error"]["message"]) == (status, True), answer.text
-    assert live.statuses() == {"one": "loaded", "broken": "unloaded", "large": "unloaded"}
-    assert live.ask("one").status_code == 200
-
-
 @pytest.mark.parametrize(
     ("content", "need", "why"),
     [(b"", 3 * GIGABYTE, "3.2 GB"), (b"PK\x03\x04" + bytes(100), GIGABYTE, "a zip archive")],

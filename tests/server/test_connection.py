@@ -83,18 +83,6 @@ def test_a_body_that_trickles_is_cut_off(scripted: Scripted, monkeypatch: pytest
     assert live.post("/tokenize", {"content": "next"}).status_code == 200
 
 
-def test_a_request_in_small_parts_is_answered(scripted: Scripted) -> None:
-    body = json.dumps({"content": "x"}).encode()
-    request = POST.replace(b"400", str(len(body)).encode()) + body
-    said = b""
-    with socket.create_connection(("127.0.0.1", scripted().port), timeout=30) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for at in range(len(request)):
-            connection.sendall(request[at : at + 1])
-        said = connection.recv(1 << 16)
-    assert said.startswith(b"HTTP/1.1 200 ")
-
-
 def test_an_answer_may_take_longer_than_a_request(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     live, said = scripted(), b""
     live.service.answer = None

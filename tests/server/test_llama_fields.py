@@ -140,7 +140,3 @@ def test_metrics_count_what_was_in_memory_and_what_was_evaluated(demo: Live) -> 
     drafts = (f"spec_decode_{name}_total" for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"))
     for name in ("predicted_tokens_seconds", "requests_processing", "requests_deferred", *drafts):
         assert f"llamacpp:{name}" in after
-
-
-def test_props_have_the_default_seed(demo: Live) -> None:
-    assert demo.get("/props").json()["default_generation_settings"]["params"]["seed"] == -1

@@ -222,11 +222,6 @@ def named(answer: httpx.Response) -> Iterator[str]:
     return (line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: "))
 
 
-def test_a_busy_stream_has_no_pings(hello: Live) -> None:
-    hello.service.answer = ("a",) * 50
-    assert "ping" not in [name for name, _ in streamed(hello)]
-
-
 def test_errors_have_anthropic_s_shape_and_an_id(scripted: Scripted) -> None:
     live = scripted(keys=(b"k",))
     ids = set()

@@ -238,24 +238,6 @@ def test_tokens_wake_no_task_during_the_pause(engine: FakeEngine, monkeypatch: p
     assert talking(engine, script).handed[-1] == [(0, 100 * "x"), (0, None)]
 
 
-def test_an_answer_that_is_not_streamed_wakes_the_task_only_at_its_end(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Any] = []
-
-    async def script(talk: Talk) -> None:
-        loop = asyncio.get_running_loop()
-        wake = loop.call_soon_threadsafe
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: calls.append(given) or wake(*given))
-        for _ in range(100):
-            talk.streams[0].give("x")
-        assert not calls
-        talk.streams[0].end()
-
-    assert talking(engine, script, meanwhile=False).handed == [[(0, 100 * "x"), (0, None)]]
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize("meanwhile", [True, False])
 def test_an_error_follows_the_text_before_it(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: bool

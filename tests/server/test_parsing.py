@@ -89,7 +89,7 @@ def test_a_grammar_in_either_notation_constrains_the_answer(demo: Live, grammar:
 
 
 def test_hostile_bodies_are_400_and_the_next_works(demo: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "SECONDS", 1.0)
+    monkeypatch.setattr(compiler, "SECONDS", 0.5)
     with demo.client(headers={"content-type": "application/json"}) as client:
         for name, content in HOSTILE.items():
             answer = client.post("/v1/chat/completions", content=content)
