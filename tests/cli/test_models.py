@@ -118,6 +118,8 @@ def test_pull_list_downloads_nothing(command: Call, hub_server: HubServer) -> No
     assert [row["name"] for row in json.loads(command("pull", REPO, "--list", "--json").out)] == [
         f"{REPO}:Q4_K_M", f"{REPO}:Q8_0",
     ]  # fmt: skip
+    refused = command("generate", "-m", f"{REPO}:Q8_0", "x")
+    assert (refused.code, f"`rest-local pull {REPO}:Q8_0` downloads it" in refused.err) == (1, True)
     assert hub_server.transfers == []
     command("pull", f"{REPO}:Q8_0")
     assert command("pull", REPO, "--list").out.splitlines()[1].endswith("  here")

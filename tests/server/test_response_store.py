@@ -115,6 +115,9 @@ def test_a_full_disk_leaves_nothing_behind(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert "is not kept" in caplog.text
     assert "No space left" in caplog.text
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "responses").write_text("a file in place of the folder")
+    assert not ResponseStorage(tmp_path / "taken").keep(KeptResponse(new, None, ME, [], {"id": new, "output": []}))
 
 
 def aged(folder: Path, seconds: float) -> None:
