@@ -54,18 +54,6 @@ def test_the_wait_for_other_grammars_is_limited(child: Worker) -> None:
     lark('start: "a"')
 
 
-def test_standard_error_is_never_redirected(child: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standard error belongs to the whole process: other requests log to it."""
-
-    def refused(*arguments: object) -> None:
-        raise AssertionError("descriptor redirected")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "dup2", refused)
-        with pytest.raises(OptionError):
-            lark("start: (")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only on Linux a thread has a priority of its own")
 def test_a_thread_of_low_priority_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `nice rest-local ...`: a user cannot raise a priority, and the child has a lower one than this process."""

@@ -89,19 +89,6 @@ def test_forbidden_ends_do_not_shift_the_draws(vocabulary: Vocabulary) -> None:
         assert [held.sample(row) for row in rows] == expected
 
 
-def test_allows_is_what_the_mask_says(vocabulary: Vocabulary) -> None:
-    seven, stop = _one(vocabulary, "7"), _one(vocabulary, ".")
-    flat = np.zeros(vocabulary.size, np.float32)
-    sampling = Sampling(grammar=DIGITS, temperature=1.0, seed=1, top_k=0, top_p=1.0, min_p=0.0)
-    with Sampler(vocabulary, sampling) as sampler:
-        for token in (seven, seven, stop):
-            allowed = {i for i in range(vocabulary.size) if sampler.constraint.allows(i)}
-            assert {sampler.sample(flat) for _ in range(400)} <= allowed
-            assert token in allowed
-            sampler.accept(token)
-        assert {i for i in range(vocabulary.size) if sampler.constraint.allows(i)} == set(vocabulary.ends.tolist())
-
-
 def test_the_longest_allowed_prefix_is_that_of_token_by_token_checks(vocabulary: Vocabulary) -> None:
     """Naive oracle: token by token, ends, banned and foreign ids included."""
     seven, stop, end = _one(vocabulary, "7"), _one(vocabulary, "."), int(vocabulary.ends[0])

@@ -47,8 +47,6 @@ def test_calls_without_a_name_in_their_body_take_that_of_the_query(pair: Routed)
 
 
 def test_all_models_are_listed_in_each_api(pair: Routed) -> None:
-    anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
-    openai = pytest.importorskip("openai", reason="the package openai is not installed")
     pair.ask("one")
     pair.ask("two")
     names = ["coder", "one", "two"]
@@ -58,11 +56,8 @@ def test_all_models_are_listed_in_each_api(pair: Routed) -> None:
     assert all(row["meta"]["n_ctx"] == 2048 for row in rows)
     assert pair.get("/v1/models/two").json() == rows[2]
     assert pair.get("/v1/models/three").status_code == 404
-    theirs = anthropic.Anthropic(base_url=pair.url, api_key="any").models.list()
-    assert [(each.id, each.display_name, each.type) for each in theirs] == [(name, name, "model") for name in names]
-    assert theirs.data[0].created_at.year >= 2026
-    ours = openai.OpenAI(base_url=f"{pair.url}/v1", api_key="any").models.list()
-    assert [each.id for each in ours] == names
+    assert [(row["display_name"], row["type"]) for row in rows] == [(name, "model") for name in names], "Anthropic's"
+    assert {datetime.fromisoformat(row["created_at"].replace("Z", "+00:00")).year >= 2026 for row in rows} == {True}
     in_memory = pair.get("/api/ps").json()["models"]
     assert [row["name"] for row in in_memory] == [f"{name}:latest" for name in names]
     years = [datetime.fromisoformat(row["expires_at"].replace("Z", "+00:00")).year for row in in_memory]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,21 @@ def test_datastores_change_while_generations_run(demo: Live) -> None:
         thread.join(120)
     assert statuses == [200] * 6
     assert answers == [16] * 8
+
+
+def test_reload_opens_the_newest_commit(scripted: Scripted) -> None:
+    live = scripted()
+    assert put(live, "hup", "a.py") == 200
+    engine = live.service.engine
+    vocabulary, size = engine.model.vocabulary, len(engine.datastores[0])
+    identity = VocabularyId(*vocabulary.identity)
+    add(datastore_path("hup"), [("b.py", vocabulary.tokenize("second text"))], vocabulary=identity)
+    assert len(engine.datastores[0]) == size
+    live.serving.reload()  # in a thread of its own
+    deadline = time.monotonic() + 60
+    while len(engine.datastores[0]) == size:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_removing_the_last_document_removes_the_datastore(demo: Live) -> None:

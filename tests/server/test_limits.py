@@ -139,17 +139,6 @@ def test_a_client_that_pauses_and_reads_on_is_not_cut_off(scripted: Scripted, mo
     assert read.endswith(b"\r\n0\r\n\r\n")
 
 
-def test_alternatives_count_in_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "BACKLOG", 500)
-
-    async def most() -> float:
-        pulse = streaming.Pulse()
-        streaming.StreamGroup([], pulse, entries=5).bound()
-        return pulse.most_missed
-
-    assert asyncio.run(most()) == 100
-
-
 def test_what_waits_for_a_reader_is_bounded(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit ends the request long before the stall limit; a client that reads on gets the error."""
     monkeypatch.setattr(http, "STALL_SECONDS", 3600.0)

@@ -23,7 +23,6 @@ from rest_local.api.openai import ChatAnswer, Completion
 from rest_local.chat.tools import AnswerFormat, tools_of
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.stream import Piece
-from rest_local.errors import DecodeFailed
 from rest_local.server import streaming as module
 from rest_local.server.settings import Settings
 from rest_local.server.streaming import Pulse, StreamGroup
@@ -236,24 +235,6 @@ def test_tokens_wake_no_task_during_the_pause(engine: FakeEngine, monkeypatch: p
         assert len(calls) == 2
 
     assert talking(engine, script).handed[-1] == [(0, 100 * "x"), (0, None)]
-
-
-@pytest.mark.parametrize("meanwhile", [True, False])
-def test_an_error_follows_the_text_before_it(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
-) -> None:
-    monkeypatch.setattr(module, "PACE", NEVER)
-    handed: list[Any] = []
-
-    async def script(talk: Talk) -> None:
-        handed.append(talk.handed)
-        talk.streams[0].give("half")
-        talk.streams[1].give("other")
-        talk.streams[0].end("error", error=DecodeFailed(-3, 4))
-
-    with pytest.raises(DecodeFailed):
-        talking(engine, script, 2, meanwhile=meanwhile)
-    assert (0, "half") in handed[0][0]
 
 
 @pytest.mark.parametrize("meanwhile", [True, False])

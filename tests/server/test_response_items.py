@@ -189,6 +189,15 @@ def test_arguments_of_any_form_are_some_text(arguments: str) -> None:
     said.encode()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [('{"patch": "a\\nb"}', "a\nb"), ('{"other": 1, "input": "x"}', "x"), ('{"a": "1", "b": "2"}', None), ("{}", "")],
+)
+def test_a_custom_call_in_another_form_loses_nothing(arguments: str, text: str | None) -> None:
+    reader = InputText()
+    assert reader.feed(arguments) + reader.finish() == (arguments if text is None else text)
+
+
 @given(TEXTS, st.integers(0, 60))
 def test_a_call_that_is_cut_off_keeps_what_was_said(text: str, length: int) -> None:
     reader = InputText()

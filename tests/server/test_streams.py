@@ -193,17 +193,6 @@ def test_a_model_that_does_not_load_ends_the_server() -> None:
         serving.run([listening])
 
 
-def test_usage_and_times_are_in_the_last_event(hello: Live) -> None:
-    asked = chunks(hello.post(CHAT_PATH, CHAT | {"stream_options": {"include_usage": True}}).text)
-    assert asked[-1]["choices"] == []
-    assert asked[-1]["usage"]["completion_tokens"] > 0
-    assert asked[-1]["timings"]["draft_n"] == 7
-    assert all("usage" not in chunk for chunk in asked[:-1])
-    not_asked = chunks(hello.post(CHAT_PATH, CHAT).text)
-    assert not_asked[-1]["choices"][0]["finish_reason"] == "stop"
-    assert not_asked[-1]["timings"]["draft_n_accepted"] == 5
-
-
 def test_accepted_predictions_are_counted_for_requests_with_a_prediction(scripted: Scripted) -> None:
     live = scripted()
     body = CHAT | {"stream": False, "prediction": {"type": "content", "content": "Hello"}}

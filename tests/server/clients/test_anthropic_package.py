@@ -113,27 +113,6 @@ def test_thoughts_are_blocks_that_can_be_sent_back(hello: Live) -> None:
     assert again.content[0].type == "thinking"
 
 
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({"extra_body": {"temperature": "hot"}}, "BadRequestError"),
-        ({"messages": []}, "BadRequestError"),
-        ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "BadRequestError"),
-        ({"model": "gone"}, "NotFoundError"),
-    ],
-)
-def test_an_invalid_request_has_its_error_class(hello: Live, options: Any, kind: str) -> None:
-    import anthropic
-
-    asked: Any = {"model": "demo", "max_tokens": 5, "messages": MESSAGES} | options
-    with client_of(hello) as client, pytest.raises(getattr(anthropic, kind)) as caught:
-        client.messages.create(**asked)
-    assert caught.value.request_id is not None
-    body: Any = caught.value.body
-    assert body["type"] == "error"
-    assert body["error"]["message"]
-
-
 def test_an_error_during_a_stream_is_raised(quiet: Live) -> None:
     import anthropic
 
