@@ -103,7 +103,11 @@ async function connect() {
       + " cannot hold a conversation: it only continues " + (props.is_demo ? "Python code." : "text.");
     $("no-template").hidden = chats;
     document.querySelector("[data-mode=chat]").hidden = !chats;
-    if (!chats && !$("chat").hidden) select("complete");
+    if (!chats && !$("chat").hidden) {
+      const writing = document.activeElement === $("message");
+      select("complete");
+      if (writing) $("text").focus();
+    }
     listDatastores(datastores);
     if (noticed === before && noticed?.code !== "storage") say(null);
   } catch (problem) {

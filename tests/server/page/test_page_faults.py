@@ -114,6 +114,7 @@ def test_a_model_without_a_template_completes(scripted: Callable[..., Live], ope
     live.service.engine.model.chat_template = None
     page = opened(live)
     expect(page.get_by_role("tab", selected=True)).to_have_text("Complete")
+    expect(page.locator("#text")).to_be_focused()
     page.locator("#tab-chat").click()
     expect(page.locator("#no-template")).to_contain_text("no chat template")
     expect(page.locator("#message")).to_be_hidden()
