@@ -46,6 +46,7 @@ class RequestContext:
     model: str  # the name to answer with
     shows_steps: bool  # the answer may tell what was drafted and what was cached (`Settings.shows_steps`)
     fingerprint: str  # OpenAI's `system_fingerprint`
+    owner: str = ""  # whose texts are tokenized once (`server.settings.owner_of`)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class NativeCompletion:
             room = max(body.n_predict or 0, 0)
             prompts = [infill_tokens(engine, body.input_prefix, body.input_suffix, extra, body.prompt, room)]
         else:
-            prompts = prompts_of(engine, body.prompt, longest=longest_prompt(engine, body))
+            longest, owner = longest_prompt(engine, body), self.context.owner
+            prompts = prompts_of(engine, body.prompt, longest=longest, owner=owner)
         grammar, logprobs = grammar_of(body), body.n_probs or None
         self.made = [request_of(engine, body, each, logprobs=logprobs, grammar=grammar) for each in prompts]
         return self.made

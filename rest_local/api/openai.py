@@ -114,7 +114,7 @@ class Chat:
     def _tokens(self, text: str, images: Images, most: int | None = None) -> ImagePrompt:
         if images:
             return self._engine.image_prompt(text, images, most=most)
-        return self._engine.tokenize(text, most=most), ()
+        return self._engine.tokenize(text, most=most, owner=self.context.owner), ()
 
 
 class Completion:
@@ -140,7 +140,8 @@ class Completion:
     def requests(self) -> list[Request]:
         engine, body, n = self.context.engine, self.body, self.body.n or 1
         if not body.suffix:
-            self.prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, longest_prompt(engine, body))
+            longest, owner = longest_prompt(engine, body), self.context.owner
+            self.prompts = prompts_of(engine, body.prompt, MAX_PROMPTS // n, longest, owner=owner)
         elif isinstance(body.prompt, str):
             self.prompts = [infill_tokens(engine, body.prompt, body.suffix, answer=max(body.max_tokens or 0, 0))]
         else:

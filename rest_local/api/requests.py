@@ -241,30 +241,40 @@ def template_of(engine: Engine) -> ChatTemplate:
 
 
 def prompts_of(
-    engine: Engine, prompt: PromptField, most: int = MAX_PROMPTS, longest: int | None = None, field: str = "prompt"
+    engine: Engine,
+    prompt: PromptField,
+    most: int = MAX_PROMPTS,
+    longest: int | None = None,
+    field: str = "prompt",
+    owner: str | None = None,
 ) -> list[list[int]]:
     """Token ids of each prompt: one is a text, or ids among which there may be texts; several are a list of these.
 
     most      prompts at once
     longest   tokens of one prompt
     field     its name in the body
+    owner     as for `Vocabulary.tokenize`
 
     Raises ApiError 400 for no prompt, for more than `most` and for a list among ids, OptionError for an unknown id,
     PromptTooLong.
     """
     if isinstance(prompt, str) or any(isinstance(part, int) for part in prompt):
-        return [_prompt(engine, prompt, longest, field)]
+        return [_prompt(engine, prompt, longest, field, owner)]
     if not 1 <= len(prompt) <= most:
         message = f"{field}: give 1 to {most} prompts at once, not {len(prompt)}"
         raise ApiError(400, message, code="invalid_value", param=field)
-    return [_prompt(engine, each, longest, field) for each in prompt]  # type: ignore[arg-type]
+    return [_prompt(engine, each, longest, field, owner) for each in prompt]  # type: ignore[arg-type]
 
 
 def _prompt(
-    engine: Engine, prompt: str | Sequence[int | str | Sequence[int | str]], longest: int | None, field: str
+    engine: Engine,
+    prompt: str | Sequence[int | str | Sequence[int | str]],
+    longest: int | None,
+    field: str,
+    owner: str | None,
 ) -> list[int]:
     if isinstance(prompt, str):
-        return engine.tokenize(prompt, most=longest)
+        return engine.tokenize(prompt, most=longest, owner=owner)
     tokens: list[int] = []
     for number, part in enumerate(prompt):
         if isinstance(part, int):

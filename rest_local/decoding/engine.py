@@ -312,7 +312,7 @@ class Engine:
         given: dict[str, Any] = {**options}
         if isinstance(prompt, str):
             shifts = self.config.context_shift or options.get("context_shift", False)
-            prompt = self.tokenize(prompt, most=None if shifts else self.n_ctx)
+            prompt = self.tokenize(prompt, most=None if shifts else self.n_ctx, owner="")
         if isinstance(prediction := options.get("prediction"), str):
             given["prediction"] = self.predictions.tokenize(prediction)
         if "images" in options:
@@ -382,14 +382,15 @@ class Engine:
             self.step()
         return True
 
-    def tokenize(self, text: str, *, most: int | None = None) -> list[int]:
+    def tokenize(self, text: str, *, most: int | None = None, owner: str | None = None) -> list[int]:
         """Token ids with the model's start token and parsed special tokens. A start token in the text is not doubled.
+        `owner`: as for `Vocabulary.tokenize`.
 
         Raises PromptTooLong where there are more than `most`, as soon as that is known. The number in it is then an
         estimate, from the part of the text that was tokenized.
         """
         vocabulary = self.model.vocabulary
-        tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True, most=most).tolist()
+        tokens: list[int] = vocabulary.tokenize(text, special=True, add_special=True, most=most, owner=owner).tolist()
         if most is not None and len(tokens) > most:
             read = sum(len(vocabulary.piece(token)) for token in tokens)
             estimate = round(len(tokens) * len(text.encode("utf-8", "replace")) / max(read, 1))

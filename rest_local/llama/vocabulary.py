@@ -86,20 +86,27 @@ class Vocabulary:
         self._lease.end()
 
     def tokenize(
-        self, text: str | bytes, *, special: bool = False, add_special: bool = False, most: int | None = None
+        self,
+        text: str | bytes,
+        *,
+        special: bool = False,
+        add_special: bool = False,
+        most: int | None = None,
+        owner: str | None = None,
     ) -> NDArray[np.int32]:
         """The token ids of a text, int32 [n].
 
         `special`: text that spells a special token becomes that token (for templates; never for untrusted text).
         `add_special`: add BOS and EOS if the model is configured so. `most`: stop reading the text after more tokens
-        than this, so a result longer than `most` may be incomplete. Invalid UTF-8 and lone surrogates are replaced
-        first, so llama.cpp gets valid UTF-8 only.
+        than this, so a result longer than `most` may be incomplete. `owner`: keep the tokens of long parts, for texts
+        of the same owner that have them, too; how long it takes then tells what that owner has tokenized. Invalid UTF-8
+        and lone surrogates are replaced first, so llama.cpp gets valid UTF-8 only.
 
         Time and memory are linear in the text, including special tokens, and no text overflows the stack of a thread
         (`rest_local.llama.tokenizer`). Raises ServiceClosed if the thread was stopped (`rest_local.stop`), and
         ModelError if the model is closed meanwhile."""
         data = text.encode("utf-8", "replace") if isinstance(text, str) else text
-        return self._tokenizer.tokenize(data.decode("utf-8", "replace"), special, add_special, most)
+        return self._tokenizer.tokenize(data.decode("utf-8", "replace"), special, add_special, most, owner)
 
     def bulk(self) -> Callable[[Sequence[str]], list[NDArray[np.int32]]] | None:
         """A tokenizer for many texts, several times as fast, with the ids of `tokenize` (`rest_local.llama.bulk`).

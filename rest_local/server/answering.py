@@ -53,8 +53,9 @@ def context_of(request: HttpRequest, model: str | None) -> RequestContext:
     state = state_of(request)
     _, engine = state.loaded()
     check_generates(engine)
-    shows_steps = state.settings.shows_steps
-    return RequestContext(engine, state.check_model(model), shows_steps, f"rest-local-{state.started}")
+    settings, fingerprint = state.settings, f"rest-local-{state.started}"
+    owner = owner_of(request.headers, settings)
+    return RequestContext(engine, state.check_model(model), settings.shows_steps, fingerprint, owner)
 
 
 async def generate(request: HttpRequest, call: Call) -> Response:

@@ -97,6 +97,32 @@ def test_the_same_holds_for_every_pre_tokenizer(kind: str, monkeypatch: pytest.M
         check_equal(model.vocabulary)
 
 
+@pytest.mark.usefixtures("small")
+def test_what_an_owner_sends_again_is_not_tokenized_again(demo: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another owner would learn from the time that it takes what the first one has sent."""
+    read: list[int] = []
+    call = Tokenizer._call
+
+    def watched(self: Tokenizer, text: str) -> Any:
+        read.append(len(text))
+        return call(self, text)
+
+    monkeypatch.setattr(Tokenizer, "_call", watched)
+
+    def characters(text: str, owner: str | None) -> int:
+        """That llama.cpp gets for a text."""
+        read.clear()
+        assert demo.tokenize(text, owner=owner).tolist() == whole(demo, text)
+        return sum(read)
+
+    demo.tokenize(CODE)  # what it finds out about the vocabulary
+    first = characters(CODE, "one")
+    assert first >= len(CODE)
+    assert characters(CODE, "one") == 0
+    assert 0 < characters(CODE + "\nmore", "one") < len(CODE) / 2, "the beginning is known"
+    assert [characters(CODE, owner) for owner in ("two", None, None)] == [first] * 3
+
+
 def test_special_tokens_and_added_tokens_are_those_of_the_whole(vocabulary_of: Real) -> None:
     text = "<|im_start|>user\nHi <s>there</s><|im_end|>\n<|begin_of_text|><|eot_id|>  x <|im_start|>"
     for vocabulary in map(vocabulary_of, ("demo", "llama-spm", "qwen2", "llama-bpe")):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_service import FakeEngine
 from live import Live, Scripted, becomes_idle, sent
 
 from rest_local.api.bodies import MAX_PROMPTS
@@ -30,7 +31,7 @@ def test_as_many_prompts_as_the_limit_says_are_answered(demo: Live) -> None:
         assert str(MAX_PROMPTS) in refused.json()["error"]["message"]
 
 
-def test_a_client_is_a_key_else_a_connection(scripted: Callable[..., Live]) -> None:
+def test_a_client_is_a_key_else_a_connection(scripted: Callable[..., Live], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the router, which clients reach, passes on where a request came from."""
     live = scripted()
     with live.client() as one, live.client() as other:
@@ -39,12 +40,23 @@ def test_a_client_is_a_key_else_a_connection(scripted: Callable[..., Live]) -> N
     first, again, second = (stream.request for stream in live.service.streams)
     assert first.client == again.client != second.client
     assert first.owner == second.owner == ""
-    keyed = scripted(keys=(b"one", b"two"))
-    for key in ("one", "one", "two"):
-        answer = keyed.post("/completion", {"prompt": "x"}, headers={"x-api-key": key})
-        assert answer.status_code == 200
+    keyed, tokenized = scripted(keys=(b"one", b"two")), list[str | None]()
+    tokenize = FakeEngine.tokenize
+
+    def watched(self: FakeEngine, text: str, **how: Any) -> list[int]:
+        tokenized.append(how.get("owner"))
+        return tokenize(self, text, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FakeEngine, "tokenize", watched)
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    for path, body, key in (
+        ("/completion", {"prompt": "x"}, "one"), ("/v1/completions", {"prompt": ["x"]}, "one"),
+        ("/v1/chat/completions", chat, "two"),
+    ):  # fmt: skip
+        assert keyed.post(path, body, headers={"x-api-key": key}).status_code == 200
     first, again, second = (stream.request for stream in keyed.service.streams)
     assert first.client == again.client == first.owner != second.client == second.owner
+    assert tokenized == [first.owner, first.owner, second.owner], "whose texts are tokenized once"
 
 
 def test_the_process_of_a_model_knows_the_connection_of_a_request() -> None:
