@@ -29,8 +29,7 @@ def cache_dir() -> Path:
 
 
 def data_dir() -> Path:
-    """The user's data (datastores, history): `$REST_LOCAL_DATA`, or the platform's user data directory.
-    Raises OSError where it cannot be made."""
+    """The user's data: `$REST_LOCAL_DATA`, or the platform's directory. Raises OSError where it cannot be made."""
     return _made(data_home())
 
 
@@ -47,8 +46,7 @@ def datastores_home() -> Path:
 
 
 def config_file() -> Path:
-    """The configuration of the command line, which need not exist: `$REST_LOCAL_CONFIG`, or `config.toml` in the
-    platform's user configuration directory."""
+    """The configuration, which need not exist: `$REST_LOCAL_CONFIG`, or `config.toml` in the platform's directory."""
     given = os.environ.get("REST_LOCAL_CONFIG")
     if given:
         return Path(given).expanduser()

@@ -76,9 +76,7 @@ class HasResult(Protocol):
 
 
 class Call(Protocol):
-    """A request of any protocol. `requests` must be called first, in a worker thread: templates, tokenizing and
-    grammars take time. Then `answer`.
-    """
+    """A request of any protocol. First `requests`, in a worker thread (templates, grammars), then `answer`."""
 
     def requests(self) -> list[Request]:
         """The engine's requests, one for each answer. Raises ApiError, OptionError, TemplateFailed, PromptTooLong."""
@@ -211,10 +209,7 @@ class Choice:
 
 
 class Indentation:
-    """llama-server's `n_indent`: ends the text before the first line, after the first, that is indented less.
-
-    An empty line ends it as well.
-    """
+    """llama-server's `n_indent`: ends the text before a line, not the first, that is empty or indented less."""
 
     def __init__(self, least: int) -> None:
         self._least = least
@@ -325,9 +320,7 @@ class Answer(Generic[BodyT]):
         raise NotImplementedError
 
     def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
-        """Events before the first part of answer `number`: `prompt_progress`, and `timings` where the client wants
-        them.
-        """
+        """Events before the first part of answer `number`: `prompt_progress`, and `timings` where they are wanted."""
         return []
 
     def complete(self, number: int) -> list[bytes]:

@@ -101,9 +101,7 @@ class NamedBody(Body):
 
 
 class AnswerBody(NamedBody):
-    """What the two calls that generate share. `stream`: true where it is missing. The last three fields are this
-    server's own.
-    """
+    """What the two calls that generate share. `stream`: true if missing. The last three fields are our own."""
 
     options: Options = Field(default_factory=Options)
     format: Format | None = None

@@ -99,8 +99,7 @@ def longest_prompt(engine: Engine, body: GenerationBody) -> int | None:
 
 
 def _sampling(body: GenerationBody, vocabulary: Vocabulary, grammar: Grammar | None, choice: int) -> Sampling:
-    """The sampling settings. As in llama-server, `samplers` turns off every sampler that it does not name, and a seed
-    of -1 means none."""
+    """The sampling settings. As in llama-server, `samplers` turns off all others, and a seed of -1 means none."""
     samplers = body.samplers if isinstance(body.samplers, list) else None
 
     def used(name: str, value: Any, default: Any, off: Any) -> Any:
@@ -212,10 +211,7 @@ def chat_text(
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The conversation in the model's own template.
-
-    Raises OptionError for an invalid message, TemplateFailed, ApiError 501 if the model has no template.
-    """
+    """The conversation in the model's template. Raises OptionError, TemplateFailed, ApiError 501 without one."""
     template = template_of(engine)
     return template.render(
         messages,

@@ -68,10 +68,7 @@ class Toolbox:
     left_out: set[str] = field(default_factory=set)
 
     def add(self, tools: Iterable[Any], place: str, *, shown: bool = False) -> None:
-        """Offer these tools. Raises ApiError 400, which names the place.
-
-        shown   the answer repeats them
-        """
+        """Offer these tools; `shown`: the answer repeats them. Raises ApiError 400, which names the place."""
         for number, tool in enumerate(tools):
             where = f"{place}[{number}]"
             fields = given(tool, where)

@@ -149,10 +149,7 @@ def typed(item: Any, place: str) -> Item:
 
 
 class Messages:
-    """The messages of a conversation, made of its items in order.
-
-    toolbox   takes the tools that items bring; its names are those of calls
-    """
+    """The messages of a conversation, from its items in order. `toolbox`: takes their tools, and names calls."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self.messages: list[Message] = []

@@ -123,10 +123,7 @@ def _object_or_query(raw: str) -> dict[str, Any]:
 
 
 class Writer:
-    """The output of one response.
-
-    sealed   reasoning is repeated in `encrypted_content`
-    """
+    """The output of one response. `sealed`: reasoning is repeated in `encrypted_content`."""
 
     def __init__(self, response_id: str, toolbox: Toolbox, *, sealed: bool) -> None:
         self.items: list[dict[str, Any]] = []

@@ -35,10 +35,7 @@ Embed = Callable[[list[int]], NDArray[np.float32]]
 
 
 def embeddings(engine: Engine, body: EmbeddingBody, model: str, embed: Embed) -> dict[str, Any]:
-    """OpenAI's object. `model`: the name to answer with.
-
-    Raises ApiError 501 if the model makes no embeddings, 400, PromptTooLong, and what `embed` raises.
-    """
+    """OpenAI's object. `model`: its name. Raises ApiError 501 without embeddings, 400, PromptTooLong, as `embed`."""
     check_embeds(engine)
     prompts, size = prompts_of(engine, body.input, field="input"), engine.model.n_embd
     if body.dimensions is not None and body.dimensions > size:

@@ -237,10 +237,7 @@ class Replica:
 
 
 def _identity(config: EngineConfig) -> tuple[int, str]:
-    """Size of the model's file and a digest of its header, with all metadata and the places of the tensors.
-
-    Raises ModelError.
-    """
+    """Size of the model's file, and a digest of its header (metadata, places of tensors). Raises ModelError."""
     path = model_file(config.model)
     try:
         with path.open("rb") as file:

@@ -109,9 +109,7 @@ def read_stream(file: BinaryIO, name: Path | str, shard: Shard | None = None) ->
 
 
 def in_order(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs in the order in which they are run: prompts that begin alike are neighbours, and the cells of their
-    common beginning are computed once.
-    """
+    """The jobs in the order of running: those that begin alike together, so that this is computed once."""
     return sorted(jobs, key=lambda job: (job.url, job.body))
 
 

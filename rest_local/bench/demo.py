@@ -315,9 +315,7 @@ def compare(
     display: Display | None = None,
     seconds: float = math.inf,
 ) -> Comparison:
-    """Measure one prompt with up to `2 * repeats + 3` generations of `max_tokens`; after `seconds` no pair begins.
-    Raises the errors of `Engine.generate`.
-    """
+    """Measure a prompt by up to `2 * repeats + 3` runs; after `seconds` no pair begins. Raises as `Engine.generate`."""
     over = time.perf_counter() + seconds
     sampling = Sampling()
     if not prompt.answer and repeated_share(run(engine, prompt, "plain", sampling, max_tokens).tokens) > LOOPING:

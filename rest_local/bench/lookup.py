@@ -152,9 +152,7 @@ def _measure_store(path: Path, queries: int, cold: bool, random: np.random.Gener
 
 
 def _cold(store: Datastore, contexts: Sequence[Int32Array]) -> dict[str, Any]:
-    """Lookups of which each reads all it needs from the disk. `disk_kb` shows that it did: what the system read for
-    this process during a lookup.
-    """
+    """Lookups that read all they need from the disk. `disk_kb` shows it: what the system read for one."""
     import resource
 
     files = [store.directory / name for name in os.listdir(store.directory) if name.endswith(".bin")]

@@ -218,9 +218,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def copied_vocabulary(source: Path, size: int | None = None) -> Vocabulary:
-    """The vocabulary of another GGUF, possibly a vocabulary-only file, padded with unused tokens to `size`, if given.
-    Raises ValueError if it is larger.
-    """
+    """The vocabulary of a GGUF, padded with unused tokens to `size`, if given. Raises ValueError if it is larger."""
     fields = gguf.GGUFReader(source).fields
     keys = {key: entry.contents() for key, entry in fields.items() if key.startswith("tokenizer.")}
     tokens: list[str] = keys["tokenizer.ggml.tokens"]

@@ -44,9 +44,7 @@ class Predictable(Lookup, Protocol):
 
 @dataclass
 class Tally:
-    """The counts of a replay. Times are milliseconds; `plain_ms` and `drafted_ms` follow the cost curve, and the
-    latter includes `queried_ms`.
-    """
+    """The counts. Times are milliseconds; `plain_ms` and `drafted_ms` by the curve, the latter with `queried_ms`."""
 
     answers: int = 0
     steps: int = 0

@@ -37,9 +37,7 @@ def stem_of(path: str) -> str:
 
 
 def label_of(path: str) -> str:
-    """The quantization that a file is named after, in capitals: `Q4_K_M` of `a/model-q4_k_m-00001-of-00002.gguf`; the
-    stem where it names none.
-    """
+    """The quantization in a file's name, in capitals: `Q4_K_M` of `a/x-q4_k_m-00001-of-00002.gguf`; else the stem."""
     stem = stem_of(path)
     found = [
         match[0]

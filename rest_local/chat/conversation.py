@@ -77,10 +77,7 @@ class Capabilities:
 
 @lru_cache(maxsize=16)
 def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabilities:
-    """Measures a template. A template that renders nothing supports nothing. `bos`, `eos`: as for `render`.
-
-    Raises TemplateTooCostly.
-    """
+    """Measures a template (see `render`); one that renders nothing supports nothing. Raises TemplateTooCostly."""
 
     def text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
         """The prompt, or None if the template refuses the messages."""

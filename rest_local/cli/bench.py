@@ -144,9 +144,7 @@ def _report(
     limit: int | None,
     **given: Any,
 ) -> dict[str, Any]:
-    """Check the options first, then measure: what is wrong should not be found after minutes. `given`: what
-    `open_workload` takes as well.
-    """
+    """Check the options, then measure: mistakes should not show after minutes. `given`: also for `open_workload`."""
     from rest_local.bench.replay import compare_curves
     from rest_local.bench.wall import wall_clock
     from rest_local.bench.workload import open_workload

@@ -66,8 +66,7 @@ class Column:
         return (self.tokens - self._uncounted) / seconds if seconds > 0 else 0.0
 
     def tail(self, console: Console, width: int, height: int) -> Text:
-        """The newest `height` lines as they are seen at `width`: a live display cuts off what is too high at its end,
-        which is where the text grows."""
+        """The newest `height` lines at `width`: a live display cuts off the end, which is where the text grows."""
         from rich.text import Text
 
         return Text("\n").join(self.text.wrap(console, width, overflow="fold", tab_size=4)[-height:])
@@ -163,9 +162,7 @@ def _engine(config: EngineConfig, fast: bool, say: Callable[[str], None]) -> Ite
 
 
 def demo_prompts(engine: Engine, code: Path | None) -> list[Prompt]:
-    """First where drafting gains: an edit of a file for a model that can chat, else a changed copy of a function. Then
-    a prompt with nothing to find.
-    """
+    """Where drafting gains (an edit, or a changed copy for a model that cannot chat), and where nothing is found."""
     from rest_local.bench.demo import copy_prompt, edit_prompt, unseen_prompt
     from rest_local.paths import demo_model
 

@@ -33,9 +33,7 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def unified_diff(path: Path, old: str, new: str) -> Iterator[str]:
-    """The lines of a patch with their ends, as `patch -p1` and `git apply` read it (`-p0` for an absolute path);
-    none where nothing differs.
-    """
+    """The lines of a patch with their ends, as `patch -p1` reads it (absolute paths: `-p0`); none for no change."""
     from difflib import unified_diff as lines_changed
 
     name = printable(path.as_posix())
@@ -386,9 +384,7 @@ class Edits:
 
 
 def keep_answer(path: Path, text: str) -> Path | None:
-    """Write the answer to a file that was refused into a temporary file that this user alone can read, which stays.
-    None, after a warning, where that fails.
-    """
+    """Write a refused answer to a temporary file, which stays, for this user alone; None, and a warning, at worst."""
     from tempfile import NamedTemporaryFile
 
     name = re.sub(r"[^\w.-]+", "-", path.name)[:40]

@@ -137,9 +137,7 @@ _engine = in_section("Engine")
 
 @dataclass(frozen=True)
 class Live:
-    """code: a checkout to index; watch: whether the datastores of -d are kept up to date too; offers: whether a
-    checkout may be offered where none was named.
-    """
+    """code: a checkout to index; watch: -d's datastores are kept up to date; offers: a checkout may be offered."""
 
     code: Code | None = None
     watch: bool = False
@@ -204,9 +202,7 @@ def _tell(show: Callable[[str], None], text: str) -> None:
 
 
 class Indexer:
-    """One child. model: the file whose vocabulary counts; names: datastores to keep up to date; code: what is built
-    first where it is missing.
-    """
+    """One child. model: whose vocabulary counts; names: datastores to keep up to date; code: built where missing."""
 
     def __init__(self, model: Path, names: Sequence[str] = (), code: Code | None = None) -> None:
         import subprocess

@@ -113,9 +113,7 @@ def decode(data: bytes, origin: str) -> str:
 
 
 def read_prediction(path: Path | None, prompt: str | None) -> str:
-    """Return the text of --prediction: of a file, of stdin for "-". Raises InputInvalid, and click.UsageError where the
-    prompt comes from there.
-    """
+    """The text of --prediction, of a file or stdin ("-"). Raises InputInvalid; UsageError if stdin is the prompt."""
     if path is None:
         return ""
     if str(path) == "-" and prompt in (None, "-"):

@@ -39,9 +39,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Help(click.HelpFormatter):
-    """Click's layout, with a column of names that leaves a narrow terminal enough for the text, and without line breaks
-    inside of --context-shift.
-    """
+    """Click's layout; a narrow terminal keeps room for the text, and --context-shift is not broken at hyphens."""
 
     def write_text(self, text: str) -> None:
         super().write_text(text.replace("-", _HYPHEN))
@@ -206,9 +204,7 @@ rare_option = in_section(OPTIONS, rare=True)
 
 
 class SectionedCommand(click.Command):
-    """A command whose help lists its own options first, then those of each section. `--help-all` lists rare ones too,
-    if it has any.
-    """
+    """A command whose help lists its own options first, then each section; rare ones with `--help-all` only."""
 
     context_class = Context
     _help_all: click.Option | None = None  # one object: click compares them

@@ -100,9 +100,7 @@ def choice(
     template: str | None = None,
     variables: dict[str, object] | None = None,
 ) -> ModelChoice:
-    """What the server needs to know of a model. `template`: in the place of its own chat template; `variables`: for it,
-    unless a request gives others.
-    """
+    """What the server needs to know of a model. `template`: instead of its own; `variables`: for it, by default."""
     from rest_local.paths import demo_model
     from rest_local.router.app import ModelChoice
 

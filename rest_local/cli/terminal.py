@@ -80,9 +80,7 @@ def fitted(text: str, stream: TextIO) -> str:
 
 
 def can_ask() -> bool:
-    """Whether a question reaches a person: input and stderr are a terminal, and this is the main thread, to which
-    Ctrl-C goes (`serve` loads in another one).
-    """
+    """Whether a question reaches a person: stdin and stderr are a terminal, and Ctrl-C comes to this thread."""
     on_main = threading.current_thread() is threading.main_thread()
     return on_main and sys.stdin.isatty() and sys.stderr.isatty()
 
@@ -112,9 +110,7 @@ def print_json(fields: Any) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
-    """The rows as lines whose columns are aligned, those of the numbers in `right` at the right. The last column of a
-    row is as long as it is.
-    """
+    """The rows as lines of aligned columns, those in `right` at the right. The last column is as long as it is."""
     widths: dict[int, int] = {}
     for row in rows:
         for at, cell in enumerate(row[:-1]):
@@ -193,8 +189,7 @@ def build_bar(quiet: bool, sources: Sequence[Source] = ()) -> Iterator[Progress]
 
 @contextmanager
 def without_messages_of_ray() -> Iterator[None]:
-    """The standard streams for this program alone. Ray writes to both, from C++ and from threads of its own; its log
-    files have the same."""
+    """The standard streams for this program alone: Ray writes to both what its log files have, too, even from C++."""
     ours, stderr = [os.dup(1), os.dup(2)], sys.stderr
     with open(os.devnull, "wb") as nowhere, open(ours[1], "w", encoding="utf-8", buffering=1, closefd=False) as shown:
         sys.stdout.flush()
@@ -256,9 +251,7 @@ def line_of(engine: Engine, result: Result) -> str:
 
 
 def statistics_line(result: Result, datastores: Sequence[str] = ()) -> str:
-    """The line about an answer. `datastores`: names of those that were open; the name of a single one stands in the
-    place of `datastore`.
-    """
+    """The line about an answer. `datastores`: names of the open ones; a single one stands in place of `datastore`."""
     speed = result.timings.predicted_per_second
     parts = [f"{speed:.{0 if speed >= 10 else 1}f} tokens/s"]
     if result.speedup is not None:

@@ -65,10 +65,7 @@ class Finished:
 
 
 class Batch:
-    """The requests that are decoded together. `add` while there `has_room`, then `step`; `close` at the end.
-
-    Belongs to the thread that owns the engine.
-    """
+    """Requests that the engine's thread decodes together: `add` while it `has_room`, `step`, `close` at the end."""
 
     def __init__(self, engine: Decoder) -> None:
         self._engine = engine
@@ -88,9 +85,7 @@ class Batch:
         return bool(self._running)
 
     def add(self, request: Request) -> int:
-        """Start a request and return its number. It waits where there is no room. Raises what `Engine.prepare`
-        raises; the request then has no number.
-        """
+        """Start a request; its number. It waits for room. Raises as `Engine.prepare`, and then it has no number."""
         state = self._engine.prepare(request)
         number = next(self._numbers)
         self._engine.submit(state)
@@ -114,9 +109,7 @@ class Batch:
         return ended
 
     def cancel(self, numbers: Iterable[int] | None = None) -> None:
-        """End the requests of these numbers that still run, without `numbers` all; they are not among those that end
-        then.
-        """
+        """End the requests of these numbers that still run, without `numbers` all; they do not count as ended."""
         for number in list(self._running if numbers is None else numbers):
             if number in self._running:
                 self._engine.cancel(self._running.pop(number)[1])

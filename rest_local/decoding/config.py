@@ -105,9 +105,7 @@ class EngineConfig:
             _at_least(name, getattr(self, name), -1)
 
     def context_length(self, trained: int) -> int:
-        """Tokens of context for a model that was trained for `trained` tokens, 0 where its file does not say. The one
-        place that decides it.
-        """
+        """The context for a model trained for `trained` tokens (0: unknown). The one place that decides it."""
         if self.n_ctx == TRAINED:
             return trained or LARGEST_DEFAULT
         return self.n_ctx or min(filter(None, (LARGEST_DEFAULT, trained, self.cells)))

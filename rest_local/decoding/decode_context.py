@@ -285,9 +285,7 @@ class DecodeContext:
         return self.scheduler.forward.capability
 
     def policy(self, name: str) -> Policy:
-        """A policy of this name for one request; what the policy learns is shared by all requests of the context. Any
-        thread.
-        """
+        """A policy of this name for one request; what it learns is shared by all of the context. Any thread."""
         policy = self._policies.get(name)
         if policy is None:
             policy = self._policies.setdefault(name, make_policy(name, self.tuning.curve))
@@ -331,15 +329,11 @@ class DecodeContext:
 
     @property
     def _part(self) -> int:
-        """Tokens of a part of a text on disk: of a text, llama.cpp saves only the cells of the sliding window before
-        its last token.
-        """
+        """Tokens of a part of a text on disk. Of a sliding window, llama.cpp saves that before the last token alone."""
         return min(PART, self.backend.n_swa or PART)
 
     def keep_sessions(self, limit: int) -> None:
-        """Keep the cells of texts on disk, in the user's cache, up to `limit` bytes for all models together. Where that
-        cannot be done, a warning.
-        """
+        """Keep the cells of texts in the user's cache, `limit` bytes for all models; else a warning."""
         made = saved.made_with(self.model, self.backend.settings, self.exact)
         try:
             files = CellFiles(cache_dir() / SESSIONS, made, limit, part=self._part)
@@ -385,9 +379,7 @@ class DecodeContext:
             self._calibration.after_pass(seconds)
 
     def use_idle_time(self, seconds: float, number: int = 0) -> None:
-        """Save idle texts or continue the self-test for `seconds`, or time one batch whose price is uncertain.
-        `number`: a name for `abort`.
-        """
+        """For `seconds`, save idle texts or go on with the self-test, or time a doubtful batch. `number`: `abort`'s."""
         self.backend.number_decodes(number)
         if self.sessions is not None and self.sessions.wakes_in() == 0:
             self.sessions.use_idle_time(seconds)

@@ -533,9 +533,7 @@ class Engine:
             context.scheduler.stall_ms = milliseconds
 
     def use_idle_time(self, seconds: float, number: int = 0) -> bool:
-        """Between requests: continue for so long what `load` left to be measured; False where nothing is left.
-        `number`: a name for `abort`.
-        """
+        """Between requests: go on measuring what `load` left; False if nothing is left. `number`: for `abort`."""
         idle = [context for context in self.contexts if context.idle_work_in == 0]
         for context in idle:
             context.use_idle_time(seconds, number)

@@ -185,9 +185,7 @@ class Forward:
     # The pass
 
     def _submit(self, running: Sequence[RequestState], parts: Sequence[Part], clock: PassClock) -> None:
-        """Have everything evaluated. Where there is no room: without the cells of idle slots, then with smaller trees,
-        then with none.
-        """
+        """Have everything evaluated. Without room: without cells of idle slots, then with smaller trees, then none."""
         states = _all(running, parts)
         clock.begun = time.perf_counter()
         rebuilt = False
@@ -289,18 +287,14 @@ class Forward:
     # One request by itself, without a scheduler
 
     def evaluate_prompt(self, state: RequestState) -> None:
-        """Evaluate what an admitted request has pending. Raises DecodeFailed. An interrupt between batches keeps what
-        is evaluated.
-        """
+        """Evaluate what an admitted request has pending; an interrupt keeps what is done. Raises DecodeFailed."""
         while state.is_prefilling:
             (error,) = self.step([], [(state, min(state.n_pending, self.backend.n_batch))])
             if isinstance(error, RestLocalError):
                 raise error
 
     def step_alone(self, state: RequestState) -> Step:
-        """One pass for one request: at least one token. Raises DecodeFailed after the cells were cleared, and what the
-        sampler raises.
-        """
+        """One pass for one request: a token or more. Raises DecodeFailed, the cells being cleared; as the sampler."""
         self.evaluate_prompt(state)
         begun = time.perf_counter()
         try:
@@ -365,9 +359,7 @@ def _evaluated(
 
 
 def _put_back(slot: Slot, n_past: int, broken_off: bool = False) -> None:
-    """Undo a pass that did not succeed: `n_past` tokens are committed, or fewer where the memory had to go further
-    back. `broken_off`: as for `Slot.rewind`.
-    """
+    """Undo a failed pass: `n_past` tokens are committed, or what memory allows. `broken_off`: see `Slot.rewind`."""
     slot.rewind(min(n_past, slot.n_past), broken_off)
 
 

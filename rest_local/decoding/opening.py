@@ -167,9 +167,7 @@ def snapshots_for(config: EngineConfig, path: Path) -> Snapshots:
 
 
 def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
-    """The model with options that were tried in a child process, and a warning about what they gave up, if anything.
-    Raises ModelError, OptionError.
-    """
+    """The model, with options that a child tried, and what they gave up, if any. Raises ModelError, OptionError."""
     path = model_file(config.model)
     snapshots = snapshots_for(config, path)
     options = replace(config.options, rollback=snapshots.number) if snapshots.size else config.options
@@ -273,9 +271,7 @@ def turn_renderer(model: Model, sources: Iterable[Source]) -> Render | None:
 
 
 def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeContext:
-    """The context that requests share, and the draft model, which is opened before it. A draft model that cannot be
-    used costs a warning. Raises ModelError.
-    """
+    """The context of all requests, after the draft model, which costs a warning if unusable. Raises ModelError."""
     size = config.context_length(model.n_ctx_train)
     threads = config.threads or 0
     settings = settings_for(model.options, size, threads, config.slots, config.cells)

@@ -170,9 +170,7 @@ class RequestState:
 
     @property
     def n_before_cut(self) -> int:
-        """Pending tokens before the next place where a later prompt is likely to differ: memory that cannot be cut back
-        needs a checkpoint there.
-        """
+        """Pending tokens before the next place where a later prompt may differ, which calls for a checkpoint."""
         if self._cuts is None:
             self._cuts = cuts_of(self.tokens, self._is_control)
         n_past, last = self.slot.n_past, len(self.tokens) - 1
@@ -392,9 +390,7 @@ class RequestState:
         return taken
 
     def _learn(self, chosen: list[int], n_accepted: int, done: PassClock, first: bool) -> None:
-        """Tell the policy the result of the draft. `chosen`: the model's own tokens, without relaxed ones and what
-        follows them.
-        """
+        """Tell the policy the result of the draft. `chosen`: the model's own tokens, up to the first relaxed one."""
         begun = time.perf_counter()
         clock = self.clock
         if draft_text := self.sources.draft_text:
@@ -517,9 +513,7 @@ class RequestState:
             self.wake()
 
     def receive(self, taken: VerifiedStep, begun: float) -> None:
-        """The tokens of a step that began at `begun`: only what decides whether the answer goes on. The rest is
-        `deliver`, which the end does as well.
-        """
+        """The tokens of a step from `begun`: what decides whether the answer goes on. The rest is `deliver`."""
         self._taken = taken
         self.report_progress()
         self.answer.receive(taken.verdict.tokens, begun)
@@ -601,9 +595,7 @@ def _after_sampling(token: int, left: list[tuple[int, float]], top: int) -> Toke
 
 
 def error_of(error: Exception) -> RestLocalError:
-    """What the owner of the one request that an exception concerns is told. Errors of this program are told as they
-    are; others are logged.
-    """
+    """What the owner of the request is told of an exception: errors of this program as they are; others are logged."""
     if isinstance(error, RestLocalError):
         return error
     log.error("a request ends with an error that was not expected", exc_info=error)

@@ -201,9 +201,7 @@ class Scheduler:
             self._finish(state, "length")
 
     def _restore(self) -> None:
-        """Go on with prompts whose cells are read from elsewhere; while others generate, for what a part of a prompt
-        may take.
-        """
+        """Go on reading the cells of prompts; while others generate, for the time that a part of a prompt may take."""
         restoring = [state for state in self.admitted if state.is_restoring]
         others = len(self.admitted) > len(restoring)
         for state in restoring:
@@ -284,9 +282,7 @@ class Scheduler:
         return longest >= kept + LEAST_SHARED
 
     def cells_in_use(self, *more: tuple[Slot, int]) -> int:
-        """Cells that admitted requests have, or will have when their prompts are evaluated, and so many of `more`;
-        shared ones count once.
-        """
+        """Cells that admitted requests have, or will have after their prompts, and `more`; shared ones count once."""
         admitted = ((state.slot, len(state.tokens)) for state in self.admitted if state.is_admitted)
         return count_cells([*admitted, *more])
 
@@ -308,9 +304,7 @@ class Scheduler:
     # One forward pass
 
     def _pass(self, states: list[RequestState]) -> bool:
-        """One forward pass for these; where it cannot be done, another one for fewer of them or with less in it. False
-        where there was nothing to do.
-        """
+        """One forward pass for these, or another one for fewer or with less in it. False: there was nothing to do."""
         begun = time.perf_counter()
         tried = self._plan(states)
         if tried is None:
@@ -488,9 +482,7 @@ class Scheduler:
                 self._finish(state, "length")
 
     def fail(self, state: RequestState, error: Exception) -> None:
-        """End a request with an error. If the error was not expected, its cells are given up: it is not known what they
-        hold.
-        """
+        """End a request with an error. After an unexpected one its cells are given up: what they hold is unknown."""
         if not isinstance(error, RestLocalError) and state.is_admitted:
             state.slot.clear()
         self._finish(state, "error", error_of(error))

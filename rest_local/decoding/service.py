@@ -92,9 +92,7 @@ class _News:
 
 
 class Service:
-    """Owns the thread, not the engine: close the engine after the service. `queue`: requests that may wait before
-    another one is refused.
-    """
+    """Owns the thread, not the engine: close that later. `queue`: requests that may wait before one is refused."""
 
     def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
         self.engine = engine
@@ -194,9 +192,7 @@ class Service:
         return {**self.engine.statistics(), "running": self.running, "waiting": self.waiting}
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests; give the current ones so many seconds to end, then end them. A second call does
-        nothing.
-        """
+        """Refuse new requests; give the current ones so many seconds to end, then end them. Again does nothing."""
         with self._lock:
             self._closing, self._draining = True, drain_seconds > 0
             self._lock.notify()

@@ -73,9 +73,7 @@ class Chat:
         return self._format.parser(self._tools, self.prompt)
 
     def message(self, result: Result) -> dict[str, Any]:
-        """The answer as a message: `content`, `reasoning_content` and `tool_calls`, the last two where there are
-        any.
-        """
+        """The answer as a message: `content`, and `reasoning_content` and `tool_calls` where there are any."""
         parser = self.parser()
         return message_of([*parser.feed(result.text), *parser.finish(cut=result.finish_reason == "length")])
 
@@ -182,7 +180,5 @@ class ChatStream(Stream):
 
     @property
     def message(self) -> dict[str, Any]:
-        """The finished answer in OpenAI's form, to append to the messages: role, content, reasoning_content,
-        tool_calls.
-        """
+        """The finished answer in OpenAI's form, for the messages: role, content, reasoning_content, tool_calls."""
         return self._chat.message(self.result)

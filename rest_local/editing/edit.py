@@ -120,9 +120,7 @@ def _between(lines: Sequence[str], begin: _Fence, end: _Fence) -> Sequence[str]:
 
 
 def _likeness(block: Sequence[str], old: Sequence[str]) -> tuple[int, int]:
-    """How many lines with a letter or digit the two have in common in the same order; of equal ones, the shorter block
-    is more alike.
-    """
+    """How many lines with a letter or digit the two have in common, in order; of equals the shorter one."""
     before, after = ([line for line in lines if any(map(str.isalnum, line))] for lines in (old, block))
     same = sum(match.size for match in SequenceMatcher(None, before, after).get_matching_blocks())
     return same, -len(block)

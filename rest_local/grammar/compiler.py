@@ -41,10 +41,7 @@ _STOPS = dict.fromkeys(("NoExtension", "NoExtensionBias"), "it allows nothing") 
 
 
 def limits() -> LLParserLimits:
-    """Limits of the work for one mask, and of lexer states, which take 1 to 2 kB each.
-
-    llguidance's defaults are 50 000, 200 000 and 250 000.
-    """
+    """Limits for one mask, and of lexer states, 1 to 2 kB each. By default 50 000, 200 000 and 250 000."""
     return LLParserLimits(step_max_items=20_000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
 
 

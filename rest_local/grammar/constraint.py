@@ -184,8 +184,7 @@ _clock = time.thread_time
 
 
 class ForcedToken(NamedTuple):
-    """A token that may come next. `apart`: the text before it was not split as the vocabulary splits it; `end`: where
-    in the text it ends."""
+    """A token that may come next. `apart`: after text that the vocabulary would split differently; `end`: its place."""
 
     token: int
     kind: int
@@ -317,8 +316,7 @@ class Forced:
         return ForcedText(self._tokens, tail, text, kinds, specials, complete) if text else None
 
     def _next(self, matcher: LLMatcher, spacing: Spacing, most: int) -> tuple[bytes, int, int | None] | None:
-        """A run of bytes with its kind, or a special token: what is forced, or white space that is likely and the byte
-        that must follow it."""
+        """A run of bytes with its kind, or a special token: forced, or likely white space with the byte after it."""
         run = matcher.compute_ff_bytes()
         if special := _SPECIAL.search(run):
             if special.start() == 0:

@@ -383,9 +383,7 @@ class NamedSlots:
 
 
 def path_of(home: Path, name: str, user: str = "") -> Path | None:
-    """Where the file of that name is, of a user (a digest, or empty); None for no plain name. The folder is made.
-    Raises OSError.
-    """
+    """The file of that name, of a user (a digest, or empty); None for no plain name. Its folder is made (OSError)."""
     if not NAME.fullmatch(name):
         return None
     folder = home / NAMED
@@ -594,9 +592,7 @@ class CellFiles:
     # The bound
 
     def make_room(self, size: int) -> None:
-        """Delete what is used least recently until so many bytes may be added. Raises OSError where they do not fit the
-        limit or the disk.
-        """
+        """Delete the least recently used until `size` bytes may be added. OSError: too many for limit or disk."""
         with self._trimming:
             if self._size + self._since + size > self.limit or self._since > self.limit // SCANNED:
                 self._trim(size)

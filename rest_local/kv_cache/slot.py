@@ -354,9 +354,7 @@ class Slot:
                 self.checkpoint()
 
     def protect(self, n: int) -> int:
-        """See to it that a draft of `n` tokens can be taken back; how many of them can be. Takes a checkpoint where
-        llama.cpp cannot roll back so many.
-        """
+        """See to it that a draft of `n` tokens can be taken back, by a checkpoint if llama.cpp cannot; how many can."""
         self.checkpoint_ms = 0.0
         if n <= self.backend.rollback:
             return n
@@ -491,10 +489,7 @@ class Slot:
         return True
 
     def _remove_rejected(self, first: int, along: Sequence[int], accepted: int, below: bool) -> bool:
-        """Free the drafted cells, from position `first` on, of every leaf but for the accepted ones on its way.
-
-        `below`: there are some below the last accepted one.
-        """
+        """Free drafted cells from `first` on, but for accepted ones; `below`: there are some below the last one."""
         alone, begin = self._is_alone, self.position(first)
         if below and alone and not remove_tail(self.backend, begin + accepted):  # one call for all of them
             return False

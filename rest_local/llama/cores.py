@@ -158,9 +158,7 @@ def others_run(root: Path = ROOT) -> bool:
 
 
 def can_wait_briefly() -> bool:
-    """Whether `wait_briefly` has an effect: llama.cpp computes with GNU's OpenMP runtime, and the user has set no
-    variable about waiting. Loads llama.cpp.
-    """
+    """Whether `wait_briefly` has an effect: with GNU's OpenMP, and no variable about waiting. Loads llama.cpp."""
     if os.environ.get("GOMP_SPINCOUNT") != str(SPIN) or "OMP_WAIT_POLICY" in os.environ:
         return False
     from rest_local.llama.loaded import bindings

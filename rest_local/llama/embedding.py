@@ -45,9 +45,7 @@ def longest_text(model: Model) -> int:
 
 
 class Pooled:
-    """A context whose result is `size` numbers for a text. Close it before the model. Not thread safe. Raises
-    ModelError if memory is short.
-    """
+    """A context that gives `size` numbers for a text, for one thread. Close it before the model. Raises ModelError."""
 
     def __init__(self, model: Model, size: int) -> None:
         self.n_ctx, self.size = longest_text(model), size

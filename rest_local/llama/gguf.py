@@ -263,8 +263,7 @@ _NEXT_KEY = re.compile(rb"tokenizer\.(ggml\.[a-z_]+|chat_template)|general\.(fil
 
 
 class _Key(NamedTuple):
-    """A key from `begin` to `end` in the file. Its value, or that of its items, has the type `kind` and begins at
-    `at`; `n_items`: of an array."""
+    """A key from `begin` to `end` in the file; its value, or its `n_items`, have the type `kind` and begin at `at`."""
 
     name: str
     kind: int

@@ -206,9 +206,7 @@ def timeout_seconds(files: Files) -> float:
 
 
 def works(model: Model, settings: ContextSettings) -> bool:
-    """Whether a child process can compute with an open model in these settings. The result is not remembered. Raises
-    OSError if no child can be started.
-    """
+    """Whether a child process can compute with an open model in these settings. Raises OSError without a child."""
     files = check_headers(model.path)
     failed = attempt(model.path, model.n_gpu_layers, model.options, [settings], settings.n_ctx, timeout_seconds(files))
     if failed is not None:
@@ -369,8 +367,7 @@ def _decode(context: Context, model: Model, flash: str, full: bool) -> None:
 
 
 def _for_model(model: Model, settings: ContextSettings, n_ctx: int | None, on_cpu: bool) -> ContextSettings:
-    """The settings of the context as it will be made, see `attempt`. On the CPU the context is short, because its
-    length causes no crash there."""
+    """The settings of the context to be made, see `attempt`; on the CPU a short one: no length crashes there."""
     trained = model.n_ctx_train or settings.n_ctx
     size = max(8, n_ctx or min(settings.n_ctx, trained))
     n_cells = size * settings.n_slots if settings.n_cells == settings.n_ctx * settings.n_slots else settings.n_cells

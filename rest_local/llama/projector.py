@@ -111,10 +111,7 @@ class _Decoded:
 
 
 class Projector:
-    """Make one with `Projector.open`. `encoded`: images, or tiles of images, that were run through it.
-
-    Close it before its model.
-    """
+    """Make one with `Projector.open`; close it before its model. `encoded`: images, or tiles, that it was run on."""
 
     def __init__(self, pointer: int, path: Path, model: Model) -> None:
         self.path, self._model = path, model

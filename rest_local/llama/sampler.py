@@ -188,8 +188,7 @@ class Candidates:
         self.reference = ctypes.byref(self.array)
 
     def fill(self, logits: NDArray[np.float32], ids: NDArray[np.int32] | None = None) -> None:
-        """Set the candidates, all tokens or `ids`, in the order of their ids. Needed before each use, because samplers
-        reorder and shorten the array."""
+        """Set the candidates, all or `ids`, in order. Needed before each use: samplers reorder, shorten the array."""
         count = len(self.rows) if ids is None else len(ids)
         self.rows["id"][:count] = self._ids if ids is None else ids
         self.rows["logit"][:count] = logits if ids is None else logits[ids]

@@ -50,8 +50,7 @@ class SpecialTokens:
         self._may_overlap = _may_overlap(self._ordered)
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Stretches of plain text, none empty, and ids, in order. Linear in the text. Lazy if no two of the special
-        tokens can overlap."""
+        """Stretches of plain text, none empty, and ids, in order; linear in the text. Lazy if no special overlaps."""
         if self._pattern is None:
             found: Iterable[tuple[int, int, SpecialToken]] = ()
         elif self._may_overlap:

@@ -237,9 +237,7 @@ def _token(function: Callable[[int], int], pointer: int) -> int | None:
 
 
 class Detokenizer:
-    """Decodes the pieces of tokens as UTF-8, incrementally. Holds back at most three bytes.
-
-    `piece`: token id to bytes, for instance `Vocabulary.piece`."""
+    """Decodes tokens as UTF-8, incrementally; holds back three bytes at most. `piece`: a token id to bytes."""
 
     def __init__(self, piece: Callable[[int], bytes]) -> None:
         self._piece = piece

@@ -202,9 +202,7 @@ class Datastore:
         return [table.name(number) for number in range(len(table))]
 
     def _name(self, index: int, number: int) -> str:
-        """The name of a document: the stored one, unless that file has another content by now and files with other
-        names still have this one.
-        """
+        """The name of a document; another one of its content, where that file has other content by now."""
         if index not in self._renamed:
             gone = self.manifest.segments[index].gone
             self._renamed[index] = {}

@@ -86,9 +86,7 @@ class Files:
 
 
 def digest_of(path: Path, look_at: Callable[[bytes, int], None] | None = None) -> tuple[str, int]:
-    """The sha256, as hexadecimal digits, and the size of a file. look_at: called with each part of _CHUNK bytes and its
-    offset. Raises OSError.
-    """
+    """The sha256 in hex and the size of a file. look_at: gets each _CHUNK bytes and their offset. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -49,9 +49,7 @@ _FOREIGN = ((b"GGUF", "of a GGUF file"), (b"PK\x03\x04", "of a zip file"), (b"\x
 
 @dataclass(frozen=True, slots=True)
 class VocabularyId:
-    """The vocabulary of a datastore's token ids. hash: sha256 hex of all pieces and special ids; size: number of ids;
-    name: for display.
-    """
+    """A datastore's vocabulary. hash: sha256 hex of pieces and special ids; size: number of ids; name: for display."""
 
     hash: str
     size: int

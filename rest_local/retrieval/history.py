@@ -305,9 +305,7 @@ class History:
             self._warn("refused", f"{cause_of(error)}, and cannot be set aside: {cause_of(also)}; going on without it")
 
     def _rename(self, error: Exception) -> None:
-        """Rename the directory, under the lock. The lock moves with the directory: a process that waits for it finds
-        that it protects nothing.
-        """
+        """Rename the directory under its lock, which moves along: who waits for it finds that it protects nothing."""
         for number in range(1, 1000):
             new = self.path.with_name(f"{self.path.name}{DAMAGED}{number}")
             if not new.exists():

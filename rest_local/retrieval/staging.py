@@ -242,9 +242,7 @@ def remove_all(directory: Path, files: Files) -> None:
 
 
 def delete(directory: Path, files: Files) -> None:
-    """Delete a staging directory, or a datastore that has no name any more. A file of other origin stays, with its
-    directory: OSError.
-    """
+    """Delete a staging directory, or an unnamed datastore. A file of other origin stays, and the directory: OSError."""
     for part in (*folders(directory), *stagings(directory)):
         delete(part, files)
     files.unlink(directory / MANIFEST)

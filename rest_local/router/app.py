@@ -302,8 +302,7 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
 
 
 class Exchange(asyncio.Protocol):
-    """One request to a process and its answer. `begin` it, read `head`, then `body` or `chunks`; `close` in any case.
-    What is read raises ProcessEnded."""
+    """One request to a process: `begin`, `head`, `body` or `chunks`, always `close`. Reading raises ProcessEnded."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -437,8 +436,7 @@ class Routing(HttpServer):
         super().__init__(create_router(self.state), drain_seconds, descriptors=2)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until stopped. Raises ModelProcessFailed if the default model cannot be loaded at the start, and
-        KeyboardInterrupt for Ctrl-C."""
+        """Serve until stopped. Raises ModelProcessFailed for the default model at the start, KeyboardInterrupt."""
         try:
             super().run(sockets)
         finally:

@@ -107,10 +107,7 @@ class Pool:
             self._looking = asyncio.create_task(self._unload_idle(self.idle))
 
     def entry(self, name: str | None, *, anything: bool = False) -> Entry:
-        """The model of that name, or the default one for none and, with `anything`, for an unknown one.
-
-        Raises ApiError 404.
-        """
+        """The model of that name; the default for none and, with `anything`, for others. Raises ApiError 404."""
         if not name:
             return self.entries[0]
         for entry in self.entries:

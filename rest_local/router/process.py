@@ -68,10 +68,7 @@ class ModelProcessFailed(RestLocalError):
 
 
 class ModelProcess:
-    """One process, seen by its parent. `on_end`: called when it has ended, however that came.
-
-    All methods must be called in the event loop.
-    """
+    """One process, seen by its parent, in the event loop alone. `on_end`: called when it has ended in any way."""
 
     def __init__(self, setup: Setup, on_end: Callable[[ModelProcess], None]) -> None:
         self.setup, self._on_end = setup, on_end
@@ -217,10 +214,7 @@ class ParentChannel:
 
 
 def main() -> int:
-    """Serve what stdin says, until it ends. The exit code.
-
-    What C libraries and warnings write to stdout goes to stderr from now on: stdout is for the parent.
-    """
+    """Serve what stdin says until it ends; the exit code. stdout is for the parent: all else goes to stderr."""
     own = os.dup(1)
     os.dup2(2, 1)
     # Without a buffer, whose lock a thread that waits for a line would still hold when the interpreter ends.
@@ -272,8 +266,7 @@ def serve(setup: Setup, commands: RawIOBase, parent: ParentChannel) -> int:
 
 
 def obey(commands: RawIOBase, serving: Serving) -> None:
-    """Carry out the parent's commands until it closes the pipe, or is gone. A command is read at once, though another
-    is being carried out."""
+    """Carry out the parent's commands, also several at a time, until it closes the pipe, or is gone."""
     try:
         for line in commands:
             if json.loads(line)["do"] == "reload":

@@ -46,10 +46,7 @@ async def read(request: HttpRequest) -> bytes:
 
 
 def context_of(request: HttpRequest, model: str | None) -> RequestContext:
-    """What answers the request. `model`: as the client names it.
-
-    Raises ApiError 503 while the model loads, 404 for an unknown model; CannotGenerate.
-    """
+    """What answers for `model`. Raises ApiError 503 while it loads, 404 for an unknown one; CannotGenerate."""
     state = state_of(request)
     _, engine = state.loaded()
     check_generates(engine)

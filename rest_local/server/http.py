@@ -53,8 +53,7 @@ log = logging.getLogger("rest_local.server")
 
 
 def connection_limit(descriptors: int = 1) -> int:
-    """Connections that can be open at once: the free descriptors of this process, less a reserve. `descriptors`: that
-    each connection may need."""
+    """Connections that can be open at once: this process's free descriptors, less a reserve. `descriptors`: of each."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -227,8 +226,7 @@ class HttpServer(uvicorn.Server):
         self._stopped = asyncio.Event()
 
     def reload(self) -> None:
-        """Open the newest commits of the datastores, at SIGHUP where no terminal can end the process. Any thread;
-        returns at once."""
+        """Open the datastores' newest commits, at SIGHUP if no terminal can end the process. At once; any thread."""
 
     def begin_stop(self) -> None:
         """Refuse requests that are not decoding yet. Called when the server stops, before the others are waited for."""

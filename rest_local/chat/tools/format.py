@@ -40,8 +40,7 @@ class Tool:
         return {"type": "function", "function": {"description": "", **given, "parameters": parameters}}
 
     def arguments(self, lark: Lark) -> str:
-        """The rule of the arguments as JSON. What a grammar cannot keep of the schema is left out; raises OptionError
-        for it where the tool is strict."""
+        """The rule of the arguments as JSON, without what no grammar can keep; OptionError for that if it is strict."""
         return lark.json({**self.parameters, "type": "object"}, self._strictly, '{"type": "object"}')
 
     def argument(self, lark: Lark, schema: Any) -> str:

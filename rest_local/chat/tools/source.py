@@ -108,11 +108,7 @@ class Malformed(Exception):
 
 
 class Source:
-    """The text so far, and the deltas made of it.
-
-    tools    parameters of each tool, by name
-    new_id   makes an id for a call
-    """
+    """The text so far, and its deltas. `tools`: parameters of each, by name; `new_id`: makes an id for a call."""
 
     def __init__(self, tools: dict[str, dict[str, object]], new_id: Callable[[], str]) -> None:
         self.tools = tools

@@ -95,9 +95,7 @@ def chat(
 
 
 def _question(argument: str | None) -> str | None:
-    """The one question of the command line and of a pipe; None for a conversation. Raises click.UsageError where the
-    pipe is empty and there is no question.
-    """
+    """The one question, of the command line and a pipe; None: a conversation. Raises UsageError for an empty pipe."""
     from rest_local.cli.chat.conversation import Attachment, with_attachments
 
     asked = "" if argument in (None, "-") else inputs.clean(argument or "", "question")
@@ -128,9 +126,7 @@ def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
 
 
 def converse(talk: Talk, *, keep: bool, greet: bool) -> None:
-    """Read messages and answer them, until the user leaves. Raises KeyboardInterrupt for Ctrl-C twice at an empty
-    line.
-    """
+    """Read messages and answer them, until the user leaves. KeyboardInterrupt: Ctrl-C twice at an empty line."""
     from rest_local.cli.chat.commands import Leave, completions, perform
     from rest_local.cli.chat.prompt import Prompt
     from rest_local.cli.chat.talk import note

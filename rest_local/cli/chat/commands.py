@@ -46,9 +46,7 @@ class Command:
 
 
 def perform(talk: Talk, text: str) -> None:
-    """Do what the user typed: a command, or a question to answer. Errors are shown, and the chat goes on.
-    Raises Leave.
-    """
+    """Do what the user typed: a command, or a question to answer. Errors are shown and end nothing. Raises Leave."""
     try:
         found = _COMMAND.fullmatch(text.strip())
         if found is None:

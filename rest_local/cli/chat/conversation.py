@@ -43,9 +43,7 @@ class Attachment:
 
 @dataclass
 class Conversation:
-    """`messages`: of the user and of the model in turn, without the system message. The last one is the user's while an
-    answer is missing.
-    """
+    """`messages`: of user and model in turn, not the system's. The last is the user's while an answer is missing."""
 
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
@@ -125,9 +123,7 @@ def session_names() -> list[str]:
 
 
 def forget_sessions() -> None:
-    """Delete all sessions, and what killed processes left of them. Raises InputInvalid where another process has one
-    open, OSError.
-    """
+    """Delete all sessions, and what killed processes left. Raises InputInvalid where one is open elsewhere, OSError."""
     from rest_local.paths import delete_unfinished
 
     for name in {*_names("*.json"), *_names("*.cells")}:

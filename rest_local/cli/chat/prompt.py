@@ -34,9 +34,7 @@ Complete = Callable[[str], Iterator[tuple[str, int]]]  # the text before the cur
 
 
 class Prompt:
-    """Asks for messages. `complete`: completions of the text before the cursor. `keep`: whether what is typed is kept
-    on disk.
-    """
+    """Asks for messages. `complete`: completions of the text before the cursor. `keep`: keep on disk what is typed."""
 
     def __init__(self, complete: Complete, keep: bool) -> None:
         self._dumb = is_dumb()
@@ -88,9 +86,7 @@ def unquoted(text: str) -> str:
 
 
 def _read_lines() -> str:
-    """A message from lines of the standard input, asked for on stderr: one, or those up to the end of a quoted text.
-    Raises EOFError where there is none.
-    """
+    """A message from stdin, asked for on stderr: a line, or up to the end of a quote. Raises EOFError at its end."""
     text = ""
     while not text or is_open(text):
         sys.stderr.write(PROMPT)

@@ -73,16 +73,12 @@ class Talk:
     # Answers
 
     def ask(self, text: str) -> bool:
-        """Answer a question. Returns whether the answer was stopped. Raises GenerationError, OptionError; the question
-        then waits.
-        """
+        """Answer a question; whether that was stopped. Raises GenerationError, OptionError; the question then waits."""
         self.conversation.ask(text)
         return self._answer(self.settings.sampling)
 
     def attach_images(self, images: Sequence[bytes]) -> None:
-        """Send images with the next question. Raises OptionError where the model has no projector, and for what is no
-        image.
-        """
+        """Send images with the next question. Raises OptionError without a projector, and for what is no image."""
         if not images:
             return
         from rest_local.chat.images import part_of
@@ -96,9 +92,7 @@ class Talk:
         self.conversation.images += map(part_of, images)
 
     def retry(self) -> bool:
-        """Answer the newest question anew, or one that waits, with the present settings. As `ask`; OptionError where
-        there is no question.
-        """
+        """Answer the newest question, or one that waits, as things are set. As `ask`; OptionError if there is none."""
         return self._anew(self.settings.sampling)
 
     def regenerate(self) -> bool:
@@ -224,9 +218,7 @@ class Talk:
         self._datastores = tuple(str(store.path) for store in datastores)
 
     def use_model(self, model: str) -> None:
-        """Go on with another model; with the old one where the other cannot be opened. Raises ModelError,
-        DatastoreError.
-        """
+        """Go on with another model, or the old one if that cannot be opened. Raises ModelError, DatastoreError."""
         if self._reopen is None:
             raise OptionError("the model cannot be changed here")
         before = self.engine.config

@@ -91,9 +91,7 @@ def chosen_sources(
     allow_secrets: bool,
     max_file_size: int,
 ) -> Chosen:
-    """The sources of the parameters that `source_options` added, prepared. Raises UsageError if there are none,
-    OptionError, InputInvalid.
-    """
+    """The sources of `source_options`, prepared. Raises UsageError if there are none, OptionError, InputInvalid."""
     from rest_local.retrieval.sources import Chat, Git, Python
     from rest_local.retrieval.sources.recipes import read_recipe
     from rest_local.retrieval.sources.walk import Filters
@@ -329,9 +327,7 @@ def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
 
 
 def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
-    """Ask whether to replace the index for this vocabulary, if there is one and a terminal. Without a
-    terminal the build refuses.
-    """
+    """Ask at a terminal whether to replace an index for this vocabulary; without one, the build refuses."""
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import datastore_path, find, manifests
 

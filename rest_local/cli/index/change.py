@@ -256,9 +256,7 @@ def _say(
     returning: Sequence[str] = (),
     removed: bool = False,
 ) -> None:
-    """Say what was removed. copies: files that stay and have the content of one of `forgotten`; returning: files that
-    the next update brings back.
-    """
+    """Say what was removed. copies: files that stay, of the same content; returning: on the next update."""
     if as_json:
         done = {"forgotten": forgotten, "copies": copies, "returning": returning, "removed": removed}
         return print_json({"path": str(path_of(name)), **done})

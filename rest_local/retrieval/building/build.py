@@ -159,9 +159,7 @@ def write_segments(
     segment_tokens: int = SEGMENT_TOKENS,
     files: Files,
 ) -> tuple[SegmentEntry, ...]:
-    """Write the segments of `documents` into a directory, durably. None at all is no error. Raises OSError, and as
-    `grown`.
-    """
+    """Write the segments of `documents`, if any, into a directory, durably. Raises OSError, and as `grown`."""
     written = []
     for growing in grown(documents, vocabulary.size, segment_tokens):
         content, name = growing.content(), secrets.token_hex(8)

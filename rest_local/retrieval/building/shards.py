@@ -64,9 +64,7 @@ class PlannedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A build. tokens: the most in a segment; shards: their files, in order; skipped: files that the walk left out
-    without reading them.
-    """
+    """A build. tokens: the most in a segment; shards: their files, in order; skipped: files that the walk left out."""
 
     walk: Walk
     vocabulary: VocabularyId

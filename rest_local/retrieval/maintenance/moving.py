@@ -150,9 +150,7 @@ _Received = tuple[Path, Manifest]
 
 @contextlib.contextmanager
 def _workplace(parent: Path, files: Files) -> Iterator[_Place]:
-    """A locked directory next to the datastore, deleted at the end unless it has become the datastore. Deletes those of
-    killed imports.
-    """
+    """A locked directory next to the datastore, deleted at the end unless renamed. Deletes those of killed imports."""
     clear_folder(parent, files)
     place = _Place(parent / f"{IMPORTING}{secrets.token_hex(8)}")
     with locked(place.path, _LOCK_S, make=files):

@@ -27,9 +27,7 @@ stores even seconds."""
 
 
 class Contents(NamedTuple):
-    """What was read of a file. status: from before the reading; data: None if it is no regular file; mtime_ns: of the
-    data, 0 if it is not certain.
-    """
+    """What was read of a file. status: before that; data: None if not a regular file; mtime_ns: 0 if not certain."""
 
     status: os.stat_result
     data: bytes | None
@@ -72,9 +70,7 @@ def git_command(repository: Path, *arguments: str) -> list[str]:
 
 
 def git_environment() -> dict[str, str]:
-    """This process's environment, changed so that git fetches nothing (git 2.45 and later; earlier versions obey
-    `protocol.allow`).
-    """
+    """This environment, changed so that git (2.45 and later; before by `protocol.allow`) fetches nothing."""
     kept = {name: value for name, value in os.environ.items() if name not in _OTHER_PLACES}
     return {**kept, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
 

@@ -164,8 +164,7 @@ class _Rows(_Files):
 
 @dataclass(frozen=True, slots=True)
 class Jsonl(_Rows):
-    """One document for each row, named `FILE:LINE`. path: a file, compressed with gzip if it ends in `.gz`, or a
-    glob."""
+    """One document for each row, named `FILE:LINE`. path: a file, with gzip if it ends in `.gz`, or a glob."""
 
     kind: ClassVar[str] = "jsonl"
 
@@ -180,9 +179,7 @@ _BUFFER = 1 << 20  # bytes that are read at once
 
 @dataclass(frozen=True, slots=True)
 class Parquet(_Rows):
-    """One document for each row, named `FILE:ROW`, rows from 1. path: a file or a glob; field: a column, with dots into
-    nested ones.
-    """
+    """One document for each row, `FILE:ROW`, from 1. path: a file or a glob; field: a column, dots for nested ones."""
 
     kind: ClassVar[str] = "parquet"
 

@@ -181,9 +181,7 @@ class Source(ABC):
 
 
 def made(kind: type[AnySource], given: Mapping[str, Any]) -> AnySource:
-    """A source of a kind from the fields of a recipe. Raises OptionError for one that is unknown, missing or of a wrong
-    type.
-    """
+    """A source of a kind from the fields of a recipe. Raises OptionError for a wrong, missing or unknown one."""
     known = {field.name: str(field.type) for field in fields(kind)}
     for name in given.keys() - known.keys() - {"kind"}:
         way = "correct it, or update rest-local if the recipe is newer"

@@ -125,10 +125,7 @@ def _walked(paths: Sequence[str | os.PathLike[str]], filters: Filters, reading: 
 def list_files(
     paths: Iterable[str | os.PathLike[str]], filters: Filters, skipped: Skipped | None = None
 ) -> Iterator[tuple[str, int, int]]:
-    """(absolute path, bytes, time of change in ns) of each file that `walk_files` reads, in its order, each file once.
-
-    Raises as `walk_files`.
-    """
+    """(absolute path, bytes, change in ns) of each file of `walk_files`, once, in its order. Raises as that."""
     roots, skipped = _roots(paths), skipped if skipped is not None else Skipped()
     seen = _Seen(roots)
     for path in _wanted(roots, filters, skipped, None):

@@ -227,9 +227,7 @@ def _stateless(entry: SegmentEntry, states: StateTable | None) -> npt.NDArray[np
 def live_states(
     store: Datastore, names: Collection[str] | None = None, folders: Collection[str] = ()
 ) -> dict[str, FileState]:
-    """The states that are not deleted, by the name of their file. names: only these, and of files below `folders`.
-    O(states). Raises DatastoreCorrupt.
-    """
+    """The states not deleted, by file. names: only these and those below `folders`. O(states). DatastoreCorrupt."""
     found: dict[str, FileState] = {}
     for index, entry in enumerate(store.manifest.segments):
         table = store.states(index)

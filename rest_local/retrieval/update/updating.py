@@ -130,9 +130,7 @@ def add_sources(
     progress: Progress | None = None,
     files: Files | None = None,
 ) -> Updated:
-    """Add sources to the index for a vocabulary; only these are read. The same commit records them. Arguments and
-    errors as for `update`.
-    """
+    """Add sources to the index for a vocabulary, read only these, and record them in the commit. As `update` else."""
     given = _Given(path, vocabulary, progress or no_progress, files or Files(), render)
     prepared = [source.prepared() for source in sources]
     return _again(given, merging, lambda base: _add_sources(given, base, prepared))
