@@ -63,8 +63,7 @@ class Body(BaseModel):
 
 
 JsonObject = dict[str, Any]
-Content = str | Many[JsonObject] | None
-"""Text, or parts, which `rest_local.chat.conversation.content_text` reads."""
+Content = str | Many[JsonObject] | None  # text, or parts, which `rest_local.chat.conversation.content_text` reads
 _IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "reasoning_content", "refusal")
 
 

@@ -109,8 +109,7 @@ _BILLING = "x-anthropic-billing-header:"
 beginning would not be found in the cache."""
 _PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
-Block = tuple[str, JsonObject]
-"""A content block and its place in the body."""
+Block = tuple[str, JsonObject]  # a content block and its place in the body
 Places = tuple[str, list[str]]
 T = TypeVar("T")
 

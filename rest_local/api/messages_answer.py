@@ -16,8 +16,7 @@ from rest_local.api.requests import template_of
 from rest_local.chat.tools import CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.request import Request
 
-Event = dict[str, Any]
-"""An event's data; `type` is also its name."""
+Event = dict[str, Any]  # an event's data; `type` is also its name
 SIGNATURE = "rest-local"
 """Of a thinking block. Anthropic's servers check theirs; here it only has to be there, because clients expect one."""
 

@@ -38,8 +38,7 @@ from rest_local.paths import write_atomically
 
 log = logging.getLogger("rest_local.server")
 
-SECONDS = 24 * 3600.0
-"""Since a conversation last grew."""
+SECONDS = 24 * 3600.0  # since a conversation last grew
 
 MAX_BYTES = 256 << 20
 MAX_RESPONSES = 4096

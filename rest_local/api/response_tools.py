@@ -335,8 +335,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _IMPORT = re.compile(r"%import\s+common\.(\w+)(?:\s*->\s*(\w+))?\s*")
-Rules = dict[str, list[re.Match[str]] | str]
-"""The tokens of each rule's body, or the expression that it has become."""
+Rules = dict[str, list[re.Match[str]] | str]  # the tokens of each rule's body, or the expression that it has become
 
 
 class _Unread(Exception):

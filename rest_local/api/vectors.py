@@ -30,8 +30,7 @@ def check_embeds(engine: Engine) -> None:
         raise ApiError(501, "the model makes no embeddings; serve one that was trained for them", code="no_embeddings")
 
 
-Embed = Callable[[list[int]], NDArray[np.float32]]
-"""The vector of one text, from its tokens."""
+Embed = Callable[[list[int]], NDArray[np.float32]]  # the vector of one text, from its tokens
 
 
 def embeddings(engine: Engine, body: EmbeddingBody, model: str, embed: Embed) -> dict[str, Any]:

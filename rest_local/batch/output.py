@@ -216,9 +216,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
-    """The lines of each whole gzip member, and the number of bytes up to its end. Raises zlib.error for a damaged
-    member, ValueError for one that does not end with a line.
-    """
+    """The lines of each whole gzip member, and its end in bytes. Raises zlib.error; ValueError if a line has no end."""
     size, text, unpack = 0, b"", zlib.decompressobj(zlib.MAX_WBITS | 16)
     while data := file.read(_CHUNK):
         while data:

@@ -181,9 +181,7 @@ def written(folder: Path, code: Path | None, max_tokens: int) -> tuple[Path, lis
 
 
 def _file_of(code: Path | None) -> tuple[Path, str]:
-    """The file `code`, or the one of this folder whose size is nearest to 6 000 bytes, else `queue.py` of the standard
-    library, and its text. Raises OptionError, OSError.
-    """
+    """`code`, or the file in it nearest to 6 000 bytes, else `queue.py`; and its text. Raises OptionError, OSError."""
     if code is None or code.is_file():
         path = code or standard_library() / "queue.py"
         return path, path.read_text(encoding="utf-8", errors="replace")

@@ -161,9 +161,7 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
 
 
 def edits_of(repository: Path) -> Iterator[tuple[str, str, str, str, str]]:
-    """Each change of a text file within the size limits, the newest commit first: the commit, its message, the path,
-    the old and the new text. Raises InputInvalid.
-    """
+    """Each change of a text file within the limits, the newest first: commit, message, path, old and new text."""
     log = run_git(
         repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
         "--no-abbrev", "--no-color", "--format=%x00%H%x00%B%x00", "HEAD", "--",

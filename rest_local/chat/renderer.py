@@ -35,12 +35,10 @@ SECONDS = 5.0
 """For one template, of processor time: a child that waits for a processor of a busy machine has done nothing wrong. The
 largest conversation that the server accepts (8 MB) renders in well under one second."""
 
-WAIT_SECONDS = WAIT * SECONDS
-"""By the clock. It bounds a template that has taken over the child, too."""
+WAIT_SECONDS = WAIT * SECONDS  # by the clock. It bounds a template that has taken over the child, too
 
 MEMORY = 1 << 30
-MAX_TEXT = 1 << 26
-"""Characters of a rendered prompt."""
+MAX_TEXT = 1 << 26  # characters of a rendered prompt
 
 MAX_REPEAT = 1 << 20  # length of a repeated text or list; no chat template needs a longer one
 

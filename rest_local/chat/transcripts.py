@@ -16,8 +16,7 @@ from typing import Any
 
 from rest_local.chat.conversation import ChatTemplate, Message, common_beginning
 
-BEFORE = 256
-"""Characters of what was read that stand in front of a turn; a search looks at 32 tokens."""
+BEFORE = 256  # characters of what was read that stand in front of a turn; a search looks at 32 tokens
 
 _GUARD, _ESCAPE = "\ue001", "\ue002"  # private-use characters; a text's own are escaped while it is rendered
 _DEEPEST = 32  # levels of a message's arguments

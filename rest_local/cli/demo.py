@@ -73,9 +73,7 @@ class Column:
 
 
 class Screen:
-    """The display of `bench.demo.compare`, which shows the first pair of runs while they stream: two columns at a
-    terminal, one text after the other in a pipe.
-    """
+    """The display of `bench.demo.compare`: two columns at a terminal, in a pipe one text after the other."""
 
     def __init__(self, engine: Engine, console: Console) -> None:
         self._engine, self._console = engine, console

@@ -99,9 +99,7 @@ def row_of(facts: ModelFacts) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
-    """Yield a heading and a line for each row. Where the longest is wider than `width`, the last column is broken into
-    lines, and a long name has a line of its own.
-    """
+    """Yield a heading and a line a row. Beyond `width` the last column is broken, and a long name stands alone."""
     every = [HEADINGS, *rows]
     names, details = max(len(row[0]) for row in every), [*columns([row[1:] for row in every], right=(0, 2, 4))]
     begins = [len(line) - len(row[-1]) for row, line in zip(every, details, strict=True)]

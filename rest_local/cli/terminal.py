@@ -91,9 +91,7 @@ def ask(question: str, default: bool) -> bool:
 
 
 def confirm(question: str, without: str = "") -> None:
-    """Ask before something is replaced or deleted. "No" ends the command with exit code 1. Where nobody can be asked,
-    raises OptionError with the text of `without`.
-    """
+    """Ask before something is lost; "no" ends the command with code 1. Raises OptionError(`without`) if nobody can."""
     if without and not can_ask():
         raise OptionError(without)
     if not ask(question, default=False):

@@ -151,9 +151,7 @@ class Calibration:
         return sum(slot.n_past for slot in self._scheduler.slots.slots)
 
     def _most_uncertain(self, n_ctx: int, largest: int) -> int:
-        """The batch size with the largest variance for what it costs to measure, coarsely first: the neighbours of a
-        size that was measured can wait. 0 where all are certain.
-        """
+        """The batch size with the largest variance for its cost, coarsely first: neighbours can wait. 0: all known."""
         backend = self._scheduler.backend
         largest = min(largest, backend.max_outputs, backend.n_batch)
         sd, price = self.curve.uncertainty(n_ctx), self.curve.expected(n_ctx)

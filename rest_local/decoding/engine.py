@@ -325,9 +325,7 @@ class Engine:
         return Request([int(token) for token in prompt], **given)
 
     def chat_request(self, messages: Sequence[Mapping[str, Any]], **given: Unpack[ChatOptions]) -> tuple[Request, Chat]:
-        """The request that `chat` makes of its arguments, and what makes a message of its result. From any thread.
-        Raises as `request`, ModelError, TemplateFailed.
-        """
+        """The request that `chat` makes, and what makes its result a message. Any thread. Raises as `chat`."""
         options: dict[str, Any] = {**given}
         messages, images = take_images(messages)
         chat = Chat(self.model, messages, **{name: options.pop(name) for name in CHAT_ONLY & options.keys()})

@@ -586,9 +586,7 @@ def cuts_of(tokens: Sequence[int], is_control: Callable[[int], bool]) -> list[in
 
 
 def _after_sampling(token: int, left: list[tuple[int, float]], top: int) -> TokenLogprobs:
-    """The probability of `token` among those that the samplers left, and the `top` likeliest of these; as logarithms.
-    -inf for one that only relaxed verification chose.
-    """
+    """Log-probabilities of `token` among those that the samplers left (-inf: none), and of the `top` likeliest."""
     probabilities = dict(left)
     likeliest = tuple((other, math.log(each)) for other, each in left[:top] if each > 0)
     return TokenLogprobs(token, math.log(found) if (found := probabilities.get(token, 0.0)) else -math.inf, likeliest)

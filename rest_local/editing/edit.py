@@ -150,9 +150,7 @@ def prediction_for(file: TextFile) -> str:
 
 
 def begin(engine: Engine, file: TextFile, instruction: str, **options: Unpack[RequestOptions]) -> ChatStream:
-    """Evaluate the conversation and return the stream of the answer. `options`: the fields of `Request`, of which the
-    prediction is set here. Raises as `Engine.chat`.
-    """
+    """The stream of the answer. `options`: fields of `Request`, except for the prediction. Raises as `Engine.chat`."""
     options["prediction"] = prediction_for(file)
     return engine.chat(messages_for(file, instruction), **options)
 

@@ -76,9 +76,7 @@ class TextFile:
 
 
 def lines_of(text: str) -> list[tuple[str, str]]:
-    """The lines of a text, each with its end: a line feed with or without a carriage return, empty at the end of a text
-    that ends in neither. No other character ends a line.
-    """
+    """The lines of a text, each with its end: a line feed, after a carriage return or not; empty at the end of all."""
     return [(found[1], found[2]) for found in _LINE.finditer(text) if found[0]]
 
 

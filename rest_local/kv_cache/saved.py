@@ -61,8 +61,7 @@ from rest_local.paths import delete_unfinished, replacing
 
 log = logging.getLogger("rest_local.sessions")
 
-PART = 128
-"""Tokens. 16 MB for a model of 8B, which are copied in some 5 ms, and read in 20."""
+PART = 128  # tokens. 16 MB for a model of 8B, which are copied in some 5 ms, and read in 20
 
 FORMAT = 3
 MAGIC = b"RLCELLS2"
@@ -102,9 +101,7 @@ class Head:
 
 
 def made_with(model: Model, settings: ContextSettings, exact: bool) -> dict[str, str]:
-    """What the bits in the cells depend on, each as a digest. The number and the length of texts, the number of
-    threads, and that of snapshots are no part of it.
-    """
+    """What the bits in the cells depend on, as digests; not on lengths, nor numbers of texts, threads, snapshots."""
     computing = replace(
         settings,
         n_ctx=8,
@@ -126,9 +123,7 @@ def made_with(model: Model, settings: ContextSettings, exact: bool) -> dict[str,
 
 
 def write(path: Path, head: Head, records: Iterable[bytes], identity: str = "") -> int:
-    """Write a file, which appears whole or not at all. Returns its bytes. Raises OSError and what `records` raises; a
-    file that was there before is then intact.
-    """
+    """Write a file whole or not at all; its bytes. Raises OSError, and as `records`; a file from before then stays."""
     first = json.dumps(asdict(head)).encode()
     root, size = _digest(identity.encode(), 0, first), len(MAGIC)
     with replacing(path) as file:

@@ -106,9 +106,7 @@ class Sessions:
     # Restoring
 
     def restore(self, slot: Slot) -> Restoring | None:
-        """Begin to have more of the text of the slot in it, where there is more on disk. The last token is left to be
-        evaluated. None: there is nothing, or it is done.
-        """
+        """Begin to have more of the slot's text in it, as the disk has, but the last token. None: nothing, or done."""
         if not slot.is_kept:
             return None
         text = _before_images(slot.tokens[: len(slot.tokens) - 1])

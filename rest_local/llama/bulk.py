@@ -29,12 +29,9 @@ from rest_local.llama.loaded import bindings
 
 Tokens = NDArray[np.int32]
 
-MOST_WORDS = 1 << 19
-"""Words that are kept, about 120 bytes each. At more of them all are forgotten."""
-LONGEST_WORD = 128
-"""Bytes of the longest word that is kept. Longer ones hardly occur again."""
-CALL_BYTES = 6_000
-"""In one call: see `tokenizer.PART_CHARACTERS`."""
+MOST_WORDS = 1 << 19  # words that are kept, about 120 bytes each. At more of them all are forgotten
+LONGEST_WORD = 128  # bytes of the longest word that is kept. Longer ones hardly occur again
+CALL_BYTES = 6_000  # in one call: see `tokenizer.PART_CHARACTERS`
 LONG_RUN = 700
 """A text with a word of this length is left to `Tokenizer`, which keeps llama.cpp from recursing as deep as it."""
 
@@ -89,8 +86,7 @@ def samples() -> list[str]:
     return [SAMPLE, SAMPLE.swapcase().replace("\n", "\r\n"), "".join(map("".join, product(_MIXED, repeat=3)))]
 
 
-Call = Callable[[str], Tokens]
-"""llama.cpp: the token ids of a text that is neither long nor has special tokens, int32."""
+Call = Callable[[str], Tokens]  # llama.cpp: the token ids of a text that is neither long nor has special tokens, int32
 
 
 class BulkTokenizer:

@@ -26,8 +26,7 @@ from rest_local.llama.options import ModelOptions
 
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 1 << 16, 1 << 20, 1 << 24
 """A hundred times what real files have. A hostile header in a sparse file could name billions."""
-LONGEST_NAME = 1 << 16
-"""Bytes of the name of a key or tensor; GGUF allows 65 535, llama.cpp 63 for a tensor."""
+LONGEST_NAME = 1 << 16  # bytes of the name of a key or tensor; GGUF allows 65 535, llama.cpp 63 for a tensor
 LONGEST_LIST = 1024  # numbers of an array that is kept, such as one a layer; of a longer one only the count is
 LONGEST_TEXT = 256  # characters that are kept
 
@@ -52,16 +51,14 @@ ENCODERS = frozenset({
     "gemma-embedding",
 })  # fmt: skip
 
-Files = Sequence[tuple[Path, os.stat_result]]
-"""All files of a model, each with its stat, the first one first."""
+Files = Sequence[tuple[Path, os.stat_result]]  # all files of a model, each with its stat, the first one first
 
 Value = bool | int | float | str | list[bool | int | float]
 _Found = TypeVar("_Found")
 
 
 def check_headers(path: Path) -> Files:
-    """All files of the model whose first file is `path`, each with its stat. Reads 24 bytes of each file. Raises
-    ModelNotFound, or ModelInvalid with the file and the cause."""
+    """A model's files, by the first, each with its stat. Reads 24 bytes of each. Raises ModelNotFound, ModelInvalid."""
     return [(file, check_header(file)) for file in shards_of(path)]
 
 

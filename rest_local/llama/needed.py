@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-TESTED = ("0.3.36",)
-"""Versions of llama-cpp-python that docs/COMPATIBILITY.md lists as passed, oldest first."""
+TESTED = ("0.3.36",)  # versions of llama-cpp-python that docs/COMPATIBILITY.md lists as passed, oldest first
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -49,8 +48,7 @@ BINDINGS = _words("""
     llama_vocab_fim_sep llama_vocab_fim_suf llama_vocab_get_add_bos llama_vocab_get_add_eos llama_vocab_get_add_sep
     llama_vocab_get_attr llama_vocab_get_text llama_vocab_is_control llama_vocab_is_eog llama_vocab_n_tokens
     llama_vocab_sep llama_vocab_type
-""")
-"""Names in `llama_cpp.llama_cpp`."""
+""")  # names in `llama_cpp.llama_cpp`
 
 IMAGES = _words("""
     MTMD_INPUT_CHUNK_TYPE_TEXT mtmd_bitmap_free mtmd_bitmap_init mtmd_bitmap_p_ctypes mtmd_context_params_default
@@ -59,15 +57,13 @@ IMAGES = _words("""
     mtmd_input_chunk_get_tokens_image mtmd_input_chunk_get_tokens_text mtmd_input_chunk_get_type
     mtmd_input_chunks_free mtmd_input_chunks_get mtmd_input_chunks_init
     mtmd_input_chunks_size mtmd_input_text mtmd_tokenize
-""")
-"""Names in `llama_cpp.mtmd_cpp`, for images only."""
+""")  # names in `llama_cpp.mtmd_cpp`, for images only
 
 SYMBOLS = _words("""
     ggml_backend_buft_name ggml_backend_dev_buffer_type ggml_backend_dev_count ggml_backend_dev_description
     ggml_backend_dev_get ggml_backend_dev_memory ggml_backend_dev_name ggml_backend_dev_type ggml_backend_reg_count
     ggml_backend_reg_get ggml_backend_reg_name ggml_commit ggml_version
-""")
-"""Functions of ggml that the bindings do not declare, in the library that they load."""
+""")  # functions of ggml that the bindings do not declare, in the library that they load
 
 FIELDS = {
     "llama_context_params": _words("""
@@ -82,8 +78,7 @@ FIELDS = {
     "mtmd_context_params": _words("""
         media_marker n_threads print_timings use_gpu warmup
     """),
-}
-"""Fields that are set, by structure."""
+}  # fields that are set, by structure
 
 
 def lacking(bindings: ModuleType) -> list[str]:

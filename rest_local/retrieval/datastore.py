@@ -41,8 +41,7 @@ SMALL = 32 << 20
 """Datastores up to this number of bytes are read into memory. With a mapped datastore of 3.5 M tokens single lookups
 took 0.5 to 6 ms now and then; read into memory, none took more than 0.4 ms. The cause is not known."""
 
-CHECKED = 8
-"""Mapped files whose size is compared before a lookup: all of two segments. For 16 segments all took 26 us."""
+CHECKED = 8  # mapped files whose size is compared before a lookup: all of two segments. For 16 segments all took 26 us
 
 BYTES_A_TOKEN = 7  # in tokens.bin and order.bin together, at most
 

@@ -83,8 +83,7 @@ class DocumentTokenizer(Protocol):
     def tokenize(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
 
 
-Opener = Callable[[], AbstractContextManager[DocumentTokenizer]]
-"""Opens a vocabulary. It can be pickled."""
+Opener = Callable[[], AbstractContextManager[DocumentTokenizer]]  # opens a vocabulary. It can be pickled
 
 Texts = Iterable[Text | tuple[str, str]]
 

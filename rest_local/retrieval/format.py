@@ -25,8 +25,7 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 KINDS = ("tokens", "order", "documents")
 OPTIONAL_KINDS = ("states", "sample")
-MAX_SEGMENT = (1 << 31) - 1
-"""Maximum number of tokens in a segment, because positions are int32."""
+MAX_SEGMENT = (1 << 31) - 1  # maximum number of tokens in a segment, because positions are int32
 
 DOCUMENTS_HEAD = 24
 STATES_HEAD = 24

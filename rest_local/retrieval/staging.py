@@ -22,8 +22,7 @@ from rest_local.retrieval.files import LOCK, STAGING, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, SegmentEntry, owns
 from rest_local.retrieval.home import find, folder, folders, holds_files, indexes, read_manifest, stagings
 
-PLAN = "plan.json"
-"""In a staging directory: what is built there, so that a later build goes on with it."""
+PLAN = "plan.json"  # in a staging directory: what is built there, so that a later build goes on with it
 
 MERGE = "staging-6d65726765000000"
 """The directory of a merge. It always has this name, so that its lock keeps a second merge away."""
@@ -232,9 +231,7 @@ def remove_orphans(directory: Path, files: Files, *, plans: bool = False, keep: 
 
 
 def remove_all(directory: Path, files: Files) -> None:
-    """Delete the content of all staging directories, also of those that a process holds: its commit then fails, since
-    nothing is there to be published. Raises OSError.
-    """
+    """Delete the content of all staging directories; a commit that uses one then fails. Raises OSError."""
     for place in stagings(directory):
         with contextlib.suppress(FileNotFoundError):
             _empty(place, files)

@@ -179,8 +179,7 @@ class ModelProcess:
 
 
 async def _started(setup: Setup) -> Process:
-    """The process, which has its setup. In a session of its own, so that Ctrl-C at the terminal reaches its parent
-    alone, which lets it end its answers. Raises OSError."""
+    """The process, with its setup; in a session of its own: Ctrl-C reaches its parent alone. Raises OSError."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

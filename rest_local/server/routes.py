@@ -149,9 +149,7 @@ async def embeddings(request: HttpRequest) -> Response:
 
 
 def _embed(state: State, service: Service) -> Callable[[list[int]], NDArray[np.float32]]:
-    """What gives the vector of a text, from any thread. One text at a time is computed in the engine's thread, so that
-    other requests wait for one text, not for all of them.
-    """
+    """What gives the vector of a text, from any thread; one text at a time, so that other requests go between."""
 
     def one(engine: Engine, prompt: list[int]) -> NDArray[np.float32]:
         state.embedder = state.embedder or Embedder(engine.model)  # for the first request, because it takes memory

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from rest_local.errors import OptionError
 
 DEFAULT_PORT = 8012  # what llama.vim and llama.vscode look for
-MAX_BODY = 8 << 20
-"""Bytes. A prompt of a million tokens is about 4 MB of text."""
+MAX_BODY = 8 << 20  # bytes. A prompt of a million tokens is about 4 MB of text
 
 ANY_MODEL = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -136,9 +135,7 @@ def opens(keys: Iterable[bytes], given: Iterable[bytes]) -> bool:
 
 
 def owner_of(headers: Mapping[str, str], settings: Settings) -> str:
-    """Whose texts a request may find in memory or have restored from disk: a digest of its key; empty, the same for all
-    requests, where the server has no keys.
-    """
+    """Whose texts a request may find in memory or on disk: a digest of its key; empty where there are no keys."""
     if not settings.keys:
         return ""
     offered = given_keys(headers)

@@ -151,8 +151,7 @@ def _gone() -> ApiError:
 
 
 def server_of(request: Request) -> Any:
-    """The `State` of a server, or the `RouterState` of the process in front of several models, for what both have:
-    `settings`, `responses`, `ready`, `rows` and `ollama_rows`."""
+    """The `State` of a server, or the `RouterState` before several models, for what both have."""
     return request.app.state.server
 
 

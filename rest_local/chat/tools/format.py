@@ -16,8 +16,7 @@ from rest_local.errors import OptionError
 from rest_local.grammar.grammar import Lark
 
 MAX_NAME = 256
-Call = Mapping[str, Any]
-"""An earlier call of a conversation: `name` and `arguments`."""
+Call = Mapping[str, Any]  # an earlier call of a conversation: `name` and `arguments`
 
 
 @dataclass(frozen=True)

@@ -101,9 +101,7 @@ class Stale(DatastoreError):
 
 @contextmanager
 def vocabulary_of(manifest: Manifest, model: str | None = None) -> Iterator[tuple[Path, Vocabulary]]:
-    """The file of `model`, or of the one that an index was built with, and its vocabulary. Raises Stale where it is
-    gone or has another vocabulary than the index, ModelError.
-    """
+    """The file of `model`, or the index's, and its vocabulary. Raises Stale if that is gone or another, ModelError."""
     recorded = str(manifest.recipe.get("model", ""))
     if model is None and not os.path.isfile(recorded):
         raise Stale(f"the model it was built with is gone ({recorded or 'none is recorded'})")

@@ -47,8 +47,7 @@ SEGMENT_TOKENS = 1 << 26
 """Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,
 1.3 GB at 3."""
 
-SMALL_SEGMENT = 1 << 16
-"""A segment up to this size is always merged into the next commit: sorting it takes 10 ms."""
+SMALL_SEGMENT = 1 << 16  # a segment up to this size is always merged into the next commit: sorting it takes 10 ms
 
 _WRITE = 1 << 24
 

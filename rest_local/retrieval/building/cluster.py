@@ -47,20 +47,16 @@ from rest_local.retrieval.rows import Int32Array, width_of
 from rest_local.retrieval.sources.source import Reading, Skipped
 from rest_local.retrieval.sources.walk import Filters, read_files
 
-PART = 8 << 20
-"""Bytes of a segment's file in one message."""
-GROUP = 4 << 20
-"""Bytes of the files that the driver's node reads for one message."""
-WAITING = 4
-"""Messages of a task that wait for the driver; then the task waits."""
+PART = 8 << 20  # bytes of a segment's file in one message
+GROUP = 4 << 20  # bytes of the files that the driver's node reads for one message
+WAITING = 4  # messages of a task that wait for the driver; then the task waits
 TRIES = 3
 REPORT_S = 0.5
 SAMPLE = "def f(x, y=12345):\n\t# it's \u00e9\u4f60\U0001f600  \r\n    return x['a'] != 0.5e-7 and not (y)\n" * 3
 """A text that shows whether a node tokenizes as the driver does: its library may have another version."""
 
 Message = tuple[Any, ...]
-Shipped = tuple[Opener, Int32Array]
-"""How a node opens the vocabulary, and the tokens of SAMPLE."""
+Shipped = tuple[Opener, Int32Array]  # how a node opens the vocabulary, and the tokens of SAMPLE
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,7 @@ SORTED_MEMORY = {2: 17, 3: 23}
 the position, and a little."""
 TEXT_BYTES = 2.5
 """Bytes of text that are planned for a token. Code and English have 3 to 4, Chinese 3; data in hexadecimal 1.5."""
-LEAST_SHARD = 4 << 20
-"""Bytes of text for which a process of its own pays: it starts in about a second."""
+LEAST_SHARD = 4 << 20  # bytes of text for which a process of its own pays: it starts in about a second
 
 
 class PlannedFile(NamedTuple):

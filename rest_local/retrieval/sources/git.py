@@ -186,8 +186,7 @@ class Blobs:
         self._end()
 
 
-AROUND = 3
-"""Unchanged lines on each side of a change."""
+AROUND = 3  # unchanged lines on each side of a change
 
 _COMMIT = re.compile(rb"commit [0-9a-f]{40,64}\n\Z")
 _DIFF = b"diff " + b"--git "

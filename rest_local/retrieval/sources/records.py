@@ -22,8 +22,7 @@ from rest_local.retrieval.sources.listing import certain
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
 from rest_local.retrieval.sources.walk import absolute, decoded
 
-MAX_ROW = 1 << 24
-"""Bytes of a line of JSON; a longer one is skipped. Parsed it can take 30 times as much memory."""
+MAX_ROW = 1 << 24  # bytes of a line of JSON; a longer one is skipped. Parsed it can take 30 times as much memory
 
 _GLOB = frozenset("*?[")
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block

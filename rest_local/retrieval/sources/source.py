@@ -69,8 +69,7 @@ SECRET_NAMES = frozenset(
     .env* *.pem *.key *.p12 *.pfx *.kdbx *.keystore id_rsa* id_dsa* id_ecdsa* id_ed25519* .npmrc .netrc _netrc .pypirc
     .git-credentials .htpasswd credentials*
     """.split()  # noqa: SIM905  a list literal would be one name a line
-)
-"""Names of files that are never read. Upper and lower case do not matter."""
+)  # names of files that are never read. Upper and lower case do not matter
 
 _RUN = rb"[0-9A-Za-z_-]"
 _MIXED = rb"(?=%b{0,40}[0-9])" % _RUN  # random, unlike words with dashes in a style sheet or an address
@@ -110,8 +109,7 @@ def secret_content(data: bytes) -> bool:
 Unchanged = Callable[[str, int, int], bool]
 """Whether the text of this name, size in bytes and time of change (ns, never 0) is known, so that it is not read."""
 
-Parts: TypeAlias = "tuple[tuple[str, bool], ...]"
-"""`documents.Text.parts`."""
+Parts: TypeAlias = "tuple[tuple[str, bool], ...]"  # `documents.Text.parts`
 
 Render: TypeAlias = "Callable[[Sequence[Mapping[str, Any]]], Sequence[Parts]]"
 """Renders the messages of a conversation with a model's chat template: for each turn of the assistant what the model

@@ -49,8 +49,7 @@ EXTENSIONS = frozenset(
     .sbt .scala .scm .scss .sh .sol .sql .svelte .swift .sv .tcl .tex .tf .toml .ts .tsx .txt .typ .v .vala .vb .vhd
     .vhdl .vim .vue .xml .yaml .yml .zig .zsh
     """.split()  # noqa: SIM905  a list literal would be one extension a line
-)
-"""Extensions that are taken without `include`."""
+)  # extensions that are taken without `include`
 
 NAMES = frozenset({"Makefile", "Dockerfile", "CMakeLists.txt", "Rakefile", "Gemfile", "Justfile", "BUILD", "WORKSPACE"})
 

@@ -48,8 +48,7 @@ from rest_local.retrieval.staging import MERGE, Staged, clear, staging
 
 FANOUT = 4
 DEAD = 0.25
-WAIT_S = 60.0
-"""Seconds that a finished merge waits for a writer."""
+WAIT_S = 60.0  # seconds that a finished merge waits for a writer
 
 
 class Size(NamedTuple):
@@ -179,8 +178,7 @@ def _without(place: Path, entry: SegmentEntry, names: Collection[str]) -> Segmen
     return without_names(entry, states_of(place, entry), documents_of(place, entry), names)
 
 
-Entries = list[SegmentEntry | None]
-"""The segments of a commit, in order; None for one of which nothing is left."""
+Entries = list[SegmentEntry | None]  # the segments of a commit, in order; None for one of which nothing is left
 
 
 def without(store: Datastore, names: Collection[str]) -> Entries:

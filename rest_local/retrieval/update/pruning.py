@@ -32,8 +32,7 @@ from rest_local.retrieval.home import find, holds_files
 from rest_local.retrieval.rows import PADDING, Int32Array, Int64Array, width_of
 from rest_local.retrieval.staging import clear
 
-CONTEXT = 4
-"""Tokens of a context. With 2, 3 and 5 the same bytes gave about as many accepted tokens."""
+CONTEXT = 4  # tokens of a context. With 2, 3 and 5 the same bytes gave about as many accepted tokens
 
 LEAST_SLOTS, MOST_SLOTS = 1 << 16, 1 << 27  # of the table of counts, 2 bytes each: at most 256 MB
 _SLOTS_A_TOKEN = 4
@@ -43,8 +42,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _TARGET = re.compile(r"seen:(?P<seen>[0-9]{1,5})|(?P<size>[0-9]{1,12}(\.[0-9]{1,6})?) ?(?P<unit>[kMG])B")
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 
-Tokens = Callable[[int], Int32Array]
-"""The tokens of a document by its number. Called several times for each."""
+Tokens = Callable[[int], Int32Array]  # the tokens of a document by its number. Called several times for each
 
 
 @dataclass(frozen=True)

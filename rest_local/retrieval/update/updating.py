@@ -55,8 +55,7 @@ from rest_local.retrieval.update.merging import Entries, live_states, merge, uns
 
 log = logging.getLogger("rest_local.datastore")
 
-AT_ONCE = 1 << 20
-"""Tokens that `add` merges at once after its commit: a quarter of a second."""
+AT_ONCE = 1 << 20  # tokens that `add` merges at once after its commit: a quarter of a second
 
 _ATTEMPTS = 5
 

@@ -58,12 +58,10 @@ _GITIGNORE = ".gitignore"
 
 ADDED, MODIFIED, DELETED = 1, 2, 3  # of `watchfiles.Change`
 
-Batch = Collection[tuple[int, str]]
-"""Changes, each its kind and an absolute path."""
+Batch = Collection[tuple[int, str]]  # changes, each its kind and an absolute path
 
 
-Update = Callable[..., Updated]
-"""`retrieval.update.updating.update`, called with the path, `vocabulary` and `only`."""
+Update = Callable[..., Updated]  # `retrieval.update.updating.update`, called with the path, `vocabulary` and `only`
 
 
 @dataclass(frozen=True)
