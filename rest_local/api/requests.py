@@ -296,7 +296,7 @@ def checked_ids(engine: Engine, ids: Any) -> list[int]:
 
 def prompt_text(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
     """The text of the tokens, special tokens included."""
-    return b"".join(vocabulary.piece(token) for token in tokens).decode("utf-8", "replace")
+    return b"".join(map(vocabulary.piece, tokens)).decode("utf-8", "replace")
 
 
 def infill_tokens(

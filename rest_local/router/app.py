@@ -8,8 +8,9 @@ other is forwarded to the process of the model that it names: in the field `mode
 
 `Forwarded` sends one request to the process of a model, and its answer back as it comes:
 
-- Each request has a connection of its own to the process, on the loopback. When the client disconnects, that connection
-  is closed, which the process sees as its client's end. What the client does not read is not read from the process.
+- A request has a connection to the process for itself, on the loopback, which is kept for another one when the answer
+  is complete. When the client disconnects, it is closed, which the process sees as its client's end. What the client
+  does not read is not read from the process.
 - A client that disconnects while its model is loaded waits no more; the load goes on.
 - A request that did not reach a process, because that had just ended, is sent to the next one.
 - If the process ends before its answer has begun, the request is sent once more, to the next process: nothing of an
@@ -34,7 +35,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,7 +57,7 @@ from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
-from rest_local.server.http import DRAIN_SECONDS, HttpServer, TimedProtocol
+from rest_local.server.http import DRAIN_SECONDS, IDLE_SECONDS, HttpServer, TimedProtocol
 from rest_local.server.operations import Routes, post
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.settings import ANY_MODEL, Settings
@@ -122,15 +123,18 @@ class ModelBody(Body):
     model: str
 
 
-async def forward(request: HttpRequest) -> Response:
-    """The answer of the model's process. Raises ApiError 400, 403, 404, and what `Pool.using` raises."""
+async def forward(request: HttpRequest, checks_name: bool) -> Response:
+    """The answer of the model's process. `checks_name`: which refuses the names of other models itself.
+
+    Raises ApiError 400, 403, 404, and what `Pool.using` raises.
+    """
     router = router_of(request)
     # A page of another site has a browser fetch an image or a link without naming the page's origin. The page could not
     # read the answer, but the call would load a model.
     if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and "origin" not in request.headers:
         raise ApiError(403, "pages of other sites may not call this", code="origin_not_allowed")
     body = await read(request) if request.method in ("POST", "PUT", "PATCH") else b""
-    entry = router.entry(await _model_of(request, router, body))
+    entry = router.entry(await _model_of(request, router, body, checks_name))
     load = request.method not in ("GET", "HEAD") or request.url.path not in _STATISTICS
     if load or entry.status == "loaded":
         return Forwarded(router.pool, entry, body, load=load)
@@ -141,12 +145,15 @@ async def forward(request: HttpRequest) -> Response:
     return Response(b"", media_type="text/plain")
 
 
-async def _model_of(request: HttpRequest, router: RouterState, body: bytes) -> str | None:
+async def _model_of(request: HttpRequest, router: RouterState, body: bytes, checks_name: bool) -> str | None:
     """The name of the model in a request. Raises ApiError 400 for a body that is no JSON object."""
-    if len(router.pool.entries) == 1 and ANY_MODEL in router.settings.aliases:
+    first, *others = router.pool.entries
+    if not others and ANY_MODEL in router.settings.aliases:
         return None  # any name will do
     if not body:
         return request.query_params.get("model")
+    if not others and checks_name and first.status == "loaded" and "model" not in request.query_params:
+        return None  # the body is parsed once, where it is answered
     value = load(body) if len(body) < _SMALL else await anyio.to_thread.run_sync(load, body)
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
@@ -178,7 +185,8 @@ ROUTES: Routes = (
 
 def create_router(state: RouterState) -> Starlette:
     shared = tuple(
-        (operation, endpoint if operation.of_server else forward) for operation, endpoint in model_app.ROUTES
+        (operation, endpoint if operation.of_server else partial(forward, checks_name=operation.streams))
+        for operation, endpoint in model_app.ROUTES
     )
     return model_app.assemble((*shared, *ROUTES), state, state.settings)
 
@@ -234,7 +242,7 @@ class Forwarded(Response):
                     except ProcessEnded as error:
                         scope[FORWARDED] = False
                         await _end_of(process)
-                        ended += 1
+                        ended += process.ended.is_set() or not exchange.was_kept
                         if ended == _MOST_ENDED:
                             raise self._ended(process) from error
                         continue
@@ -252,6 +260,8 @@ class Forwarded(Response):
             elif scope["method"] != "HEAD":
                 async for data in exchange.body(int(headers.get(_LENGTH, 0))):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
+            if headers.get(b"connection") != b"close":
+                exchange.keep(process)
         except ProcessEnded:
             scope[FORWARDED] = False
             await _end_of(process)
@@ -302,25 +312,44 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
 
 
 class Exchange(asyncio.Protocol):
-    """One request to a process: `begin`, `head`, `body` or `chunks`, always `close`. Reading raises ProcessEnded."""
+    """One request to a process: `begin`, `head`, `body` or `chunks`, then `keep` the connection for another request, or
+    nothing, and always `close`. Reading raises ProcessEnded.
+    """
 
     def __init__(self) -> None:
+        self.was_kept = False  # the process may have closed the connection meanwhile
         self._received = bytearray()
         self._changed = asyncio.Event()
-        self._ended = False
+        self._ended = self._is_kept = False
         self._client: TimedProtocol | None = None  # gets the chunks
 
     @classmethod
     async def begin(
         cls, process: ModelProcess, method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes
     ) -> Exchange:
-        """Connect and send a request. Raises OSError if the process does not take it."""
-        length = str(len(body)).encode()
-        own = ((SECRET.encode(), process.setup.secret), (b"connection", b"close"), (b"content-length", length))
+        """Send a request. Raises OSError if the process takes no connection."""
+        own = ((SECRET.encode(), process.setup.secret), (_LENGTH, str(len(body)).encode()))
         lines = (b"%b %b HTTP/1.1" % (method, target), *(b"%b: %b" % pair for pair in (*headers, *own)), b"", body)
-        _, exchange = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", process.port)
-        exchange._transport.write(b"\r\n".join(lines))
+        while process.kept:
+            transport, until = process.kept.pop()
+            if time.monotonic() < until and not transport.is_closing():
+                exchange = cls()
+                exchange.was_kept = True
+                exchange.connection_made(transport)
+                transport.set_protocol(exchange)
+                break
+            transport.abort()
+        else:
+            transport, exchange = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", process.port)
+        transport.write(b"\r\n".join(lines))
         return exchange
+
+    def keep(self, process: ModelProcess) -> None:
+        """Keep the connection of a complete answer for another request to this process."""
+        self._is_kept = True
+        self._transport.set_protocol(asyncio.Protocol())  # which closes it when the process does
+        self._transport.resume_reading()
+        process.kept.append((self._transport, time.monotonic() + IDLE_SECONDS / 2))
 
     async def head(self) -> tuple[int, Headers]:
         """The status and the headers."""
@@ -353,7 +382,7 @@ class Exchange(asyncio.Protocol):
         data = self._received
         while (end := data.find(b"\r\n")) >= 0:
             if not (size := int(data[:end], 16)):
-                return True
+                return len(data) >= end + 4
             if len(data) < (whole := end + 2 + size + 2):
                 break
             client.write(bytes(data[end + 2 : whole - 2]))
@@ -368,8 +397,9 @@ class Exchange(asyncio.Protocol):
         self._changed.clear()
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
-        self._transport.abort()
+        """Close the connection, unless it is kept."""
+        if not self._is_kept:
+            self._transport.abort()
 
     # What asyncio calls
 

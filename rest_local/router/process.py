@@ -77,6 +77,7 @@ class ModelProcess:
         self.loaded_at = 0.0  # time.monotonic
         self.stopping = False
         self.exit_code: int | None = None
+        self.kept: list[tuple[asyncio.Transport, float]] = []  # idle connections, and until when it keeps them
         self.ended = asyncio.Event()
         self._killed = False
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()

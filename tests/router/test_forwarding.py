@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -35,6 +36,7 @@ class Silent:
 
     def __init__(self, port: int, seen: asyncio.Event) -> None:
         self.port, self.seen, self.setup = port, seen, setup()
+        self.kept: list[Any] = []
 
 
 @contextlib.asynccontextmanager
@@ -273,6 +275,73 @@ async def test_what_a_client_does_not_read_is_not_read_from_the_process(
         reader.flow.resume_writing()
         await streaming
         assert len(reader.written) == 1 << 10
+
+
+@pytest.mark.parametrize(
+    ("path", "loaded", "status"),
+    [
+        ("/completion", True, 200),
+        ("/completion", False, 400),
+        ("/completion?model=one", True, 400),
+        ("/tokenize", True, 400),
+    ],
+)
+@looped
+async def test_the_process_of_the_only_model_reads_the_name_in_a_body(
+    pool_of: PoolOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, loaded: bool, status: int
+) -> None:
+    """It reads the body anyway. But a wrong name loads no model, and some calls do not look at it."""
+    async with answering(OK) as process:
+        pool = pool_of("one")
+        monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+        if loaded:
+            monkeypatch.setattr(pool.entries[0], "process", SimpleNamespace(is_serving=True))
+        answer = await asked(pool, tmp_path, "POST", path, headers=JSON, content=b"{]")
+        assert answer.status_code == status
+        assert len(process.requests) == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("answer", "connections"),
+    [
+        (OK, 1),
+        (EVENTS + b"1\r\nx\r\n0\r\n\r\n", 1),
+        (OK.replace(b"content", b"connection: close\r\ncontent"), 3),
+        (None, 3),  # the process closes an idle connection just as it is used: it has not ended
+    ],
+)
+@looped
+async def test_the_connection_of_a_complete_answer_is_used_again(
+    pool_of: PoolOf, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, connections: int
+) -> None:
+    made: list[list[bytes]] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.append([])
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while request := await reader.readuntil(b"\r\n\r\n") + await reader.readexactly(2):
+                made[-1].append(request)
+                if answer is None and len(made[-1]) == 2:
+                    break
+                writer.write(answer or OK)
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server:
+        pool = pool_of("one")
+        process = Scripted(server.sockets[0].getsockname()[1], [])
+        process.ended = asyncio.Event()
+        monkeypatch.setattr(pool, "_process", AsyncMock(return_value=process))
+        monkeypatch.setattr(forwarding, "_END_SECONDS", 0.01)
+        for _ in range(3):
+            client = await streamed(pool, Reader())
+            assert client.sent[0]["status"] == 200
+            assert client.sent[-1]["more_body"] is False
+        assert len(made) == connections
+        assert len({request for requests in made for request in requests}) == 1
+        assert b"connection:" not in made[0][0].lower()
+        for transport, _ in process.kept:
+            transport.abort()
 
 
 def test_only_the_server_says_where_a_request_comes_from() -> None:

@@ -16,6 +16,7 @@ from live import Live, Scripted, becomes_idle, sent
 from rest_local.api.bodies import MAX_PROMPTS
 from rest_local.api.errors import ApiError
 from rest_local.server import state as module
+from rest_local.server.app import ROUTES
 from rest_local.server.security import CLIENT, SECRET, Inner
 
 
@@ -192,3 +193,13 @@ def test_a_prompt_longer_than_the_context_cannot_be_scored(scripted: Scripted, s
     assert said in error["message"]
     assert error["code"] == "context_length_exceeded"
     assert error["param"] == "prompt"
+
+
+@pytest.mark.parametrize("path", [operation.path for operation, _ in ROUTES if operation.streams])
+def test_every_call_that_generates_refuses_the_name_of_another_model(hello: Live, path: str) -> None:
+    """The router leaves that to the process of its only model."""
+    said = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input_prefix": "", "input_suffix": ""}
+    body = {"input": "x"} if path == "/v1/responses" else said | {"max_tokens": 1}
+    answer = hello.post(path, body | {"model": "other"})
+    assert answer.status_code == 404
+    assert "no such model" in answer.text
