@@ -84,3 +84,10 @@ def test_no_policy_is_faster_than_the_oracle(slope: float) -> None:
     assert best >= 1.0
     if slope == 0.0:
         assert best > 2
+
+
+def test_the_first_tokens_of_the_fair_bound_end_with_a_whole_step() -> None:
+    longest = [0] * 101 + [min(299 - at, LARGEST - 1) for at in range(101, 300)]
+    found = fair([OracleMatch(0, longest, [int(at > 100) for at in range(300)])], curve_of([1.0]))
+    assert found["first_tokens_speedup"] == pytest.approx(164 / 101, abs=1e-4)  # 100 plain steps, and one of 64 tokens
+    assert found["speedup"] == pytest.approx(299 / 104, abs=1e-4)
