@@ -190,10 +190,9 @@ _CORRELATION[_SIZES, _SIZES] = _correlation(KNOTS, 0.6, 2.0)
 _CORRELATION[_ATTENTION, _ATTENTION] = _correlation(ATTENTION_KNOTS, 0.5, 3.0)
 _GIVEN = _covariance(GIVEN)
 
-CERTAIN = 0.15  # standard deviation of log t(n)/t(1) up to which a size needs no further measurement
+CERTAIN = 0.15  # standard deviation of log t(n)/t(1), or spread of rounds, up to which nothing is measured further
 MAX_QUEUED = 32  # observations between updates; the filter is linear, so a large error takes several updates
 FEWEST = 3  # batches that can show another speed of the machine; fewer may be spikes
-WINDOW_MS = 5.0  # of steps between two questions about other processes, which take 4 us each with cold caches
 
 # milliseconds of the steps since the last call, and how many they were -> whether other processes took CPU time
 BusyNow = Callable[[float, int], bool]
@@ -203,7 +202,7 @@ class CostCurve:
     """`contexts`: lengths in tokens, ascending; `ms[c, n - 1]`: cost of n = 1..64 tokens there, float64 [contexts, 64].
 
     If times fall with n or with the context, the lower of the two is taken, and t(n) is at most n t(1). `deviations`:
-    how certain the table is. `busy_now` is called after every WINDOW_MS of observed steps, and when the curve is read.
+    how certain the table is. `busy_now` judges the steps that are observed.
     """
 
     def __init__(
@@ -218,8 +217,6 @@ class CostCurve:
         self._table = np.maximum.accumulate(physical(np.asarray(ms, np.float64)), axis=0)
         self._corrections = Corrections(deviations)
         self._queue: list[tuple[int, int, float, bool]] = []
-        self._window: list[tuple[int, int, float]] = []  # steps that `busy_now` has not judged yet
-        self._window_ms = 0.0
         self.plain_steps = 0  # of one token that it has learned from since it was made
         self._refresh()
 
@@ -304,33 +301,22 @@ class CostCurve:
         return max(float(cost[-1] - cost[LARGEST // 2 - 1]) / (LARGEST - LARGEST // 2), 1e-6)
 
     def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
-        """Learn from a real step of n tokens that took `ms`. Takes a microsecond; the update happens when the curve is
-        next read.
+        """Learn from a real step of n tokens that took `ms`. Takes 1 us, and 4 us where `busy_now` is asked; the update
+        happens when the curve is next read.
 
         `busy`: whether other processes used the machine; None asks `busy_now`. A time that is not finite or not
         positive is dropped.
         """
-        if busy is None:
-            self.observe_all([(n, n_ctx, ms)])
-        elif _is_step(n, ms):
-            self._queue.append((n, n_ctx, ms, busy))
-            if len(self._queue) >= MAX_QUEUED:
-                self._update()
+        self.observe_all([(n, n_ctx, ms)], busy)
 
-    def observe_all(self, steps: Iterable[tuple[int, int, float]]) -> None:
+    def observe_all(self, steps: Iterable[tuple[int, int, float]], busy: bool | None = None) -> None:
         """Learn from steps (n, n_ctx, ms) that ended just now, as `observe` does. `busy_now` judges them together."""
-        if self.busy_now is None:
-            for step in steps:
-                self.observe(*step, False)
-            return
-        for n, n_ctx, ms in steps:
-            if _is_step(n, ms):
-                self._window.append((n, n_ctx, ms))
-                self._window_ms += ms
-        if self._window_ms >= WINDOW_MS:
-            self._judge()
-            if len(self._queue) >= MAX_QUEUED:
-                self._update()
+        known = [step for step in steps if _is_step(step[0], step[2])]
+        if busy is None:
+            busy = self.busy_now is not None and self.busy_now(sum(ms for _, _, ms in known), len(known))
+        self._queue += [(*step, busy) for step in known]
+        if len(self._queue) >= MAX_QUEUED:
+            self._update()
 
     def is_certain(self, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
         """Whether the times of these sizes at this length need no further measurement."""
@@ -380,18 +366,10 @@ class CostCurve:
         if self._outdated:
             self._refresh()
 
-    def _judge(self) -> None:
-        """Ask once whether other processes used the machine during the steps of the window."""
-        window, self._window, ms, self._window_ms = self._window, [], self._window_ms, 0.0
-        busy = self.busy_now is not None and self.busy_now(ms, len(window))
-        self._queue += [(*step, busy) for step in window]
-
     def _update(self) -> None:
         """Learn from the queued observations: steps of one size, length and load together, by their median. The rows
         are computed when they are next read.
         """
-        if self._window:
-            self._judge()
         if not self._queue or not self._learn_speed():
             return
         queue, self._queue = self._queue, []

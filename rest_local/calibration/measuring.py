@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from rest_local.calibration.cost import (
     ATTENTION_KNOTS,
+    CERTAIN,
     KNOTS,
     LARGEST,
     SIZES,
@@ -39,7 +40,6 @@ from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 ROUNDS = 5  # at first; three times as many if they disagree
-QUIET = 0.1  # spread of the rounds up to which a measurement is final
 
 PREEMPTIONS_PER_SECOND = 20.0  # of the threads; 110 to 250 were counted on a busy machine
 
@@ -180,7 +180,7 @@ class Measured:
     def teach(self, curve: CostCurve) -> None:
         """Let another curve learn these times, with a small weight if other processes disturbed them."""
         for row in self.curve.table():
-            curve.observe(int(row["n"]), int(row["n_ctx"]), row["ms"], busy=self.busy > QUIET or self.noise > QUIET)
+            curve.observe(int(row["n"]), int(row["n_ctx"]), row["ms"], busy=self.busy > CERTAIN or self.noise > CERTAIN)
 
 
 def quick(probe: Probe, n_ctx: int, largest: int = LARGEST) -> list[tuple[int, Timing]]:
@@ -214,7 +214,7 @@ def measure(
         probe(1, n_ctx)  # fills the KV cache
         samples: list[list[float]] = [[] for _ in sizes]
         for number in range(3 * rounds):
-            wanted = [i for i, times in enumerate(samples) if number < rounds or _spread(times) > QUIET]
+            wanted = [i for i, times in enumerate(samples) if number < rounds or _spread(times) > CERTAIN]
             total += len(wanted) if number >= rounds else 0
             for i in wanted if number % 2 == 0 else reversed(wanted):
                 timing = probe(sizes[i], n_ctx)
@@ -230,7 +230,7 @@ def measure(
         spreads += [_spread(times) for times in samples]
     noise, busy = float(np.median(spreads)), disturbed / max(done, 1)
     curve = fitted(contexts, sizes, rows, max(noise, busy))
-    return Measured(curve, max(spreads) <= QUIET and busy <= QUIET and largest == LARGEST, noise, busy)
+    return Measured(curve, max(spreads) <= CERTAIN and busy <= CERTAIN and largest == LARGEST, noise, busy)
 
 
 def fitted(

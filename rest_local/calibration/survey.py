@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from rest_local.calibration.exactness import N_CTX, Drafts, Logits, compare_drafts, rows_alone
+from rest_local.calibration.cost import LARGEST
+from rest_local.calibration.exactness import N_CTX, SEGMENT, Drafts, Logits, compare_drafts, rows_alone
 from rest_local.calibration.measuring import DecodeProbe
 from rest_local.calibration.settings import capability_of, for_memory_of, open_settings, settings_for
 from rest_local.calibration.tuning import self_test_text
@@ -26,8 +27,6 @@ from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
 from rest_local.llama.options import CACHE_TYPES, ModelOptions
-
-TELLING_TEXT = 96  # tokens at least: some settings differ only from the 64th cell on
 
 Progress = Callable[[str, int, int], None]  # (present setting, its number from 1, number of settings)
 
@@ -103,7 +102,8 @@ def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -
 def _measure(
     model: Model, settings: ContextSettings, setting: Setting, text: Sequence[int], seconds: float
 ) -> Capability | None:
-    """Fill in one setting in `seconds`, or with TELLING_TEXT tokens. Returns None if llama.cpp refuses."""
+    """Fill in one setting in `seconds`, or with a segment beyond the 64th cell, from which on some settings
+    differ. Returns None if llama.cpp refuses."""
     try:
         context = Context(model, replace(settings, n_slots=2))
     except ModelError as error:
@@ -114,7 +114,7 @@ def _measure(
         setting.plain_ms, setting.step_ms = _price(context, text)
         token_ms = 12.0 * setting.plain_ms + 5.0  # four comparisons, opening the context, and the driver
         if capability.kind != "none":
-            part = text[: max(TELLING_TEXT, int(1e3 * seconds / token_ms))]
+            part = text[: max(LARGEST + SEGMENT, int(1e3 * seconds / token_ms))]
             reference: Logits = rows_alone(context, part)
             kinds: tuple[Drafts, ...] = ("chains", "trees") if capability.kind == "tree" else ("chains",)
             for drafts, neighbours in product(kinds, (False, True)):

@@ -30,7 +30,6 @@ FORGET = 0.01  # of the fast windows' speed, per window: a longer context is slo
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 16.0
 """Seconds of decoding before a trial is repeated, at first and after many failures: one window in 16 s costs at most
 1.5% even if the other number of threads makes hardly any progress."""
-STEADY = 2  # consecutive busy, or quiet, windows before the change counts
 
 FEWER, MORE = 1, -1  # directions in the list of levels
 
@@ -75,7 +74,6 @@ class ThreadGovernor:
         self._pause = {FEWER: 0.0, MORE: 0.0 if busy else SHORT_PAUSE_S}
         self._since = 0.0  # seconds of decoding since the last trial
         self._busy = busy
-        self._other = 0  # consecutive windows that contradict `_busy`
         self.restart()
 
     @property
@@ -113,9 +111,8 @@ class ThreadGovernor:
             self._fastest = max(speed, (1 - FORGET) * self._fastest)
         self._since += self._seconds
         busy = self._is_delayed() or (self._at == 0 and speed * BUSY_SLOWDOWN < self._fastest)
-        self._other = self._other + 1 if busy != self._busy else 0
-        if self._other >= STEADY:
-            self._busy, self._other = busy, 0
+        if busy != self._busy:
+            self._busy = busy
             self._pause = {direction: min(pause, SHORT_PAUSE_S) for direction, pause in self._pause.items()}
         if busy and self._may_try(FEWER):
             self._begin(FEWER)

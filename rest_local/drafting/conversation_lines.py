@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from copy import copy
 from typing import NamedTuple
 
+from rest_local.drafting.prediction import MAX_PLACES
+
 KEY = 8  # bytes without indentation by which the places of a line are found
-MOST_PLACES = 8  # of a line that are looked at, the newest
 
 _NUMBERED = re.compile(rb"[ \t]*(\d{1,7})(\xe2\x86\x92|\t| \| ?|\| ?|: ?)")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -103,8 +104,8 @@ class Lines:
         whole line. 1 us, and 0.1 us for each line with the same KEY bytes.
         """
         lines = self.lines
-        places = self._places.get(text[:KEY], ())[-8 * MOST_PLACES :]
-        return [place for place in places if lines[place].lstrip().startswith(text)][-MOST_PLACES:]
+        places = self._places.get(text[:KEY], ())[-8 * MAX_PLACES :]
+        return [place for place in places if lines[place].lstrip().startswith(text)][-MAX_PLACES:]
 
 
 class ConversationLines:
@@ -197,8 +198,8 @@ class Reading:
                 for place in lines.beginning_with(text):
                     if _at(lines, place, text, True):
                         found.setdefault((store, place + 1), 1)
-        if len(found) > MOST_PLACES:
-            best = sorted(found, key=lambda place: (found[place], place[1]))[-MOST_PLACES:]
+        if len(found) > MAX_PLACES:
+            best = sorted(found, key=lambda place: (found[place], place[1]))[-MAX_PLACES:]
             found = {place: found[place] for place in best}
         self._runs = found
         self.shown += bool(found)

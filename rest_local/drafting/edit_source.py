@@ -34,7 +34,6 @@ from rest_local.retrieval.rows import Rows
 PART = 1024  # tokens of the conversation between two places to which it can be cut back; eight parts are read at once
 ALLOWED, EARNED = 16_384, 96  # bytes that may be tokenized at first, and for each token of the answer
 MOST_BETWEEN = 64  # bytes between two values, and of the name of a value
-LOST = 32  # tokens after a divergence: then only a line that was shown brings the answer back to a file
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NEXT_VALUE = re.compile(rb'"\s*,\s*(?:"[^"\\]{1,40}"\s*:|\w{1,40}=)\s*"')
@@ -266,8 +265,6 @@ class EditSource:
             if other.prediction.catch_up() and other.prediction.level > other.level:
                 self._followed, self._others, self._mark = other, [], other.mark
                 return
-        if followed is not None and followed.prediction.n_lost > LOST:
-            self._followed, self._others = None, []
         if self._allowance <= 0:
             return
         if (self._in_string or self._closed) and self._is_shown_line():  # a line of code with quotes is no call

@@ -35,11 +35,9 @@ from rest_local.drafting.candidates import (
 )
 from rest_local.drafting.models.drafter import BRANCHES, DraftText
 from rest_local.drafting.recycled import LIKELY, RecycledRows
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.tree import MIN_PROBABILITY, ROOT, DraftTree
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
-
-MIN_PROBABILITY = 0.02  # a node below this probability paid on no measured cost curve
 
 Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the features that corrected it
 

@@ -15,21 +15,20 @@ from copy import copy
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.drafting.tree import MIN_PROBABILITY
 from rest_local.llama.placeholders import common_prefix
 from rest_local.retrieval.rows import MAX_MATCH, MAX_VOCABULARY, Rows
 from rest_local.retrieval.segment import Segment
 
 START = 8  # level of evidence of the first place: most answers to an edit begin like the old text
-BEFORE, AFTER = 48, 400  # places in this window of tokens around the divergence get a probability
+WINDOW = 400  # places so many tokens before and after the divergence get a probability
 MOVED = 4  # from so many agreeing tokens on, a place outside the window is proposed
 MAX_PLACES = 4  # places proposed at once
-MIN_PROBABILITY = 0.08  # of a place that is proposed; 2% of the proposals below it were right
 
 # From 996 changes in 100 edits of four Python repositories, aligned by a diff, in tokens of Qwen 2.
 KEEP = 0.95  # probability that a copied token follows a copied one, and from which on a place is followed as the only
 # one; no figure moved between 0.90 and 0.98
 RESUME = 0.15  # probability that a change ends at a token
-SAME_LENGTH = 2.0  # a change that replaces as many tokens as it adds is likelier by this factor
 # Share of the changes that replace 0 to 5 old tokens. Longer changes and steps backwards have decreasing tails.
 _SKIPPED = (0.266, 0.356, 0.114, 0.068, 0.061, 0.024)
 
@@ -38,12 +37,12 @@ Float32 = NDArray[np.float32]
 
 
 def _skips() -> Float32:
-    """The probability that a change skips d = -BEFORE .. AFTER old tokens, float32 [BEFORE + AFTER + 1]. A tenth of
-    what _SKIPPED leaves goes back.
+    """The probability that a change skips d = -WINDOW .. WINDOW old tokens, float32 [2 WINDOW + 1]. A tenth of what
+    _SKIPPED leaves goes back.
     """
     rest = 1.0 - sum(_SKIPPED)
-    back = 1.0 / np.arange(BEFORE + 1, 1, -1)
-    further = np.arange(len(_SKIPPED), AFTER + 1) ** -1.6
+    back = 1.0 / np.arange(WINDOW + 1, 1, -1)
+    further = np.arange(len(_SKIPPED), WINDOW + 1) ** -1.6
     parts = (0.1 * rest * back / back.sum(), np.array(_SKIPPED), 0.9 * rest * further / further.sum())
     found: Float32 = np.concatenate(parts).astype(np.float32)
     return found
@@ -62,14 +61,12 @@ class Alignment:
 
     def __init__(self, tokens: Int32, at: int) -> None:
         self._tokens = tokens
-        self.first = max(at - BEFORE, 0)
-        self._window = tokens[self.first : at + AFTER]
-        begin = self.first - at + BEFORE
+        self.first = max(at - WINDOW, 0)
+        self._window = tokens[self.first : at + WINDOW]
+        begin = self.first - at + WINDOW
         self._skip = _SKIP[begin : begin + len(self._window) + 1]
         self._copied: Float32 = np.zeros(len(self._window) + 1, np.float32)  # probability by place of the next token
         self._new = 1.0  # probability that the change continues
-        self._at = at - self.first
-        self.n_since = 0  # tokens of the answer since the divergence
 
     def extend(self, token: int) -> None:
         """Add one token of the answer."""
@@ -81,7 +78,6 @@ class Alignment:
         self._new = (self._new * (1.0 - RESUME) + lost) * chance
         self._copied[0] = 0.0
         np.multiply(following[:-1], agree, out=self._copied[1:])
-        self.n_since += 1
         total = self._new + float(self._copied.sum())
         self._copied /= total
         self._new /= total
@@ -102,9 +98,6 @@ class Alignment:
     def _next(self) -> Float32:
         """For each place the probability that the next token is copied from it."""
         following: Float32 = np.float32(RESUME * self._new) * self._skip
-        same_length = self._at + self.n_since
-        if same_length < len(following):
-            following[same_length] *= SAME_LENGTH
         following += np.float32(KEEP) * self._copied
         return following
 
@@ -148,11 +141,6 @@ class Prediction:
     def left(self) -> int:
         """Tokens after that."""
         return len(self.tokens) - self._at
-
-    @property
-    def n_lost(self) -> int:
-        """Tokens of the answer since it diverged; 0 while it follows. As of the last comparison."""
-        return 0 if self._alignment is None else self._alignment.n_since
 
     @property
     def follows(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 ROOT = -1
+MIN_PROBABILITY = 0.02  # a node below this probability paid on no measured cost curve
 DEPTH = 16  # tokens of a branch at most, until as many were accepted without a rejected one
 
 

@@ -17,11 +17,9 @@ from rest_local.calibration.cost import (
     FEWEST,
     GIVEN,
     LARGEST,
-    MAX_QUEUED,
     OUTLIER,
     SIZES,
     STEP_ERROR,
-    WINDOW_MS,
     Corrections,
     CostCurve,
     Deviations,
@@ -112,7 +110,7 @@ def test_steps_on_a_busy_machine_have_little_weight_and_add_no_certainty() -> No
     assert quiet.expected(0)[7] == pytest.approx(60.0, rel=0.05)
 
 
-def test_slow_steps_are_judged_one_by_one_and_quick_ones_together() -> None:
+def test_steps_that_are_told_together_are_judged_together() -> None:
     seen: list[tuple[float, int]] = []
 
     def busy_now(ms: float, steps: int) -> bool:
@@ -123,55 +121,19 @@ def test_slow_steps_are_judged_one_by_one_and_quick_ones_together() -> None:
     curve.busy_now = busy_now
     curve.observe(1, 10, 10.0)
     curve.observe(8, 10, 31.0)
-    assert seen == [(10.0, 1), (31.0, 1)]
-    for _ in range(5):
-        curve.observe(1, 10, 2.0)
-    assert seen[2:] == [(6.0, 3)]
-    curve.at(10)
-    assert seen[3:] == [(4.0, 2)]
+    curve.observe_all([(1, 10, 2.0), (1, 10, -1.0), (1, 11, 3.0)])
+    assert seen == [(10.0, 1), (31.0, 1), (5.0, 2)]
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 64), st.integers(0, 3000), st.floats(0.3, 40), st.booleans()), max_size=150),
-    st.integers(1, 7),
-)
-@settings(max_examples=30)
-def test_steps_that_are_judged_together_teach_what_they_teach_when_each_is_told(
-    steps: list[tuple[int, int, float, bool]], reading: int
-) -> None:
-    """The oracle is told the load of each step, and computes its rows after every update. The load changes between
-    windows only.
-    """
-
-    class Eager(CostCurve):
-        def learn(self, window: list[tuple[int, int, float]], busy: bool) -> None:
-            self._queue += [(*step, busy) for step in window]
-            if len(self._queue) >= MAX_QUEUED:
-                self._update()
-
-        def _update(self) -> None:
-            super()._update()
-            self._refresh()
-
-    table = [[10.0 * n**0.5 for n in SIZES], [11.0 * n**0.6 for n in SIZES]]
-    lazy = CostCurve.from_points([0, 1024], SIZES, table, ESTIMATED)
-    eager = Eager.from_points([0, 1024], SIZES, table, ESTIMATED)
-    load: list[bool] = []
-    lazy.busy_now = lambda ms, steps: load[-1]
-    window: list[tuple[int, int, float]] = []
-    for number, (n, n_ctx, ms, busy) in enumerate(steps):
-        load.append(busy)
-        window.append((n, n_ctx, ms))
-        lazy.observe(n, n_ctx, ms)
-        read = number % reading == 0
-        if read or sum(each[2] for each in window) >= WINDOW_MS:
-            eager.learn(window, busy)
-            window.clear()
-        if read:
-            assert (lazy.at(n_ctx) == eager.at(n_ctx)).all()
-    eager.learn(window, not load or load[-1])
-    assert (lazy.ms == eager.ms).all()
-    assert lazy.deviations == eager.deviations
+@pytest.mark.parametrize("busy", [False, True])
+def test_steps_teach_what_they_teach_when_their_load_is_told(busy: bool) -> None:
+    told, asked = curve_of(0.3), curve_of(0.3)
+    asked.busy_now = lambda ms, steps: busy
+    for n, ms in ((1, 10.0), (8, 60.0), (1, 11.0), (8, 55.0)):
+        told.observe(n, 10, ms, busy)
+        asked.observe(n, 10, ms)
+    assert (told.ms == asked.ms).all()
+    assert told.deviations == asked.deviations
 
 
 def test_a_size_with_few_observations_is_planned_optimistically() -> None:

@@ -254,7 +254,7 @@ def test_what_is_tokenized_is_paid_by_the_tokens_of_the_answer() -> None:
     letters = np.random.default_rng(1).integers(97, 123, (90, 60)).tolist()
     lines = [bytes(line).decode() for line in letters]
     edits.restart(list(numbered("\n".join(lines)).encode()), 0)
-    answer = "".join(f"{line}\n" for line in reversed(lines)).encode()
+    answer = "".join(f"{line}\n" for at in range(87, -1, -3) for line in lines[at : at + 3]).encode()
     for number, byte in enumerate(answer):
         edits.extend([byte])
         edits.rows([byte], 16)

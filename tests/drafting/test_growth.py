@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import Merged, PrecedingBigram, SourceRows, model_cell, model_rates
-from rest_local.drafting.growth import MIN_PROBABILITY, Calibrate, Calibrated, Draft, Growth
+from rest_local.drafting.growth import Calibrate, Calibrated, Draft, Growth
 from rest_local.drafting.models.drafter import BRANCHES
 from rest_local.drafting.sources import Sources
-from rest_local.drafting.tree import ROOT
+from rest_local.drafting.tree import MIN_PROBABILITY, ROOT
 from rest_local.planning.plan import draft, grow
 from rest_local.retrieval.rows import Rows
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting.candidates import Merged
-from rest_local.planning.acceptance import DAMPING, RATE, SLOTS, TokenCalibrator
+from rest_local.planning.acceptance import RATE, SLOTS, TokenCalibrator
 
 
 def candidates(estimates: dict[int, float]) -> Merged:
@@ -31,7 +31,7 @@ class Naive:
     def probability(self, preceding: tuple[int, int], token: int, estimates: dict[int, float]) -> float:
         names = self.names(preceding, token, estimates)
         odds = log(estimates[token] / (1 - estimates[token]))
-        odds += sum(self.weights.setdefault(name, [0.0, DAMPING])[0] for name in names)
+        odds += sum(self.weights.setdefault(name, [0.0, RATE])[0] for name in names)
         return 1 / (1 + exp(-odds))
 
     def learn(self, preceding: tuple[int, int], estimates: dict[int, float], right: int) -> None:

@@ -38,7 +38,7 @@ class FixedCurve(CostCurve):
     def observe(self, n: int, n_ctx: int, ms: float, busy: bool | None = None) -> None:
         return
 
-    def observe_all(self, steps: Iterable[tuple[int, int, float]]) -> None:
+    def observe_all(self, steps: Iterable[tuple[int, int, float]], busy: bool | None = None) -> None:
         return
 
 
