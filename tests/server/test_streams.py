@@ -144,6 +144,7 @@ def test_a_stop_lets_a_running_answer_end(scripted: Scripted) -> None:
                 socket.create_connection(("127.0.0.1", live.port), timeout=30).close()
             except OSError:
                 break  # it listens no more
+            threading.Event().wait(0.01)  # hundreds of connections would outlive the server
         stream.give(" last")
         stream.end("stop")
         text = answer.read().decode()
