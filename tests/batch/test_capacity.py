@@ -1,7 +1,5 @@
 """How many requests of a batch at a time: what fits the memory, and what a file says."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches on a cluster: shares of its nodes, errors. `retrieval/test_clusters.py` runs them on real nodes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Reading a batch file: which lines are requests, what the others become, and the order in which they are run."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """The output of a batch: what stays after a kill at any byte, what is refused, and what a full disk leaves."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import io

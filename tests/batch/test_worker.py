@@ -1,7 +1,5 @@
 """Jobs through an engine with the demo model: OpenAI's objects, errors as answers, the same bytes in exact mode."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

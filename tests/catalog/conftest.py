@@ -1,7 +1,5 @@
 """Fixtures of the catalogue's tests: stores that are empty, and a stand-in for the hub."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is known of models without loading them, compared with what llama.cpp says once they are loaded."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import struct

@@ -1,7 +1,5 @@
 """Downloads from a stand-in for the hub: what is chosen, resumed and compared, and what each failure says."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Which models are found in which stores, and what they are called."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

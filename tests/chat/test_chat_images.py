@@ -1,7 +1,5 @@
 """Images in the messages of a conversation."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

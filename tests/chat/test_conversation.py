@@ -1,7 +1,5 @@
 """Every template renders every conversation completely: system prompts, tools, calls, results, parts, any order."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

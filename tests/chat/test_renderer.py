@@ -1,7 +1,5 @@
 """Chat templates that loop, allocate or crash end only a child process, and the next conversation is rendered."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

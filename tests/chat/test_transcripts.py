@@ -1,7 +1,5 @@
 """Turns of an assistant as the model writes them, after what it read, with special tokens only from the template."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fixtures of the command line's tests: an engine that is not there, and a call of one command line."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`rest-local index` as tests call it, with a byte vocabulary in place of a model's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ control    escape sequences
 else       the question as Python writes it, so that blanks and line ends are seen
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Sequence

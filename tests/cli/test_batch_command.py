@@ -1,7 +1,5 @@
 """`rest-local batch` with the demo model: files, pipes, what is refused, what a stop leaves, and kills."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """`rest-local bench replay`: recorded answers in, figures out; one line where a file is not what it should be."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`rest-local chat` without a terminal: one question, pipes, sessions, and what cannot chat."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

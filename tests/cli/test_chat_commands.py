@@ -1,7 +1,5 @@
 """The commands of a chat, with a fake engine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers on a terminal: every character of the text in its place, styled as in the whole, however it was cut."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from itertools import pairwise

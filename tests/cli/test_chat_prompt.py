@@ -1,7 +1,5 @@
 """What is typed: quotes, lines without a cursor, the file of typed messages, and a keyboard that is quiet meanwhile."""
 
-from __future__ import annotations
-
 import os
 import sys
 import termios

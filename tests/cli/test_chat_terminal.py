@@ -1,7 +1,5 @@
 """`rest-local chat` in a real terminal: typing, pasting, resizing, stopping and leaving."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import stat

@@ -1,7 +1,5 @@
 """The checkout of a command: its root, the name of its datastore, and the question whether to draft from it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rest-local completion`: what is offered, in process and in the shells that are here."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`rest-local config`: what it shows, and that it changes one key and nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

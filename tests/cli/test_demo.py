@@ -1,7 +1,5 @@
 """`rest-local demo` with a fake engine: what is shown, what is printed, how it ends."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`rest-local doctor` and `tune`: what is reported of the installation, the machine and the model."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

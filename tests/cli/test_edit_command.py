@@ -1,7 +1,5 @@
 """`rest-local edit` with a fake engine: which answers become files, and that nothing else ever does."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Few different settings, since each is measured once; one thread where the number
 that wait for each other on a busy machine take many times as long.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

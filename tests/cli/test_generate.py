@@ -1,7 +1,5 @@
 """`rest-local generate` with a fake engine: what is read, what is printed, what is passed on."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

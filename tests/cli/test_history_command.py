@@ -1,7 +1,5 @@
 """`rest-local history`, and how generate and chat are kept from writing one."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

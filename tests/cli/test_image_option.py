@@ -1,7 +1,5 @@
 """Images on the command line: `/image`, and the projector of `serve`."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from pathlib import Path

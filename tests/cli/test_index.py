@@ -1,7 +1,5 @@
 """`rest-local index` with a byte vocabulary in place of a model's."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`index add`, `update`, `forget` and `merge` with byte vocabularies in place of those of models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rest-local index build` from sources of every kind, and `index recipes`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The child process that keeps datastores up to date: what it builds, what it tells, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -102,6 +100,26 @@ def test_it_builds_what_is_missing_and_keeps_it_up_to_date(code: Code, capsys: p
     child.close()
     assert child._child.returncode == 0
     assert shown(capsys) == ""
+
+
+def test_an_existing_datastore_is_brought_up_to_date(code: Code) -> None:
+    with Model.open(demo_model(), vocab_only=True) as model:
+        build_datastore("mine", [code.root], vocabulary=model.vocabulary)
+    (code.root / "while_nobody_watched.py").write_text("x = 1\n")
+    child = Indexer(demo_model(), ["mine", "later"])
+    told = Told(child)
+    try:
+        told.wait()
+        assert documents("mine") == ["a.py", "while_nobody_watched.py"]
+        with Model.open(demo_model(), vocab_only=True) as model:
+            build_datastore("later", [code.root], vocabulary=model.vocabulary)
+        (code.root / "new.py").write_text("y = 1\n")
+        told.wait()
+        told.wait()
+        assert "new.py" in documents("mine")
+        assert "new.py" in documents("later")
+    finally:
+        child.close()
 
 
 def test_what_cannot_be_indexed_is_told(code: Code, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """Ctrl-C with the real model in a process of its own: in prefill, while tokens come, and twice."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

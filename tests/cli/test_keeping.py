@@ -1,7 +1,5 @@
 """`rest-local index check`, `export`, `import` and `stats`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

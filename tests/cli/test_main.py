@@ -1,7 +1,5 @@
 """The command group: exit codes, one-line errors, closed outputs, and interrupts."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A datastore that lacks the model's vocabulary: one question at a terminal, one line elsewhere, never a refusal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """`rest-local models`, `pull` and `rm`, the first run, and names for -m: files on the disk, and a hub on loopback."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

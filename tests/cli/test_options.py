@@ -1,7 +1,5 @@
 """How -m and -d are resolved, and which datastores are opened."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 from pathlib import Path

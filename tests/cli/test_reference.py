@@ -1,7 +1,5 @@
 """docs/CLI.md and docs/man are what the commands say, and a manual page prints any text as it is."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The layout of --help: it fits the terminal, cuts nothing off, and leaves the text enough room."""
 
-from __future__ import annotations
-
 import click
 import pytest
 from fake_cli_engine import Call

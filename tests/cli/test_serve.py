@@ -1,7 +1,5 @@
 """`rest-local serve` as a process: how it starts, stops, refuses, and what it may take of memory."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

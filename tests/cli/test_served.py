@@ -1,7 +1,5 @@
 """What `rest-local serve` makes of -m, --alias, --memory and --idle."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options from the environment and the configuration file: which value counts, and what is said of a wrong file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

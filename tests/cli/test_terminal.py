@@ -1,7 +1,5 @@
 """What commands say: bars, questions, the line about an answer, errors and warnings in the words of the options."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import re

@@ -1,7 +1,5 @@
 """Files that are edited: what is read of them, what stays, and how they are replaced."""
 
-from __future__ import annotations
-
 import os
 import stat
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Real vocabularies for grammars: BPE, SentencePiece with byte tokens, the demo model's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """A grammar that would crash or block this process ends only a child: it is refused, and the next one works."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Constraints: forbidden end tokens, banned tokens, grammars, clones."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text that a grammar forces: what it is, how it is split into tokens, and that looking ahead leaves no trace."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Grammars allow exactly their language; what cannot be kept is refused with the cause."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from typing import Any

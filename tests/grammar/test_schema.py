@@ -1,7 +1,5 @@
 """What is done about keywords that a grammar cannot keep: refused by name, rewritten, or left out for a tool."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Servers of several models, each the demo model in a process of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

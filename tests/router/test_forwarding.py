@@ -1,7 +1,5 @@
 """Requests on their way through the router: clients that leave, processes that end, what reaches no model."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The pool of models: what is loaded, started again and unloaded, and when; with processes that are none."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

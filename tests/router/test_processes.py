@@ -1,7 +1,5 @@
 """The processes of models, real ones: crashes, files that change, stopping, and kept responses, which outlive them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

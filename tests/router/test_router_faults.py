@@ -1,7 +1,5 @@
 """A model's process and the server around it at their edges: strange output, forced stops, a parent that is gone."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,7 +1,5 @@
 """Which model answers: by name, by default, in the query; the lists of models; and all kinds of models."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -1,7 +1,5 @@
 """Helpers for tests of the page in a real browser."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

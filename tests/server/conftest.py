@@ -1,7 +1,5 @@
 """Live servers: one with the demo model for the whole session, others with a scripted service."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator

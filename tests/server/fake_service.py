@@ -3,8 +3,6 @@
 The vocabulary and the template are the demo model's own, so prompts, ids and log-probabilities have their real shapes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import deque

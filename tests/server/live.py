@@ -1,7 +1,5 @@
 """A server in a thread of its own, and calls to it."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

@@ -1,7 +1,5 @@
 """The log: one line of JSON per request, without text of prompts or answers, and escaped (RELIABILITY 34)."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

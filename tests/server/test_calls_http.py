@@ -1,7 +1,5 @@
 """Calls and reasoning in a chat: streamed and whole, cut anywhere."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

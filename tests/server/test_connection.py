@@ -1,7 +1,5 @@
 """Clients that send a request too slowly."""
 
-from __future__ import annotations
-
 import json
 import logging
 import select

@@ -1,7 +1,5 @@
 """Datastores over HTTP: added documents are found and drafted from, removed ones are not."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import replace

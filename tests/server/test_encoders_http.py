@@ -1,7 +1,5 @@
 """Models that only read: embeddings and reranking are served, what generates is refused, nothing is measured."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 from collections.abc import Callable, Iterator

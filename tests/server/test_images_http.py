@@ -1,8 +1,6 @@
 """Images over HTTP. Formats, bombs and damage are in llama/test_picture.py, what an engine does with images in
 decoding/test_images.py."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Gaps: the prompt in the model's form, shortened where necessary; and the end of an answer by its lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Limits of one client: connections, unread streams, work for requests that it has abandoned."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

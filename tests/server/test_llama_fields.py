@@ -1,7 +1,5 @@
 """Fields and calls that llama-server's clients use."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -4,8 +4,6 @@ They are in the source distribution of llama-cpp-python, in vendor/llama.cpp/too
 folder. They take some minutes on an idle machine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Many clients at once with the real engine: all are served, none fails, and every slot is freed."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Sequence

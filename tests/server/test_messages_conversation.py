@@ -1,7 +1,5 @@
 """Anthropic's conversations and tools as a chat: what each block becomes, and which place an error names."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

@@ -3,8 +3,6 @@
 Every answer and every event is checked against the types of the `anthropic` package.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

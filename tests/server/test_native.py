@@ -1,7 +1,5 @@
 """llama-server's own calls, against the demo model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

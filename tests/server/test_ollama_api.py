@@ -1,7 +1,5 @@
 """Ollama's API: what its fields mean here, what is told to other machines, and what is refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The `ollama` package: the demo model answers it, and a scripted model calls tools and reasons."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

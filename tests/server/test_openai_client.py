@@ -1,7 +1,5 @@
 """The `openai` package with the demo model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

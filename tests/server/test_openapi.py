@@ -1,7 +1,5 @@
 """The OpenAPI description, and requests that schemathesis generates from it: none is answered by a server error."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

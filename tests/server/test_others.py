@@ -1,7 +1,5 @@
 """What other machines do not see: the tokens of each step, and how much of a prompt was cached."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

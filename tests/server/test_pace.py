@@ -1,7 +1,5 @@
 """Pieces between two events are sent as one: complete, in order, at the end of the answer at the latest."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Hostile bodies (RELIABILITY 28): each is 400 in OpenAI's shape, and the next request is answered."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

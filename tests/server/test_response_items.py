@@ -1,7 +1,5 @@
 """Items of the Responses API: what becomes which message, texts of custom tools, and items that nobody expects."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

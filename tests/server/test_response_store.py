@@ -1,7 +1,5 @@
 """Kept responses: bounded, and forgotten where they are damaged."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """Checks of origin, key and body (RELIABILITY 29 to 32), over raw sockets where a client library would interfere."""
 
-from __future__ import annotations
-
 import base64
 import socket
 from typing import Any

@@ -1,7 +1,5 @@
 """Slots saved and restored by name, and conversations that come back after the server was stopped."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import threading

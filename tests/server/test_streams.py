@@ -1,7 +1,5 @@
 """Clients that disconnect, wait or are too many (RELIABILITY 33), and what streams hide from other machines."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Answers in every format: written calls are read back, nothing is lost, and the result does not depend on cuts."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 An independent validator checks the arguments against the schemas.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

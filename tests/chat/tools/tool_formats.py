@@ -1,7 +1,5 @@
 """What the tests of tool formats share: the smallest template of each format, and parameters of a tool."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rest_local.chat.tools.answer import _SIGNS

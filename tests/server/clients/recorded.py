@@ -6,8 +6,6 @@ the source again and change `source` as well. The tests in this folder check wha
 Time limits are longer than the clients' own: a test must not depend on the machine.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """aider edits a file: its requests, as recorded from the program with a model that says what a scripted edit needs."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -4,8 +4,6 @@ Codex has three ways to edit, by what it knows of the model's name: functions, t
 text, and scripts that call its tools.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every `curl` in the documents, as it stands there: only the address is the test's own server's."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Editors: the requests of `recorded.OPENAI`, and of each answer what that editor's source reads."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

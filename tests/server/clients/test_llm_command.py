@@ -1,7 +1,5 @@
 """The `llm` command line in this process, with the configuration that docs/CLIENTS.md gives."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

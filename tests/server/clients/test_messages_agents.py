@@ -1,7 +1,5 @@
 """Recorded requests of agents to Anthropic's Messages API: each is answered with the events that its source reads."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clients that know only Ollama: the requests of `recorded.OLLAMA`, and of each answer what that source reads."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

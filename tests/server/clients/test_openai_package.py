@@ -2,8 +2,6 @@
 and the class of every error.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import openai

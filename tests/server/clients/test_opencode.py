@@ -1,8 +1,6 @@
 """opencode edits a file: its requests by OpenAI's Responses API, as recorded from the program with a scripted model.
 Those by Anthropic's Messages API are in `test_messages_agents`."""
 
-from __future__ import annotations
-
 import json
 
 from live import Scripted, call, data_of

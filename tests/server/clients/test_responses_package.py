@@ -3,8 +3,6 @@
 Every answer and every event is also validated by the package's types, which the client itself does not do.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Fields that no API has: refused below `rest_local`, named in the log elsewhere, and no client's field is one."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

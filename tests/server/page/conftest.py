@@ -4,8 +4,6 @@ The tests are a package, at whose end the browser is closed: Playwright leaves a
 and other tests run their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The page in a real browser: input, display, accessibility, stop."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

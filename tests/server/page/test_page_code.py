@@ -1,7 +1,5 @@
 """Colours of code on the page: they are painted over the text, which stays as it is."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversations of the page: kept in the browser, shared by its tabs, with branches, as files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

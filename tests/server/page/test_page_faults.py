@@ -1,7 +1,5 @@
 """The page in a real browser when a model writes markup, and when the server cannot or will not answer."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

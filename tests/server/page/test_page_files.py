@@ -1,7 +1,5 @@
 """The page: attached files, the choice of model and sampling, as they are sent."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable

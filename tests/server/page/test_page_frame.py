@@ -1,7 +1,5 @@
 """What stands around the text: the progress of a prompt, statistics that fold away, the search of conversations."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

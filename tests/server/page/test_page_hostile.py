@@ -1,7 +1,5 @@
 """The page when a model, a file or a server sends what is meant to deceive or to block it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

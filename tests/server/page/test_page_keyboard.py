@@ -1,7 +1,5 @@
 """The page without a mouse and without a screen: keys, focus, what is read aloud; and its panels in every width."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Light Markdown on the page: a style for every character, and every token keeps its place."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The page's source: one document with its files in place, a policy that names each of them, scripts that parse."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
