@@ -109,21 +109,13 @@ HUB = ("hf", "hub", "models--user--tiny-GGUF", "snapshots", "0001")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("user/repo", HubName("user/repo", None)),
-        ("user/repo:Q4_K_M", HubName("user/repo", "Q4_K_M")),
+        ("user/repo", HubName("user/repo", None)), ("user/repo:Q4_K_M", HubName("user/repo", "Q4_K_M")),
         ("hf.co/user/repo.v1:q8_0", HubName("user/repo.v1", "q8_0")),
         ("https://huggingface.co/user/repo/", HubName("user/repo", None)),
-        ("hf://user/repo", HubName("user/repo", None)),
-        ("repo", None),
-        ("a/b/c", None),
-        ("/a/b", None),
-        ("../b", None),
-        ("./b", None),
-        ("user/repo:", None),
-        ("user/re po", None),
-        ("user/../repo", None),
+        ("hf://user/repo", HubName("user/repo", None)), ("repo", None), ("a/b/c", None), ("/a/b", None),
+        ("../b", None), ("./b", None), ("user/repo:", None), ("user/re po", None), ("user/../repo", None),
     ],
-)
+)  # fmt: skip
 def test_hub_names(text: str, expected: HubName | None) -> None:
     assert hub_name(text) == expected
 
@@ -186,21 +178,13 @@ def test_the_projector_in_another_snapshot_of_the_repository(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("path", "label"),
     [
-        ("qwen2.5-coder-7b-instruct-q4_k_m.gguf", "Q4_K_M"),
-        ("Llama-3.2-3B-Instruct-Q8_0.gguf", "Q8_0"),
-        ("gemma-3-4b-it-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
-        ("model.Q4_K_S.gguf", "Q4_K_S"),
-        ("BF16/Model-BF16-00001-of-00002.gguf", "BF16"),
-        ("Phi-3-mini-4k-instruct-q4.gguf", "Q4"),
-        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
-        ("X-IQ2_XXS.gguf", "IQ2_XXS"),
-        ("X-Q4_0_4_4.gguf", "Q4_0_4_4"),
-        ("X-TQ1_0.gguf", "TQ1_0"),
-        ("q8_0/plain.gguf", "plain"),
-        ("Qwen3.gguf", "Qwen3"),
-        ("f16ish.gguf", "f16ish"),
+        ("qwen2.5-coder-7b-instruct-q4_k_m.gguf", "Q4_K_M"), ("Llama-3.2-3B-Instruct-Q8_0.gguf", "Q8_0"),
+        ("gemma-3-4b-it-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"), ("model.Q4_K_S.gguf", "Q4_K_S"),
+        ("BF16/Model-BF16-00001-of-00002.gguf", "BF16"), ("Phi-3-mini-4k-instruct-q4.gguf", "Q4"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"), ("X-IQ2_XXS.gguf", "IQ2_XXS"), ("X-Q4_0_4_4.gguf", "Q4_0_4_4"),
+        ("X-TQ1_0.gguf", "TQ1_0"), ("q8_0/plain.gguf", "plain"), ("Qwen3.gguf", "Qwen3"), ("f16ish.gguf", "f16ish"),
     ],
-)
+)  # fmt: skip
 def test_label(path: str, label: str) -> None:
     assert label_of(path) == label
 
@@ -208,13 +192,9 @@ def test_label(path: str, label: str) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("a.gguf", True),
-        ("a/B.GGUF", True),
-        ("a/mmproj-B-f16.gguf", False),
-        ("B.imatrix.gguf", False),
-        ("ggml-vocab-qwen2.gguf", False),
-        ("B.safetensors", False),
+        ("a.gguf", True), ("a/B.GGUF", True), ("a/mmproj-B-f16.gguf", False), ("B.imatrix.gguf", False),
+        ("ggml-vocab-qwen2.gguf", False), ("B.safetensors", False),
     ],
-)
+)  # fmt: skip
 def test_files_that_are_no_models(path: str, expected: bool) -> None:
     assert is_model_file(path) is expected

@@ -12,12 +12,10 @@ CHATML = (
 )
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 MESSAGES = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "One?"},
-    {"role": "assistant", "content": "First."},
-    {"role": "user", "content": "Two?"},
+    {"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "First."}, {"role": "user", "content": "Two?"},
     {"role": "assistant", "content": "Second."},
-]
+]  # fmt: skip
 
 
 def turns(messages: list[dict], template: str = CHATML) -> list[tuple[tuple[str, bool], ...]]:

@@ -85,20 +85,6 @@ def test_interrupt_once_text_has_come_keeps_it(start: Start, endless: tuple[str,
     (first + rest).decode("utf-8")
 
 
-def test_text_so_far_is_printed_also_what_a_stop_string_held_back(start: Start, endless: tuple[str, ...]) -> None:
-    at = """
-        def at(call, n):
-            if call == 12:
-                os.kill(os.getpid(), signal.SIGINT)
-    """
-    whole, _ = start(*GIVEN, "-n", "30", *endless).communicate(timeout=120)
-    stopped = start(*GIVEN, "-n", "30", *endless, "--stop", whole[5:].decode(), at=at)
-    out, err = stopped.communicate(timeout=120)
-    assert (stopped.returncode, err) == (130, b"")
-    assert len(out.rstrip(b"\n")) > 5
-    assert whole.startswith(out.rstrip(b"\n"))
-
-
 def test_interrupt_in_a_long_prompt_stops_before_the_next_batch(start: Start) -> None:
     at = """
         def at(call, n):

@@ -59,15 +59,10 @@ def test_wrong_usage_is_one_line(call: Call, arguments: tuple[str, ...]) -> None
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
-        ("chatt", "chat"),
-        ("run", "chat"),
-        ("search", "index search"),
-        ("index ls", "list"),
-        ("index buidl", "build"),
-        ("config sett", "set"),
-        ("generate --tokns 5", "--tokens"),
+        ("chatt", "chat"), ("run", "chat"), ("search", "index search"), ("index ls", "list"), ("index buidl", "build"),
+        ("config sett", "set"), ("generate --tokns 5", "--tokens"),
     ],
-)
+)  # fmt: skip
 def test_a_mistyped_command_gets_a_suggestion(call: Call, line: str, meant: str) -> None:
     done = call(*line.split())
     assert (done.code, done.err.count("\n")) == (2, 1)

@@ -141,24 +141,6 @@ def test_images_of_the_other_protocols_are_the_same_images(seeing: Live, engines
     assert encoded(engines) == before + 1
 
 
-def test_images_of_anthropic_s_messages_are_seen_and_counted(seeing: Live) -> None:
-    """The same prompt as that of a chat, also where the image is in the result of a tool."""
-    words, image = text("What is this?"), picture(201)
-    chat = seeing.post(CHAT, asking(words, part_of(image))).json()
-    body = asking(words, block(image))
-    message = seeing.post(MESSAGES, body).json()
-    assert message["content"][0]["text"] == chat["choices"][0]["message"]["content"]
-    counted = seeing.post(f"{MESSAGES}/count_tokens", body).json()["input_tokens"]
-    assert counted == chat["usage"]["prompt_tokens"]
-    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("a picture"), block(image)]}
-    body["messages"] += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-    answered = seeing.post(MESSAGES, body)
-    assert answered.status_code == 200
-    usage = answered.json()["usage"]
-    assert usage["cache_read_input_tokens"] >= counted - 8
-
-
 def test_images_of_ollama_have_no_ids_that_could_be_sent_back(seeing: Live, demo: Live) -> None:
     options = {"temperature": 0, "num_predict": 8}
     with ollama.Client(host=seeing.url) as client:

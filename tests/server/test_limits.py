@@ -289,6 +289,7 @@ def test_a_prompt_beyond_the_context_is_not_read_to_its_end(
         assert sum(read) < len(LONG) / 10
         told = answer.json()["error"]
         assert (told["n_ctx"], told["param"]) == (512, "messages" if "messages" in body else "prompt")
+        assert told["type"] == "exceed_context_size_error", "llama-server's"
         if "messages" in body:
             assert abs(told["n_prompt_tokens"] / exact - 1) < 0.1, "estimated from what was read"
 

@@ -220,15 +220,11 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("description", "found"),
     [
-        ("qwen2 7B Q4_K - Medium", "Q4_K_M"),
-        ("llama ?B Q8_0", "Q8_0"),
-        ("llama 1B all F32", "F32"),
-        ("llama 8B IQ2_XXS - 2.0625 bpw", "IQ2_XXS"),
-        ("gpt-oss 20B MXFP4 MoE", "MXFP4"),
-        ("bert 33M F16", "F16"),
+        ("qwen2 7B Q4_K - Medium", "Q4_K_M"), ("llama ?B Q8_0", "Q8_0"), ("llama 1B all F32", "F32"),
+        ("llama 8B IQ2_XXS - 2.0625 bpw", "IQ2_XXS"), ("gpt-oss 20B MXFP4 MoE", "MXFP4"), ("bert 33M F16", "F16"),
         ("unknown", ""),
     ],
-)
+)  # fmt: skip
 def test_quantizations(description: str, found: str) -> None:
     assert quantization(description) == found
 

@@ -181,23 +181,6 @@ def talking(engine: FakeEngine, script: Callable[[Talk], Awaitable[None]], numbe
     return asyncio.run(main())
 
 
-def test_the_first_piece_is_sent_at_once_and_the_rest_at_the_end(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PACE", NEVER)
-
-    async def script(talk: Talk) -> None:
-        talk.streams[0].give("first")
-        await talk.next()
-        for word in ("a", "b", "c"):
-            talk.streams[0].give(word)
-            await asyncio.sleep(0)
-        assert talk.handed == [[(0, "first")]], "held until the time has passed"
-        talk.streams[0].end()
-
-    assert talking(engine, script).handed == [[(0, "first")], [(0, "abc"), (0, None)]]
-
-
 def test_collected_pieces_are_sent_after_the_pause(engine: FakeEngine) -> None:
     async def script(talk: Talk) -> None:
         for word in ("one", "two", "three"):

@@ -157,19 +157,6 @@ def test_the_conversations_longest_unused_go_first(tmp_path: Path, bound: str) -
     assert store.conversation(newest.id, ME) is not None
 
 
-def test_a_sweep_looks_only_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ResponseStorage(tmp_path, max_responses=10)
-    looked = []
-    chains = store.chains
-    monkeypatch.setattr(store, "chains", lambda: looked.append(1) or chains())
-    for number in range(200):
-        store.sweep()
-        add(store, str(number))
-    store.sweep()
-    assert 2 <= len(looked) <= 8
-    assert sum(chain[2] for chain in chains()) <= 10 + 64
-
-
 def test_many_threads_share_a_store(tmp_path: Path) -> None:
     store = ResponseStorage(tmp_path, max_responses=40)
     faults: list[BaseException] = []

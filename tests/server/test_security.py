@@ -141,7 +141,7 @@ def test_a_body_over_the_cap_is_refused_before_it_is_read(scripted: Scripted) ->
     live = scripted(max_body=2000)
     assert asked(live, post("localhost", "Content-Length: 2001")) == 413, "not one byte of it was sent"
     assert asked(live, post("localhost", "Content-Length: 99999999999999999999"), BODY) in (400, 413)
-    assert asked(live, post("localhost"), BODY) == 200
+    assert asked(live, post("localhost"), BODY.ljust(2000)) == 200
 
 
 @pytest.mark.usefixtures("soon")
@@ -151,15 +151,6 @@ def test_a_body_in_chunks_is_cut_off_at_the_cap(scripted: Scripted) -> None:
     chunk = b"3e8\r\n" + b" " * 1000 + b"\r\n"
     assert talk(live, head + chunk * 3).startswith(b"HTTP/1.1 413 ")
     assert talk(live, head + chunk + b"f\r\n" + BODY + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
-
-
-@pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize(("size", "status"), [(2000, 200), (2001, 413)])
-def test_the_cap_is_what_it_says(scripted: Scripted, size: int, status: int) -> None:
-    live, body = scripted(max_body=2000), BODY.ljust(size)
-    assert asked(live, post("localhost"), body) == status
-    head = post("localhost", "Transfer-Encoding: chunked", "Connection: close") + b"\r\n"
-    assert talk(live, head + b"%x\r\n" % size + body + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 %d " % status)
 
 
 def test_a_large_head_is_refused(hello: Live) -> None:

@@ -152,14 +152,6 @@ def test_where_the_text_is_cut_does_not_matter(name: str, prompt: str, text: str
     assert parse(SIGNS[name], list(cut(text, seed)), prompt) == whole
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@few(15)
-@given(before=SOUP, seed=st.integers(0, 1000), parallel=st.booleans())
-def test_calls_after_any_text_do_not_depend_on_cuts(name: str, before: str, seed: int, parallel: bool) -> None:
-    text = before + written(name, CALLS if parallel else CALLS[:1]) + before[:7]
-    assert parse(SIGNS[name], list(cut(text, seed))) == parse(SIGNS[name], [text])
-
-
 WORDS = [f"qz{i}qz" for i in range(40)]
 
 
