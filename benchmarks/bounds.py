@@ -90,7 +90,7 @@ def fair(found: Sequence[OracleMatch], curve: CostCurve) -> dict[str, Any]:
         if best is None or total < best[0]:
             steps, nodes, first_ms = (sum(each[at] for each in done) for at in (1, 2, 3))
             first_plain = sum(each[4] for each in done)
-            best = (total, int(steps), int(nodes), first_plain / first_ms if first_ms else 1.0)
+            best = (float(total), int(steps), int(nodes), float(first_plain / first_ms) if first_ms else 1.0)
         ms_by_size = np.zeros((LARGEST, _N_VISIBLE))
         for answer, (ms, *_) in zip(answers, done, strict=True):
             answer.compare(ms, ms_by_size)

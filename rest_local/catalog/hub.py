@@ -69,7 +69,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModelFiles:
     """One model of a repository: its files in order, more than one where it comes in parts."""
 
     label: str
@@ -86,10 +86,10 @@ class Repository:
 
     name: str
     commit: str
-    choices: tuple[Choice, ...]
-    projectors: tuple[Choice, ...] = ()
+    choices: tuple[ModelFiles, ...]
+    projectors: tuple[ModelFiles, ...] = ()
 
-    def choose(self, label: str | None) -> tuple[Choice, str]:
+    def choose(self, label: str | None) -> tuple[ModelFiles, str]:
         """The model of a quantization (or of a file's name), or the projector of a file's name; and why it was taken
         where none was named.
 
@@ -104,7 +104,7 @@ class Repository:
             raise HubError(self.name, f"none of its models is a usual choice: {self._listed()}", self._way_out())
         return self._named(usual), "the usual choice, about 5 bits a weight"
 
-    def _named(self, label: str) -> Choice:
+    def _named(self, label: str) -> ModelFiles:
         meant = [choice for choice in self.choices if is_meant(label, choice.files[0].name)]
         exact = [choice for choice in meant if choice.label.casefold() == label.casefold()] or meant
         exact = exact or [choice for choice in self.projectors if choice.label == stem_of(label)]
@@ -141,16 +141,16 @@ class Hub:
         if not choices:
             raise HubError(name, "has no GGUF file", "look for a repository of the same model whose name ends in GGUF")
         seeing = (file for file in files if is_projector_file(file.name))
-        projectors = tuple(Choice(stem_of(file.name), (file,)) for file in seeing)
+        projectors = tuple(ModelFiles(stem_of(file.name), (file,)) for file in seeing)
         return Repository(name, about.sha or "", choices, projectors)
 
-    def missing(self, repository: Repository, choice: Choice) -> int:
+    def missing(self, repository: Repository, choice: ModelFiles) -> int:
         return sum(file.size - self._present(repository.name, file) for file in choice.files)
 
     def download(
         self,
         repository: Repository,
-        choice: Choice,
+        choice: ModelFiles,
         progress: Progress = lambda done, total: None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> Path:
@@ -287,7 +287,7 @@ class _Counted:
         return left
 
 
-def _choices(files: Sequence[RemoteFile]) -> tuple[Choice, ...]:
+def _choices(files: Sequence[RemoteFile]) -> tuple[ModelFiles, ...]:
     """The models among the files, complete ones only, the smallest first."""
     parts: dict[tuple[str, int], list[RemoteFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
@@ -295,7 +295,7 @@ def _choices(files: Sequence[RemoteFile]) -> tuple[Choice, ...]:
             part = part_of(file.name)
             parts.setdefault((part.name, part.total) if part else (file.name, 1), []).append(file)
     whole = [
-        Choice(label_of(group[0].name), tuple(group)) for (_, count), group in parts.items() if len(group) == count
+        ModelFiles(label_of(group[0].name), tuple(group)) for (_, count), group in parts.items() if len(group) == count
     ]
     return tuple(sorted(whole, key=lambda choice: (choice.size, choice.label)))
 

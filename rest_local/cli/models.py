@@ -26,7 +26,7 @@ from rest_local.errors import HubError, ModelNotFound, ModelNotHere, OptionError
 
 if TYPE_CHECKING:
     from rest_local.catalog.describe import ModelFacts
-    from rest_local.catalog.hub import Choice, Hub, Repository
+    from rest_local.catalog.hub import Hub, ModelFiles, Repository
     from rest_local.catalog.stores import StoredModel
 
 HEADINGS = ("NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING")
@@ -151,7 +151,7 @@ def pull(name: str, list_: bool, as_json: bool) -> None:
     return _done(f"{wanted.repo}:{choice.label}", path, size, as_json)
 
 
-def _announce(repository: Repository, choice: Choice, why: str, size: int) -> None:
+def _announce(repository: Repository, choice: ModelFiles, why: str, size: int) -> None:
     parts = f" in {len(choice.files)} files" if len(choice.files) > 1 else ""
     state = "is here already" if not size else in_bytes(choice.size) + parts
     if 0 < size < choice.size:
@@ -207,7 +207,7 @@ def offer(error: ModelNotHere) -> Path:
     return download(hub, repository, choice)
 
 
-def download(hub: Hub, repository: Repository, choice: Choice, quiet: bool = False) -> Path:
+def download(hub: Hub, repository: Repository, choice: ModelFiles, quiet: bool = False) -> Path:
     """Download with a bar on stderr where that is a terminal. After Ctrl-C it says that nothing is lost."""
     try:
         with Bar(quiet) as bar:

@@ -210,7 +210,7 @@ def _digest(root: bytes, number: int, record: bytes) -> bytes:
 # One text in a file of its own
 
 
-class Plan(NamedTuple):
+class SavePlan(NamedTuple):
     """What is to be written of a slot. `states`: the records, unless they are parts that are copied one by one."""
 
     head: Head
@@ -218,17 +218,17 @@ class Plan(NamedTuple):
     size: int
 
 
-def plan(slot: Slot, made: Mapping[str, str], part: int, shares: bool, most: int = LARGEST_STATE) -> Plan | None:
+def plan(slot: Slot, made: Mapping[str, str], part: int, shares: bool, most: int = LARGEST_STATE) -> SavePlan | None:
     """How to save the text of a slot, in the thread that decodes; None where its state has more than `most` bytes."""
     tokens = slot.tokens[: slot.n_past]
     if shares and min(tokens) >= 0 and slot.part(0, min(part, len(tokens))):
         marks = [*range(part, len(tokens), part), len(tokens)]
-        return Plan(Head(made, tokens, "parts", marks), [], slot.backend.state_size(slot.first_id))
+        return SavePlan(Head(made, tokens, "parts", marks), [], slot.backend.state_size(slot.first_id))
     states = slot.states(most)
     if states is None:
         return None
     records = [state for _, state in states]
-    return Plan(Head(made, tokens, "states", [n for n, _ in states]), records, sum(map(len, records)))
+    return SavePlan(Head(made, tokens, "states", [n for n, _ in states]), records, sum(map(len, records)))
 
 
 def parts(slot: Slot, marks: Sequence[int]) -> Iterator[Callable[[], bytes]]:
@@ -308,7 +308,7 @@ class NamedSlots:
             head = planned.head
             return Moved(len(head.tokens), write(path, head, planned.states or self._parts(slot, head.marks)))
 
-    def _plan(self, slot: Slot, number: int) -> Plan:
+    def _plan(self, slot: Slot, number: int) -> SavePlan:
         if not slot.n_past or slot.user != self._user:
             raise OptionError(f"id_slot: slot {number} holds nothing")
         if min(slot.tokens[: slot.n_past]) < 0:

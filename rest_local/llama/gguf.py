@@ -104,7 +104,7 @@ def _cause(start: bytes, size: int) -> str | None:
     return None
 
 
-class Part(NamedTuple):
+class SplitName(NamedTuple):
     """What the name of a part says: the name without its number, the number from 1 on, and how many parts there are."""
 
     name: str
@@ -112,10 +112,10 @@ class Part(NamedTuple):
     total: int
 
 
-def part_of(file_name: str) -> Part | None:
+def part_of(file_name: str) -> SplitName | None:
     """What `NAME-00001-of-00003.gguf` says; None for a name that is not that of a part."""
     match = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", file_name, re.DOTALL)
-    return None if match is None else Part(match[1], int(match[2]), int(match[3]))
+    return None if match is None else SplitName(match[1], int(match[2]), int(match[3]))
 
 
 def shards_of(path: Path) -> list[Path]:

@@ -29,11 +29,11 @@ from rest_local.planning.plan import (
     TRIAL_SHARE,
     Answers,
     Budget,
-    Driver,
     Gains,
     Plan,
     Prices,
     Savings,
+    StepOverhead,
     Trigger,
     grow,
     is_flat,
@@ -77,7 +77,7 @@ class Auto(Policy):
         self.curve = curve
         self.acceptance = Acceptance()
         self.calibrator = TokenCalibrator()
-        self.driver = Driver()
+        self.driver = StepOverhead()
         self.drafter: Drafter | None = None  # a model that drafts, for all requests
         self.model_stats = ModelStats()
         self.watches_entropy = True

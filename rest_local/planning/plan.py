@@ -196,7 +196,7 @@ class Budget:
 
 
 @dataclass
-class Driver:
+class StepOverhead:
     """The driver's own time in a step, in milliseconds, learned from real steps."""
 
     lookup: float = LOOKUP_MS  # a lookup, with all drafting if nothing is submitted
@@ -224,7 +224,7 @@ class Prices:
     REFRESH_MS, and every LARGEST tokens of context, which takes 60 us.
     """
 
-    def __init__(self, curve: CostCurve, driver: Driver) -> None:
+    def __init__(self, curve: CostCurve, driver: StepOverhead) -> None:
         self._curve, self._driver = curve, driver
         self._refresh_in = 0
         self._bucket = -1

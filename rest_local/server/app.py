@@ -1,7 +1,7 @@
 """The server of one model: the ASGI application, and `Serving`, which loads the model, serves, drains and closes.
 
-From the outside in: `Drained` (the end of a connection); the log of requests; `Gate` (size of the head, Host, Origin);
-CORS, if origins are allowed; `Guard` (key, type and size of the body); the routes.
+From the outside in: `Drained` (the end of a connection); the log of requests; `AccessMiddleware` (size of the head,
+Host, Origin); CORS, if origins are allowed; `BodyMiddleware` (key, type and size of the body); the routes.
 
 `GET /openapi.json` describes every route. It is made of the types that check the bodies, so it cannot differ.
 
@@ -37,7 +37,7 @@ from rest_local.server.datastores import reopen
 from rest_local.server.http import DRAIN_SECONDS, HttpServer
 from rest_local.server.operations import Operation, Routes, describe, get
 from rest_local.server.page import page
-from rest_local.server.security import AccessLog, Drained, Gate, Guard, Inner
+from rest_local.server.security import AccessLog, AccessMiddleware, BodyMiddleware, Drained, Inner
 from rest_local.server.settings import Settings
 from rest_local.server.state import State, state_of
 from rest_local.server.streaming import json_response, on_error
@@ -95,7 +95,7 @@ def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | 
             Middleware(Drained),
             Middleware(AccessLog),
             *_admission(routes, settings, secret),
-            Middleware(Guard, settings),
+            Middleware(BodyMiddleware, settings),
         ],
         exception_handlers=dict.fromkeys((ApiError, RestLocalError, HTTPException, Exception), on_error),
     )
@@ -109,14 +109,14 @@ def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list
     if secret is not None:
         return [Middleware(Inner, secret)]
     if not settings.allowed_origins:
-        return [Middleware(Gate, settings)]
+        return [Middleware(AccessMiddleware, settings)]
     cors = Middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_methods=sorted({each.method for each, _ in routes}),
         allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
     )
-    return [Middleware(Gate, settings), cors]
+    return [Middleware(AccessMiddleware, settings), cors]
 
 
 def _pattern(path: str) -> str:

@@ -4,9 +4,9 @@ Three layers of plain ASGI middleware:
 
 - `Drained` closes a connection only when the client has sent its body, or enough of it: a socket that is closed with
   unread bytes resets the connection, and the client may not see the answer.
-- `Gate` checks the size of the head and where a request comes from: its Host (a page that rebinds a DNS name to this
-  machine sends that name) and its Origin (a page of another site).
-- `Guard` checks the key, and the type and size of the body.
+- `AccessMiddleware` checks the size of the head and where a request comes from: its Host (a page that rebinds a DNS
+  name to this machine sends that name) and its Origin (a page of another site).
+- `BodyMiddleware` checks the key, and the type and size of the body.
 
 All calls are HTTP: the server (`http.HttpServer`) serves no web sockets, and tells applications of no lifespan.
 
@@ -85,7 +85,7 @@ class Drained:
         await self._app(scope, reading, sending)
 
 
-class Gate:
+class AccessMiddleware:
     """Refuses heads that are too large, hosts that are not allowed, and pages of other origins."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -144,7 +144,7 @@ class Inner:
             await response_of(error)(scope, receive, send)
 
 
-class Guard:
+class BodyMiddleware:
     """Requires the key on every route except /health, and limits the body."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -199,8 +199,8 @@ _DEFAULT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded")  # of f
 def _unsaid(kind: str, path: str, headers: Headers) -> bool:
     """Whether a body counts as JSON although it is of another type, as clients of Ollama send it.
 
-    Browsers send these types for pages of any site without asking first. But they name the page's origin, which `Gate`
-    has checked, or at least the kind of its site.
+    Browsers send these types for pages of any site without asking first. But they name the page's origin, which
+    `AccessMiddleware` has checked, or at least the kind of its site.
     """
     if not path.startswith("/api/") or kind not in _DEFAULT_TYPES:
         return False

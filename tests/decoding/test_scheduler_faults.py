@@ -22,7 +22,7 @@ from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
-from rest_local.planning.plan import Driver
+from rest_local.planning.plan import StepOverhead
 
 
 def test_a_request_sent_back_while_each_is_tried_by_itself_loses_no_tokens() -> None:
@@ -360,7 +360,7 @@ def test_what_a_pass_that_broke_off_took_is_not_booked_with_the_next(monkeypatch
 
 
 def test_no_clock_makes_a_price_negative() -> None:
-    driver = Driver()
+    driver = StepOverhead()
     for _ in range(100):
         driver.learn_lookup(-15.0)
         driver.learn_step(0, -15.0)

@@ -16,7 +16,7 @@ from test_staging import IDENTITY, MEMORY, Bytes, content, opened, source, unnam
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.building import cluster
 from rest_local.retrieval.building.cluster import SAMPLE, EndedEarly, Receiving, _shard
-from rest_local.retrieval.building.shards import Plan, build_shard, finished, plan
+from rest_local.retrieval.building.shards import ShardPlan, build_shard, finished, plan
 from rest_local.retrieval.files import Files
 
 __all__ = ["source"]
@@ -25,17 +25,17 @@ Message = tuple[Any, ...]
 
 
 @pytest.fixture
-def made(source: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+def made(source: Path, monkeypatch: pytest.MonkeyPatch) -> ShardPlan:
     """A plan of one shard with several segments, whose files arrive in several parts."""
     monkeypatch.setattr(cluster, "PART", 60_000)
     return replace(plan(walk(source), MEMORY, IDENTITY), tokens=150_000)
 
 
-def messages(made: Plan) -> Iterator[Message]:
+def messages(made: ShardPlan) -> Iterator[Message]:
     return _shard(made, (opened, Bytes().tokenize(SAMPLE)), False, "")  # type: ignore[arg-type]
 
 
-def received(made: Plan, directory: Path, files: Files | None = None) -> Receiving:
+def received(made: ShardPlan, directory: Path, files: Files | None = None) -> Receiving:
     directory.mkdir(exist_ok=True)
     return Receiving(made, 0, directory, files or Files(), lambda what, amount: None)
 
@@ -50,7 +50,7 @@ def left(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir() if ".new-" in path.name]
 
 
-def test_what_arrives_is_what_a_local_build_writes(made: Plan, tmp_path: Path) -> None:
+def test_what_arrives_is_what_a_local_build_writes(made: ShardPlan, tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     entries = build_shard(made, 0, tmp_path / "local", Bytes())
     assert len(entries) > 1
@@ -68,7 +68,7 @@ def test_what_arrives_is_what_a_local_build_writes(made: Plan, tmp_path: Path) -
     assert left(tmp_path / "ray") == []
 
 
-def test_a_task_that_ends_early_leaves_nothing_that_counts(made: Plan, tmp_path: Path) -> None:
+def test_a_task_that_ends_early_leaves_nothing_that_counts(made: ShardPlan, tmp_path: Path) -> None:
     """After every message: no record and no file."""
     expected = tmp_path / "local"
     expected.mkdir()
@@ -93,7 +93,7 @@ def test_a_task_that_ends_early_leaves_nothing_that_counts(made: Plan, tmp_path:
 
 
 @pytest.mark.parametrize("number", [0, 3, -1])
-def test_data_that_was_damaged_on_its_way_is_refused(made: Plan, tmp_path: Path, number: int) -> None:
+def test_data_that_was_damaged_on_its_way_is_refused(made: ShardPlan, tmp_path: Path, number: int) -> None:
     given = list(messages(made))
     parts = [message for message in given if message[0] == "data"]
     damaged = parts[number][1].copy()
@@ -106,7 +106,7 @@ def test_data_that_was_damaged_on_its_way_is_refused(made: Plan, tmp_path: Path,
     assert left(tmp_path / "ray") == []
 
 
-def test_a_disk_that_fails_at_every_operation(made: Plan, tmp_path: Path) -> None:
+def test_a_disk_that_fails_at_every_operation(made: ShardPlan, tmp_path: Path) -> None:
     given = list(messages(made))
     counting = Named()
     receiving = received(made, tmp_path / "counted", counting)
@@ -127,7 +127,7 @@ def test_a_disk_that_fails_at_every_operation(made: Plan, tmp_path: Path) -> Non
         assert [name for name in left(directory) if not name.startswith("shard-")] == []
 
 
-def test_a_vocabulary_that_does_not_open_is_an_error_of_its_node(made: Plan) -> None:
+def test_a_vocabulary_that_does_not_open_is_an_error_of_its_node(made: ShardPlan) -> None:
     @contextlib.contextmanager
     def missing() -> Iterator[Bytes]:
         raise DatastoreError("no such file")
@@ -138,7 +138,7 @@ def test_a_vocabulary_that_does_not_open_is_an_error_of_its_node(made: Plan) -> 
     assert last == ("failed", "no such file")
 
 
-def test_a_node_that_tokenizes_in_another_way_is_refused(made: Plan) -> None:
+def test_a_node_that_tokenizes_in_another_way_is_refused(made: ShardPlan) -> None:
     other = replace(made, vocabulary=replace(made.vocabulary, hash="fd" * 32))
     (*_, last) = _shard(other, (opened, Bytes().tokenize(SAMPLE)[1:]), False, "")  # type: ignore[arg-type]
     assert last == ("failed", "tokenizes in another way than the driver; install the same llama-cpp-python")

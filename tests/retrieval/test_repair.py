@@ -21,7 +21,7 @@ from rest_local.retrieval.documents import Document, FileState, bitmap_of
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, file_name
 from rest_local.retrieval.home import read_manifest
-from rest_local.retrieval.maintenance.checking import Plan, look, plan, repair
+from rest_local.retrieval.maintenance.checking import RepairPlan, look, plan, repair
 
 FIRST, SECOND, THIRD = NEW
 STATES = {name: FileState(name, len(tokens), 7, bytes([len(tokens)]) * 32) for name, tokens in NEW.items()}
@@ -40,7 +40,7 @@ def damage(path: Path, number: int, kind: str) -> Path:
     return file
 
 
-def repaired(path: Path, files: Files | None = None) -> list[Plan]:
+def repaired(path: Path, files: Files | None = None) -> list[RepairPlan]:
     plans = [plan(one) for one in look(path) if one.faults]
     for planned in plans:
         repair(planned, files=files)

@@ -22,7 +22,7 @@ from failpoints import kills, put_tree
 from rest_local.errors import DatastoreError, DatastoreUnwritable, OptionError
 from rest_local.retrieval import Datastore, build_datastore
 from rest_local.retrieval.building import indexing, shards
-from rest_local.retrieval.building.shards import FIXED_MEMORY, Plan, build_shard, finished, plan, segment_tokens
+from rest_local.retrieval.building.shards import FIXED_MEMORY, ShardPlan, build_shard, finished, plan, segment_tokens
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MAX_SEGMENT, SegmentEntry, VocabularyId
 from rest_local.retrieval.sources.walk import Walk
@@ -114,7 +114,7 @@ def test_a_plan_has_every_file_once_and_survives_json(source: Path) -> None:
     sizes = [made.shard_bytes(number) for number in range(4)]
     assert max(sizes) < 1.5 * min(sizes)
     assert sorted(file.path for shard in made.shards for file in shard) == sorted(map(str, source.iterdir()))
-    again = Plan.from_dict(json.loads(json.dumps(made.to_dict())))
+    again = ShardPlan.from_dict(json.loads(json.dumps(made.to_dict())))
     assert again == made
     assert [again.record(number) for number in range(4)] == [made.record(number) for number in range(4)]
 

@@ -1,8 +1,8 @@
 """Fixed prices: no test's outcome depends on how fast or how busy the machine is.
 
 `fix` is in force for all tests (`tests/conftest.py`). In an engine of this process a step costs what `engine_curve`
-says, lookups and the rest of the driver what `Driver` starts with, and what a model drafts costs nothing; bounds on the
-time of a lookup or of a grammar are never reached. Tests of the measurements take the fixture `measured_prices`.
+says, lookups and the rest of the driver what `StepOverhead` starts with, and what a model drafts costs nothing;
+bounds on the time of a lookup or of a grammar are never reached. Tests of the measurements take `measured_prices`.
 
 Planners that a test makes itself take a `FixedCurve`, and `FixedAuto` where they would measure their own time.
 """

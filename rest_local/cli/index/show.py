@@ -28,7 +28,7 @@ from rest_local.errors import DatastoreError, DatastoreNotFound, printable
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
     from rest_local.retrieval.datastore import Datastore
-    from rest_local.retrieval.maintenance.checking import Fault, Looked, Plan
+    from rest_local.retrieval.maintenance.checking import Fault, Looked, RepairPlan
 
 PLACES = 10
 CONTINUATIONS = 5
@@ -267,7 +267,7 @@ def _tell(name: str, looked: Sequence[Looked], faults: Sequence[Fault], repair: 
     return None
 
 
-def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[Plan]:
+def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[RepairPlan]:
     """Repair, after a question if documents are lost. Raises OptionError without a terminal."""
     from rest_local.retrieval.maintenance.checking import plan, repair
 
@@ -282,7 +282,7 @@ def _repaired(name: str, looked: Sequence[Looked], yes: bool) -> list[Plan]:
     return plans
 
 
-def _lost(planned: Plan) -> str:
+def _lost(planned: RepairPlan) -> str:
     if planned.copy:
         return "the damaged manifest is replaced by its copy"
     names = planned.lost_names
@@ -292,7 +292,7 @@ def _lost(planned: Plan) -> str:
     return f"{planned.lost_tokens:,} tokens are lost, of {', '.join(names[:_NAMED])}{more}"
 
 
-def _tell_repaired(name: str, planned: Plan) -> None:
+def _tell_repaired(name: str, planned: RepairPlan) -> None:
     from rest_local.retrieval.sources.recipes import can_repeat
 
     directory, manifest = planned.looked.directory, planned.looked.manifest

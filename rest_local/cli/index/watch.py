@@ -147,7 +147,7 @@ def tell(event: str, **fields: Any) -> None:
 def main() -> None:
     import logging  # would cost --help a tenth of its time
 
-    class Told(logging.Handler):
+    class WarningsHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             tell("warning", message=record.getMessage())
 
@@ -156,7 +156,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the parent
     stop = threading.Event()
     threading.Thread(target=_end_with_stdin, args=(stop,), name="parent", daemon=True).start()
-    logging.getLogger("rest_local").addHandler(Told(logging.WARNING))
+    logging.getLogger("rest_local").addHandler(WarningsHandler(logging.WARNING))
     try:
         _work(request, stop)
     except RestLocalError as error:

@@ -39,7 +39,7 @@ from rest_local import __version__
 from rest_local.cluster import check_address, first_line
 from rest_local.errors import ClusterFailed, DatastoreError, OptionError, RestLocalError, printable
 from rest_local.retrieval.building.build import Progress, grown, write_parts
-from rest_local.retrieval.building.shards import Plan, Shard, record, shard_documents
+from rest_local.retrieval.building.shards import Shard, ShardPlan, record, shard_documents
 from rest_local.retrieval.documents import DocumentTokenizer, Opener, Text, grouped, opener_of
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import FileEntry, SegmentEntry, file_name, parse_segment
@@ -89,7 +89,7 @@ class Cluster:
 
     def build_shards(
         self,
-        plan: Plan,
+        plan: ShardPlan,
         numbers: Sequence[int],
         directory: Path,
         vocabulary: DocumentTokenizer,
@@ -168,7 +168,7 @@ class EndedEarly(Exception):
 class Receiving:
     """One shard, as its messages arrive (`_shard`). `host`: where it is built, for messages to people."""
 
-    plan: Plan
+    plan: ShardPlan
     number: int
     directory: Path
     files: Files
@@ -236,7 +236,7 @@ def _data(messages: Iterator[Message], left: int) -> Iterator[memoryview]:
         yield memoryview(data)
 
 
-def _shard(part: Plan, vocabulary: Shipped, ship: bool, driver: str) -> Iterator[Message]:
+def _shard(part: ShardPlan, vocabulary: Shipped, ship: bool, driver: str) -> Iterator[Message]:
     """A task: the messages about the only shard of a plan, until ("end", what was skipped) or ("failed", why).
 
     ("on", host, version); ("progress", {what: amount}); ("segment", entry), and then the content of its files in order,
@@ -252,7 +252,7 @@ def _shard(part: Plan, vocabulary: Shipped, ship: bool, driver: str) -> Iterator
             return
 
 
-def _build(part: Plan, vocabulary: Shipped, ship: bool, driver: str, messages: Queue[Message]) -> None:
+def _build(part: ShardPlan, vocabulary: Shipped, ship: bool, driver: str, messages: Queue[Message]) -> None:
     """The thread of a task that builds."""
     amounts, sent, skipped = Counter[str](), time.monotonic(), Skipped()
 
@@ -284,7 +284,7 @@ def _build(part: Plan, vocabulary: Shipped, ship: bool, driver: str, messages: Q
         messages.put(("failed", str(error) if isinstance(error, RestLocalError) else printable(repr(error))))
 
 
-def _is_here(part: Plan) -> bool:
+def _is_here(part: ShardPlan) -> bool:
     """Whether this node has the files of the shard as the driver saw them."""
     for file in part.shards[0]:
         try:
@@ -310,7 +310,7 @@ def _tokenizer(wanted: str, opener: Opener, sample: Int32Array) -> DocumentToken
     return _opened[wanted]
 
 
-def shipped_texts(part: Plan, node: str, skipped: Skipped, report: Progress) -> Iterator[Text]:
+def shipped_texts(part: ShardPlan, node: str, skipped: Skipped, report: Progress) -> Iterator[Text]:
     """The texts of the only shard of a plan, in its order, read by a task on the node with this id."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

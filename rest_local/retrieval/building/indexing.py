@@ -25,7 +25,7 @@ from rest_local.errors import CorpusEmpty, DatastoreError, DatastoreExists, Opti
 from rest_local.retrieval.building.build import SEGMENT_TOKENS, Progress, build, check_ours, commit, no_progress
 from rest_local.retrieval.building.cluster import Cluster
 from rest_local.retrieval.building.shards import (
-    Plan,
+    ShardPlan,
     build_shard,
     build_shards,
     finished,
@@ -308,7 +308,7 @@ def _identity(vocabulary: DocumentTokenizer) -> VocabularyId:
 
 
 def _build_shards(
-    made: Plan,
+    made: ShardPlan,
     staging: Path,
     vocabulary: DocumentTokenizer,
     jobs: int,

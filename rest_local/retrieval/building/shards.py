@@ -62,7 +62,7 @@ class PlannedFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """A build. tokens: the most in a segment; shards: their files, in order; skipped: files that the walk left out."""
 
     walk: Walk
@@ -98,14 +98,14 @@ class Plan:
         }
 
     @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> Plan:
+    def from_dict(fields: Mapping[str, Any]) -> ShardPlan:
         """The inverse of `to_dict`. Raises KeyError, TypeError, ValueError and OptionError for anything else."""
         shards = tuple(tuple(PlannedFile(str(a), int(b), int(c)) for a, b, c in shard) for shard in fields["shards"])
         vocabulary, skipped = VocabularyId(**fields["vocabulary"]), Skipped.from_dict(fields["skipped"])
-        return Plan(made(Walk, fields["walk"]), vocabulary, int(fields["tokens"]), shards, skipped)
+        return ShardPlan(made(Walk, fields["walk"]), vocabulary, int(fields["tokens"]), shards, skipped)
 
 
-def plan(walk: Walk, memory: int, vocabulary: VocabularyId, least: int = 1) -> Plan:
+def plan(walk: Walk, memory: int, vocabulary: VocabularyId, least: int = 1) -> ShardPlan:
     """List the files of a walk and divide them into shards whose segments can be sorted in `memory` bytes.
 
     Files with the same content come one after another, so that one document holds them. least: number of shards, if
@@ -115,7 +115,7 @@ def plan(walk: Walk, memory: int, vocabulary: VocabularyId, least: int = 1) -> P
     listed = [PlannedFile(*file) for file in list_files(walk.paths, walk, skipped)]
     tokens = segment_tokens(memory, vocabulary.size)
     shards = tuple(map(tuple, _divided(_together(listed), round(tokens * TEXT_BYTES), least)))
-    return Plan(walk, vocabulary, tokens, shards, skipped)
+    return ShardPlan(walk, vocabulary, tokens, shards, skipped)
 
 
 def segment_tokens(memory: int, vocab_size: int) -> int:
@@ -128,7 +128,7 @@ def segment_tokens(memory: int, vocab_size: int) -> int:
     return min(tokens, (MAX_SEGMENT - 1) // width - PADDING)  # the bytes are sorted with 32-bit positions
 
 
-def refreshed(old: Plan, new: Plan) -> Plan:
+def refreshed(old: ShardPlan, new: ShardPlan) -> ShardPlan:
     """The plan `new` with the shards of `old` if it is of the same files, whatever changed in them."""
     files = {file.path: file for shard in new.shards for file in shard}
     paths = [[file.path for file in shard] for shard in old.shards]
@@ -186,7 +186,7 @@ class Shard(NamedTuple):
 
 
 def build_shard(
-    plan: Plan,
+    plan: ShardPlan,
     number: int,
     directory: Path,
     tokenizer: DocumentTokenizer,
@@ -218,7 +218,7 @@ def build_shard(
 
 
 def shard_documents(
-    plan: Plan,
+    plan: ShardPlan,
     number: int,
     tokenizer: DocumentTokenizer,
     skipped: Skipped,
@@ -246,13 +246,13 @@ def _without_copies(texts: Iterable[Text]) -> Iterator[Text]:
         last = digest
 
 
-def record(plan: Plan, number: int, directory: Path, shard: Shard, files: Files) -> None:
+def record(plan: ShardPlan, number: int, directory: Path, shard: Shard, files: Files) -> None:
     """Note in a staging directory that a shard is done. Its files are there and synced."""
     segments = [entry.to_dict() for entry in shard.segments]
     _put(files, directory / plan.record(number), {"segments": segments, "skipped": shard.skipped.to_dict()})
 
 
-def finished(plan: Plan, number: int, directory: Path, check: bool = False) -> Shard | None:
+def finished(plan: ShardPlan, number: int, directory: Path, check: bool = False) -> Shard | None:
     """What is recorded of a shard, None if it is not done. check: compare its files with their checksums."""
     try:
         fields = unsealed((directory / plan.record(number)).read_bytes())
@@ -265,7 +265,7 @@ def finished(plan: Plan, number: int, directory: Path, check: bool = False) -> S
 
 
 @contextmanager
-def staged(index: Path, made: Plan, files: Files) -> Iterator[tuple[Path, Plan]]:
+def staged(index: Path, made: ShardPlan, files: Files) -> Iterator[tuple[Path, ShardPlan]]:
     """The locked staging directory of a plan in the directory of an index, and the plan: with the shards of an earlier
     build of it that did not end. Other staging directories are deleted unless a process works there.
 
@@ -279,7 +279,7 @@ def staged(index: Path, made: Plan, files: Files) -> Iterator[tuple[Path, Plan]]
     with locked(directory, make=files), unwritable(index):
         try:
             with suppress(FileNotFoundError, KeyError, TypeError, ValueError, OptionError):
-                made = refreshed(Plan.from_dict(unsealed((directory / PLAN).read_bytes())), made)
+                made = refreshed(ShardPlan.from_dict(unsealed((directory / PLAN).read_bytes())), made)
             useful = {LOCK}
             for number in range(len(made.shards)):
                 if done := finished(made, number, directory):
@@ -303,7 +303,7 @@ def _put(files: Files, path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def build_shards(
-    plan: Plan,
+    plan: ShardPlan,
     numbers: Sequence[int],
     directory: Path,
     opener: Opener,
@@ -359,7 +359,7 @@ def build_shards(
             stop(left_open)
 
 
-def _work(pipe: Connection, plan: Plan, directory: Path, opener: Opener, files: Files) -> None:
+def _work(pipe: Connection, plan: ShardPlan, directory: Path, opener: Opener, files: Files) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     numbers: SimpleQueue[int] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, numbers), daemon=True).start()

@@ -271,7 +271,7 @@ def size_of(directory: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RepairPlan:
     """What a repair will do to one index. lost: segments that are dropped; again: that are written again, from intact
     text; copy: of a manifest that replaces a damaged one; hopeless: why the index cannot be repaired, empty if it can;
     lost_names: of the documents whose text is lost, as far as an intact table tells; None if none does.
@@ -312,25 +312,25 @@ class Plan:
         }
 
 
-def plan(looked: Looked) -> Plan:
+def plan(looked: Looked) -> RepairPlan:
     """What a repair would do. Reads the copies of a damaged manifest with all of their segments."""
     manifest, faults = looked.manifest, looked.faults
     if manifest is None:
         unreadable = next((fault for fault in faults if fault.kind in ("manifest", "version")), None)
         copy = _complete_copy(looked.directory) if unreadable and unreadable.kind == "manifest" else None
         if unreadable and copy is None:
-            return Plan(looked, hopeless=f"the manifest cannot be read and there is no copy of it: {unreadable.what}")
-        return Plan(looked, copy=copy)
+            return RepairPlan(looked, hopeless=f"the manifest cannot be read, and it has no copy: {unreadable.what}")
+        return RepairPlan(looked, copy=copy)
     bad = [entry for entry in manifest.segments if looked.faults_of(entry)]
     lost = tuple(entry for entry in bad if not looked.faults_of(entry).isdisjoint(_NEEDED))
     again = tuple(entry for entry in bad if entry not in lost)
     if lost and len(lost) == len(manifest.segments):
-        return Plan(looked, hopeless="no segment is intact")
+        return RepairPlan(looked, hopeless="no segment is intact")
     known = [names for entry in lost if (names := _names(looked, entry)) is not None]
-    return Plan(looked, lost, again, lost_names=tuple(chain.from_iterable(known)) if known or not lost else None)
+    return RepairPlan(looked, lost, again, lost_names=tuple(chain.from_iterable(known)) if known or not lost else None)
 
 
-def repair(planned: Plan, *, files: Files | None = None) -> None:
+def repair(planned: RepairPlan, *, files: Files | None = None) -> None:
     """Do what a plan says, under the writers' lock, in one commit.
 
     A hopeless index stays as it is. Needs the memory of a build for a segment that is written again. Raises
@@ -361,7 +361,7 @@ def repair(planned: Plan, *, files: Files | None = None) -> None:
                     files.unlink_tree(path)
 
 
-def _commit(planned: Plan, files: Files) -> None:
+def _commit(planned: RepairPlan, files: Files) -> None:
     manifest, directory = planned.looked.manifest, planned.looked.directory
     assert manifest is not None
     changed = {entry.name for entry in (*planned.lost, *planned.again)}
