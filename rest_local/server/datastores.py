@@ -173,7 +173,7 @@ def _add(service: Service, engine: Engine, path: Path, body: DocumentBody) -> di
         raise ApiError(400, "the text seems to contain a key or password; set allow_secrets to add it", code="secret")
     vocabulary = engine.model.vocabulary
     documents = [(body.name, vocabulary.tokenize(body.text))]  # in this thread, because it can be stopped
-    recipe = {"paths": [], "model": str(engine.model.path.absolute())}
+    recipe = {"model": str(engine.model.path.absolute())}
     identity = VocabularyId(*vocabulary.identity)
     manifest = add(path, documents, vocabulary=identity, recipe=recipe, mmap=_mmap(engine))
     reopen(service, engine, () if path in _open_paths(engine).values() else (path,))

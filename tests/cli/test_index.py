@@ -132,7 +132,7 @@ def test_nothing_from_a_file_reaches_the_terminal_with_its_control_characters(co
     fields = json.loads((path / "manifest.json").read_bytes())
     evil = "\x1b[31mred\x07\r"
     fields["created"] = fields["vocabulary"]["name"] = evil
-    fields["recipe"] = {"paths": [evil], "model": evil, evil: {evil: [evil]}}
+    fields["recipe"] = {"sources": [{"kind": "walk", "paths": [evil]}], "model": evil, evil: {evil: [evil]}}
     del fields["sha256"]
     (path / "manifest.json").write_bytes(sealed(fields))
     for arguments in (("info", "mine"), ("list",), ("search", "mine", "os.getpid")):

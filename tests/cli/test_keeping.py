@@ -33,7 +33,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             states.append(_state(source / "copy.py", 0))
         tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
         documents.append(Document(str(file), tokens, tuple(states)))
-    recipe = {"paths": [str(source)]}
+    recipe = {"sources": [{"kind": "walk", "paths": [str(source)]}]}
     build(datastore_path("mine"), documents, vocabulary=VOCABULARY, recipe=recipe, segment_tokens=10)
     return source
 
@@ -99,20 +99,20 @@ def test_export_and_import_by_file_and_by_pipe(corpus, tmp_path):
     with pytest.raises(DatastoreExists):
         call("import", "mine.tar")
     told = call("import", "mine.tar", "-o", "copy").stdout
-    assert f"`rest-local index update` and `rebuild` will read these paths on this machine: {corpus}" in told
+    assert f"`rest-local index update` and `rebuild` will read here: {corpus}" in told
     assert "in here.tar" in call("export", "mine", "here.tar").stdout
     assert "give one of them" in call("export", "mine", "here.tar", "-o", "there.tar").stderr
     piped = call("export", "mine", "-", "--without-recipe")
     assert piped.stdout_bytes.startswith(b"rest-local-export-1.json")
     assert "standard output" in piped.stderr
     told = call("import", "-", "-o", "piped", stdin=piped.stdout_bytes).stdout
-    assert "on this machine" not in told
+    assert "will read" not in told
     assert "for bytes" in told
     for name in ("copy", "piped"):
         assert answer("check", name)["ok"]
         assert answer("stats", name)["indexes"][0]["tokens"] == 143
     found = answer("import", "mine.tar", "--replace")
-    assert (found["paths"], found["vocabularies"]) == ([str(corpus)], ["bytes"])
+    assert (found["sources"], found["vocabularies"]) == ([str(corpus)], ["bytes"])
     (tmp_path / "other.txt").write_text("x")
     with pytest.raises(DatastoreError, match=r"other\.txt: this is no datastore"):
         call("import", "other.txt")
@@ -125,6 +125,11 @@ def test_control_characters_of_a_file_reach_no_terminal(corpus):
     tokens = np.array([1, 2, 3], np.int32)
     identity = VocabularyId("b0" * 32, 256, evil)
     state = FileState(evil, 1, 1, b"s" * 32)
-    build(datastore_path("mine"), [Document(evil, tokens, (state,))], vocabulary=identity, recipe={"paths": [evil]})
+    build(
+        datastore_path("mine"),
+        [Document(evil, tokens, (state,))],
+        vocabulary=identity,
+        recipe={"sources": [{"kind": "walk", "paths": [evil]}]},
+    )
     for arguments in (("stats", "mine"), ("export", "mine"), ("import", "mine.tar", "-o", "copy")):
         assert call(*arguments).stdout.replace("\n", "").isprintable()

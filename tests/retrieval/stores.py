@@ -36,9 +36,14 @@ class Durable(Files):
         self.names[path] = set(os.listdir(path))
 
 
+def walked(*paths: object) -> dict[str, Any]:
+    """The recipe of what a walk over these paths found."""
+    return {"sources": [{"kind": "walk", "paths": list(map(str, paths))}]}
+
+
 def make(path: Path, content: dict[str, list[int]], **options: Any) -> Path:
     documents = ((name, array(tokens)) for name, tokens in content.items())
-    options = {"recipe": {"paths": ["src"]}, "vocabulary": VOCABULARY, **options}
+    options = {"recipe": walked("src"), "vocabulary": VOCABULARY, **options}
     build(path, documents, **options)
     return path
 

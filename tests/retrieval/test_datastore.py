@@ -264,11 +264,6 @@ def test_a_text_that_no_separator_ends_is_corrupt(store):
 
 
 WRONG = {
-    "paths": [5, "src", [5], None, {"src": 1}],
-    "include": [5, [["*.py"]]],
-    "exclude": [0],
-    "allow_secrets": [1, "no"],
-    "max_file_size": ["1", 1.5, True],
     "model": [5, None, ["model.gguf"]],
     "kind": [0],
     "description": [{}],

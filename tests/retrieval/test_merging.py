@@ -12,7 +12,7 @@ import pytest
 from edited import IDENTITY, Bytes, Folder, live_tokens, text_on_disk, texts_in
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from stores import VOCABULARY, content_of, make
+from stores import VOCABULARY, content_of, make, walked
 from support.examples import few
 
 from rest_local.errors import DatastoreCorrupt, DatastoreNotFound, OptionError
@@ -223,7 +223,7 @@ def test_what_is_seen_twice_stays_and_the_rest_goes(tmp_path: Path) -> None:
     assert pruned.tokens[1] == len(CONTENT["more.py"]) + 1
     assert pruned.bytes[1] == bytes_on_disk(path) < pruned.bytes[0]
     with Datastore.open(path) as store:
-        assert store.manifest.recipe == {"paths": ["src"], "pruned": "seen:2"}
+        assert store.manifest.recipe == {**walked("src"), "pruned": "seen:2"}
         match, _, positions = store.find(np.array(COMMON))
         assert match == len(COMMON)
         assert store.locate(int(positions[0])) == ("more.py", len(COMMON))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from failpoints import Named, fail_at, kills, put_tree
-from stores import NEW, OLD, OTHER, VOCABULARY, content_of, make
+from stores import NEW, OLD, OTHER, VOCABULARY, content_of, make, walked
 from support.files import files_up_to
 from test_build import names, orphans
 from test_checking import faults, put, sign
@@ -50,7 +50,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     documents = [
         Document(name, np.array(tokens, np.int32), (FileState(name, 1, 2, b"s" * 32),)) for name, tokens in NEW.items()
     ]
-    build(path, documents, vocabulary=VOCABULARY, recipe={"paths": ["/src"], "model": "/m"}, segment_tokens=12)
+    build(
+        path,
+        documents,
+        vocabulary=VOCABULARY,
+        recipe={**walked("/src"), "model": "/m"},
+        segment_tokens=12,
+    )
     return make(path, OLD, vocabulary=OTHER)
 
 
@@ -102,9 +108,11 @@ def test_without_its_recipe_no_path_is_told(store):
     data = exported(store, recipe=False)
     assert b"/src" not in data
     moved = import_datastore(io.BytesIO(data))
-    assert moved.paths() == []
     assert read_manifest(moved.path).recipe == {}
-    assert import_datastore(io.BytesIO(exported(store)), "other").paths() == ["/src", "src"]
+    assert [each.recipe for each in import_datastore(io.BytesIO(exported(store)), "other").manifests] == [
+        {**walked("/src"), "model": "/m"},
+        walked("src"),
+    ]
 
 
 def test_an_existing_name_is_refused_and_replaced_only_when_asked(store, tmp_path):
@@ -291,7 +299,7 @@ def test_a_forged_manifest(store, tmp_path):
         lambda fields: fields["segments"].append(fields["segments"][0]),
         lambda fields: fields["segments"][0]["files"]["documents"].update(size=1 << 61),
         lambda fields: fields["segments"][0]["files"]["documents"].update(sha256="0" * 64),
-        lambda fields: fields["recipe"].update(paths=5),
+        lambda fields: fields["recipe"].update(model=5),
     )
     for change in changes:
         refused(manifest(change), home)

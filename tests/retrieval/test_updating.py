@@ -124,7 +124,12 @@ def test_a_datastore_without_states_gets_them(tmp_path: Path) -> None:
     gone = str(folder.source / "gone.py")
     known = Bytes()
     documents = [(folder.write("a.py", "alpha"), known.tokenize("alpha")), (gone, known.tokenize("gone"))]
-    build(folder.path, documents, vocabulary=IDENTITY, recipe={"paths": [str(folder.source)]})
+    build(
+        folder.path,
+        documents,
+        vocabulary=IDENTITY,
+        recipe={"sources": [Walk((str(folder.source),)).to_dict()]},
+    )
     assert counts(folder.update()) == (0, 1, 1, 0)
     assert texts_in(folder.path) == folder.texts()
     assert counts(folder.update()) == (0, 0, 0, 1)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stores import VOCABULARY, make
+from stores import VOCABULARY, make, walked
 
 from rest_local.errors import DatastoreError, DatastoreLocked, DatastoreNotFound, DatastoreUnwritable
 from rest_local.retrieval.home import find, read_manifest
@@ -66,7 +66,7 @@ class Project:
         self.store = folder / "store"
         self.folder.mkdir()
         self.write("a.py")
-        recipe = {"paths": [str(self.folder)], "include": [], "exclude": []}
+        recipe = walked(self.folder)
         make(self.store, {str(self.folder / "a.py"): [1, 2]}, recipe=recipe)
         self.update, self.clock = Noted(), Clock()
         self.commits: list[Commit] = []

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from rest_local.retrieval.sources.source import Render, Source
     from rest_local.retrieval.update.pruning import Pruned, Target
 
-OF_SOURCES = ("sources", "paths", "include", "exclude", "allow_secrets", "max_file_size")
-"""The fields of a recipe that `described_sources` describes."""
-
-
 _source = partial(option, configurable=False)
 _sources = partial(_source, multiple=True, shell_complete=completion.paths)
 _OPTIONS = (

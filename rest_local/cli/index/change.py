@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.history import keeps_answers_or_prompts
 from rest_local.cli.index import group
-from rest_local.cli.index.build import chosen_sources, renderer, source_options
+from rest_local.cli.index.build import chosen_sources, described_sources, renderer, source_options
 from rest_local.cli.index.group import index, indexes_of, info_of, model_option, path_of, vocabulary_option, yes_option
 from rest_local.cli.sections import option
 from rest_local.cli.terminal import counted, json_option, print_json, warn
@@ -389,12 +390,13 @@ def import_(file: str, name: str | None, replace: bool, as_json: bool) -> None:
             raise InputInvalid("export", file, f"{error.strerror or error}; give a file of `index export`") from error
         with source:
             moved = import_datastore(source, name, replace=replace, label=file)
+    sources = list(dict.fromkeys(chain.from_iterable(described_sources(each.recipe) for each in moved.manifests)))
     if as_json:
-        return print_json(moved.to_dict())
+        return print_json({**moved.to_dict(), "sources": sources})
     held = ", ".join(manifest.vocabulary.name for manifest in moved.manifests)
     click.echo(printable(f"{moved.path}: {moved.tokens:,} tokens for {held}, {in_bytes(moved.bytes)} read"))
     if moved.also:
         click.echo(printable(f"for vocabulary {', '.join(moved.also)} it still holds what it held"))
-    if paths := ", ".join(moved.paths()):
-        click.echo(printable(f"`rest-local index update` and `rebuild` will read these paths on this machine: {paths}"))
+    if sources:
+        click.echo(printable(f"`rest-local index update` and `rebuild` will read here: {', '.join(sources)}"))
     return None

@@ -11,7 +11,7 @@ import click
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.index import group
-from rest_local.cli.index.build import OF_SOURCES, described_sources
+from rest_local.cli.index.build import described_sources
 from rest_local.cli.index.group import (
     index,
     indexes_of,
@@ -62,7 +62,7 @@ def _described(found: Mapping[str, Any]) -> str:
     sources = described_sources(recipe, in_full=True)
     facts += [("source", source) for source in sources]
     for key, value in recipe.items():
-        if not sources or key not in OF_SOURCES:
+        if not sources or key != "sources":
             facts.append((key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
     return "\n".join(columns(facts))
 
@@ -194,8 +194,7 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "path", str(found["path"])
     yield "vocabulary", f"{vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}"
     yield "commit", f"{found['revision']}, {found['created']}{ago}"
-    for source in found["recipe"].get("paths", ()):
-        yield "source", source
+    yield from (("source", source) for source in described_sources(found["recipe"]))
     yield "files", f"{found['files']:,}, {found['duplicates']:,} of them duplicates"
     yield "documents", f"{found['documents']:,}, and {dead['documents']:,} deleted ones that wait for a merge"
     yield "tokens", f"{found['tokens']:,}, and {dead['tokens']:,} deleted ones"

@@ -274,7 +274,7 @@ def commit(
             )
             segments = (*keep, *(staged.segments if staged else ()), *written)
             if not segments:
-                raise CorpusEmpty(", ".join(map(str, recipe.get("paths", ()))) or "given", "no tokens")
+                raise CorpusEmpty("given", "no tokens")
             created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             held = (one for one in manifests(datastore_of(directory)).values() if isinstance(one, Manifest))
             revision = 1 + max((manifest.revision for manifest in held), default=0)

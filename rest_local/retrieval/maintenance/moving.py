@@ -50,13 +50,8 @@ class Moved:
             "bytes": self.bytes,
             "tokens": self.tokens,
             "vocabularies": [manifest.vocabulary.name for manifest in self.manifests],
-            "paths": self.paths(),
             "kept": list(self.also),
         }
-
-    def paths(self) -> list[str]:
-        """The paths of the recipes, which an update or a rebuild on this machine reads."""
-        return sorted({path for manifest in self.manifests for path in manifest.recipe.get("paths", ())})
 
 
 def export(path: Path, directories: Sequence[Path], output: BinaryIO, *, recipe: bool = True) -> Moved:

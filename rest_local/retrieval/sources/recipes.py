@@ -127,9 +127,6 @@ def _present(recipe: str, source: Source) -> Source:
     return replace(source, paths=paths)
 
 
-WALKED = ("paths", "include", "exclude", "allow_secrets", "max_file_size")
-"""The fields of a recipe that an earlier version wrote, instead of `sources`."""
-
 KINDS: dict[str, type[Source]] = {kind.kind: kind for kind in (Walk, Git, Jsonl, Parquet, Chat, Stdin, Python)}
 
 
@@ -145,20 +142,12 @@ def source_of(fields: Any) -> Source:
 
 def from_recipe(recipe: Mapping[str, Any]) -> list[Source]:
     """The sources of a manifest's recipe, none if the text is of another origin, such as a history, which `kind` names.
-    A recipe with `paths`, as earlier versions wrote it, is one walk. Raises OptionError for a source that this version
-    does not know.
+    Raises OptionError for a source that this version does not know.
     """
-    if "kind" in recipe:
-        return []
-    if "sources" in recipe:
-        given = recipe["sources"]
-        if not isinstance(given, (list, tuple)):
-            raise OptionError("the recipe's sources are not a list; correct it, or build the datastore again")
-        return [source_of(fields) for fields in given]
-    paths = recipe.get("paths")
-    if not paths:
-        return []
-    return [made(Walk, {name: recipe[name] for name in WALKED if name in recipe})]
+    given = [] if "kind" in recipe else recipe.get("sources", [])
+    if not isinstance(given, (list, tuple)):
+        raise OptionError("the recipe's sources are not a list; correct it, or build the datastore again")
+    return [source_of(fields) for fields in given]
 
 
 def can_repeat(recipe: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
 from rest_local.retrieval.format import SegmentEntry
 from rest_local.retrieval.home import find, holds_files
 from rest_local.retrieval.sources.git import Git
-from rest_local.retrieval.sources.recipes import WALKED, from_recipe
+from rest_local.retrieval.sources.recipes import from_recipe
 from rest_local.retrieval.sources.source import Source
 from rest_local.retrieval.sources.walk import Walk
 from rest_local.retrieval.staging import clear, delete_unnamed, remove_all, remove_index_locked
@@ -138,7 +138,7 @@ def excluding(recipe: Mapping[str, Any], names: Collection[str], globs: Sequence
     sources = [new for source in from_recipe(recipe) for new in _excluding(source, names, globs)]
     if sources == from_recipe(recipe):
         return dict(recipe)
-    return {**{key: value for key, value in recipe.items() if key not in WALKED}, **recipe_of(sources)}
+    return {**recipe, **recipe_of(sources)}
 
 
 def excludable(recipe: Mapping[str, Any], name: str) -> bool:

@@ -47,7 +47,7 @@ from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.home import find, read_manifest
 from rest_local.retrieval.rows import Int32Array
 from rest_local.retrieval.sources.git import Git
-from rest_local.retrieval.sources.recipes import WALKED, from_recipe
+from rest_local.retrieval.sources.recipes import from_recipe
 from rest_local.retrieval.sources.source import Reading, Render, Skipped, Source
 from rest_local.retrieval.sources.walk import Python, Walk, resolved
 from rest_local.retrieval.staging import Staged, clear, staging
@@ -227,9 +227,9 @@ def _update(given: _Given, base: Datastore, only: Collection[str] | None, missin
     loose = {name for name in unstated(base) if name.startswith(below) or name in roots}  # of an earlier version
     walk = Rereading(live_states(base), loose)
     texts = walk.texts(present(sources, walk.known, missing), given)
-    if "sources" in recipe:  # a revision of git may mean another commit by now
-        now = [source.prepared() if isinstance(source, Git) else source for source in recorded]
-        recipe = {**recipe, **recipe_of(now)} if now != recorded else recipe
+    now = [source.prepared() if isinstance(source, Git) else source for source in recorded]
+    if now != recorded:  # a revision of git means another commit by now
+        recipe = {**recipe, **recipe_of(now)}
     return _stored(given, base, walk, texts, recipe, True)
 
 
@@ -239,8 +239,7 @@ def _add_sources(given: _Given, base: Datastore, sources: Sequence[Source]) -> U
         raise DatastoreError(f"datastore {given.path}: it is of kind {printable(recipe['kind'])}, which takes no paths")
     walk = Rereading(live_states(base), unstated(base))
     texts = walk.texts(sources, given)
-    kept = {key: value for key, value in recipe.items() if key not in WALKED}
-    return _stored(given, base, walk, texts, {**kept, **recipe_of(united(from_recipe(recipe), sources))}, False)
+    return _stored(given, base, walk, texts, {**recipe, **recipe_of(united(from_recipe(recipe), sources))}, False)
 
 
 def _stored(

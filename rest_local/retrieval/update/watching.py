@@ -279,9 +279,9 @@ def _may_hold(relative: str) -> bool:
 
 
 def walks_of(recipe: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The walks of a recipe, each with `paths` and maybe `include`; one without sources is itself a walk, or none."""
-    sources = [] if "kind" in recipe else recipe.get("sources", [recipe])
-    return [one for one in sources if one.get("kind", "walk") == "walk" and one.get("paths")]
+    """The walks among the sources of a recipe, each with `paths` and maybe `include`."""
+    sources = [] if "kind" in recipe else recipe.get("sources", [])
+    return [one for one in sources if one.get("kind") == "walk" and one.get("paths")]
 
 
 STEP_MS = 50
