@@ -236,7 +236,6 @@ def running(rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def version() -> dict[str, Any]:
-    """GET /api/version."""
     return {"version": VERSION, "rest_local": __version__}
 
 

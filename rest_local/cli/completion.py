@@ -56,7 +56,6 @@ def starting(names: Iterable[str], incomplete: str) -> list[CompletionItem[str]]
 
 
 def paths(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Let the shell complete a path."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]

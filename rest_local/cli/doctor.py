@@ -139,7 +139,6 @@ def _row(setting: Mapping[str, Any]) -> list[str]:
 
 
 def examine(engine: Engine) -> dict[str, Any]:
-    """Return everything that doctor reports, as JSON."""
     from rest_local.llama import library
     from rest_local.llama.cores import default_threads, spin_settings, usable_cpus
     from rest_local.paths import cache_dir, config_file, datastores_home
@@ -207,7 +206,6 @@ def _of_installation(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def report(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines for people."""
     from rest_local.llama.options import Rope
 
     drafting, units = facts["drafting"], facts["matrix_units"]

@@ -81,7 +81,6 @@ class Batch:
 
     @property
     def busy(self) -> bool:
-        """Whether a request has not ended yet."""
         return bool(self._running)
 
     def add(self, request: Request) -> int:

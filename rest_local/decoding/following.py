@@ -91,7 +91,6 @@ class DatastoreSwap:
             return fresh
 
     def close_retired(self) -> None:
-        """Close what is no longer used."""
         with self._lock:
             retired, self._retired = self._retired, []
         for store in retired:
@@ -160,7 +159,6 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name="rest-local-follow", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
         self._thread.start()
 
     def look_soon(self) -> None:

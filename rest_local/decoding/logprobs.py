@@ -150,5 +150,4 @@ class Scorer:
         return [logprobs_of(row, tokens[begin + at + 1], top) for at, row in enumerate(rows)]
 
     def close(self) -> None:
-        """Free the context now."""
         self._context.close()

@@ -132,7 +132,6 @@ class RequestState:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether it has a slot."""
         return self._slot is not None
 
     @property
@@ -142,7 +141,6 @@ class RequestState:
         return self._slot
 
     def is_in(self, slot: Slot) -> bool:
-        """Whether it is admitted to this slot."""
         return self._slot is slot
 
     @property

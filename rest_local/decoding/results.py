@@ -44,7 +44,6 @@ class Timings:
 
     @classmethod
     def total(cls, each: Iterable[Timings]) -> Timings:
-        """The sums of all fields."""
         each = list(each)
         return cls(**{f.name: sum(getattr(timings, f.name) for timings in each) for f in fields(cls)})
 

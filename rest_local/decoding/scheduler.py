@@ -127,7 +127,6 @@ class Scheduler:
 
     @property
     def awaited(self) -> list[Future[Rows]]:
-        """The images that requests wait for."""
         return [future for state in self.admitted if (future := state.waits_for) is not None]
 
     def _look_ahead(self) -> None:
@@ -159,7 +158,6 @@ class Scheduler:
         self._finish(state, "cancelled")
 
     def cancel_all(self) -> None:
-        """End every request."""
         for state in (*self.admitted, *self.waiting):
             self.cancel(state)
 

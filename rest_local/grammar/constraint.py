@@ -78,7 +78,6 @@ class Constraint:
 
     @property
     def forbids_ends(self) -> bool:
-        """Whether end tokens are forbidden now."""
         return self._forbids_ends_after(0)
 
     def _forbids_ends_after(self, n: int) -> bool:

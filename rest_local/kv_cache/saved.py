@@ -300,7 +300,6 @@ class NamedSlots:
         self._files, self._slots, self._shares, self._run, self._user = files, slots, shares, run, user
 
     def save(self, number: int, name: str) -> Moved:
-        """Write what a slot holds."""
         path = self._path(name)
         with self._held(number) as slot:
             planned = self._run(partial(self._plan, slot, number))

@@ -404,7 +404,6 @@ class Slot:
         return False
 
     def clear(self) -> None:
-        """Free this slot's cells."""
         self._checkpoints = []
         self._turns.clear()
         self._before_step, self.n_again = None, 0

@@ -279,7 +279,6 @@ class Sampling:
 
     @property
     def penalizes(self) -> bool:
-        """Whether tokens seen before are penalized."""
         active = self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         return active and self.repeat_last_n != 0
 

@@ -158,7 +158,6 @@ class Pool:
                 entry.process.reload()
 
     def kill(self) -> None:
-        """End all processes at once."""
         self._closing = True
         for entry in self.entries:
             if entry.process is not None:

@@ -90,7 +90,6 @@ class ModelProcess:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes requests."""
         return self.loaded_at > 0 and not self.stopping and not self.ended.is_set()
 
     async def start(self) -> None:
@@ -131,7 +130,6 @@ class ModelProcess:
         self._tell("reload")
 
     def kill(self) -> None:
-        """End it at once."""
         self.stopping = self._killed = True
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):

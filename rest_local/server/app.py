@@ -222,7 +222,6 @@ class Serving(HttpServer):
 
 
 def log_loaded(state: State) -> None:
-    """A line in the log."""
     log.info("model loaded", extra={"fields": {"event": "loaded", "model": state.model_id}})
 
 

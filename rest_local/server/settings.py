@@ -83,7 +83,6 @@ class Settings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The addresses to listen on."""
         return tuple(host.strip() for host in self.host.split(","))
 
     @property

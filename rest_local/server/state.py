@@ -185,7 +185,6 @@ class State:
 
     @property
     def ready(self) -> bool:
-        """Whether the model is loaded."""
         return self.service is not None
 
     def rows(self) -> list[dict[str, Any]]:

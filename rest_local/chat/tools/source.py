@@ -211,7 +211,6 @@ class Source:
         return name
 
     def space(self) -> Wait[str]:
-        """Read white space."""
         return (yield from self.matching(re.compile(r"\s*"), 1 << 30))
 
     def until(self, markers: tuple[str, ...], emit: Callable[[str], None], strip: bool = False) -> Wait[str]:

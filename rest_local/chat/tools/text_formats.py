@@ -419,7 +419,6 @@ _COMMENTARY = Wrapped("<|channel|>commentary to=functions.", f" <|constrain|>jso
 
 
 def _messages(source: Source) -> Wait[None]:
-    """Reads the whole answer."""
     while (yield from source.peek()):
         header = yield from _header(source)
         if header is None:  # not a message: all of it is text

@@ -265,7 +265,6 @@ def _removed(directory: Path) -> Iterator[Fault]:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of the files below a directory."""
     found = (os.path.join(where, name) for where, _, names in os.walk(directory) for name in names)
     return sum(os.lstat(path).st_size for path in found if os.path.lexists(path))
 

@@ -33,7 +33,6 @@ class Skipped:
     secrets: list[str] = field(default_factory=list)
 
     def add(self, reason: str, name: str = "") -> None:
-        """Count one file."""
         self.counts[reason] += 1
         if reason == UNWANTED:
             kind = printable(os.path.splitext(name)[1].lower()[:_KIND_LENGTH]) or "no extension"
