@@ -108,7 +108,7 @@ class Calibration:
         if self._credit_ms < self._price_ms:  # the usual case; asking the curve costs as much as a lookup
             return
         running = [state.slot for state in self._scheduler.admitted if _drafts(state)]
-        n_ctx = self._n_ctx
+        n_ctx = self._n_ctx if running else 0
         if running:
             self._last_pass = time.monotonic()
         if not running or self._certain_at == n_ctx >> _BUCKET:

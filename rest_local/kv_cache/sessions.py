@@ -39,6 +39,7 @@ IDLE_S = 30.0  # an agent calls again within seconds, and a text that is about t
 LOSS_S = 1.0  # that requests wait at most while a text is saved that a slot is losing; the rest of it is lost
 STOP_S = 10.0  # that the end may take; a service manager waits 40 s, 30 of them for answers
 SHARE = 0.05  # of the time of passes that may go into saving idle slots meanwhile
+LOOK_S = 0.001  # of that time, before idle slots are looked for: not after every pass
 AHEAD = 4  # parts that are read ahead
 
 
@@ -253,10 +254,14 @@ class Sessions:
     def after_pass(self, seconds: float) -> None:
         """A pass took so long: save a little of an idle slot, where that takes SHARE of the time of passes at most."""
         self._budget = min(self._budget + SHARE * seconds, 0.1)
-        if self._budget > 0 and self.wakes_in() == 0.0:
-            begun = time.perf_counter()
+        if self._budget < LOOK_S:
+            return
+        begun = time.perf_counter()
+        if self.wakes_in() == 0.0:
             self.use_idle_time(0.0)
             self._budget -= time.perf_counter() - begun
+        else:
+            self._budget = 0.0
 
     def stop_saving(self) -> None:
         """What the cells hold is not known any more."""

@@ -495,16 +495,16 @@ def test_an_idle_text_is_saved_while_the_engine_has_nothing_to_do(
 
 def test_idle_texts_are_saved_while_others_generate(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "IDLE_S", 0.0)
-    monkeypatch.setattr(sessions, "SHARE", 1.0)
-    with opened(tiny_model("llama"), slots=2) as engine, Service(engine) as service:
-        list(service.submit(Request(text(500), max_tokens=1)))
-        stream = service.submit(Request(text(20, 1), max_tokens=500, ignore_end=True))
-        next(iter(stream))
-        deadline = time.monotonic() + 60
-        while len(files()) < 4 and time.monotonic() < deadline:
-            time.sleep(0.01)
+    monkeypatch.setattr(sessions, "SHARE", 100.0)
+    with opened(tiny_model("llama"), slots=2) as engine:
+        answer(engine, text(500))
+        state = engine.prepare(Request(text(20, 1), max_tokens=500, ignore_end=True))
+        engine.submit(state)
+        while len(files()) < 4 and not state.done:
+            engine.step()
         assert len(files()) == 4
-        stream.cancel()
+        assert not state.done
+        engine.cancel(state)
 
 
 def test_after_an_unexpected_error_nothing_is_saved(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
