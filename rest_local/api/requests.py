@@ -300,12 +300,7 @@ def prompt_text(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
 
 
 def infill_tokens(
-    engine: Engine,
-    prefix: str,
-    suffix: str,
-    extra: Sequence[tuple[str, str]] = (),
-    prompt: str = "",
-    answer: int = 0,
+    engine: Engine, prefix: str, suffix: str, extra: Sequence[tuple[str, str]] = (), prompt: str = "", answer: int = 0
 ) -> list[int]:
     """The prompt for a gap, in the form that the model was trained on, shortened to leave room for `answer` tokens.
 

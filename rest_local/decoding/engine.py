@@ -50,15 +50,7 @@ from rest_local.decoding.opening import (
     open_model,
     open_projector,
 )
-from rest_local.decoding.request import (
-    CHAT_ONLY,
-    STRICT,
-    ChatOptions,
-    Predictions,
-    Request,
-    RequestOptions,
-    Strict,
-)
+from rest_local.decoding.request import CHAT_ONLY, STRICT, ChatOptions, Predictions, Request, RequestOptions, Strict
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.results import Statistics, Totals
 from rest_local.decoding.scheduler import shifted

@@ -79,10 +79,7 @@ class Chat:
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return self._template.render(
-            messages,
-            tools=self._tools,
-            variables=self._variables,
-            calls_as_text=self._format.format.write,
+            messages, tools=self._tools, variables=self._variables, calls_as_text=self._format.format.write
         )
 
 
@@ -165,11 +162,7 @@ class ChatStream(Stream):
     """The stream of an answer in a conversation. Pieces hold the text as the model writes it, tool calls included."""
 
     def __init__(
-        self,
-        state: RequestState,
-        advance: Advance,
-        cancel: Callable[[RequestState], None],
-        chat: Chat,
+        self, state: RequestState, advance: Advance, cancel: Callable[[RequestState], None], chat: Chat
     ) -> None:
         super().__init__(state, advance, cancel)
         self._chat = chat

@@ -210,13 +210,7 @@ def build_from_texts(
     documents = counted(tokenize_documents(texts, vocabulary), report)
     most = min(SEGMENT_TOKENS, segment_tokens(memory or default_memory(), vocabulary.size))
     manifest = build(
-        path,
-        documents,
-        vocabulary=identity,
-        recipe=recipe,
-        progress=report,
-        replace=replace,
-        segment_tokens=most,
+        path, documents, vocabulary=identity, recipe=recipe, progress=report, replace=replace, segment_tokens=most
     )
     return Built(path, manifest, skipped or Skipped())
 

@@ -123,11 +123,7 @@ def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """
     try:
         git = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=git_environment(),
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=git_environment()
         )
     except FileNotFoundError as error:
         raise RestLocalError("this needs the program git; install it") from error

@@ -87,12 +87,7 @@ class Pruned:
 
 
 def prune(
-    path: Path,
-    target: Target,
-    *,
-    vocabulary_hash: str | None = None,
-    files: Files | None = None,
-    dry: bool = False,
+    path: Path, target: Target, *, vocabulary_hash: str | None = None, files: Files | None = None, dry: bool = False
 ) -> Pruned:
     """Delete documents from the index for a vocabulary, None: the first one, until it is as `target` says. One atomic
     commit; an open reader keeps what it opened. The recipe gets a field `pruned`. `dry`: only say what would be kept.

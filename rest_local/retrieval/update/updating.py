@@ -34,14 +34,7 @@ from rest_local.retrieval.building.build import (
 )
 from rest_local.retrieval.building.indexing import recipe_of
 from rest_local.retrieval.datastore import Datastore
-from rest_local.retrieval.documents import (
-    Document,
-    DocumentTokenizer,
-    FileState,
-    Text,
-    counted,
-    tokenize_documents,
-)
+from rest_local.retrieval.documents import Document, DocumentTokenizer, FileState, Text, counted, tokenize_documents
 from rest_local.retrieval.files import WAIT_S, Files, locked, unwritable
 from rest_local.retrieval.format import Manifest, SegmentEntry, VocabularyId
 from rest_local.retrieval.home import find, read_manifest
