@@ -273,15 +273,11 @@ class Answer(Generic[BodyT]):
     answered    what each answer is made of
     parsers     of a chat, one for each answer
     per_prompt  answers to each prompt, which are neighbours in `choices`
-
-    MEDIA_TYPE      of a stream; a protocol without server-sent events has another one
-    SENDS_APART     each event is sent by itself; else those of one moment are sent together
-    QUIET_SECONDS   after so long without an event of a stream, `quiet` makes one; None: never
     """
 
-    MEDIA_TYPE = EVENT_STREAM
-    SENDS_APART = False
-    QUIET_SECONDS: float | None = None
+    MEDIA_TYPE = EVENT_STREAM  # of a stream; a protocol without server-sent events has another one
+    SENDS_APART = False  # each event is sent by itself; else those of one moment are sent together
+    QUIET_SECONDS: float | None = None  # after so long without an event of a stream, `quiet` makes one; None: never
 
     def __init__(
         self,

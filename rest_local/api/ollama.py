@@ -348,16 +348,13 @@ class Calls:
 class OllamaCall:
     """A chat, or a prompt in the model's template, or one that no template changes. A `Call`.
 
-    began   when the request came, by `time.perf_counter`
-    plain   the body as OpenAI's; set by `requests`
-    chat    None without a template
-    tokens  of the prompt, to which the last line adds those of the answer; None: the client gets none
+    `plain`: the body as OpenAI's, set by `requests`; `began`: when the request came, by `time.perf_counter`.
     """
 
     def __init__(self, context: RequestContext, body: OllamaChatBody | GenerateBody, began: float) -> None:
         self.context, self.body, self.began = context, body, began
-        self.chat: Chat | None = None
-        self.tokens: Sequence[int] | None = None
+        self.chat: Chat | None = None  # without a template
+        self.tokens: Sequence[int] | None = None  # of the prompt, before those of the answer; None: not for the client
         if body.shift and (body.options.num_predict is None or body.options.num_predict < 0):
             body.options.num_predict = CONTEXTS * context.engine.n_ctx
 

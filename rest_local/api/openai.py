@@ -118,19 +118,14 @@ class Chat:
 
 
 class Completion:
-    """One completion, a `Call`.
-
-    top      how many of the likeliest tokens are reported with each; None: no log-probabilities
-    prompts  set by `requests`
-    scores   by prompt, where it `echoes_logprobs`; to be set before `answer`
-    """
+    """One completion, a `Call`. `top`: how many likely tokens are told with each; None: no log-probabilities."""
 
     def __init__(self, context: RequestContext, body: CompletionBody) -> None:
         self.context, self.body = context, body
         given = body.logprobs
         self.top = given if given is None or not isinstance(given, bool) else 0 if given else None
-        self.prompts: list[list[int]] = []
-        self.scores: list[list[TokenLogprobs]] = []
+        self.prompts: list[list[int]] = []  # set by `requests`
+        self.scores: list[list[TokenLogprobs]] = []  # by prompt, if it `echoes_logprobs`; to be set before `answer`
 
     @property
     def echoes_logprobs(self) -> bool:

@@ -38,11 +38,7 @@ Logprobs = list[dict[str, Any]]
 
 class Item:
     """An item of the output that is being written: text, reasoning, or a call of a function, of a custom tool or of a
-    search for tools.
-
-    fields  the item as it is so far
-    index   its place in the output
-    sealed  reasoning is repeated as `encrypted_content`, which clients send back
+    search for tools. `sealed`: reasoning is repeated as `encrypted_content`, which clients send back.
     """
 
     def __init__(self, response_id: str, index: int, fields: dict[str, Any], *, sealed: bool = False) -> None:

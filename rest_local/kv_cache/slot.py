@@ -96,15 +96,7 @@ def count_cells(held: Iterable[tuple[Slot, int]]) -> int:
 
 
 class Slot:
-    """Place for one text in the cells of a context.
-
-    tokens    the text: the list of the sequence at work, or of the last one. It only grows.
-    n_past    how many of them are in the cells: the position of the next token
-    runs      which cells hold them, as (first position, number): slots that share cells have the same number there
-    n_again   how many of them, the last ones, the next step evaluates again; else a rewind forgets them
-
-    `checkpoints`: whether states are kept to go back to.
-    """
+    """Place for one text in the cells of a context. `checkpoints`: whether states are kept to go back to."""
 
     def __init__(
         self, backend: Backend, first_id: int = 0, n_branches: int | None = None, checkpoints: bool = False
@@ -114,15 +106,15 @@ class Slot:
         self._turns = set[int]()  # of them, those where a prompt was cut
         self._saved_at = self._save_s = 0.0  # when the newest was made, and what that took; seconds
         self._before_step: tuple[int, bytes] | None = None  # likewise; on the device
-        self.n_again = 0
+        self.n_again = 0  # tokens at the end of `n_past` that the next step evaluates again; else a rewind forgets them
         self.costs = CheckpointCosts()
         self.checkpoint_ms = 0.0  # that the newest step has taken for checkpoints
         self.backend = backend
         self.first_id = first_id
         self.n_branches = n_branches or backend.n_branches
-        self.tokens: list[int] = []
-        self.n_past = 0
-        self.runs = [(0, next(_runs))]
+        self.tokens: list[int] = []  # the text: the list of the sequence at work, or of the last one; it only grows
+        self.n_past = 0  # how many of them are in the cells: the position of the next token
+        self.runs = [(0, next(_runs))]  # cells that hold them: (first position, number), the same where they are shared
         self.draft_text: DraftText | None = None  # what a drafting model knows of these cells
         self.user = ""  # whose text it is: only requests of this user may share it, or have it restored from disk
         self.is_kept = self.is_named = False  # on disk; and however short it is

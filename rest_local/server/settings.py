@@ -27,28 +27,21 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 class Settings:
     """The settings of one server.
 
-    host, port        address to listen on, or several with commas between them
-    aliases           names of the model in addition to its own; `*` accepts any name
-    keys              API keys, one of which every route except /health requires; empty: no key is required
-    allowed_hosts     names that a Host header may contain in addition to the loopback names and the bound address; a
-                      name that is not this machine's own means that other machines reach it, for example by a proxy
-    allowed_origins   origins of other web pages that may call, such as `http://localhost:3000`
-    metrics           whether /metrics is available
-    max_body          limit of a request's body in bytes
-    statistics        send draft statistics, and text as the steps give it, to other users too
+    `allowed_hosts`: names that a Host header may contain in addition to the loopback names and the bound address; a
+    name that is not this machine's own means that other machines reach it, for example by a proxy.
 
     Raises OptionError for a wrong value, and for a server that other machines reach without a key.
     """
 
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # to listen on, or several with commas between them
     port: int = DEFAULT_PORT
-    aliases: tuple[str, ...] = ()
-    keys: tuple[bytes, ...] = ()
+    aliases: tuple[str, ...] = ()  # names of the model in addition to its own; `*` accepts any name
+    keys: tuple[bytes, ...] = ()  # one of which every route except /health requires; empty: no key is required
     allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    metrics: bool = False
-    max_body: int = MAX_BODY
-    statistics: bool = False
+    allowed_origins: tuple[str, ...] = ()  # of other web pages that may call, such as `http://localhost:3000`
+    metrics: bool = False  # whether /metrics is available
+    max_body: int = MAX_BODY  # of a request, in bytes
+    statistics: bool = False  # send draft statistics, and text as the steps give it, to other users too
 
     def __post_init__(self) -> None:
         if not all(self.hosts):
