@@ -1,13 +1,17 @@
 """`rest-local index` as tests call it, with a byte vocabulary in place of a model's."""
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from click.testing import CliRunner, Result
 
 from rest_local.cli import index
+from rest_local.cli.index import group
 
 
 class ByteVocabulary:
@@ -22,11 +26,28 @@ class ByteVocabulary:
         return bytes([token])
 
 
+class NamedVocabulary(ByteVocabulary):
+    """Another one for each name."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.hash = name, name.encode().hex().ljust(64, "0")
+
+
+def replace_models(
+    patch: pytest.MonkeyPatch, folder: Path, of: Callable[[Path], Any] = lambda path: ByteVocabulary()
+) -> None:
+    """In place of every model its vocabulary as `of` gives it. Datastores and the working directory are in `folder`."""
+    patch.setattr(group, "open_vocabulary", lambda path: nullcontext(of(path)))
+    patch.setattr(group, "model_path", lambda value: Path(value or "toy.gguf"))
+    patch.setenv("REST_LOCAL_DATASTORES", str(folder / "home"))
+    patch.chdir(folder)
+
+
 def call(*arguments: str | Path, stdin: bytes | str = b"") -> Result:
     return CliRunner().invoke(index.index, [str(one) for one in arguments], input=stdin, catch_exceptions=False)
 
 
-def answer(*arguments: str | Path) -> dict[str, Any]:
+def answer(*arguments: str | Path, stdin: bytes | str = b"") -> dict[str, Any]:
     """The one line of JSON that a command prints."""
-    (line,) = call(*arguments, "--json").stdout.splitlines()
+    (line,) = call(*arguments, "--json", stdin=stdin).stdout.splitlines()
     return json.loads(line)

@@ -2,17 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
-from index_calls import ByteVocabulary, answer, call
+from index_calls import ByteVocabulary, answer, call, replace_models
 
 from rest_local.cli import terminal
-from rest_local.cli.index import group
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreExists, DatastoreNotFound, OptionError
 from rest_local.retrieval import build_from_texts, datastore_path
 from rest_local.retrieval.format import sealed
@@ -20,13 +17,7 @@ from rest_local.retrieval.format import sealed
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    @contextmanager
-    def vocabulary(path: Path) -> Iterator[ByteVocabulary]:
-        yield ByteVocabulary()
-
-    monkeypatch.setattr(group, "open_vocabulary", vocabulary)
-    monkeypatch.setattr(group, "model_path", lambda value: Path("toy.gguf"))
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
+    replace_models(monkeypatch, tmp_path)
     source = tmp_path / "source"
     source.mkdir()
     (source / "a.py").write_text("import os\n\ndef alpha():\n    return os.getcwd()\n")
@@ -88,11 +79,7 @@ class WordVocabulary(ByteVocabulary):
 
 
 def test_a_text_that_ends_inside_a_token_finds_what_agrees_before(corpus, monkeypatch):
-    @contextmanager
-    def vocabulary(path: Path) -> Iterator[WordVocabulary]:
-        yield WordVocabulary()
-
-    monkeypatch.setattr(group, "open_vocabulary", vocabulary)
+    replace_models(monkeypatch, corpus.parent, lambda path: WordVocabulary())
     (corpus / "d.py").write_text("x = self.y\nfor key, value in self.items():\n    pass\nself.\n")
     call("build", corpus, "-o", "mine")
     found = answer("search", "mine", "for key, value in self.")

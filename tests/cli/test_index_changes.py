@@ -1,36 +1,21 @@
 """`index add`, `update`, `forget` and `merge` with byte vocabularies in place of those of models."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from index_calls import ByteVocabulary, answer, call
+from index_calls import NamedVocabulary, answer, call, replace_models
 
 from rest_local.cli import terminal
-from rest_local.cli.index import group
 from rest_local.errors import OptionError
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path, indexes
-
-
-class NamedVocabulary(ByteVocabulary):
-    def __init__(self, name: str) -> None:
-        self.name, self.hash = name, name.encode().hex().ljust(64, "0")
 
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three files. `one.gguf` and `two.gguf` stand for models; their vocabulary has the name that they hold."""
 
-    @contextmanager
-    def vocabulary(path: Path) -> Iterator[NamedVocabulary]:
-        yield NamedVocabulary(path.read_text())
-
-    monkeypatch.setattr(group, "open_vocabulary", vocabulary)
-    monkeypatch.setattr(group, "model_path", lambda value: Path(value))
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
+    replace_models(monkeypatch, tmp_path, lambda path: NamedVocabulary(path.read_text()))
     for name in ("one", "two"):
         (tmp_path / f"{name}.gguf").write_text(name)
     source = tmp_path / "source"

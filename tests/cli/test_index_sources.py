@@ -1,20 +1,14 @@
 """`rest-local index build` from sources of every kind, and `index recipes`."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from index_calls import answer, call, replace_models
 from support.repository import Repository
 
 from rest_local.chat.conversation import ChatTemplate
-from rest_local.cli import index as command
-from rest_local.cli.index import group
 from rest_local.cli.index.build import described_sources, row_source, split_revision
 from rest_local.decoding import opening
 from rest_local.errors import DatastoreError, InputInvalid, OptionError
@@ -23,37 +17,16 @@ from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, datastore_path
 from rest_local.retrieval.sources import Jsonl, Parquet
 
-Bytes = SimpleNamespace(
-    name="bytes",
-    size=256,
-    hash="b0" * 32,
-    tokenize=lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32),
-)
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory, with a byte vocabulary in place of a model's."""
-
-    @contextmanager
-    def vocabulary(path: Path) -> Iterator[Any]:
-        yield Bytes
-
-    monkeypatch.setattr(group, "open_vocabulary", vocabulary)
-    monkeypatch.setattr(group, "model_path", lambda value: Path(value or "toy.gguf"))
-    monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
+    replace_models(monkeypatch, tmp_path)
     return tmp_path.resolve()
 
 
-def call(*arguments: str, **options: Any) -> Result:
-    return CliRunner().invoke(command.index, arguments, catch_exceptions=False, **options)
-
-
 def build(*arguments: str, **options: Any) -> dict[str, Any]:
-    result = call("build", *arguments, "--json", **options)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return answer("build", *arguments, **options)
 
 
 def names(name: str = "default") -> list[str]:
@@ -71,7 +44,7 @@ def test_several_sources_in_one_datastore(home: Path) -> None:
     repository.commit("two", {"b.py": "import re\n"})
     repository.git("checkout", "-q", "old")
     repository.commit("three", {"b.py": "import sys\nimport io\n"})
-    built = build("src", "rows.jsonl:text", "-", "--git", "repository@old", "--history", input="typed\n")
+    built = build("src", "rows.jsonl:text", "-", "--git", "repository@old", "--history", stdin="typed\n")
     assert names() == ["a.py", "rows.jsonl:1", "-", "repository@old:b.py", names()[4]]
     assert names()[4].endswith(":b.py")
     assert (built["documents"], built["skipped"]) == (5, {"without text in the field": 1})
@@ -87,8 +60,8 @@ def test_a_datastore_is_built_again_from_its_sources(home: Path) -> None:
     repository.commit("one", {"b.py": "import sys\n"})
     build("--git", "repository", "--include", "*.py", "-o", "mine")
     repository.commit("two", {"c.py": "import re\n", "d.md": "x\n"})
-    assert json.loads(call("rebuild", "mine", "--replace", "--json").stdout)["documents"] == 2
-    recipe = json.loads(call("info", "mine", "--json").stdout)["indexes"][0]["recipe"]
+    assert answer("rebuild", "mine", "--replace")["documents"] == 2
+    recipe = answer("info", "mine")["indexes"][0]["recipe"]
     (source,) = recipe["sources"]
     assert (source["revision"], source["include"], len(source["commit"])) == ("HEAD", ["*.py"], 40)
     assert described_sources({"sources": [{"kind": "torrent"}]}) == ['[{"kind": "torrent"}]']
@@ -102,10 +75,10 @@ def test_a_recipe_names_the_datastore(home: Path) -> None:
     assert names("mine") == ["a.py"]
     build("--recipe", "mine.toml", "-o", "other")
     for name in ("mine", "other"):
-        recipe = json.loads(call("info", name, "--json").stdout)["indexes"][0]["recipe"]
+        recipe = answer("info", name)["indexes"][0]["recipe"]
         assert (recipe["recipe"], recipe["licence"]) == ("mine", "MIT")
-    json.loads(call("rebuild", "mine", "--replace", "--json").stdout)
-    assert json.loads(call("info", "mine", "--json").stdout)["indexes"][0]["recipe"] == recipe
+    answer("rebuild", "mine", "--replace")
+    assert answer("info", "mine")["indexes"][0]["recipe"] == recipe
 
 
 @pytest.mark.parametrize(
@@ -153,14 +126,14 @@ def test_turns_of_a_chat_have_the_tokens_of_the_models_prompts(home: Path, monke
     )
     monkeypatch.setattr(opening, "chat_template", lambda model: ChatTemplate(template))
     question = [{"role": "user", "content": "What is <b>?"}]
-    for number, answer in enumerate(("It is bold.", "It is <|im_end|> there.")):
-        row = {"messages": [*question, {"role": "assistant", "content": answer}]}
+    for number, said in enumerate(("It is bold.", "It is <|im_end|> there.")):
+        row = {"messages": [*question, {"role": "assistant", "content": said}]}
         (home / f"{number}.jsonl").write_text(json.dumps(row) + "\n")
         build("--chat", f"{number}.jsonl", "-m", str(path), "-o", str(number))
         with Model.open(path, vocab_only=True) as model, Datastore.open(datastore_path(str(number))) as store:
             tokenize, (segment,) = model.vocabulary.tokenize, store.segments
             prompt = "<|im_start|>user\nWhat is <b>?<|im_end|>\n<|im_start|>assistant\n"
-            expected = tokenize(prompt + answer + "<|im_end|>", special=True).tolist()
+            expected = tokenize(prompt + said + "<|im_end|>", special=True).tolist()
             stored = segment.slice(0, len(segment)).tolist()[:-1]
             end = model.vocabulary.special_token("<|im_end|>")
             assert (stored == expected) == (number == 0)

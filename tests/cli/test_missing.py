@@ -4,8 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from index_calls import NamedVocabulary
 
 from rest_local.cli import opening, terminal
 from rest_local.errors import DatastoreCorrupt, DatastoreError, DatastoreLocked, DatastoreNotFound
@@ -13,20 +13,7 @@ from rest_local.retrieval import Datastore, build_datastore, build_from_texts, d
 from rest_local.retrieval.files import locked
 from rest_local.retrieval.home import indexes
 
-
-class Vocabulary:
-    """Every byte is a token."""
-
-    size = 256
-
-    def __init__(self, name: str) -> None:
-        self.name, self.hash = name, name * 64
-
-    def tokenize(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-
-MODEL: Any = SimpleNamespace(path=Path("b model.gguf"), vocabulary=Vocabulary("b"))
+MODEL: Any = SimpleNamespace(path=Path("b model.gguf"), vocabulary=NamedVocabulary("b"))
 
 
 @pytest.fixture
@@ -36,7 +23,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"REST_LOCAL_{name}", str(tmp_path / name))
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a.py").write_text("text\n" * 100)
-    return build_datastore("default", [tmp_path / "source"], vocabulary=Vocabulary("a")).path
+    return build_datastore("default", [tmp_path / "source"], vocabulary=NamedVocabulary("a")).path
 
 
 @pytest.fixture
@@ -108,7 +95,7 @@ def test_what_cannot_be_built_costs_a_line_and_no_answer(
     (store.parents[1] / "source").rmdir()
     assert not decide("default", build=True)
     assert "source: no such file or directory; going on without it" in capsys.readouterr().err
-    build_from_texts("texts", [("one", "text")], vocabulary=Vocabulary("a"), recipe={"kind": "git history"})
+    build_from_texts("texts", [("one", "text")], vocabulary=NamedVocabulary("a"), recipe={"kind": "git history"})
     assert not decide("texts", is_named=True)
     assert "not built from files" in capsys.readouterr().err
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,14 +36,6 @@ from tests.support.warm import Warm
 
 GIGABYTE = 1 << 30
 PATIENCE = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds that no event tells of."""
-    ends = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
 
 
 def refuses(port: int) -> bool:

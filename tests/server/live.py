@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -69,6 +70,14 @@ def served(serving: Serving) -> Iterator[Live]:
             yield live
         finally:
             live.stop()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until a condition holds that no event tells of."""
+    ends = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
 
 
 def sent(live: Live, path: str, body: Any, *, buffer: int = 0) -> socket.socket:

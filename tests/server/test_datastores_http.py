@@ -1,14 +1,13 @@
 """Datastores over HTTP: added documents are found and drafted from, removed ones are not."""
 
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from live import Live, Scripted
+from live import Live, Scripted, until
 
 from rest_local.llama.model import Model
 from rest_local.paths import demo_model
@@ -102,10 +101,7 @@ def test_reload_opens_the_newest_commit(scripted: Scripted) -> None:
     add(datastore_path("hup"), [("b.py", vocabulary.tokenize("second text"))], vocabulary=identity)
     assert len(engine.datastores[0]) == size
     live.serving.reload()  # in a thread of its own
-    deadline = time.monotonic() + 60
-    while len(engine.datastores[0]) == size:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: len(engine.datastores[0]) > size)
 
 
 def test_removing_the_last_document_removes_the_datastore(demo: Live) -> None:

@@ -7,11 +7,10 @@ import resource
 import select
 import socket
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from live import Live, Scripted, sent
+from live import Live, Scripted, sent, until
 from starlette.requests import Request
 
 from rest_local.decoding.logprobs import TokenLogprobs
@@ -182,15 +181,6 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 LONG = "for number in range(10): print(number)\n" * 20_000
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits until the condition holds, for at most a minute."""
-    for _ in range(6000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it never came to be")
 
 
 @pytest.mark.parametrize(
