@@ -20,8 +20,9 @@ from rest_local.paths import demo_model
 from rest_local.router.memory import need_of
 from rest_local.router.process import ModelProcessFailed
 from rest_local.server.settings import Settings
-from tests.router.conftest import GIGABYTE, Routed, choice, refuses, until
+from tests.router.conftest import GIGABYTE, Routed, choice, refuses
 from tests.router.fake_processes import PATIENCE
+from tests.server.live import until
 
 Start = Callable[..., Routed]
 Files = Callable[..., list[Path]]
