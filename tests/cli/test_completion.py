@@ -44,21 +44,19 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offered:
     return complete
 
 
-def test_datastores(offered: Offered) -> None:
-    assert offered("generate", "-d", "") == ["mycode", "stdlib"]
-    assert offered("serve", "-d", "my") == ["mycode"]
-    assert offered("serve", "-d", "./my") == ["<file>"]
-    assert offered("index", "info", "st") == ["stdlib"]
-    assert offered("index", "remove", "nothing") == ["<file>"]
-
-
-def test_models(offered: Offered) -> None:
-    assert offered("generate", "-m", "") == ["a.gguf", "b.GGUF", "coder", "demo"]
-    assert offered("rm", "c") == ["coder"]
-    assert offered("generate", "--draft-model", "b") == ["b.GGUF"]
-    assert offered("chat", "-m", "~/models/") == ["<file>"]
-    assert offered("rm", "d") == ["demo"]
-    assert offered("generate", "-m", "zz") == ["<file>"]
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("generate -d ", "mycode stdlib"), ("serve -d my", "mycode"), ("serve -d ./my", "<file>"),
+        ("index info st", "stdlib"), ("index remove nothing", "<file>"),
+        ("generate -m ", "a.gguf b.GGUF coder demo"), ("rm c", "coder"), ("rm d", "demo"),
+        ("generate --draft-model b", "b.GGUF"), ("chat -m ~/models/", "<file>"), ("generate -m zz", "<file>"),
+        ("config set top-", "top-k top-p"), ("config set policy re", "rest respec"), ("config set history ", "false true"),
+        ("config set datastore mycode s", "stdlib"), ("config unset ctx", "ctx"), ("config set nothing ", ""),
+    ],
+)  # fmt: skip
+def test_names_of_datastores_models_and_keys(offered: Offered, words: str, names: str) -> None:
+    assert offered(*words.split(" ")) == names.split()
 
 
 def test_everything_that_names_a_file_or_a_datastore_is_completed(offered: Offered) -> None:
@@ -73,15 +71,6 @@ def test_everything_that_names_a_file_or_a_datastore_is_completed(offered: Offer
             if wanted.search(shown) and not other.search(shown) and not flag:
                 found = parameter.shell_complete(click.Context(command), "")
                 assert found, f"{command.name} {shown}: give shell_complete=completion.paths, models or datastores"
-
-
-def test_keys_and_values_of_the_configuration(offered: Offered) -> None:
-    assert offered("config", "set", "top-") == ["top-k", "top-p"]
-    assert offered("config", "set", "policy", "re") == ["rest", "respec"]
-    assert offered("config", "set", "history", "") == ["false", "true"]
-    assert offered("config", "set", "datastore", "mycode", "s") == ["stdlib"]
-    assert offered("config", "unset", "ctx") == ["ctx"]
-    assert offered("config", "set", "nothing", "") == []
 
 
 @pytest.mark.parametrize(

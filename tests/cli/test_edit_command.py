@@ -86,16 +86,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch, call: Call) -> Call:
 
 
 def test_yes_writes_the_file_and_tells_the_speed(model: Install, edit: Call, file: Path) -> None:
+    """The file is in the prompt, and is the prediction."""
     engine = model(fenced(NEW))
-    done = edit(file, "make y 20", "--yes")
+    done = edit(file, "make y 20", "--yes", "--temp", "0.5")
     assert (done.code, done.out, done.err) == (0, PATCH.format(file), f"{file}: +1 -1, {SPEED}\n")
     assert file.read_text() == NEW
     assert engine.closed
-
-
-def test_file_is_prompt_and_prediction(model: Install, edit: Call, file: Path) -> None:
-    engine = model(fenced(NEW))
-    edit(file, "make y 20", "--yes", "--temp", "0.5")
     [[message]] = engine.messages
     assert message["role"] == "user"
     assert f"```py\n{OLD}```" in message["content"]
@@ -129,18 +125,9 @@ def test_patch_of_a_relative_path_is_applied_by_git(
     assert Path("sub/f.txt").read_bytes() == new.encode()
 
 
-@pytest.mark.parametrize(("typed", "written"), [("y\n", True), ("Y\n", True), ("n\n", False), ("\n", False)])
-def test_terminal_asks(model: Install, terminal: Call, file: Path, typed: str, written: bool) -> None:
-    model(fenced(NEW))
-    done = terminal(file, "make y 20", typed=typed)
-    assert done.code == 0
-    assert f"Write {file}? [y]es [n]o [a]ll [q]uit [n]: " in done.out
-    assert file.read_text() == (NEW if written else OLD)
-
-
 @pytest.mark.parametrize(
     ("typed", "changed", "asked"),
-    [("y\nn\ny\n", "ac", 3), ("n\na\n", "bc", 2), ("y\nq\n", "a", 2), ("a\n", "abc", 1), ("y\ny\n", "", 2)],
+    [("y\n\nY\n", "ac", 3), ("n\na\n", "bc", 2), ("y\nq\n", "a", 2), ("a\n", "abc", 1), ("y\ny\n", "", 2)],
 )
 def test_several_files_are_asked_about_one_by_one(
     model: Install, terminal: Call, tmp_path: Path, typed: str, changed: str, asked: int
@@ -151,6 +138,7 @@ def test_several_files_are_asked_about_one_by_one(
         path.write_text(OLD)
     engine = model(fenced(NEW))
     done = terminal(*paths, "make y 20", typed=typed)
+    assert f"Write {paths[0]}? [y]es [n]o [a]ll [q]uit [n]: " in done.out
     assert "".join(path.stem for path in paths if path.read_text() == NEW) == changed
     assert done.code == (0 if changed else 130)
     assert len(engine.prompts) == max(asked, 3 if "a\n" in typed else 0) + (not changed)
