@@ -120,19 +120,9 @@ class FakeEngine:
             "estimated_from": "m2ultra-7b-q8_0", "seconds": 0.1,
         }
     )  # fmt: skip
-    measured: Any = None  # of `tune`
-    compared: int = 0
 
     def compare(self, seconds: float = math.inf) -> None:
-        self.compared += 1
-
-    def tune(self, report: Callable[[int, int], None] | None = None) -> Any:
-        if report:
-            report(1, 2)
-            report(2, 2)
-        if isinstance(self.measured, BaseException):
-            raise self.measured
-        return self.measured
+        pass
 
     def generate(self, prompt: Any, **arguments: Any) -> FakeStream:
         self.prompts.append(prompt)

@@ -1,4 +1,4 @@
-"""`rest-local doctor` and `tune`: what is reported of the installation, the machine and the model."""
+"""`rest-local doctor`: what is reported of the installation, the machine and the model."""
 
 import json
 import sys
