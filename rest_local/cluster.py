@@ -49,7 +49,7 @@ def connected(address: str) -> Iterator[None]:
         yield
         return
     _reach(address)
-    handlers = _signal_handlers()
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     options: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
@@ -84,11 +84,6 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except OSError as error:
         raise ClusterFailed(f"cluster {address}: {error.strerror or error}; start it with `ray start`") from error
-
-
-def _signal_handlers() -> dict[int, Any]:
-    """Those that Ray replaces."""
-    return {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:

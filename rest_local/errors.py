@@ -96,12 +96,7 @@ class RestLocalError(Exception):
         return printable(" ".join(super().__str__().splitlines()))
 
 
-Place = tuple[str | int, ...]
-
-
-def place_text(place: Place) -> str:
-    """A place in nested input as text: `messages[2].content` for `("messages", 2, "content")`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+Place = tuple[str | int, ...]  # in nested input: `("messages", 2, "content")`, `messages[2].content` as text
 
 
 class OptionError(RestLocalError):
@@ -110,7 +105,8 @@ class OptionError(RestLocalError):
     exit_code = 2
 
     def __init__(self, message: str, place: Place = ()) -> None:
-        super().__init__(f"{place_text(place)}: {message}" if place else message)
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+        super().__init__(f"{where}: {message}" if place else message)
         self.message, self.place = message, place
 
 

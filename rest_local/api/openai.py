@@ -336,9 +336,26 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
     def _logprobs(
         self, entries: Sequence[TokenLogprobs], offset: int = 0, first: int | None = None
     ) -> dict[str, Any] | None:
+        """`choices[].logprobs`. `offset`: characters of the answer before the first entry; `first`: the first token of
+        an echoed prompt, which has no log-probability: null, as in OpenAI's answers.
+        """
         if not self._reports:
             return None
-        return completion_logprobs(self.engine.model.vocabulary, entries, offset, first)
+        vocabulary = self.engine.model.vocabulary
+        unknown: list[None] = [] if first is None else [None]
+        ids = [*([] if first is None else [first]), *(entry.token for entry in entries)]
+        texts = [vocabulary.piece(token).decode("utf-8", "replace") for token in ids]
+        offsets = []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        tops = [{vocabulary.piece(t).decode("utf-8", "replace"): p for t, p in entry.top} for entry in entries]
+        return {
+            "tokens": texts,
+            "token_logprobs": [*unknown, *(entry.logprob for entry in entries)],
+            "top_logprobs": [*unknown, *tops],
+            "text_offset": offsets,
+        }
 
 
 def chat_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
@@ -353,27 +370,3 @@ def chat_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> d
         for entry in entries
     ]
     return {"content": content, "refusal": None}
-
-
-def completion_logprobs(
-    vocabulary: Vocabulary, entries: Sequence[TokenLogprobs], offset: int, first: int | None = None
-) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion.
-
-    offset   characters of the answer before the first entry
-    first    the first token of an echoed prompt, which has no log-probability: null, as in OpenAI's answers
-    """
-    unknown: list[None] = [] if first is None else [None]
-    ids = [*([] if first is None else [first]), *(entry.token for entry in entries)]
-    texts = [vocabulary.piece(token).decode("utf-8", "replace") for token in ids]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
-    tops = [{vocabulary.piece(t).decode("utf-8", "replace"): p for t, p in entry.top} for entry in entries]
-    return {
-        "tokens": texts,
-        "token_logprobs": [*unknown, *(entry.logprob for entry in entries)],
-        "top_logprobs": [*unknown, *tops],
-        "text_offset": offsets,
-    }

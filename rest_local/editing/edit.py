@@ -129,30 +129,24 @@ def _likeness(block: Sequence[str], old: Sequence[str]) -> tuple[int, int]:
 _MARKDOWN = (".md", ".markdown", ".mdx", ".rmd", ".qmd")  # an edit may add blocks of code to these
 
 
-def messages_for(file: TextFile, instruction: str) -> list[dict[str, str]]:
-    """The conversation: one message with the file first, so that a second edit of it finds it in the KV cache."""
-    begin, end = _block_ends(file)
-    return [
-        {
-            "role": "user",
-            "content": f"This is the file {_safe(file.path.as_posix())}:\n\n{begin}\n{_ended(file.text)}{end}\n\n"
-            f"Change it as follows:\n\n{instruction.strip()}\n\n"
-            f"Answer with the whole changed file in one block of code, which begins with {begin} and ends with {end}, "
-            "and with nothing else. Leave out nothing, and leave all other lines as they are.",
-        }
-    ]
-
-
-def prediction_for(file: TextFile) -> str:
-    """What the answer most likely is: the old text in its block."""
-    begin, end = _block_ends(file)
-    return f"{begin}\n{_ended(file.text)}{end}"
-
-
 def begin(engine: Engine, file: TextFile, instruction: str, **options: Unpack[RequestOptions]) -> ChatStream:
-    """The stream of the answer. `options`: fields of `Request`, except for the prediction. Raises as `Engine.chat`."""
-    options["prediction"] = prediction_for(file)
-    return engine.chat(messages_for(file, instruction), **options)
+    """The stream of the answer. `options`: fields of `Request`, except for the prediction. Raises as `Engine.chat`.
+
+    The conversation is one message with the file first, so that a second edit of it finds it in the KV cache. The
+    answer most likely is the old text in its block.
+    """
+    suffix = file.path.suffix.lower()
+    closing = fence_for(file.text, has_blocks=suffix in _MARKDOWN)
+    opening = closing + _safe(suffix.removeprefix("."))  # with the suffix of the file as its language
+    ended = file.text if file.text.endswith("\n") or not file.text else f"{file.text}\n"
+    options["prediction"] = f"{opening}\n{ended}{closing}"
+    text = (
+        f"This is the file {_safe(file.path.as_posix())}:\n\n{options['prediction']}\n\n"
+        f"Change it as follows:\n\n{instruction.strip()}\n\n"
+        f"Answer with the whole changed file in one block of code, which begins with {opening} and ends with "
+        f"{closing}, and with nothing else. Leave out nothing, and leave all other lines as they are."
+    )
+    return engine.chat([{"role": "user", "content": text}], **options)
 
 
 def changed(file: TextFile, stream: ChatStream) -> bytes:
@@ -169,17 +163,6 @@ def changed(file: TextFile, stream: ChatStream) -> bytes:
         return file.with_text(file_in(stream.message["content"] or "", file.text))
     except NoFile as error:
         raise EditRefused(file.path, str(error), "say it in other words, or use a larger model") from error
-
-
-def _block_ends(file: TextFile) -> tuple[str, str]:
-    """The first and the last line of the block: the first with the suffix of the file as its language."""
-    suffix = file.path.suffix.lower()
-    fence = fence_for(file.text, has_blocks=suffix in _MARKDOWN)
-    return fence + _safe(suffix.removeprefix(".")), fence
-
-
-def _ended(text: str) -> str:
-    return text if text.endswith("\n") or not text else f"{text}\n"
 
 
 def _safe(name: str) -> str:

@@ -232,7 +232,8 @@ class Forwarded(Response):
                 except OSError as error:
                     unreached += 1
                     if unreached == _TRIES:
-                        raise _unreachable(self._entry) from error
+                        text = f"model {self._entry.names[0]} takes no requests"
+                        raise ApiError(503, text, code="busy", headers={"retry-after": "1"}) from error
                     await _end_of(process)
                     continue
                 with contextlib.closing(exchange):
@@ -281,10 +282,6 @@ async def _end_of(process: ModelProcess) -> None:
     """Wait until the pool knows that a process has ended whose connections are closed, else it is used again."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(process.ended.wait(), _END_SECONDS)
-
-
-def _unreachable(entry: Entry) -> ApiError:
-    return ApiError(503, f"model {entry.names[0]} takes no requests", code="busy", headers={"retry-after": "1"})
 
 
 def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:
