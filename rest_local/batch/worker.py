@@ -37,6 +37,7 @@ from rest_local.api.vectors import embeddings
 from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, LIMITS, Job
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.stores import model_file
+from rest_local.closing import Closing
 from rest_local.decoding.batch import Batch, Finished
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.opening import free_memory, uses_gpu
@@ -119,7 +120,7 @@ class JobAnswer:
         return self.job.error is None and self.record["response"]["status_code"] == 200
 
 
-class Worker:
+class Worker(Closing):
     """Answers with an engine, in the thread that owns it.
 
     model       the name to answer with; None: that of the file
@@ -232,12 +233,6 @@ class Worker:
             if opened is not None:
                 opened.close()
         self._embedder = self._scorer = None
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass

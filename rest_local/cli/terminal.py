@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from rest_local.cli.sections import option
+from rest_local.closing import Closing
 from rest_local.errors import OptionError, RestLocalError, in_options, printable
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterato
         yield printable("  ".join([*cells, row[-1]]))
 
 
-class Bar:
+class Bar(Closing):
     """A progress bar on stderr: a text, the share, a note, and the time left. It is drawn from the first `show` on, so
     that questions can be asked before, and erased at the end. Nothing is drawn with `quiet`, and where stderr is no
     terminal that can move its cursor.
@@ -156,10 +157,7 @@ class Bar:
         else:
             self._bar.console.print(printable(text), markup=False)
 
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
 

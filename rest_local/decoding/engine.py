@@ -26,7 +26,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -35,6 +34,7 @@ from numpy.typing import NDArray
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.chat.images import Images, take_images
+from rest_local.closing import Closing
 from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.decode_context import DecodeContext
@@ -83,7 +83,7 @@ WAIT_S = 0.05  # for an image that all requests wait for, before commands are lo
 NO_PROJECTOR_HERE = "the model has no projector here, so it takes no images; give its `mmproj`"
 
 
-class Engine:
+class Engine(Closing):
     """Make one with `Engine.load` or from an `EngineConfig`; a context manager, which closes it at the end.
 
     Not thread safe, except `request`, `chat_request`, `prepare` and what only reads: `Service` gives it a thread of its
@@ -629,14 +629,6 @@ class Engine:
             for context in self.contexts:
                 context.close()
             self.model.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _relaxed(verify: Relaxed | Strict | None, exact: bool, sampling: Sampling) -> Relaxed | None:

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.closing import Closing
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import ChatOptions, Request, RequestOptions
@@ -91,7 +92,7 @@ class _News:
                 self._wake = None
 
 
-class Service:
+class Service(Closing):
     """Owns the thread, not the engine: close that later. `queue`: requests that may wait before one is refused."""
 
     def __init__(self, engine: Engine, *, queue: int = QUEUE) -> None:
@@ -206,14 +207,6 @@ class Service:
             state.leave()
         self.engine.abort(step)
         self._thread.join()
-
-    def __enter__(self) -> Service:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_room(self, client: str) -> None:
         """Where the queue is full, a client that has less than its share of it has room all the same."""

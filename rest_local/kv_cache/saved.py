@@ -51,6 +51,7 @@ from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from rest_local import stop
+from rest_local.closing import Closing
 from rest_local.errors import OptionError, ServiceClosed, SlotBusy
 from rest_local.kv_cache.slot import Slot
 from rest_local.kv_cache.slots import Slots
@@ -136,7 +137,7 @@ def write(path: Path, head: Head, records: Iterable[bytes], identity: str = "") 
     return size
 
 
-class Reader:
+class Reader(Closing):
     """Reads a file of `write`; a context manager. `identity`: as it was written with. Raises OSError, Unusable."""
 
     def __init__(self, path: Path, identity: str = "") -> None:
@@ -183,10 +184,7 @@ class Reader:
         self.size += n
         return data
 
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._file.close()
 
 

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rest_local import stop
+from rest_local.closing import Closing
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama import library
 from rest_local.llama.cores import default_threads
@@ -247,7 +248,7 @@ class ContextSettings:
         return cls(**{**data, "rope": Rope(**data["rope"])})
 
 
-class Context:
+class Context(Closing):
     """A context whose cells all sequence ids share, `n_branches` ids for each slot. Use `with` or `close`.
 
     Applies the model's LoRA adapters. All methods belong to one thread, except `abort`, which any thread may call.
@@ -461,12 +462,6 @@ class Context:
             self._breaker.close()
             llama_cpp.llama_free(self._pointer)
             self._pointer = None
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # Returns a plain address, because ctypes' objects for the pointer and its content cost 6 us right after a forward pass.

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rest_local.closing import Closing
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library
 from rest_local.llama.gguf import check_headers, identity_of, vocabulary_file
@@ -23,7 +24,7 @@ from rest_local.llama.vocabulary import Vocabulary
 _ALL_LAYERS = -1
 
 
-class Model:
+class Model(Closing):
     """An open model. Make one with `Model.open`; a context manager.
 
     Attributes, valid also after `close`: `path`, `name` (the file's own, else its stem), `description` (architecture,
@@ -131,12 +132,6 @@ class Model:
             self.vocabulary.invalidate()
             self.adapters.close()
             llama_cpp.llama_model_free(pointer)
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Model {self.name!r} {self.description}{' closed' if self.closed else ''}>"

@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local import sandbox, stop
+from rest_local.closing import Closing
 from rest_local.errors import GenerationError, ModelInvalid, ModelNotFound, OptionError, ProjectorInvalid
 from rest_local.llama import library, needed
 from rest_local.llama.gguf import check_header, identity_of, read_gguf
@@ -110,7 +111,7 @@ class _Decoded:
         return int(self._mtmd.mtmd_input_chunks_get(self.chunks, number))
 
 
-class Projector:
+class Projector(Closing):
     """Make one with `Projector.open`; close it before its model. `encoded`: images, or tiles, that it was run on."""
 
     def __init__(self, pointer: int, path: Path, model: Model) -> None:
@@ -208,12 +209,6 @@ class Projector:
         pointer, self._pointer = self._pointer, None
         if pointer is not None:
             _mtmd().mtmd_free(pointer)
-
-    def __enter__(self) -> Projector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def pointer(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.closing import Closing
 from rest_local.errors import GenerationError, OptionError
 from rest_local.grammar.constraint import Constraint
 from rest_local.llama.loaded import bindings, llama_cpp
@@ -30,7 +31,7 @@ _ALL_TOKENS = 1 << 17  # used for repeat_last_n = -1; llama.cpp keeps a ring buf
 _Native = Any  # llama_sampler_p
 
 
-class Sampler:
+class Sampler(Closing):
     """The sampler of one generation over one vocabulary. A context manager. Not thread safe.
 
     `seed`: the seed in use, also if the options do not fix it. `constraint`: the tokens that are allowed next."""
@@ -138,12 +139,6 @@ class Sampler:
                 llama_cpp.llama_sampler_free(sampler)
         self._shape = self._dist = self._candidates = None
         self._closed, self._picks_maximum = True, False
-
-    def __enter__(self) -> Sampler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

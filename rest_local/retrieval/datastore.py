@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rest_local.closing import Closing
 from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.documents import (
     Document,
@@ -50,7 +51,7 @@ OUTSIDE = "a segment points outside its text"
 LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed rarely has more
 
 
-class Datastore:
+class Datastore(Closing):
     """An open datastore. Make one with `Datastore.open`, and use `with` or `close`.
 
     path: of the datastore; directory: of the index that was opened (`retrieval.home`); manifest: its commit; segments:
@@ -106,12 +107,6 @@ class Datastore:
                 if attempt + 1 == _ATTEMPTS or read_manifest(directory) == manifest:
                     raise DatastoreCorrupt(path, f"{Path(error.filename).name} is missing") from error
         raise AssertionError("unreachable")
-
-    def __enter__(self) -> Datastore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __len__(self) -> int:
         return int(self._offsets[-1])

@@ -20,6 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from rest_local.cli.terminal import warn
+from rest_local.closing import Closing
 from rest_local.errors import InputInvalid, OptionError
 
 Message = dict[str, Any]
@@ -137,7 +138,7 @@ def _names(pattern: str) -> list[str]:
     return sorted(path.stem for path in _home().glob(pattern) if not path.name.startswith("."))
 
 
-class NamedSession:
+class NamedSession(Closing):
     """One session, open: no other process can open it until `close`. Raises OptionError for a name that is not a plain
     word, InputInvalid where another process has it open, OSError.
     """
@@ -189,12 +190,6 @@ class NamedSession:
     def close(self) -> None:
         """Let other processes open it; again does nothing."""
         self._lock.release()
-
-    def __enter__(self) -> NamedSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _problem(data: Any) -> str:

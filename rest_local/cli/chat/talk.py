@@ -21,6 +21,7 @@ from rest_local.cli.chat.conversation import Conversation, NamedSession, text_of
 from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain
 from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
 from rest_local.cli.terminal import counted, fitted, line_of
+from rest_local.closing import Closing
 from rest_local.errors import OptionError
 from rest_local.llama.options import MAX_SEED, Sampling
 
@@ -45,7 +46,7 @@ class Settings:
     drafts: bool = False  # `/drafts`
 
 
-class Talk:
+class Talk(Closing):
     """`reopen`: opens an engine for another model. `interactive`: at a terminal, where errors do not end the chat.
     Closes neither the engine nor the session by itself: `close`.
     """
@@ -239,12 +240,6 @@ class Talk:
             self.leave_session()
         finally:
             self.engine.close()
-
-    def __enter__(self) -> Talk:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _show(stream: ChatStream, display: Display) -> bool:

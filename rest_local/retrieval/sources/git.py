@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, ClassVar, NamedTuple
 
+from rest_local.closing import Closing
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
 from rest_local.retrieval.sources.listing import git_command, git_environment, records, run_git, started
@@ -141,7 +142,7 @@ def entries(repository: Path, commit: str, filters: Filters, skipped: Skipped) -
 
 
 @dataclass(slots=True)
-class Blobs:
+class Blobs(Closing):
     """A process `git cat-file --batch`, started at the first question."""
 
     repository: Path
@@ -170,20 +171,14 @@ class Blobs:
                 left -= len(rest)
             return data if size <= most else None
         except BrokenPipeError:  # git gave up on a damaged object
-            self._end()
+            self.close()
             return None
 
-    def _end(self) -> None:
+    def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.communicate()
-
-    def __enter__(self) -> Blobs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
 
 
 AROUND = 3  # unchanged lines on each side of a change
