@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.ngram_peers import NgramMapK
 from benchmarks.peer_counts import RULES, compare
 from benchmarks.peers import NgramMod, NgramSimple, Peer, PromptLookup
 from rest_local.bench.replay import FREE, replay
@@ -69,6 +70,14 @@ def test_published_figures_of_the_peers_are_met(shared_data: Callable[[str], Pat
 
 
 RECORDED = Path(__file__).parents[1] / "data" / "peer-counts.json"
+
+
+def test_ngram_map_k_drafts_what_followed_twelve_tokens() -> None:
+    gram, filler = list(range(1, 13)), list(range(500, 600))
+    assert proposed(NgramMapK(), [0, *gram, *filler, *gram]) == filler[:48]
+    assert proposed(NgramMapK(), [*gram, *filler, *gram]) == []  # position 0 means no match
+    assert proposed(NgramMapK(), [0, *gram, *filler[:50], *gram]) == filler[:48]
+    assert proposed(NgramMapK(), [0, *gram, *filler[:40], *gram]) == []  # too near
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -76,6 +76,7 @@ def test_a_silent_draft_model_changes_nothing(
         slow = _slow(sources, least, most, leaves, calibrate)
         assert quick.outcomes([*path, 0]) == slow.outcomes([*path, 0])
         assert [(list(j), t) for j, t in quick.calibrations(path)] == [(list(j), t) for j, t in slow.calibrations(path)]
+        assert [token for _, token in quick.calibrations(path)] == path
 
 
 @pytest.mark.parametrize(("text", "newest"), [([5, 6, 5], (6, 5)), ([5, 5], (5, 5))])
