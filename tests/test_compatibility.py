@@ -1,7 +1,5 @@
 """The table of tested versions, what a run of tests says in words, and the weekly run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -98,16 +96,6 @@ def test_names_are_compared_and_tests_are_run(
     assert outcome.works, list(script.summary(outcome))
     assert outcome.version != "any", "the version is that of the library"
     assert outcome.passed > 1
-
-
-def test_a_library_that_cannot_be_loaded_is_said(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "llama_cpp.py").write_text("raise RuntimeError('no libgomp')", "utf-8")
-    monkeypatch.setattr(script, "LOOK", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{script.LOOK}")
-    outcome = script.examine(Path(sys.executable), "0.9", tmp_path)
-    assert outcome.error == "it cannot be loaded: RuntimeError: no libgomp"
-    assert not outcome.works
 
 
 def test_the_weekly_run_is_a_script_that_the_workflow_calls() -> None:

@@ -1,7 +1,5 @@
 """The choice of compiler and flags for llama.cpp, with shell scripts as compilers and with real ones."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

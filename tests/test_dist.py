@@ -1,7 +1,5 @@
 """The wheel: what is in it, what its metadata says, and that `scripts/dist.py` sees what is wrong with one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

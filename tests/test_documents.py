@@ -1,7 +1,5 @@
 """The documents: what they name exists, their links lead somewhere, and nothing outside the repository is cited."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,6 @@
 """The GPU script calls commands that exist, and continues after a part that fails."""
 
-from __future__ import annotations
-
+import importlib.util
 import json
 import os
 import sys
@@ -23,34 +22,28 @@ def script() -> ModuleType:
     return load_script(SCRIPT, "gpu_check")
 
 
-def test_its_commands_exist_and_exactness_is_measured(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`make soak` runs all of them: they measure for half a minute."""
-    measured, asked = script.run_json, []
+def test_its_commands_exist(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make soak` runs them: they measure for half a minute."""
+    asked = []
 
     def run_json(command: list[str], environment: dict[str, str]) -> dict[str, object]:
         _, _, module, *words = command
         if module == "benchmarks":
-            return measured(command, environment)  # type: ignore[no-any-return]
-        group: click.Command = cli
-        while isinstance(group, click.Group):
-            name, found, words = group.resolve_command(click.Context(group), words)
-            assert found is not None
-            group = found
-        group.make_context(str(name), words)
-        asked.append(name)
+            asked.append(words[0])
+            assert importlib.util.find_spec(f"benchmarks.{words[0]}")
+        else:
+            group: click.Command = cli
+            while isinstance(group, click.Group):
+                name, found, words = group.resolve_command(click.Context(group), words)
+                assert found is not None
+                group = found
+            group.make_context(str(name), words)
+            asked.append(name)
         return {"command": " ".join(command)}
 
     monkeypatch.setattr(script, "run_json", run_json)
-    monkeypatch.setattr(script, "QUICK_EXACT", ("--prompts", "1", "--tokens", "10"))
-    output = tmp_path / "result.json"
-    assert script.main(["--cpu", "--quick", "-o", str(output), "--work", str(tmp_path)]) == 0
-    assert asked == ["tune", "replay", "doctor"]
-    result = json.loads(output.read_text("utf-8"))
-    assert result["exactness"]["exact"]["differing"] == []
-    assert result["exactness"]["exact"]["prompts"] == 1
-    assert result["machine"]["cores"] >= 1
+    assert script.main(["--cpu", "--quick", "-o", str(tmp_path / "result.json"), "--work", str(tmp_path)]) == 0
+    assert {"tune", "replay", "doctor", "exact"} <= {*asked}
 
 
 def test_a_part_that_fails_is_reported_and_the_others_run(

@@ -1,7 +1,5 @@
 """The package itself: its table of contents, what an import costs, and which room may know which."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Where files go, and that they are replaced whole."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """The files of a release: the container image, the services, the templates of the repository."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import contextlib

@@ -1,7 +1,5 @@
 """Child processes for hostile work: whatever becomes of a child, this process survives, and the next request works."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -10,8 +10,6 @@ Other blocks marked `console` say why not (`test_documents.py`); blocks of `curl
 `server/clients/test_documented_commands.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

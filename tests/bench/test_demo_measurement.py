@@ -1,7 +1,5 @@
 """The demo's measurement on scripted generations: identical runs, sampling, and the speed-up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A datastore in which every context continues with a wrong token costs at most 3%."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The lookup benchmark reports every figure, and what it compares with is right."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A wrong file of recorded answers is refused in one line with file, line and cause."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Iterator

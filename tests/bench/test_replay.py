@@ -1,7 +1,5 @@
 """A replay counts the steps of a decoder, and the fields of a recorded file tell its format."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A replay through a real context yields the recorded tokens, times both sides, and its curve can be stored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

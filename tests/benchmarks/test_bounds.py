@@ -1,7 +1,5 @@
 """No way through a recorded answer is faster than the oracle's, and no policy."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

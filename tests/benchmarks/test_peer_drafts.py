@@ -1,7 +1,5 @@
 """The log of llama-server becomes steps; a recording is followed step by step; this project drafts the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

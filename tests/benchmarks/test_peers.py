@@ -1,7 +1,5 @@
 """The peers' rules match hand-computed cases and their published figures on recorded answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Players write recorded answers in any program; the race compares times and texts, and says what does not count."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """The simulated drafting model is as right as it says, and answers the same question alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Blocks of synthetic models have the requested spread; their files load and give finite logits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

@@ -1,7 +1,5 @@
 """A cost curve is physical, follows real steps in both directions, and knows its uncertainty."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

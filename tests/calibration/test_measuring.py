@@ -1,7 +1,5 @@
 """With scripted clocks, a disturbed curve stays near the truth or is not called complete."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The guarantee of `--exact` needs at least 256 rows on any machine, and none of them may differ."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Sequence

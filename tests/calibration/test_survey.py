@@ -1,7 +1,5 @@
 """The survey tries every combination once, detects the effect of other sequences, and is bounded in time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

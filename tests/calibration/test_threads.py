@@ -3,8 +3,6 @@
 Step times are scripted; no clock is used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from itertools import groupby

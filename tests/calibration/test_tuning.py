@@ -1,7 +1,5 @@
 """Tuning keeps what the user fixed and chooses the rest, and each measurement has its own key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`AsyncEngine` gives the answers of `Engine`, never blocks the event loop, and leaves no request without a reader."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """A draft node that the grammar forbids is never submitted, and constrained answers are those of plain decoding."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """A generation over a damaged datastore gives the tokens of plain decoding, whatever bit was flipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -2,8 +2,6 @@
 what is drafted and learned is what would have been drafted and learned afterwards.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -184,8 +182,8 @@ def long_prompts(n: int, seeds: bool) -> list[list[int]]:
 @pytest.mark.parametrize("n_requests", [1, 3])
 def test_what_is_drafted_and_learned_is_the_same(seeds: bool, n_requests: int, monkeypatch: Any) -> None:
     prompts = long_prompts(n_requests, seeds)
-    said_ahead, drafts_ahead, learned_ahead, used = answers(prompts, True, seeds, 120, monkeypatch)
-    said_after, drafts_after, learned_after, unused = answers(prompts, False, seeds, 120, monkeypatch)
+    said_ahead, drafts_ahead, learned_ahead, used = answers(prompts, True, seeds, 70, monkeypatch)
+    said_after, drafts_after, learned_after, unused = answers(prompts, False, seeds, 70, monkeypatch)
     assert said_ahead == said_after
     assert used > 3
     assert not unused

@@ -1,7 +1,5 @@
 """A draft model, MTP layers or an EAGLE-3 head that cannot be used costs one clear line, and nothing else."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -1,7 +1,5 @@
 """The engine over real llama.cpp contexts of tiny random models, one of each kind of memory."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """Many requests at once with the demo model: every one is answered, in any order, and one that fails ends alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """New commits of datastores reach an engine while it runs: unit tests of the follower, and whole engines."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Forced text as a source of drafts: answers stay those of plain constrained decoding, whatever it drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

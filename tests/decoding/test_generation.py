@@ -1,7 +1,5 @@
 """The step loop over the fake backend, whose arithmetic is exact: output never depends on what is drafted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import count
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Whatever drafts for a model, its answers are those of the model alone. Uses tiny random models."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Prompts with images next to everything else that an engine does."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Iterator

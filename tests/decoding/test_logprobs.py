@@ -1,7 +1,5 @@
 """Log-probabilities of a row: those of an exact log-softmax, the likeliest in a fixed order."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import ThreadPoolExecutor
 

@@ -2,8 +2,6 @@
 step, and without a difference in any answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,6 +151,22 @@ def test_an_error_while_waiting_for_logits_keeps_the_text_so_far(call: int) -> N
     run(scheduler, [])
     for n, sequence, reader in zip((3, 5), sequences, readers, strict=True):
         assert sequence.result.tokens == said([n], 12, Draws(n))
+        reader.check()
+
+
+def test_a_sequence_sent_back_for_lack_of_cells_has_its_text_delivered() -> None:
+    device = FakeDevice(n_ctx=64, n_slots=2)
+    scheduler = ahead(device)
+    asked = [[1] * 20, [2] * 20]
+    sequences = [sequence_of(device, prompt, 40, Draws(n + 3)) for n, prompt in enumerate(asked)]
+    readers = [Reader(sequence, device) for sequence in sequences]
+    submit_all(scheduler, sequences)
+    while sequences[1] not in scheduler.waiting or not sequences[1].has_begun:
+        scheduler.step()
+    assert len(sequences[1].tokens) - len(asked[1]) == len(sequences[1].result.tokens) > 0
+    run(scheduler, [])
+    for n, (prompt, sequence, reader) in enumerate(zip(asked, sequences, readers, strict=True)):
+        assert sequence.result.tokens == said(prompt, 40, Draws(n + 3))
         reader.check()
 
 

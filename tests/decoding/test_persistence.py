@@ -1,7 +1,5 @@
 """What one engine said, the next drafts from: per model, only where asked for, and never a fault of the answer."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable

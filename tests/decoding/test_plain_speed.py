@@ -1,7 +1,5 @@
 """An answer is compared with plain decoding only where its speed is known, and then rightly: on fixed clocks."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

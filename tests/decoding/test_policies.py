@@ -1,7 +1,5 @@
 """Every policy over the fake backend says what plain decoding says; relaxed verification says what it changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

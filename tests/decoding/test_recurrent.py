@@ -1,7 +1,5 @@
 """Models of every architecture that has recurrent state: drafts on is off, and what is kept changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

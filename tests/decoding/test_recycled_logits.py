@@ -1,8 +1,6 @@
 """Recycled logits in the step loop: which rows are read, that output stays that of plain decoding, and who does not
 read any."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

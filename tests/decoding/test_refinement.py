@@ -1,7 +1,5 @@
 """Prices are learned between steps and in idle moments, in their share of the time, without a trace in the cells."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Cells in a file: a later engine goes on as if it had evaluated the text, and damage costs only that."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Many requests over the fake backend, whose arithmetic is exact: other requests never change an answer."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Slots and cells between clients: equal shares of the slots, and nothing of another user in the cells."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What goes wrong with one of many, or takes too long, over the fake backend: the others get their answers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

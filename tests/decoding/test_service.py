@@ -1,7 +1,5 @@
 """The engine in its own thread over real llama.cpp contexts of tiny models: many clients, errors, the end."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,7 +1,5 @@
 """Texts on disk: a later engine, or the same one after an eviction, evaluates only what is new, and says the same."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

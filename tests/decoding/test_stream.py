@@ -1,7 +1,5 @@
 """Tokens to text: stop strings across tokens, held-back text, what the result says."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any

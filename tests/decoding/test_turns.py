@@ -4,8 +4,6 @@ What has to be evaluated is what comes after the beginning that a prompt shares 
 a model with full attention evaluates. Recurrent state evaluates what comes after its last checkpoint there.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path

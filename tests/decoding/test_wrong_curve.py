@@ -1,7 +1,5 @@
 """A cost curve of another speed than the machine's, measured under load say: what becomes of drafts and prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Several MTP layers draft a chain: layer i predicts what it does in a fresh context with all pairs of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """A draft model predicts the same as a fresh context would, after any earlier queries. Uses tiny random models."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of a conversation are recognised where an answer writes them in another spelling, whatever the client."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Forced text as rows of a draft: evidence by kind, two ways of splitting, other sources that go along."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A draft tree grows best first, by calibrated probabilities, and shares the budget of a pass with other trees."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

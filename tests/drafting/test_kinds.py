@@ -1,7 +1,5 @@
 """What a file drafts as is read from its header, and damaged headers are refused."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

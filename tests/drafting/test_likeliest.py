@@ -1,7 +1,5 @@
 """The likeliest tokens of a row of logits, with their probabilities, without a pass over all of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Recycled logits: the top k of a row, the table of successors, what it adds to other sources, and its budgets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The sources of one sequence stay correct through growth, rewinds and interrupts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """In the layout of every possible tree a node has the sequence ids of the leaves below it."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Whatever was drafted and accepted: the cells hold what a slot says, and the rest is freed by a call for each leaf."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """LoRA adapters are applied with their scale and freed with the model. A hostile file gives an error of one line."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

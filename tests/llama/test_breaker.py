@@ -1,7 +1,5 @@
 """Another thread can abort a running decode. An abort without a running decode has no effect."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 

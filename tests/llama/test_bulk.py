@@ -1,7 +1,5 @@
 """The ids of the bulk tokenizer are those of llama.cpp for the whole text, whatever the text and whatever is known."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A context over llama.cpp: settings, cache types, sequence ids, checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The number of threads for scripted trees of /sys and /proc, and the variables that decide how threads wait."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Vectors and scores: those of the same pass in numpy, of length one, repeatable; what cannot be is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path

@@ -3,8 +3,6 @@
 `sandbox.command` starts the child. These tests replace it by a command that fails in chosen settings.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Opening, describing and closing models."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reliability case 27: a truncated, foreign, hostile or unsupported GGUF gives one line, and the next load works."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Load options: invalid values are refused on construction, valid ones reach llama.cpp."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tables of what is used of llama-cpp-python equal what the code uses, and a version that lacks it is refused."""
 
-from __future__ import annotations
-
 import ast
 import ctypes
 import logging

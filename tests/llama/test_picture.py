@@ -1,7 +1,5 @@
 """Decoding image files that are not trusted."""
 
-from __future__ import annotations
-
 import io
 import struct
 import subprocess

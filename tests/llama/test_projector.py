@@ -1,7 +1,5 @@
 """Projectors: what is refused, what an image becomes, and what is computed once."""
 
-from __future__ import annotations
-
 import struct
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The sampler chain: the right distribution, the same draws for a seed, penalties, bias, grammar."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

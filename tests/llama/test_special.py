@@ -1,7 +1,5 @@
 """One pass finds the same special tokens as llama.cpp's rule, done naively: for each token, longest first, a search."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

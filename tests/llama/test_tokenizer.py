@@ -1,7 +1,5 @@
 """Long and hostile texts give the tokens of llama.cpp's own call, without a crash and at linear cost."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

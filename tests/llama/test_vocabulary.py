@@ -1,7 +1,5 @@
 """Text to tokens and back, special tokens, and the hash that identifies a vocabulary."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import struct

@@ -1,8 +1,6 @@
 """The demo model as mimo2 says what the demo says. Its heads draft as in llama.cpp's own driver:
 `tests/benchmarks/test_peer_drafts.py`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,7 @@
 """`auto` drafts where it pays, and its losses are bounded in every case."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
+from math import exp, log, sqrt
 
 import numpy as np
 import pytest
@@ -11,12 +10,12 @@ from hypothesis import strategies as st
 from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
-from rest_local.drafting.candidates import N_CELLS
+from rest_local.drafting.candidates import N_CELLS, Merged
 from rest_local.drafting.growth import Calibrated, Draft
 from rest_local.drafting.recycled import SuccessorTable
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.planning.acceptance import Acceptance, TokenCalibrator
+from rest_local.planning.acceptance import RATE, SLOTS, Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
 from rest_local.planning.plan import ALLOWANCE, FIRST_SAVING, Budget, Plan, Savings, longest_wait
 from rest_local.planning.policy import StepContext, StepCost
@@ -308,3 +307,73 @@ def test_a_request_may_lose_a_share_of_what_drafts_saved_for_earlier_ones() -> N
         savings.begin(10.0)
         savings.add(-1.0)
     assert savings.begin(10.0) == 0.0, "where drafts lose, nothing is staked on them"
+
+
+# ---- Calibrated tokens ---------------------------------------------------------------------------------------------
+
+
+def candidates(estimates: dict[int, float]) -> Merged:
+    return {token: (estimate, 0, []) for token, estimate in estimates.items()}
+
+
+class Naive:
+    """The same regression with weights by name."""
+
+    def __init__(self) -> None:
+        self.weights: dict[object, list[float]] = {}
+
+    def names(self, preceding: tuple[int, int], token: int, estimates: dict[int, float]) -> list[object]:
+        before, last = preceding
+        half = round(2 * log(estimates[token] / (1 - estimates[token])))
+        bucket = ("bucket", half, int(4 * sum(estimates.values())))
+        return [("alone", token), ("pair", last, token), ("apart", before, token), ("after", last), bucket]
+
+    def probability(self, preceding: tuple[int, int], token: int, estimates: dict[int, float]) -> float:
+        names = self.names(preceding, token, estimates)
+        odds = log(estimates[token] / (1 - estimates[token]))
+        odds += sum(self.weights.setdefault(name, [0.0, RATE])[0] for name in names)
+        return 1 / (1 + exp(-odds))
+
+    def learn(self, preceding: tuple[int, int], estimates: dict[int, float], right: int) -> None:
+        calibrated = {token: self.probability(preceding, token, estimates) for token in estimates}
+        for token, probability in calibrated.items():
+            error = (token == right) - probability
+            for name in self.names(preceding, token, estimates):
+                weight = self.weights[name]
+                weight[1] += error * error
+                weight[0] += RATE * error / sqrt(weight[1])
+
+
+TOKENS = st.integers(1, 4)  # so few that no two weights share a slot
+NODES = st.lists(
+    st.tuples(
+        st.tuples(TOKENS, TOKENS), st.dictionaries(TOKENS, st.floats(0.001, 0.999), min_size=1), st.integers(1, 5)
+    ),
+    max_size=12,
+)
+
+
+@given(NODES)
+def test_the_probabilities_equal_those_of_a_naive_regression(
+    nodes: list[tuple[tuple[int, int], dict[int, float], int]],
+) -> None:
+    calibrator, naive = TokenCalibrator(), Naive()
+    for preceding, estimates, right in nodes:
+        calibrated = calibrator.calibrate(preceding, candidates(estimates))
+        for token, probability, _ in calibrated:
+            assert 0.0 < probability < 1.0
+            assert probability == pytest.approx(naive.probability(preceding, token, estimates))
+        calibrator.learn([(calibrated, right)])
+        naive.learn(preceding, estimates, right)
+
+
+@given(
+    st.tuples(st.integers(-1, 1 << 20), st.integers(-1, 1 << 20)), st.integers(0, 1 << 20), st.floats(1e-6, 0.999999)
+)
+def test_every_token_has_valid_slots(preceding: tuple[int, int], token: int, estimate: float) -> None:
+    calibrator = TokenCalibrator()
+    ((_, _, used),) = calibrated = calibrator.calibrate(preceding, candidates({token: estimate}))
+    assert all(0 <= slot < SLOTS for slot in used)
+    calibrator.learn([(calibrated, token)])
+    ((_, after, _),) = calibrator.calibrate(preceding, candidates({token: estimate}))
+    assert after > estimate * (1 - 1e-9)

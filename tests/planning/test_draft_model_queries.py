@@ -1,7 +1,5 @@
 """A draft model is queried where it pays. Time is simulated by a cost curve; nothing is measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """What an answer of a drafting model is worth, and which questions share a pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """`auto` drafts forced text in every step, also where it looks nothing up, and credits no lookup for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps in which nothing has to be decided are counted later, and everything is as if each had been counted at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

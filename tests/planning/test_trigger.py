@@ -1,7 +1,5 @@
 """The trigger makes lookups that pay, by entropy and the last outcomes, and occasional others."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 

@@ -25,12 +25,6 @@ def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for the disk. A kill loses nothing of what was written, only a power cut would."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.fixture
 def forked_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of a build are forked from one that has imported most of it. Those of a program are spawned."""
     from support.forked import can_fork

@@ -1,7 +1,5 @@
 """Any sequence of edits, updates, merges and removals gives what a new build of the same files gives."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -24,8 +22,6 @@ from rest_local.retrieval.update import merging, updating
 from rest_local.retrieval.update.forgetting import excluding, forget_where
 from rest_local.retrieval.update.merging import merge
 from rest_local.retrieval.update.updating import add
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 NAMES = st.sampled_from([f"{folder}{name}.py" for folder in ("", "sub/") for name in "abcd"])
 TEXTS = st.text("xyz ", min_size=1, max_size=30)

@@ -1,7 +1,5 @@
 """A build is atomic, also the first one and with concurrent readers. `test_failpoints` has the other kills."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`checking` lists every fault of a datastore, and changes nothing."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Batches and builds on a real Ray cluster of two nodes: the bytes of one machine, whatever is killed, changed or
 missing. One cluster for all, because its start takes as long as a test."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

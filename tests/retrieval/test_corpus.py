@@ -1,7 +1,5 @@
 """A walk takes the text files that a user means. Nothing on the disk makes it crash, hang or read forbidden files."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

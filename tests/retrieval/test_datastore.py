@@ -1,7 +1,5 @@
 """An open datastore gives rows over all segments as one text. Anything else is refused with a clear error."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

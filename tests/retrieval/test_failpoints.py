@@ -4,8 +4,6 @@ exactly the commits that were done, and so does a power cut.
 The steps have names, see `failpoints`. Imports and repairs have tests of their own in `test_moving`, `test_repair`.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import os
@@ -25,8 +23,6 @@ from rest_local.errors import DatastoreUnwritable
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.staging import clear
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 Commit = tuple[dict[str, str], int]
 """The texts and the revision."""

@@ -1,7 +1,5 @@
 """When `forget` returns, no file holds the text, wherever it was."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -21,8 +19,6 @@ from rest_local.retrieval.update.forgetting import (
     relative_names,
 )
 from rest_local.retrieval.update.merging import merge
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A full disk: what fails gives its room back, says what to delete, and `forget` works then."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -23,7 +21,7 @@ from rest_local.retrieval.maintenance.checking import size_of
 from rest_local.retrieval.maintenance.moving import export, import_datastore
 from rest_local.retrieval.update.forgetting import forget
 
-pytestmark = pytest.mark.usefixtures("unsynced", "forked_builds")
+pytestmark = pytest.mark.usefixtures("forked_builds")
 
 Work = Callable[[Folder, Files], object]
 WAY_OUT = "`rest-local index remove NAME` deletes one"

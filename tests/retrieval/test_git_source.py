@@ -1,7 +1,5 @@
 """A revision of a git repository is read without a checkout, and runs no program of the repository."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A history gives the rows of all answers of all processes, up to its cap."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import multiprocessing

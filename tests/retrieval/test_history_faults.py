@@ -1,7 +1,5 @@
 """After any fault on disk a history has the old or the new commit, gives one warning, and keeps the next answer."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """The lock of writers."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Merges keep the content, bound the number of segments and what is written, and block no reader or writer."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace
@@ -28,8 +26,6 @@ from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.merging import DEAD, FANOUT, Size, chosen_of, merge, tier_of, without
 from rest_local.retrieval.update.pruning import CONTEXT, LEAST_SLOTS, Target, choose, contexts_of, prune, size_of
 from rest_local.retrieval.update.updating import add
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 CAP = SMALL_SEGMENT * FANOUT**4
 

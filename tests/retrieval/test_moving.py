@@ -1,7 +1,5 @@
 """An export is imported as it was, or refused before anything is visible."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

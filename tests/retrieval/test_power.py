@@ -3,8 +3,6 @@
 `failpoints.Disk` says what a disk may then hold. Power cuts of the other changes are in `test_failpoints`.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -17,8 +15,6 @@ from rest_local.errors import DatastoreError, DatastoreNotFound
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.staging import clear
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 Texts = dict[str, str] | None
 POWER = ["import", "import over another", "repair", "repair of a manifest", "merge", "removal"]

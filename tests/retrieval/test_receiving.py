@@ -1,7 +1,5 @@
 """Segments that arrive from another machine: whole, or not at all. The messages are those of a task, without Ray."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """A repair keeps everything that is intact, and is atomic like any commit."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 from pathlib import Path

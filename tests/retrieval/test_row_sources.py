@@ -1,7 +1,5 @@
 """Fields of JSON Lines and Parquet, the standard input and installed Python as sources of text."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """A datastore with an index for each of several vocabularies: whatever happens to one, the others stay."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A build in shards: planned once, built anywhere and in any order, killed anywhere, and the same bytes at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

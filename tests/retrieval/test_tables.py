@@ -1,7 +1,5 @@
 """The tables of a segment, and deleted documents and file states in the manifest."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path
@@ -107,8 +105,6 @@ def test_the_revision_counts_the_commits_of_all_indexes(tmp_path: Path) -> None:
 
 # ---- Format 2 ------------------------------------------------------------------------------------------------------
 
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 FROZEN = Path(__file__).parent.parent / "data" / "datastore-format-2"
 KEPT = {

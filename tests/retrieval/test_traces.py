@@ -3,8 +3,6 @@
 Looked for are the text and its tokens, in both directions and all widths, in every byte of every file (`traces`).
 """
 
-from __future__ import annotations
-
 import io
 import os
 import threading
@@ -38,8 +36,6 @@ from rest_local.retrieval.update.forgetting import forget, names_in
 from rest_local.retrieval.update.merging import merge
 from rest_local.retrieval.update.updating import add, update
 from rest_local.retrieval.update.watching import MODIFIED, Batch, Target, Watcher
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 KNOWN = Bytes()
 SOURCE = "source"  # next to `home`, the folder of datastores

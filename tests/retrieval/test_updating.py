@@ -1,7 +1,5 @@
 """An update reads only what changed and gives what a new build gives; so does adding paths."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -15,8 +13,6 @@ from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.sources import Walk
 from rest_local.retrieval.update import updating
 from rest_local.retrieval.update.updating import Updated, add_sources
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Updates, additions and merges at once, and under the eyes of readers. `test_failpoints` kills them at every step."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +13,6 @@ from rest_local.errors import DatastoreLocked
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.update.merging import merge
 from rest_local.retrieval.update.updating import add
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """A walk says how the files are that it read, leaves out unchanged ones, and can look at given paths only."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import os
@@ -196,8 +194,6 @@ def test_a_path_of_4096_bytes(tmp_path: Path, left_over: int) -> None:
 
 # ---- Clocks that go wrong ------------------------------------------------------------------------------------------
 
-
-pytestmark = pytest.mark.usefixtures("unsynced")
 
 NOW = 1_800_000_000
 BEFORE = 1_500_000_000  # before the times of change that `Folder` gives

@@ -1,7 +1,5 @@
 """What a watcher makes of events and of paths that vanish, with an update that only notes what it was asked for."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence

@@ -1,5 +1,5 @@
-"""The GPU script on the CPU with the demo model, all of it. Not collected by `make test`, which runs the command that
-measures exactness; `make soak` runs it."""
+"""The GPU script on the CPU with the demo model, all of it. Not collected by `make test`, which looks for its commands
+only; `make soak` runs it."""
 
 from __future__ import annotations
 

@@ -359,7 +359,6 @@ def chain(directory: Path, seed: int, kills: int) -> None:
 
 def test_every_change_killed_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_small(monkeypatch.setattr)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     children = []
     for number in range(CHAINS):
         child = os.fork()
