@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 import pytest
+from fake_cli_engine import Call
 from support.scripts import load_script
 
 from rest_local.cli.main import COMMANDS, cli
+from rest_local.cli.sections import WIDEST, commands_below, is_rare, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 script: Any = load_script(ROOT / "scripts" / "reference.py", "reference")
@@ -49,3 +51,35 @@ def test_the_manual_holds_every_option_and_its_help() -> None:
                 if isinstance(option, click.Option) and not option.hidden:
                     assert ", ".join((*option.opts, *option.secondary_opts)) in shown
                     assert " ".join((option.help or "").replace("`", "").split()) in shown
+
+
+# ---- The layout of --help ------------------------------------------------------------------------------------------
+
+
+EVERY = tuple(commands_below(cli))
+NAMES = [" ".join(path) or "rest-local" for path, _ in EVERY]
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize(("path", "command"), EVERY, ids=NAMES)
+def test_help_fits_and_is_whole(
+    call: Call, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...], command: click.Command, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    done = call(*path, "--help-all" if any(map(is_rare, options)) else "--help")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert max(map(len, lines)) <= min(columns, WIDEST)
+    shown = one_line(done.out)
+    for option in options:
+        assert option.hidden or one_line(option.help or "") in shown
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            child = command.get_command(click.Context(command), name)
+            assert child is not None
+            assert summary(child) in shown

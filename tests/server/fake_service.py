@@ -147,6 +147,12 @@ class FakeService:
             assert self._news.wait_for(lambda: len(self.streams) > number, 30), "no such request came"
         return self.streams[number]
 
+    def say(self, *texts: str, number: int = 0) -> None:
+        """Answers the stream with this number whole."""
+        for text in texts:
+            self.stream(number).give(text)
+        self.stream(number).end()
+
     def run(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
         return call(self.engine)
 

@@ -1,7 +1,5 @@
 """Batches of the demo model in processes of their own, killed and started again."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

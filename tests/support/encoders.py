@@ -3,8 +3,6 @@
 The vocabulary is WordPiece's: letters, digits, a few words and the marks [CLS] and [SEP].
 """
 
-from __future__ import annotations
-
 import string
 from dataclasses import dataclass
 from pathlib import Path

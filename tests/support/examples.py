@@ -1,7 +1,5 @@
 """How many examples a property gets: few in each run of the tests, and many in `make soak`."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import settings

@@ -4,8 +4,6 @@ It asserts what llama.cpp refuses (ids of one token that end at different positi
 token sees exactly one cell at each earlier position.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The fake backend as a device that computes on its own: `decode` returns at once, another thread computes the rows."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sequences over the fake backend: scripted sources, byte text, and a check of every memory cell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A policy that always drafts, and sources that draft what may come, in five shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

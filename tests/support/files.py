@@ -1,7 +1,5 @@
 """Damage to files, and disks that fail."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import resource

@@ -4,8 +4,6 @@ A child is as separate as a fresh one: it crashes, hangs and allocates alone. Wh
 holds for all files with the same content: an engine remembers it in its cache folder, which many tests begin anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

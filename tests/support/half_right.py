@@ -1,7 +1,5 @@
 """A policy that drafts the known answer, right for some tokens and then wrong, to show that drafts change nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

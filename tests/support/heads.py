@@ -1,7 +1,5 @@
 """Tiny models with what drafts for them, and engines that draft with it whatever it costs."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ As the hub does, it answers for a repository and its files (`X-Repo-Commit`, `X-
 redirects to another host for the bytes, which serves ranges and must never see the token. Faults are set by the tests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Images for tests, tiny projectors, and the answers of llama.cpp's own libmtmd to compare with."""
 
-from __future__ import annotations
-
 import ctypes
 import io
 import os

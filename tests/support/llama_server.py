@@ -7,8 +7,6 @@ a plugin of pytest (`-p support.llama_server`) it keeps the tests from downloadi
 passed to the file that `PASSED` names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The memory of this process, for tests that look for leaks."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import platform

@@ -1,7 +1,5 @@
 """Models that say how their tokens' vectors become one, as embedding models do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

@@ -7,8 +7,6 @@ bounds on the time of a lookup or of a grammar are never reached. Tests of the m
 Planners that a test makes itself take a `FixedCurve`, and `FixedAuto` where they would measure their own time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any

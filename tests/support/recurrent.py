@@ -4,8 +4,6 @@ Only the keys are written down here. llama.cpp itself says which tensors a model
 (`llama_model_init_from_user`, from which its own tests make their models).
 """
 
-from __future__ import annotations
-
 import ctypes
 import zlib
 from pathlib import Path

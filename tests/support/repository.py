@@ -1,7 +1,5 @@
 """A git repository for tests."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports scripts that belong to no package."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tokens that spell a text, random text of a grammar, and a constraint that goes its own way from another one."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 

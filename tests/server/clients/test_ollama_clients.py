@@ -2,12 +2,17 @@
 
 import json
 import re
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import ollama
 import pytest
 from live import Live, Scripted, prompt_of
 from recorded import GAP, OLLAMA, ZED_STOPS, Recorded
+
+from rest_local.errors import OptionError
 
 CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "b.py"}}\n</tool_call>'
 
@@ -83,3 +88,155 @@ def test_obsidian_reads_the_lines_of_a_whole_answer(scripted: Scripted) -> None:
     answer = send(live, OLLAMA["OBSIDIAN_PROMPT"])
     steps = [json.loads(step) for step in answer.text.split("\n") if step]
     assert "".join(step["response"] for step in steps).strip() == "Hello world"
+
+
+# ---- The package ollama --------------------------------------------------------------------------------------------
+
+
+MESSAGES = [{"role": "user", "content": "Write a function that adds two numbers."}]
+SAME = {"temperature": 0, "num_predict": 24}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Reads a file.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
+
+
+@pytest.fixture
+def client(demo: Live) -> Iterator[ollama.Client]:
+    with ollama.Client(host=demo.url) as client:
+        yield client
+
+
+def test_a_chat_and_its_stream_have_the_same_text(client: ollama.Client) -> None:
+    whole = client.chat("demo", MESSAGES, options=SAME)
+    parts = list(client.chat("demo", MESSAGES, options=SAME, stream=True))
+    assert "".join(part.message.content or "" for part in parts) == whole.message.content != ""
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1].done_reason == whole.done_reason == "length"
+    assert parts[-1].eval_count == whole.eval_count == 24
+    assert parts[-1].prompt_eval_count == whole.prompt_eval_count > 10, "cached tokens count as well"
+    assert whole.total_duration >= whole.eval_duration > 0
+    assert whole.message.role == "assistant"
+
+
+def test_a_prompt_is_answered_in_the_template_and_raw_text_continued(client: ollama.Client) -> None:
+    asked = client.generate("demo", "def add(a, b):", system="You write Python.", options=SAME)
+    raw = client.generate("demo", "def add(a, b):", raw=True, options=SAME)
+    assert asked.response != raw.response
+    assert asked.prompt_eval_count > raw.prompt_eval_count
+    assert raw.context is None
+    assert len(asked.context) == asked.prompt_eval_count + asked.eval_count
+    again = client.generate("demo", "And now subtract.", context=asked.context, options=SAME)
+    assert again.prompt_eval_count > len(asked.context)
+    assert list(again.context[: len(asked.context)]) == list(asked.context)
+
+
+def test_a_gap_is_filled(client: ollama.Client) -> None:
+    found = client.generate("demo", "def add(a, b):\n    return ", suffix="\n\nprint(add(1, 2))", options=SAME)
+    assert found.response
+    assert found.context is None
+
+
+def test_a_schema_is_kept(client: ollama.Client) -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    options = {"temperature": 0, "num_predict": 64}
+    chat = client.chat("demo", MESSAGES, format=schema, options=options)
+    assert isinstance(json.loads(chat.message.content)["age"], int)
+    plain = client.generate("demo", "x", format="json", raw=True, options=options | {"num_predict": 3})
+    assert plain.response.lstrip().startswith("{")
+
+
+def test_models_are_listed_and_shown(client: ollama.Client) -> None:
+    listed = client.list().models
+    assert [model.model for model in listed] == ["coder:latest", "demo:latest"]
+    assert listed[0].size > 1_000_000
+    assert (listed[0].details.format, listed[0].details.quantization_level) == ("gguf", "Q8_0")
+    (first, _) = client.ps().models
+    assert first.context_length == 2048
+    assert first.expires_at.year > 2100
+    shown = client.show("coder:latest")
+    assert shown.modelinfo["llama.context_length"] == 2048
+    assert "completion" in shown.capabilities
+    assert "insert" in shown.capabilities
+    assert "tools" not in shown.capabilities, "the demo model's template knows none"
+
+
+def test_without_a_prompt_the_model_is_loaded_only(client: ollama.Client) -> None:
+    assert client.generate("demo", keep_alive="5m").done_reason == "load"
+    assert client.chat("demo", [], keep_alive=0).done_reason == "load"
+
+
+def test_models_are_neither_fetched_nor_changed(client: ollama.Client) -> None:
+    for call in (lambda: client.pull("x"), lambda: client.copy("x", "y"), lambda: client.delete("x")):
+        with pytest.raises(ollama.ResponseError, match="is not supported") as caught:
+            call()
+        assert caught.value.status_code == 501
+
+
+def test_a_model_without_embeddings_says_so(client: ollama.Client) -> None:
+    for call in (lambda: client.embed("demo", "x"), lambda: client.embeddings("demo", "x")):
+        with pytest.raises(ollama.ResponseError, match="no embeddings") as caught:
+            call()
+        assert caught.value.status_code == 501
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_arrive_whole(hello: Live, stream: bool) -> None:
+    hello.service.answer = ("I read", " it.\n", *CALL, "\n", *CALL.replace("b.py", "c.py"))
+    with ollama.Client(host=hello.url) as client:
+        answer = client.chat("demo", MESSAGES, tools=[TOOL], stream=stream)
+        parts = list(answer) if stream else [answer]
+    calls = [call.function for part in parts for call in part.message.tool_calls or ()]
+    assert [(call.name, dict(call.arguments)) for call in calls] == [
+        ("read_file", {"path": "b.py"}),
+        ("read_file", {"path": "c.py"}),
+    ]
+    assert "".join(part.message.content or "" for part in parts).strip() == "I read it."
+    assert parts[-1].done_reason == "stop"
+
+
+def test_a_call_that_is_cut_off_is_left_out(quiet: Live) -> None:
+    with ollama.Client(host=quiet.url) as client:
+        stream = client.chat("demo", MESSAGES, tools=[TOOL], stream=True)
+        parts = iter(stream)
+        asked = _started(quiet, parts)
+        asked.give('<tool_call>\n{"name": "read_file", "arguments": {"path": "b')
+        asked.end("length")
+        rest = list(parts)
+    assert not any(part.message.tool_calls for part in rest)
+    assert rest[-1].done_reason == "length"
+
+
+def _started(live: Live, parts: Iterator[ollama.ChatResponse]) -> Any:
+    """The scripted stream of a request, which the first piece of it shows to have begun."""
+    first: list[ollama.ChatResponse] = []
+    reader = threading.Thread(target=lambda: first.append(next(parts)))
+    reader.start()
+    asked = live.service.stream()
+    asked.give("One. ")
+    reader.join(30)
+    assert (first[0].message.content or "").strip() == "One."
+    return asked
+
+
+def test_reasoning_is_apart(hello: Live) -> None:
+    hello.service.answer = ("<think>\nhm", " so\n</think>\n\n", "Four.")
+    with ollama.Client(host=hello.url) as client:
+        whole = client.chat("demo", MESSAGES, think=True)
+        parts = list(client.generate("demo", "2 + 2?", think=True, stream=True))
+    assert (whole.message.thinking, whole.message.content) == ("hm so", "Four.")
+    assert "".join(part.thinking or "" for part in parts) == "hm so"
+    assert "".join(part.response or "" for part in parts) == "Four."
+
+
+def test_a_fault_in_mid_stream_is_an_error(quiet: Live) -> None:
+    with ollama.Client(host=quiet.url) as client:
+        parts = iter(client.chat("demo", MESSAGES, stream=True))
+        asked = _started(quiet, parts)
+        asked.end("error", error=OptionError("it broke"))
+        with pytest.raises(ollama.ResponseError, match="it broke"):
+            list(parts)

@@ -1,7 +1,7 @@
-"""The `openai` package, in addition to `test_openai_client`: the asynchronous client, streamed calls, parsed answers,
-and the class of every error.
-"""
+"""The `openai` package: parsed answers, retries, faults in mid-stream, and what the demo model answers."""
 
+import json
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
@@ -66,3 +66,178 @@ def test_an_error_during_a_stream_is_raised(quiet: Live) -> None:
         submitted.end("error", error=DecodeFailed(-3, 4))
         with pytest.raises(openai.APIError, match="llama_decode"):
             list(stream)
+
+
+# ---- With the demo model -------------------------------------------------------------------------------------------
+
+
+ASKED = [{"role": "user", "content": "Write a function that adds two numbers."}]
+# Two runs of one request give the same bits only in the same batches: alone, not drafted, evaluated whole.
+SAME = {"cache_prompt": False, "ignore_eos": True, "rest_local": {"policy": "off"}}
+
+
+@pytest.fixture
+def client(demo: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="any dummy", max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_and_its_stream_have_the_same_text(client: openai.OpenAI) -> None:
+    options = {"model": "demo", "messages": ASKED, "max_tokens": 40, "temperature": 0, "extra_body": SAME}
+    whole = client.chat.completions.create(**options)
+    chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content != ""
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason == "length"
+    last = chunks[-1]
+    assert last.choices == []
+    assert last.usage.completion_tokens == whole.usage.completion_tokens == 40
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+    assert last.timings["predicted_n"] == 40
+    assert {"draft_n", "draft_n_accepted", "prompt_ms", "predicted_per_second"} <= last.timings.keys()
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_seed_draws_the_same_again(client: openai.OpenAI) -> None:
+    def answers(seed: int, n: int = 1) -> list[str]:
+        made = client.chat.completions.create(
+            model="demo", messages=ASKED, max_tokens=16, temperature=1.5, seed=seed, n=n, extra_body=SAME
+        )
+        return [choice.message.content for choice in made.choices]
+
+    assert len(set(answers(seed=2**40 + 3, n=3))) > 1, "each choice draws for itself"
+    assert answers(seed=11) == answers(seed=11)
+
+
+def test_logprobs_of_the_target(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(
+        model="demo", messages=ASKED, max_tokens=12, temperature=0, logprobs=True, top_logprobs=3, extra_body=SAME
+    )
+    entries = made.choices[0].logprobs.content
+    assert len(entries) == made.usage.completion_tokens == 12
+    assert b"".join(bytes(e.bytes) for e in entries).decode() == made.choices[0].message.content
+    for entry in entries:
+        tops = [top.logprob for top in entry.top_logprobs]
+        assert tops == sorted(tops, reverse=True)
+        assert len(tops) == 3
+        assert entry.logprob == tops[0] <= 0, "greedy: the token itself is the likeliest"
+
+
+def test_prediction_is_counted(client: openai.OpenAI) -> None:
+    """With a policy whose drafts do not depend on measured times."""
+    prompt = [{"role": "user", "content": "Say it again."}]
+    said = client.chat.completions.create(model="demo", messages=prompt, max_tokens=60, temperature=0)
+    text = said.choices[0].message.content
+    again = client.chat.completions.create(
+        model="demo",
+        messages=prompt,
+        max_tokens=60,
+        temperature=0,
+        prediction={"type": "content", "content": [{"type": "text", "text": text}]},
+        extra_body={"rest_local": {"policy": "respec"}},
+    )
+    details = again.usage.completion_tokens_details
+    assert again.choices[0].message.content == text
+    assert 0 < details.accepted_prediction_tokens <= again.usage.completion_tokens
+    assert said.usage.completion_tokens_details is None, "without a prediction there are no counts"
+
+
+def test_completions_echo_ids_and_several_prompts(client: openai.OpenAI) -> None:
+    ids = [319, 348, 383]
+    by_id = client.completions.create(
+        model="demo", prompt=ids, max_tokens=4, temperature=0, echo=True, logprobs=1, extra_body=SAME
+    )
+    text = "def _get"
+    alone = client.completions.create(
+        model="demo", prompt=text, max_tokens=4, temperature=0, echo=True, extra_body=SAME
+    )
+    by_text = client.completions.create(  # of which, in one batch, near-ties may come out another way
+        model="demo", prompt=[text, text], max_tokens=4, temperature=0, n=2, echo=True, extra_body=SAME
+    )
+    assert by_id.choices[0].text.startswith(text)
+    assert [choice.index for choice in by_text.choices] == [0, 1, 2, 3]
+    assert all(choice.text.startswith(text) for choice in by_text.choices)
+    assert alone.choices[0].text == by_id.choices[0].text
+    logprobs = by_id.choices[0].logprobs
+    assert "".join(logprobs.tokens) == by_id.choices[0].text
+    assert logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in logprobs.token_logprobs[1:])
+    assert all(isinstance(value, float) for value in logprobs.token_logprobs[3:])
+    assert logprobs.text_offset[3] == len(text)
+
+
+def test_suffix_fills_the_gap(client: openai.OpenAI) -> None:
+    made = client.completions.create(
+        model="demo", prompt="def add(a, b):\n    return", suffix="\n\nprint(add(1, 2))\n", max_tokens=8, temperature=0
+    )
+    assert made.usage.prompt_tokens > 10
+    assert made.choices[0].text
+
+
+ADDING = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
+
+
+def test_a_forced_call_is_made_and_streamed(client: openai.OpenAI) -> None:
+    choice = {"type": "function", "function": {"name": "add"}}
+    options = {"model": "demo", "messages": ASKED, "tools": ADDING, "tool_choice": choice, "max_tokens": 300}
+    options |= {"temperature": 0, "parallel_tool_calls": False, "extra_body": SAME | {"ignore_eos": False}}
+    made = client.chat.completions.create(**options)
+    assert made.choices[0].finish_reason == "tool_calls"
+    assert not made.choices[0].message.content
+    (call,) = made.choices[0].message.tool_calls
+    assert call.id
+    assert call.function.name == "add"
+    arguments = json.loads(call.function.arguments)
+    assert all(isinstance(arguments[name], int) for name in ("a", "b"))
+    with client.chat.completions.stream(**options) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0].message.tool_calls[0].function
+    assert (streamed.name, streamed.arguments) == (call.function.name, call.function.arguments)
+
+
+def test_an_echoed_prompt_has_log_probabilities(client: openai.OpenAI) -> None:
+    """An answer that is sent back as a prompt has the same log-probabilities. With 150 tokens, it is scored in three
+    parts."""
+    options = {"model": "demo", "temperature": 0, "extra_body": SAME}
+    for prompt in (
+        "def main():\n",
+        "import os\n",
+        "class Queue:\n",
+        "x = [1, 2]\n",
+        "def read(path):\n",
+        "for i in range(3):\n",
+    ):
+        said = client.completions.create(prompt=prompt, max_tokens=150, logprobs=2, **options).choices[0]
+        text = prompt + said.text
+        asked = options | {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 2}
+        streamed = next(iter(client.completions.create(**asked, stream=True))).choices[0]
+        choice = client.completions.create(**asked).choices[0]
+        assert choice.text == streamed.text == text
+        told = choice.logprobs
+        assert told.tokens == streamed.logprobs.tokens
+        assert told.token_logprobs[1:] == pytest.approx(streamed.logprobs.token_logprobs[1:], abs=0.2)
+        assert told.token_logprobs[0] is None
+        assert told.top_logprobs[0] is None
+        own = len(said.logprobs.tokens)
+        if told.tokens[-own:] == said.logprobs.tokens:  # a text need not be tokenized as it was said
+            break
+    else:
+        pytest.fail("none of the texts is tokenized as it was said")
+    assert told.token_logprobs[-own:] == pytest.approx(said.logprobs.token_logprobs, abs=0.2)
+    assert told.text_offset[-own] == len(prompt)
+    assert all(len(top) == 2 for top in told.top_logprobs[1:])

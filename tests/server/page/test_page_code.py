@@ -118,8 +118,7 @@ def test_completed_code_is_coloured_and_prose_is_not(quiet: Live, opened: Open, 
     ):
         page.locator(f"#{mode} textarea").first.fill(given)
         page.locator(f"#{mode} .send").click()
-        quiet.service.stream(number).give(more)
-        quiet.service.stream(number).end()
+        quiet.service.say(more, number=number)
         done(page)
         assert page.locator(f"#{mode} article .text").text_content() == given + more
         assert painted(page).get("keyword", []) == found

@@ -120,8 +120,7 @@ def test_edited_messages_and_new_answers_are_branches(quiet: Live, opened: Open)
     page = opened(quiet)
 
     def answer(number: int, text: str) -> None:
-        quiet.service.stream(number).give(text)
-        quiet.service.stream(number).end()
+        quiet.service.say(text, number=number)
         expect(answers(page).last).to_have_text(text)
         done(page)
 
@@ -276,8 +275,7 @@ def test_two_tabs_show_the_same(hello: Live, opened: Open) -> None:
 def test_two_tabs_that_answer_at_once_lose_nothing(quiet: Live, opened: Open) -> None:
     one = opened(quiet)
     ask(one, "begin")
-    quiet.service.stream(0).give("begun")
-    quiet.service.stream(0).end()
+    quiet.service.say("begun")
     done(one)
     two = opened(quiet, same_browser=one)
     two.get_by_role("button", name="begin").first.click()
@@ -287,8 +285,7 @@ def test_two_tabs_that_answer_at_once_lose_nothing(quiet: Live, opened: Open) ->
     quiet.service.stream(1)
     ask(two, "right")
     for number, text in ((2, "answer of the second tab"), (1, "answer of the first tab")):
-        quiet.service.stream(number).give(text)
-        quiet.service.stream(number).end()
+        quiet.service.say(text, number=number)
     done(one)
     done(two)
     for page in (one, two):
@@ -308,8 +305,7 @@ def test_a_conversation_that_is_still_written_is_not_lost(quiet: Live, opened: O
     two.locator("#delete").click()
     expect(names(one)).to_have_count(0)
     expect(answers(one)).to_have_text("half")
-    quiet.service.stream(0).give(" and whole")
-    quiet.service.stream(0).end()
+    quiet.service.say(" and whole")
     done(one)
     expect(names(two)).to_have_text(["begin"])
     assert sorted(each["content"] for each in stored(two)) == ["begin", "half and whole"]
@@ -332,8 +328,7 @@ def test_what_there_is_of_an_answer_survives_its_tab(quiet: Live, opened: Open) 
     expect(answers(two)).to_contain_text("part part")
     expect(two.locator("#chat article .foot")).to_contain_text("unfinished")
     two.get_by_role("button", name="Regenerate").click()
-    quiet.service.stream(1).give("whole")
-    quiet.service.stream(1).end()
+    quiet.service.say("whole", number=1)
     done(two)
     expect(two.locator("#chat article .place-of")).to_have_text("2/2")
 

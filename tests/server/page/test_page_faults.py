@@ -119,8 +119,7 @@ def test_a_model_without_a_template_completes(scripted: Callable[..., Live], ope
     page.get_by_role("button", name="Go to Complete").click()
     page.locator("#text").fill("a = ")
     page.keyboard.press("Control+Enter")
-    live.service.stream().give("1")
-    live.service.stream().end()
+    live.service.say("1")
     expect(page.locator("#complete article .text")).to_have_text("a = 1")
 
 

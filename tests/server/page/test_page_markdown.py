@@ -152,9 +152,7 @@ def test_every_style_has_a_name_and_enough_contrast(quiet: Live, opened: Open) -
 def test_plain_text_can_be_chosen_and_is_remembered(quiet: Live, opened: Open) -> None:
     page = opened(quiet)
     ask(page, "hello")
-    stream = quiet.service.stream()
-    stream.give("# Title\n- one\n```\nx\n```\n")
-    stream.end()
+    quiet.service.say("# Title\n- one\n```\nx\n```\n")
     done(page)
     size = "each => getComputedStyle(each).fontSize"
     display = "each => getComputedStyle(each).display"
