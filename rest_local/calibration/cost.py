@@ -314,9 +314,10 @@ class CostCurve:
         known = [step for step in steps if _is_step(step[0], step[2])]
         if busy is None:
             busy = self.busy_now is not None and self.busy_now(sum(ms for _, _, ms in known), len(known))
-        self._queue += [(*step, busy) for step in known]
-        if len(self._queue) >= MAX_QUEUED:
-            self._update()
+        for step in known:
+            self._queue.append((*step, busy))
+            if len(self._queue) >= MAX_QUEUED:
+                self._update()
 
     def is_certain(self, n_ctx: int, sizes: Sequence[int] = SIZES) -> bool:
         """Whether the times of these sizes at this length need no further measurement."""
