@@ -67,7 +67,6 @@ progress = log.getChild("progress")  # messages about work that takes a while
 
 FORMAT = 7
 CONTEXTS = (64, 512, 2048)  # context lengths that `tune_thoroughly` measures, as far as they fit
-ATTENTION = 2.0  # cost of attention on a CPU relative to the products with the weights: 2.2 measured (0.5B, Xeon)
 SELF_TEST_S = 2.0
 
 
@@ -260,7 +259,7 @@ def _estimate(model: Model, context: Context) -> tuple[CostCurve, str]:
         context.clear()
     backends = [name for name in library.backends() if name != "CPU"]
     backend = "CPU" if on_cpu(model) else next((name for name in backends if name in ("CUDA", "Metal")), "")
-    attention = ATTENTION * 2 * model.n_embd * model.n_layer / max(model.n_params, 1)
+    attention = 2 * model.n_embd * model.n_layer / max(model.n_params, 1)
     return estimated(timed, backend, attention)
 
 

@@ -22,7 +22,6 @@ from rest_local.retrieval.segment import Segment
 
 START = 8  # level of evidence of the first place: most answers to an edit begin like the old text
 WINDOW = 400  # places so many tokens before and after the divergence get a probability
-MOVED = 4  # from so many agreeing tokens on, a place outside the window is proposed
 MAX_PLACES = 4  # places proposed at once
 
 # From 996 changes in 100 edits of four Python repositories, aligned by a diff, in tokens of Qwen 2.
@@ -188,12 +187,12 @@ class Prediction:
                 self._at, self.level, self._alignment = places[0][0], START + 1, None
 
     def _anywhere(self, context: Sequence[int]) -> list[tuple[int, float]]:
-        """Places in the whole prediction at which at least MOVED tokens agree."""
+        """Places in the whole prediction at which tokens agree, the most first."""
         if self._everywhere is None:
             self._everywhere = Segment.of([self.tokens], MAX_VOCABULARY)
         found = self._everywhere.rows(context, MAX_PLACES, 1)
         pairs = zip(found.positions.tolist(), found.match.tolist(), strict=True)
-        return [(place, 1.0 - 1.0 / match) for place, match in pairs if match >= MOVED]
+        return [(place, 1.0 - 1.0 / match) for place, match in pairs]
 
     def _rows_at(self, places: list[tuple[int, int]], depth: int) -> Rows:
         inside = [(place, level) for place, level in places if place < len(self.tokens)]

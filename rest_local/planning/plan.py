@@ -2,7 +2,7 @@
 
 - `Prices` gives the milliseconds of a step by its number of tokens: the cost curve plus the driver's own time.
 - `Budget` bounds what a request may lose to drafts that fail, in milliseconds. It begins with a share of what drafts
-  save for a request on average (`Savings`), every step earns the same share of a plain step, a draft pays what it costs
+  save for a request on average (`Savings`), every step earns a small share of a plain step, a draft pays what it costs
   beyond a plain step, and accepted tokens pay back what they save. A draft may cost at most the credit. So at any point
   of a request, whatever the text and however wrong the estimates are, drafts have lost at most what it began with and
   `ALLOWANCE` of its plain time.
@@ -142,8 +142,9 @@ REFRESH_MS = 100.0  # of plain steps, after which the price table is computed ag
 RETURN = 0.25  # of what a draft costs beyond a plain step, that it must be expected to save: the tree that looks best
 # has the luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them
 
-ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose, and of what drafts save for a request
-FIRST_SAVING = LARGEST  # plain steps that drafts are taken to save for a request before there was one
+ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
+SAVINGS_SHARE = 0.05  # of what drafts save for a request, that the next one may lose at once
+FIRST_SAVING = 40.0  # plain steps that drafts are taken to save for a request before there was one
 
 
 class Savings:
@@ -156,7 +157,7 @@ class Savings:
         """Count a request whose plain step takes `plain` ms, and return what it may lose at once."""
         if not self._requests:
             self._requests, self._total = 1.0, FIRST_SAVING * plain
-        credit = ALLOWANCE * max(0.0, self._total / self._requests)
+        credit = SAVINGS_SHARE * max(0.0, self._total / self._requests)
         self._requests = 1 + (1 - SMOOTHING) * self._requests
         self._total *= 1 - SMOOTHING
         return credit

@@ -17,7 +17,7 @@ from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.acceptance import RATE, SLOTS, Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
-from rest_local.planning.plan import ALLOWANCE, FIRST_SAVING, Budget, Plan, Savings, longest_wait
+from rest_local.planning.plan import ALLOWANCE, FIRST_SAVING, SAVINGS_SHARE, Budget, Plan, Savings, longest_wait
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval.growing import GrowingText
 
@@ -132,7 +132,7 @@ def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(curve: CostCu
     for step in range(1, 300):
         sources = _at_the_end_of(stored, 40)
         machine.step(sources, lambda tree: [7], StepContext(512, 63, 8))
-        assert machine.spent <= (step * (1 + ALLOWANCE) + ALLOWANCE * FIRST_SAVING) * plain + 1e-6
+        assert machine.spent <= (step * (1 + ALLOWANCE) + SAVINGS_SHARE * FIRST_SAVING) * plain + 1e-6
     assert sum(machine.sizes) > 0 or not certain
 
 
@@ -302,7 +302,7 @@ def test_a_request_may_lose_a_share_of_what_drafts_saved_for_earlier_ones() -> N
     for _ in range(200):
         savings.begin(10.0)
         savings.add(500.0)
-    assert savings.begin(10.0) == pytest.approx(ALLOWANCE * 500.0, rel=0.01)
+    assert savings.begin(10.0) == pytest.approx(SAVINGS_SHARE * 500.0, rel=0.01)
     for _ in range(200):
         savings.begin(10.0)
         savings.add(-1.0)
