@@ -150,7 +150,7 @@ def first_token(server: Process, rounds: int) -> dict[str, Any]:
         "first_ms": round(median(waited), 2),
         "over_forward_ms": round(median(over), 2),
         "over_forward_p90_ms": round(quantiles(over, n=10)[-1], 2),
-        "target_ms": 30,
+        "target_ms": 10,
     }
 
 

@@ -45,6 +45,7 @@ PROBE_EVERY = 1000
 CHAT = [{"role": "user", "content": "Hello"}]
 EXAMPLES: dict[str, list[Any]] = {
     "/v1/chat/completions": [{"messages": CHAT}, {"messages": CHAT, "stream": True, "n": 2, "logprobs": True}],
+    "/v1/chat/completions/input_tokens": [{"messages": CHAT}],
     "/v1/completions": [{"prompt": ["a", "b"], "echo": True, "logprobs": 1}, {"prompt": "x", "suffix": "y"}],
     "/v1/embeddings": [{"input": ["a", "b"], "encoding_format": "base64"}, {"input": [1, 2]}],
     "/v1/rerank": [{"query": "a", "documents": ["b", "c"], "top_n": 1}],
@@ -61,6 +62,7 @@ EXAMPLES: dict[str, list[Any]] = {
             "previous_response_id": "resp_0",
         },
     ],
+    "/v1/responses/input_tokens": [{"input": "Hello"}],
     "/v1/messages": [
         {"messages": CHAT, "max_tokens": 4, "system": [{"type": "text", "text": "s"}]},
         {
@@ -80,6 +82,7 @@ EXAMPLES: dict[str, list[Any]] = {
     "/tokenize": [{"content": "né 🙂", "with_pieces": True}],
     "/detokenize": [{"tokens": [1, 2, 3]}],
     "/apply-template": [{"messages": CHAT}],
+    "/slots/{id}": [{"filename": "talk"}],
     "/datastores/{name}/search": [{"text": "def main", "limit": 3}],
     "/datastores/{name}/documents": [{"name": "a/b.py", "text": "def main():\n    pass\n"}],
     "/api/chat": [{"model": "demo", "messages": CHAT, "options": {"num_predict": 2}}],
