@@ -1,7 +1,5 @@
 """Fixtures for the tests of the llama room."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The scripts of the demo model's recipe as modules, and the committed demo model."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

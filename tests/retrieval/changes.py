@@ -1,7 +1,5 @@
 """A datastore in which every kind of change has something to do, and the changes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A folder of files, the datastore that is kept up to date with it, and what it must hold."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

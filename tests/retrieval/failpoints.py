@@ -2,8 +2,6 @@
 any of them would leave.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

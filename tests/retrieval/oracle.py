@@ -1,7 +1,5 @@
 """The naive search that the tests compare with: every position of every document, one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rest_local.retrieval import MAX_MATCH, Rows

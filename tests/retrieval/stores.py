@@ -1,7 +1,5 @@
 """Small datastores for tests, and the content that a reader must see in them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

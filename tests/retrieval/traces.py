@@ -1,7 +1,5 @@
 """A text that is looked for in every byte of every file, in all the forms that files of rest-local have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 UNIT = "Q7zK!x9w"

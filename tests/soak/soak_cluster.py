@@ -4,8 +4,6 @@ on a Ray cluster of two nodes, of which a node, the driver or a process is kille
 Not collected by `make test`, whose tests kill a few times.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -12,8 +12,6 @@ What must hold: the server stays alive and answers every whole request; a 500 ha
 descriptors do not grow; a valid request in between works.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

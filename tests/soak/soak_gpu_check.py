@@ -1,8 +1,6 @@
 """The GPU script on the CPU with the demo model, all of it. Not collected by `make test`, which looks for its commands
 only; `make soak` runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

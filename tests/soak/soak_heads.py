@@ -4,8 +4,6 @@ Not collected by `make test`; `make soak` runs it. It takes some four minutes. R
 number of requests of all heads together, and REST_LOCAL_SOAK_SEED repeats a run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

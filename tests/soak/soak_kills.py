@@ -8,8 +8,6 @@ before a random file operation, or after a random time. Then the datastore must 
 for the commit before the change or after it. Sometimes two children change it at once, in either order.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import random

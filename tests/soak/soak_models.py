@@ -4,8 +4,6 @@ model does not notice, and nothing stays.
 Not collected by `make test`; `make soak` runs it. REST_LOCAL_SOAK_KILLS is the number of kills.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import random

@@ -4,8 +4,6 @@ Not collected by `make test`; `make soak` runs it. REST_LOCAL_SOAK_SECONDS is th
 REST_LOCAL_SOAK_SEED repeats one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 Not collected by `make test`; `make soak` runs it.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess
