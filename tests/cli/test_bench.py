@@ -70,18 +70,6 @@ def test_a_file_without_weights_has_no_costs_here(recorded: str, tmp_path: Path,
     assert list(json.loads(done.out)["curves"]) == list(shipped())
 
 
-def test_history_drafts_the_first_answers_from_the_others(
-    tmp_path: Path, replayed: Callable[..., dict[str, Any]]
-) -> None:
-    path = tmp_path / "answers.jsonl"
-    path.write_text("\n".join(json.dumps({"instruction": f"q{n}", "output": COPY}) for n in range(4)))
-    without, with_one = (
-        replayed(str(path), "--curve", FLAT, *history)["curves"][FLAT] for history in ((), ("--history", "1"))
-    )
-    assert without["mat"] < with_one["mat"]
-    assert with_one["by_source"]["history"]["accepted"] > 20
-
-
 def test_history_is_a_number_or_a_file(recorded: str, replayed: Callable[..., dict[str, Any]]) -> None:
     two, first, other = (
         replayed(recorded, "--curve", FLAT, "--history", *given)

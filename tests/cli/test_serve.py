@@ -91,6 +91,7 @@ def test_a_second_sigterm_ends_at_once() -> None:
                     socket.create_connection(("127.0.0.1", client.base_url.port or 0)).close()
                 except OSError:
                     break  # it has seen the first
+                time.sleep(0.01)
             server.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(httpx.HTTPError):
                 seen += lines
