@@ -138,7 +138,7 @@ def test_any_series_of_changes_gives_what_a_dictionary_gives(call: Call, path: P
     path.write_text(KEPT)
     expected = read_text(KEPT)
     values = {"ctx": 4096, "top-k": 7, "temp": 0.5, "history": False, "datastore": ["a", "b"], "system": "be brief"}
-    for _ in range(60):
+    for _ in range(30):
         key, profile = choose.choice(list(values)), choose.choice(["", "", "qwen*", "a.b*", 'x"y'])
         table = expected["profile"].setdefault(profile, {}) if profile else expected
         where = ["--profile", profile] if profile else []

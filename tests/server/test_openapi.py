@@ -17,7 +17,7 @@ from rest_local.server.state import State
 
 DESCRIBED = create_app(State(Settings(), "demo")).state.operations
 OPERATIONS = [(each.method, each.path) for each in DESCRIBED]
-EXAMPLES = int(os.environ.get("REST_LOCAL_EXAMPLES", "3"))  # of each route; `make soak` asks for more, and for others
+EXAMPLES = int(os.environ.get("REST_LOCAL_EXAMPLES", "2"))  # of each route; `make soak` asks for more, and for others
 ALLOWED = {501, 503}  # what this model cannot, and a server that is full, say so
 
 
