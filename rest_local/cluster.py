@@ -25,9 +25,7 @@ _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 def check_address(address: str) -> None:
     """Raises OptionError for the address of a client outside of the cluster, which Ray would allow."""
     if address.startswith("ray://"):
-        raise OptionError(
-            f"cluster {address}: a client outside the cluster cannot stream; run it on a node and give auto"
-        )
+        raise OptionError(f"cluster {address}: a client outside the cluster cannot stream; run it on a node with auto")
 
 
 @contextmanager
@@ -54,9 +52,7 @@ def connected(address: str) -> Iterator[None]:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
     except Exception as error:
-        raise ClusterFailed(
-            f"cluster {address}: {first_line(error)}; start it with `ray start`, or give `local`"
-        ) from error
+        raise ClusterFailed(f"cluster {address}: {first_line(error)}; `ray start` it, or give `local`") from error
     try:
         _restore(handlers)
         yield

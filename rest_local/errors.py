@@ -248,9 +248,7 @@ class PromptEmpty(GenerationError):
 
 class TemplateFailed(GenerationError):
     def __init__(self, cause: str) -> None:
-        super().__init__(
-            f"the model's chat template: {' '.join(cause.split())}; check the order and roles of the messages"
-        )
+        super().__init__(f"the model's chat template: {' '.join(cause.split())}; check order and roles of the messages")
         self.cause = cause
 
 
@@ -285,9 +283,7 @@ class ReaderTooSlow(GenerationError):
 
 class DecodeFailed(GenerationError):
     def __init__(self, code: int, n_tokens: int) -> None:
-        super().__init__(
-            f"llama_decode returned {code} for a batch of {n_tokens} tokens; the state was cleared, try again"
-        )
+        super().__init__(f"llama_decode returned {code} for {n_tokens} tokens; the state was cleared, try again")
         self.code = code
 
 
@@ -366,6 +362,4 @@ class CorpusEmpty(DatastoreError):
 
 class CorpusTooLarge(DatastoreError):
     def __init__(self, n_tokens: int) -> None:
-        super().__init__(
-            f"corpus of {n_tokens} tokens: a segment holds fewer than 2147483648; build several datastores"
-        )
+        super().__init__(f"corpus of {n_tokens} tokens: a segment holds fewer than 2^31; build several datastores")

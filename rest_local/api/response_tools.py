@@ -95,9 +95,7 @@ class Toolbox:
             self.left_out.add(kind)
             return False
         else:
-            raise wrong(
-                f"{place}.type", f"tools of type {str(kind)[:40]!r} are not supported, only function and custom"
-            )
+            raise wrong(f"{place}.type", f"tools of type {str(kind)[:40]!r} are not supported; function and custom are")
         return True
 
     def _keep(self, tool: Offered, place: str) -> None:

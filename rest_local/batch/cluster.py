@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import pickle
 import socket
@@ -257,9 +258,7 @@ def _share(cluster: Cluster, config: EngineConfig) -> _Share:
     cpus = cluster.cpus or config.threads
     if cpus is None:
         cpus = 1 if gpus else int(min((node["CPU"] for node in nodes if node.get("CPU", 0) >= 1), default=1))
-    room = sum(
-        int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) / gpus if gpus else float("inf"))) for node in nodes
-    )
+    room = sum(int(min(node.get("CPU", 0) // cpus, node.get("GPU", 0) / gpus if gpus else math.inf)) for node in nodes)
     if not room and cluster.replicas is None:
         wanted = f"{cpus} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
         raise ClusterFailed(f"no node of the cluster has {wanted} for a replica; give fewer `cpus` or `gpus`")

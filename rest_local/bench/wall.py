@@ -157,9 +157,7 @@ def _report(
     name: str, settings: ContextSettings, rounds: Sequence[Sequence[Measured]], implied: dict[str, Any]
 ) -> dict[str, Any]:
     """The object of `--json`; each answer counts with the median of its rounds."""
-    plain, drafted = (
-        sum(median(run[side] for run in answer) for answer in zip(*rounds, strict=True)) for side in (0, 1)
-    )
+    plain, drafted = (sum(median(run[side] for run in each) for each in zip(*rounds, strict=True)) for side in (0, 1))
     runs = [run[2] for row in rounds for run in row]
     tokens, steps = sum(run[2].generated for run in rounds[0]), sum(run.steps for run in runs)
     return {

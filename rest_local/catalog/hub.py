@@ -378,12 +378,8 @@ def _failed(name: str, error: OSError) -> HubError:
         way_out = "make room and pull again, which goes on where it stopped; or set HF_HOME to another disk"
         return DownloadFailed(name, "the disk is full", way_out)
     if error.errno is not None:
-        return DownloadFailed(
-            name, f"{error.filename or 'the cache'} cannot be written: {error.strerror}", "set HF_HOME"
-        )
-    return DownloadFailed(
-        name, f"the download broke off: {_short(error)}", "pull it again, which goes on where it stopped"
-    )
+        return DownloadFailed(name, f"{error.filename or 'the cache'} is not writable: {error.strerror}", "set HF_HOME")
+    return DownloadFailed(name, f"the download broke off: {_short(error)}", "pull it again, which goes on from there")
 
 
 def _short(error: BaseException) -> str:

@@ -111,9 +111,7 @@ def _hub() -> Iterator[StoredModel]:
     for folder in _folders(hub_cache()):
         if folder.name.startswith("models--"):
             repo = folder.name.removeprefix("models--").replace("--", "/")
-            files = {
-                path.relative_to(shot).as_posix(): path for shot in _snapshots(folder) for path in _model_files(shot)
-            }
+            files = {path.relative_to(at).as_posix(): path for at in _snapshots(folder) for path in _model_files(at)}
             yield from _of_repository(repo, files, "hub")
 
 

@@ -389,9 +389,7 @@ def keep_answer(path: Path, text: str) -> Path | None:
 
     name = re.sub(r"[^\w.-]+", "-", path.name)[:40]
     try:
-        with NamedTemporaryFile(
-            "w", prefix="rest-local-", suffix=f"-{name}.md", delete=False, encoding="utf-8"
-        ) as file:
+        with NamedTemporaryFile("w", prefix="rest-local-", suffix=f"-{name}.md", delete=False, encoding="utf8") as file:
             file.write(text)
     except OSError as error:
         warn(f"the answer is not kept: {error.filename or 'temporary folder'}: {error.strerror}")

@@ -115,9 +115,7 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterato
         for at, cell in enumerate(row[:-1]):
             widths[at] = max(widths.get(at, 0), len(cell))
     for row in rows:
-        cells = [
-            f"{cell:>{widths[at]}}" if at in right else f"{cell:<{widths[at]}}" for at, cell in enumerate(row[:-1])
-        ]
+        cells = [f"{cell:>{widths[i]}}" if i in right else f"{cell:<{widths[i]}}" for i, cell in enumerate(row[:-1])]
         yield printable("  ".join([*cells, row[-1]]))
 
 

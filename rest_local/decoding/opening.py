@@ -80,9 +80,7 @@ def open_encoder(config: EngineConfig) -> Model | None:
     model = Model.open(path, n_gpu_layers=config.n_gpu_layers, options=config.options)
     if pooling_of(model) is None:
         model.close()
-        raise ModelInvalid(
-            path, "reads text in both directions and names no pooling, so it makes neither text nor vectors"
-        )
+        raise ModelInvalid(path, "reads in both directions and names no pooling, so it makes neither text nor vectors")
     return model
 
 

@@ -131,9 +131,7 @@ class DraftStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """The object `draft` of the JSON."""
-        counts = {
-            name: {"drafted": count.drafted, "accepted": count.accepted} for name, count in self.by_source.items()
-        }
+        counts = {name: {"drafted": each.drafted, "accepted": each.accepted} for name, each in self.by_source.items()}
         of_model = self.draft_model_ms_per_step
         return {
             "steps": self.steps,

@@ -155,9 +155,8 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(names, Mapping) or not isinstance(required, list) or schema.get("type") != "object":
         return schema
     others = any(name in schema for name in (*_COMPOSED, "additionalProperties", "patternProperties"))
-    return (
-        schema if others or not names.keys() >= set(map(str, required)) else {**schema, "additionalProperties": False}
-    )
+    closes = not others and names.keys() >= set(map(str, required))
+    return {**schema, "additionalProperties": False} if closes else schema
 
 
 def _number_limits(schema: Schema, step: float | None) -> dict[str, float]:
@@ -195,9 +194,7 @@ def _respelled(schema: dict[str, Any]) -> dict[str, Any]:
         if name in schema:
             raise OptionError(f"JSON schema: {name} is of draft 3 and cannot be kept; leave it out")
     if schema.get("required") is True:
-        raise OptionError(
-            "JSON schema: required: true is of draft 3; give a list of names, `required`, next to `properties`"
-        )
+        raise OptionError("JSON schema: required: true is of draft 3; give a list of names, next to `properties`")
     found = {name: value for name, value in schema.items() if not _says_nothing(name, value, schema)}
     for name in _COUNTS:
         if isinstance(found.get(name), float) and found[name].is_integer():

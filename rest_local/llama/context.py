@@ -83,9 +83,7 @@ class Batch:
         Raises ValueError if n exceeds the capacity, or a number of ids `max_ids`.
         """
         n = len(np.asarray(tokens))
-        columns = (
-            np.broadcast_to(np.asarray(column, np.int32), n).tolist() for column in (pos, first_id, n_ids, output)
-        )
+        columns = (np.broadcast_to(np.asarray(each, np.int32), n).tolist() for each in (pos, first_id, n_ids, output))
         self.load(np.asarray(tokens, np.int32).tolist(), *columns)
 
     def load(self, tokens: list[int], pos: list[int], first_id: list[int], n_ids: list[int], output: list[int]) -> None:
@@ -230,9 +228,7 @@ class ContextSettings:
             most = MOST_IDS // max(self.n_branches, 1)
             raise OptionError(f"{self.n_slots} slots: llama.cpp has sequence ids for 1 to {most}; give fewer `slots`")
         if 0 < self.n_cells < self.n_ctx:
-            raise OptionError(
-                f"{self.n_cells} cells hold no context of {self.n_ctx} tokens; raise `cells` or lower `n_ctx`"
-            )
+            raise OptionError(f"{self.n_cells} cells hold no context of {self.n_ctx} tokens; change `cells` or `n_ctx`")
         if min(self.threads, self.threads_batch) < 0:
             fewest = min(self.threads, self.threads_batch)
             raise OptionError(f"{fewest} threads: give a positive number, or 0 for the default")

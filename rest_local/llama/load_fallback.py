@@ -210,9 +210,7 @@ def works(model: Model, settings: ContextSettings) -> bool:
     files = check_headers(model.path)
     failed = attempt(model.path, model.n_gpu_layers, model.options, [settings], settings.n_ctx, timeout_seconds(files))
     if failed is not None:
-        log.warning(
-            "model %s: llama.cpp %s while %s; these settings are not used", model.path, failed.cause, failed.during
-        )
+        log.warning("model %s: llama.cpp %s while %s; settings are not used", model.path, failed.cause, failed.during)
     return failed is None
 
 

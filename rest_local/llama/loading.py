@@ -134,9 +134,7 @@ def _devices(names: tuple[str, ...]) -> Any:
     wanted = () if names == ("none",) else names
     for name in wanted:
         if name not in known:
-            raise OptionError(
-                f"device {name}: this llama.cpp has {', '.join(known) or 'no GPU'}; `none` uses the CPU only"
-            )
+            raise OptionError(f"device {name}: this llama.cpp has {', '.join(known) or 'no GPU'}; `none` uses the CPU")
     return (ctypes.c_void_p * (len(wanted) + 1))(*(known[name] for name in wanted), None)
 
 

@@ -204,9 +204,7 @@ class ModelOptions:
         if self.tensor_split and not sum(self.tensor_split):
             raise OptionError("tensor split: at least one share must be above 0")
         if self.flash_attention == "off" and self.cache_type_v not in (None, *FLOAT_CACHE_TYPES):
-            raise OptionError(
-                f"cache type V {self.cache_type_v} needs flash attention; leave `flash_attention` at auto"
-            )
+            raise OptionError(f"cache type V {self.cache_type_v} needs flash attention; leave `flash_attention` auto")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelOptions:

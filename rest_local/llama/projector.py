@@ -318,9 +318,7 @@ def _mtmd() -> Any:
     try:
         from llama_cpp import mtmd_cpp
     except (ImportError, OSError, FileNotFoundError, RuntimeError) as error:
-        raise ProjectorInvalid(
-            "", f"this llama-cpp-python has no libmtmd ({error})", "install one that has it"
-        ) from None
+        raise ProjectorInvalid("", f"this llama-cpp-python has no libmtmd ({error})", "install one with it") from None
     if lacks := needed.lacking_for_images(mtmd_cpp):
         raise ProjectorInvalid("", f"this llama-cpp-python lacks {needed.few(lacks)}", "install one that has it")
     if not _forwarded:

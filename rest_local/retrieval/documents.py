@@ -321,9 +321,7 @@ class StateTable(_Names):
         self._ends = np.frombuffer(data, "<u8", states + 1, STATES_HEAD + 16 * states)
         at = STATES_HEAD + 16 * states + 8 * (states + 1)
         self.documents: Int64Array = np.frombuffer(data, "<u4", states, at).astype(np.int64)
-        orderly = (
-            int(self._ends[0]) == 0 and int(self._ends[-1]) == names and bool((np.diff(self._ends) <= names).all())
-        )
+        orderly = self._ends[0] == 0 and self._ends[-1] == names and bool((np.diff(self._ends) <= names).all())
         if not orderly or int(self.documents.max()) >= documents:
             raise DatastoreCorrupt(path, "the table of file states points outside itself")
 

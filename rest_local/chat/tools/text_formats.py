@@ -317,9 +317,7 @@ def _restored(value: Any, aliases: Mapping[str, str]) -> Any:
 def _has_comment(text: str) -> bool:
     """Whether there is a comment, which Python's parser would drop."""
     try:
-        return any(
-            part.type == tokenize.COMMENT for part in tokenize.generate_tokens(io.StringIO(text.strip()).readline)
-        )
+        return any(it.type == tokenize.COMMENT for it in tokenize.generate_tokens(io.StringIO(text.strip()).readline))
     except (tokenize.TokenError, SyntaxError):
         return True
 

@@ -433,7 +433,5 @@ def _is_present(path: str, known: Mapping[str, FileState], missing: bool) -> boo
             if not any(True for _ in entries) and any(name.startswith(inside) for name in known):
                 what = "is empty now, while the datastore holds files of it"
     if what and not missing:
-        raise InputInvalid(
-            "path", printable(path), f"{what}; mount it, or update with `missing=True` to delete its files"
-        )
+        raise InputInvalid("path", printable(path), f"{what}; mount it, or delete its files with `missing=True`")
     return os.path.exists(path)
