@@ -177,20 +177,16 @@ class Predictions:
 
     def tokenize(self, text: str) -> NDArray[np.int32]:
         """The tokens of a text. Where there are more than `most`, the rest of the text is not read."""
-        tokens = self._vocabulary.tokenize(text, most=self.most)
-        if len(tokens) > self.most:
-            self._warn()
-        return tokens[: self.most]
+        return self._cut(self._vocabulary.tokenize(text, most=self.most))
 
     def take(self, tokens: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
         """Given ids, up to the first that the model does not have."""
-        if len(tokens) > self.most:
-            self._warn()
-        ids = np.asarray(tokens[: self.most])
+        ids = self._cut(np.asarray(tokens[: self.most + 1]))
         unknown = np.flatnonzero((ids < 0) | (ids >= self._vocabulary.size))
         return ids[: unknown[0] if len(unknown) else None].astype(np.int32)
 
-    def _warn(self) -> None:
-        if not self._warned:
+    def _cut(self, ids: NDArray[Any]) -> NDArray[Any]:
+        if len(ids) > self.most and not self._warned:
             self._warned = True
             log.warning("a prediction is longer than %d tokens; only its beginning is drafted from", self.most)
+        return ids[: self.most]
