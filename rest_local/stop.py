@@ -1,7 +1,8 @@
-"""Stops a thread that loads a model or measures with llama.cpp, when its work is not needed any more.
+"""How work ends: `Closing`, the base of what is closed at the end of a block, and `Stop`, which stops a thread that
+loads a model or measures with llama.cpp, when its work is not needed any more.
 
-Contract: the thread works inside `with stop.here():`. `set`, called from another thread, aborts its decode (on the CPU)
-and lets its next decode raise ServiceClosed. Other threads are not affected, nor is this thread after the block.
+Contract of `Stop`: the thread works inside `with stop.here():`. `set`, called from another thread, aborts its decode
+(on the CPU) and lets its next decode raise ServiceClosed. Other threads are not affected, nor is this one afterwards.
 This module knows nothing about llama.cpp: `rest_local.llama.context` calls `enter` before every decode.
 """
 
@@ -10,10 +11,27 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from rest_local.errors import ServiceClosed
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _here = threading.local()
+
+
+class Closing:
+    """A context manager whose block ends with `close`."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Stop:

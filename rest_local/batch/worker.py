@@ -37,7 +37,6 @@ from rest_local.api.vectors import embeddings
 from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, LIMITS, Job
 from rest_local.catalog.describe import header_of
 from rest_local.catalog.stores import model_file
-from rest_local.closing import Closing
 from rest_local.decoding.batch import Batch, Finished
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.opening import free_memory, uses_gpu
@@ -47,6 +46,7 @@ from rest_local.llama.context import MOST_IDS, ContextSettings
 from rest_local.llama.embedding import Embedder
 from rest_local.llama.gguf import check_headers, read_gguf, trained_context
 from rest_local.llama.options import MAX_SEED
+from rest_local.stop import Closing
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine

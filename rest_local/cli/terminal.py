@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from rest_local.cli.sections import option
-from rest_local.closing import Closing
 from rest_local.errors import OptionError, RestLocalError, in_options, printable
+from rest_local.stop import Closing
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

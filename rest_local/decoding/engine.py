@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
 from rest_local.chat.images import Images, take_images
-from rest_local.closing import Closing
 from rest_local.decoding.batch import Finished, answers
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.decode_context import DecodeContext
@@ -72,6 +71,7 @@ from rest_local.planning.policy import Policy
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.history import History
 from rest_local.retrieval.home import datastore_path
+from rest_local.stop import Closing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

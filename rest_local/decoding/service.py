@@ -45,7 +45,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.closing import Closing
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import ChatOptions, Request, RequestOptions
@@ -54,6 +53,7 @@ from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, Stream
 from rest_local.errors import QueueFull, ServiceClosed
 from rest_local.llama.model import Model
+from rest_local.stop import Closing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -51,7 +51,6 @@ from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from rest_local import stop
-from rest_local.closing import Closing
 from rest_local.errors import OptionError, ServiceClosed, SlotBusy
 from rest_local.kv_cache.slot import Slot
 from rest_local.kv_cache.slots import Slots
@@ -59,6 +58,7 @@ from rest_local.llama import library
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.model import Model
 from rest_local.paths import delete_unfinished, replacing
+from rest_local.stop import Closing
 
 log = logging.getLogger("rest_local.sessions")
 

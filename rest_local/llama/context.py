@@ -29,12 +29,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rest_local import stop
-from rest_local.closing import Closing
 from rest_local.errors import ModelError, OptionError
 from rest_local.llama import library
 from rest_local.llama.cores import default_threads
 from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.options import CACHE_TYPES, LARGEST_DEFAULT, ROPE_SCALINGS, Rope
+from rest_local.stop import Closing
 
 Int32 = NDArray[np.int32]
 

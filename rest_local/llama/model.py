@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rest_local.closing import Closing
 from rest_local.errors import ModelError, ModelInvalid
 from rest_local.llama import library
 from rest_local.llama.gguf import check_headers, identity_of, vocabulary_file
@@ -20,6 +19,7 @@ from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.loading import Adapters, LoadParameters, ensure_loadable, one_line
 from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.vocabulary import Vocabulary
+from rest_local.stop import Closing
 
 _ALL_LAYERS = -1
 

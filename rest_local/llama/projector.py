@@ -34,7 +34,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local import sandbox, stop
-from rest_local.closing import Closing
 from rest_local.errors import GenerationError, ModelInvalid, ModelNotFound, OptionError, ProjectorInvalid
 from rest_local.llama import library, needed
 from rest_local.llama.gguf import check_header, identity_of, read_gguf
@@ -43,6 +42,7 @@ from rest_local.llama.loading import cause_of, one_line
 from rest_local.llama.model import Model
 from rest_local.llama.picture import Pixels, pixels_of
 from rest_local.llama.placeholders import ids_of
+from rest_local.stop import Closing
 
 Rows = NDArray[np.float32]
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.closing import Closing
 from rest_local.errors import GenerationError, OptionError
 from rest_local.grammar.constraint import Constraint
 from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.options import MAX_SEED, Sampling
 from rest_local.llama.vocabulary import Vocabulary
+from rest_local.stop import Closing
 
 __all__ = ["Sampler", "Sampling"]
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_local.closing import Closing
 from rest_local.errors import DatastoreCorrupt
 from rest_local.retrieval.documents import (
     Document,
@@ -33,6 +32,7 @@ from rest_local.retrieval.home import newest_commit, read_manifest
 from rest_local.retrieval.rows import Context, Int32Array, Int64Array, Rows
 from rest_local.retrieval.segment import Segment, search_all
 from rest_local.retrieval.sparse_index import Sample
+from rest_local.stop import Closing
 
 log = logging.getLogger("rest_local.datastore")
 

@@ -16,7 +16,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
@@ -28,11 +28,12 @@ from rest_local.api.errors import ApiError, at_field, headers_of, shape_of
 from rest_local.errors import ReaderTooSlow, RestLocalError, ServiceClosed
 
 if TYPE_CHECKING:
+    from uvicorn.protocols.http.flow_control import FlowControl
+
     from rest_local.decoding.stream import Piece
     from rest_local.decoding.streaming import Stream
-    from rest_local.server.http import TimedProtocol
 
-CONNECTION = "rest_local.connection"  # in the state of a request: the `TimedProtocol` that it came by
+CONNECTION = "rest_local.connection"  # in the state of a request: the `ClientConnection` that it came by
 
 PACE = 0.020
 """Seconds between two events of a stream at least: text that comes 50 times a second looks as if it came at once.
@@ -210,6 +211,14 @@ async def watched(receive: Receive, gone: Callable[[], None]) -> AsyncIterator[N
         watcher.cancel()
 
 
+class ClientConnection(Protocol):
+    """`server.http.TimedProtocol`, for a stream."""
+
+    flow: FlowControl
+
+    def write(self, data: bytes) -> None: ...
+
+
 class EventStream(Response):
     """A stream of events, server-sent ones unless `media_type` says otherwise. After streaming has started, an error
     arrives as the last event, which `error_event` makes, because the HTTP status is already sent."""
@@ -233,7 +242,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, scope: Scope) -> None:
-        client: TimedProtocol = scope["state"][CONNECTION]
+        client: ClientConnection = scope["state"][CONNECTION]
         try:
             async for data in self._events:
                 client.write(data)

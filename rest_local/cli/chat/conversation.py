@@ -20,8 +20,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from rest_local.cli.terminal import warn
-from rest_local.closing import Closing
 from rest_local.errors import InputInvalid, OptionError
+from rest_local.stop import Closing
 
 Message = dict[str, Any]
 

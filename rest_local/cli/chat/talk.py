@@ -21,9 +21,9 @@ from rest_local.cli.chat.conversation import Conversation, NamedSession, text_of
 from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain
 from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
 from rest_local.cli.terminal import counted, fitted, line_of
-from rest_local.closing import Closing
 from rest_local.errors import OptionError
 from rest_local.llama.options import MAX_SEED, Sampling
+from rest_local.stop import Closing
 
 if TYPE_CHECKING:
     from rest_local.decoding.config import EngineConfig

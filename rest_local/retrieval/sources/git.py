@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, ClassVar, NamedTuple
 
-from rest_local.closing import Closing
 from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
 from rest_local.retrieval.sources.listing import git_command, git_environment, records, run_git, started
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
 from rest_local.retrieval.sources.walk import Filters, absolute, decoded, reason_to_skip, wanted_name
+from rest_local.stop import Closing
 
 COMMITS = 1000
 _SHORT = 12
