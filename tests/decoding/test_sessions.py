@@ -247,6 +247,11 @@ def test_damaged_files_cost_evaluating(
         assert answer(engine, text(500)) == (said, 0)
     if damage not in (empty, folder_there):
         assert "is not used" in caplog.text
+    if damage != folder_there:
+        with opened(model) as engine:
+            again, cached = answer(engine, text(500))
+        assert again == said
+        assert cached >= PART, "they were written anew"
 
 
 def test_a_part_that_is_missing_ends_what_is_restored(tiny_model: TinyModel) -> None:
@@ -257,6 +262,19 @@ def test_a_part_that_is_missing_ends_what_is_restored(tiny_model: TinyModel) -> 
     next(path for path in files() if path.stem == names[3]).unlink()
     with opened(model) as engine:
         assert answer(engine, text(900)) == (said, 3 * PART)
+
+
+def test_a_file_that_disappears_while_it_is_restored(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deleted(self: saved.CellFiles, name: str) -> saved.Cells | None:
+        self.path(name).unlink()
+        return read(self, name)
+
+    model, read = tiny_model("llama"), saved.CellFiles._read
+    with opened(model) as engine:
+        said, _ = answer(engine, text(900))
+    monkeypatch.setattr(saved.CellFiles, "_read", deleted)
+    with opened(model) as engine:
+        assert answer(engine, text(900)) == (said, 0)
 
 
 # The disk

@@ -33,19 +33,26 @@ def test_an_adapter_changes_logits_by_its_scale(tiny_model: TinyModel, tmp_path:
     one, two = (tiny_adapter("llama", tmp_path / f"{seed}.gguf", seed=seed, strength=0.02) for seed in (1, 2))
     with Model.open(path) as model:
         plain = _row(model)
-    rows = {}
+    moved = one.with_name("moved.gguf")
+    moved.write_bytes(one.read_bytes())
+    rows, identities = {}, {}
     for name, adapters in {
         "none": [Adapter(one, 0.0)],
         "half": [Adapter(one, 0.5)],
         "whole": [Adapter(one)],
+        "moved": [Adapter(moved)],
         "both": [Adapter(one), Adapter(two)],
+        "other": [Adapter(two)],
     }.items():
         with _open(path, *adapters) as model:
+            identities[name] = str(model.adapters.identity)
             rows[name] = np.abs(_row(model) - plain).max()
             assert np.array_equal(_row(model), _row(model))  # every context of the model applies them
     assert rows["none"] < 1e-4
     assert 0 < rows["half"] < rows["whole"]
     assert rows["both"] not in (0, rows["whole"])
+    assert identities.pop("moved") == identities["whole"], "by content, not by path"
+    assert len({*identities.values()}) == len(identities)
     with Model.open(path) as model:
         assert np.array_equal(_row(model), plain)
 
