@@ -70,6 +70,12 @@ def test_a_file_without_weights_has_no_costs_here(recorded: str, tmp_path: Path,
     assert list(json.loads(done.out)["curves"]) == list(shipped())
 
 
+def test_a_curve_is_told_in_lines(recorded: str, model: str, call: Call) -> None:
+    told = call("bench", "replay", recorded, "--vocab", model, "--curve", FLAT).out
+    for words in ("; worst answer ", " tokens a pass with ", "accepted by depth"):
+        assert words in told
+
+
 def test_history_is_a_number_or_a_file(recorded: str, replayed: Callable[..., dict[str, Any]]) -> None:
     two, first, other = (
         replayed(recorded, "--curve", FLAT, "--history", *given)
@@ -103,10 +109,7 @@ def test_wall_clock_on_a_model_keeps_its_curve(
     assert (report["answers"], report["curves"]) == (2, {})
     assert set(report["wall_clock"]) >= {"speedup", "implied", "implied_over_wall", "mat", "settings"}
     assert re.fullmatch(r"\d+ cores, .*\w.*", json.loads(curve.read_text())["machine"])
-    told = call("bench", "replay", recorded, "--vocab", model, "--curve", str(curve)).out
-    assert json.loads(told.splitlines()[-1])["curves"][str(curve)]["tokens_changed"] == 0
-    for words in ("; worst answer ", " tokens a pass with ", "accepted by depth"):
-        assert words in told
+    assert replayed(recorded, "--curve", str(curve))["curves"][str(curve)]["tokens_changed"] == 0
 
 
 @pytest.mark.parametrize(
