@@ -131,28 +131,6 @@ def test_a_search_for_tools_is_the_clients(hello: Live) -> None:
     assert "Reads a file." in prompt
 
 
-def test_tools_in_a_loop(hello: Live) -> None:
-    hello.service.answer = pieces("<think>Hm.</think>" + call("read_file", path="a.py"))
-    with client_of(hello) as client:
-        first = client.responses.create(
-            model="demo", input=[{"role": "user", "content": "What is in a.py?"}], tools=[READ], store=False,
-            include=["reasoning.encrypted_content"],
-        )  # fmt: skip
-        thought, called = first.output
-        hello.service.answer = ("x is 1.",)
-        items = [
-            {"role": "user", "content": "What is in a.py?"},
-            {"type": "reasoning", "id": thought.id, "summary": [], "encrypted_content": thought.encrypted_content},
-            called.model_dump(exclude_none=True),
-            {"type": "function_call_output", "call_id": called.call_id, "output": "x = 1\n"},
-        ]
-        second = client.responses.create(model="demo", input=items, tools=[READ], store=False)
-    assert second.output_text == "x is 1."
-    prompt = prompt_of(hello, 1)
-    assert prompt.index("What is in a.py?") < prompt.index('"path": "a.py"') < prompt.index("x = 1")
-    assert prompt.count("What is in a.py?") == 1
-
-
 def test_a_conversation_goes_on(hello: Live) -> None:
     with client_of(hello) as client:
         first = client.responses.create(model="demo", input="My name is Ada.", instructions="Sing.")
