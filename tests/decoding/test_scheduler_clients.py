@@ -331,3 +331,21 @@ def test_a_context_shift_goes_on_following_the_prediction() -> None:
     n_said = len(with_it.result.tokens)
     assert n_said == 200
     assert with_it.statistics.by_source["prediction"]["accepted"] > 0.8 * n_said
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_text_from_disk_counts_as_cached_where_the_prompt_began_only(paused: bool) -> None:
+    """After a pause it is text that was evaluated before."""
+    backend = FakeBackend(n_slots=2)
+    slots = scheduler_of(backend).slots.slots
+    sequence = sequence_of(backend, [1] * 40, 5)
+    sequence.admit(slots[0])
+    if paused:
+        assert sequence.release() is slots[0]
+        sequence.admit(slots[1])
+    sequence.slot.n_past = 10
+    sequence._note_restored(1000.0)
+    sequence._note_restored(0.0)
+    statistics = sequence.statistics
+    assert statistics.cached_tokens == (0 if paused else 10)
+    assert (statistics.prompt_ms > 1e6) != paused
