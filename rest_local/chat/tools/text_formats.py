@@ -159,7 +159,7 @@ QWEN = ToolFormat(
 # Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,count:3,list:[true]}<tool_call|>`.
 
 _GEMMA, _GEMMA_END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_GEMMA_KEY = re.compile(r'\s*(?:<\|"\|>(.*?)<\|"\|>|"([^"\\]*)"|([^\s:{}\[\],"]+))\s*:\s*', re.DOTALL)
+_GEMMA_KEY = re.compile(r'\s*(?:<\|"\|>(.*?)<\|"\|>|("(?:[^"\\]|\\.)*")|([^\s:{}\[\],"]+))\s*:\s*', re.DOTALL)
 _GEMMA_SCALAR = re.compile(r"[^\s,{}\[\]]+")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 _DEEPEST = 100
@@ -215,7 +215,7 @@ def _gemma_members(text: str, at: int, depth: int) -> tuple[Any, int]:
             key = _GEMMA_KEY.match(text, at)
             if not key:
                 raise Malformed
-            name = next(part for part in key.groups() if part is not None)
+            name = _gemma_value(key[2], 0, depth)[0] if key[2] else key[1] or key[3] or ""
             if name in members:
                 raise Malformed
             members[name], at = _gemma_value(text, key.end(), depth + 1)

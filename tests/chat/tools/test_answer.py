@@ -212,6 +212,7 @@ def test_arguments_are_emitted_before_they_are_complete(name: str) -> None:
         ("deepseek", f'{CALL}write_file<｜tool▁sep｜>{{"path": "a"}}<｜tool▁call▁end｜>', A),  # noqa: RUF001
         ("gemma", '<|tool_call>call:write_file{path:<|"|>a<|"|>}<tool_call|>', A),
         ("gemma", '<|tool_call>call:write_file{path:a, "count":3}<tool_call|>', {**A, "count": 3}),
+        ("gemma", r'<|tool_call>call:write_file{path:a, "a\"b":3}<tool_call|>', {**A, 'a"b': 3}),
         ("pythonic", "<|tool_call_start|>[write_file(path='a', force=true)]<|tool_call_end|>", {**A, "force": True}),
         ("pythonic", '<|tool_call_start|>[{"name": "write_file", "arguments": {"path": "a"}}]<|tool_call_end|>', A),
         ("listed", '<|tool_call|>[{"name": "write_file", "arguments": {"path": "a"}}]<|/tool_call|>', A),
@@ -239,6 +240,7 @@ def test_variants_of_calls_that_models_write(name: str, text: str, expected: dic
         ("mistral", "[TOOL_CALLS][]"),
         ("mistral", "[TOOL_CALLS] write_file please"),
         ("gemma", "<|tool_call>call:write_file{path:}<tool_call|>"),
+        ("gemma", r'<|tool_call>call:write_file{"\x":a}<tool_call|>'),
         ("gemma", '<|tool_call>call:write_file{path:<|"|>never closed'),
         ("gemma", "<|tool_call>call:write_file" + "{a:" * 300 + "}" * 300 + "<tool_call|>"),
         ("pythonic", "<|tool_call_start|>[__import__('os').system('x')]<|tool_call_end|>"),
