@@ -64,6 +64,17 @@ def test_what_is_due_is_merged_by_itself(folder: Folder) -> None:
     assert merge(folder.path) is None
 
 
+def test_a_segment_of_mostly_deleted_text_is_written_again_alone(folder: Folder) -> None:
+    merge(folder.path, everything=True)
+    for name in ("a.py", "b.py", "copy.py"):
+        folder.delete(name)
+    folder.update()
+    assert any("beta" in text for text in text_on_disk(folder.path))
+    assert merge(folder.path) is not None
+    assert texts_in(folder.path) == folder.texts()
+    assert not any("beta" in text for text in text_on_disk(folder.path))
+
+
 class During(Files):
     """Calls `what` once, while a merge writes."""
 
