@@ -143,7 +143,7 @@ def rows(*texts: list[int]) -> list[SourceRows]:
 def growth(
     sources: list[SourceRows], most: int = 20, leaves: int = 8, promise: float = 0.6, calibrate: object = None
 ) -> Growth:
-    return Growth(sources, estimate, most, leaves, calibrate, promise=lambda depth: promise)  # type: ignore[arg-type]
+    return Growth(sources, estimate, most, leaves, calibrate, promise=lambda depth: promise * 0.9**depth)  # type: ignore[arg-type]
 
 
 def test_likely_siblings_are_asked_about_before_they_are_in_the_tree() -> None:
@@ -184,11 +184,12 @@ def test_of_two_tokens_that_contradict_each_other_one_is_right_at_most(calibrate
 
 def test_decline_ends_the_questions_but_not_those_of_later_nodes() -> None:
     grown = growth(rows([1, 2, 3]))
+    assert grown.promised == 0.6
     grown.decline()
     assert grown.promised == 0.0
     assert all(question.path for question in grown.open_nodes())  # siblings only
     grown.grow()
-    assert grown.promised == pytest.approx(RETRIEVED * 0.6)
+    assert grown.promised == pytest.approx(RETRIEVED * 0.6 * 0.9)
 
 
 def test_outcomes_calibrations_and_confidences_include_the_answers() -> None:
@@ -227,6 +228,9 @@ def test_with_any_answers_every_node_is_the_best_of_its_time(
     tree = grown.draft.tree
     for _ in range(60):
         asked = grown.open_nodes()
+        inside = [(), *(tuple(tree.path(node)) for node in range(len(tree)))]
+        joints = [question.joint for question in asked if question.path in inside]
+        assert joints == sorted(joints, reverse=True)
         if asked and data.draw(st.booleans()):
             for question in data.draw(st.permutations(asked)):
                 if data.draw(st.booleans()):
