@@ -149,6 +149,7 @@ def router_of(models: Sequence[ModelChoice], settings: Settings | None = None, *
     errors: list[BaseException] = []
 
     with listen(routing.settings) as listening:
+        port = listening.getsockname()[1]  # a router that cannot load its model closes the socket
 
         def run() -> None:
             try:
@@ -158,7 +159,7 @@ def router_of(models: Sequence[ModelChoice], settings: Settings | None = None, *
 
         thread = threading.Thread(target=run, name="router")
         thread.start()
-        live = Routed(listening.getsockname()[1], cast("Any", routing), thread, errors=errors)
+        live = Routed(port, cast("Any", routing), thread, errors=errors)
         try:
             assert routing.loaded.wait(300)
             yield live

@@ -93,6 +93,7 @@ def test_statistics_and_settings_fold_away_and_stay_folded(quiet: Live, opened: 
     expect(page.locator("#system")).to_be_focused()
     page.get_by_text("Newest answer", exact=True).click()
     expect(page.locator("#chart")).to_be_hidden()
+    page.wait_for_function("() => localStorage.getItem('rest-local-statistics') === 'folded'")  # the event comes later
     page.reload()
     expect(page.locator("#temperature")).to_be_visible()
     expect(page.locator("#chart")).to_be_hidden()
