@@ -24,8 +24,8 @@ WINDOW_S = 0.25  # many time slices of the kernel's scheduler, 3 ms each
 
 BUSY_DELAY = 0.25  # share of its time that a thread waits for a processor on a busy machine: about half with one other
 # program for each
-BUSY_SLOWDOWN = 1.5  # a window this many times slower than the fast ones is busy too: another thread may be waiting
-# On a busy machine more threads that spin must be so many times faster: their speed varies tenfold
+BUSY_SLOWDOWN = 1.5  # a window this many times slower than the fast ones is busy too: another thread may be waiting. On
+# a busy machine more threads that spin must be so many times faster to stay, because their speed varies tenfold
 FORGET = 0.01  # of the fast windows' speed, per window: a longer context is slower on a quiet machine too
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 16.0
 """Seconds of decoding before a trial is repeated, at first and after many failures: one window in 16 s costs at most

@@ -95,9 +95,9 @@ def test_the_same_holds_for_every_pre_tokenizer(kind: str, monkeypatch: pytest.M
         check_equal(model.vocabulary)
 
 
-@pytest.mark.usefixtures("small")
-def test_what_an_owner_sends_again_is_not_tokenized_again(demo: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another owner would learn from the time that it takes what the first one has sent."""
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that llama.cpp gets."""
     read: list[int] = []
     call = Tokenizer._call
 
@@ -106,7 +106,12 @@ def test_what_an_owner_sends_again_is_not_tokenized_again(demo: Vocabulary, monk
         return call(self, text)
 
     monkeypatch.setattr(Tokenizer, "_call", watched)
+    return read
 
+
+@pytest.mark.usefixtures("small")
+def test_what_an_owner_sends_again_is_not_tokenized_again(demo: Vocabulary, read: list[int]) -> None:
+    """Another owner would learn from the time that it takes what the first one has sent."""
     def characters(text: str, owner: str | None) -> int:
         """That llama.cpp gets for a text."""
         read.clear()
@@ -192,15 +197,7 @@ def test_the_cost_is_linear_in_special_tokens(demo: Vocabulary, monkeypatch: pyt
     assert sum(calls) < 1000, "equal stretches were tokenized again"
 
 
-def test_no_more_text_is_read_than_needed(demo: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    call = Tokenizer._call
-
-    def watched(self: Tokenizer, text: str) -> Any:
-        read.append(len(text))
-        return call(self, text)
-
-    monkeypatch.setattr(Tokenizer, "_call", watched)
+def test_no_more_text_is_read_than_needed(demo: Vocabulary, read: list[int]) -> None:
     text = CODE * 100
     tokens = demo.tokenize(text, most=500)
     assert len(tokens) > 500
