@@ -112,6 +112,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.usefixtures("small")
 def test_what_an_owner_sends_again_is_not_tokenized_again(demo: Vocabulary, read: list[int]) -> None:
     """Another owner would learn from the time that it takes what the first one has sent."""
+
     def characters(text: str, owner: str | None) -> int:
         """That llama.cpp gets for a text."""
         read.clear()
