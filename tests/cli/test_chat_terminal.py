@@ -40,15 +40,20 @@ def chat(data: Path, tmp_path: Path) -> Iterator[Open]:
             terminal = stack.enter_context(Terminal(command, env=given, **size))
             terminal.wait_for(ready)
             if ready == "/bye to leave":
-                terminal.wait_until(lambda screen: screen.splitlines()[-1].startswith(">"), "prompt")
+                terminal.wait_until(prompted, "prompt")
             return terminal
 
         yield start
 
 
+def prompted(screen: str) -> bool:
+    """Whether an empty prompt is the last line: the terminal sends each key to it from then on."""
+    return screen.rpartition("\n")[2].strip() == ">"
+
+
 def answered(terminal: Terminal, answers: int = 1) -> str:
-    """Wait until so many answers are complete; returns the screen."""
-    return terminal.wait_for("tokens/s", answers)
+    """Wait until so many answers are complete and the next message can be typed; returns the screen."""
+    return terminal.wait_until(lambda screen: screen.count("tokens/s") >= answers and prompted(screen), "whole answer")
 
 
 def test_what_is_typed_and_pasted_is_one_message(chat: Open) -> None:
@@ -90,14 +95,16 @@ def test_ctrl_c_stops_the_answer_drops_the_line_and_twice_at_an_empty_one_it_lea
     assert "typed" not in terminal.screen()
     terminal.type("C-c")
     answered(terminal)
-    terminal.type("half a question", "C-c")
-    terminal.wait_until(lambda screen: screen.splitlines()[-1].strip() == ">", "new prompt")
+    terminal.type("half a question")
+    terminal.wait_for("half a question")
     terminal.type("C-c")
-    terminal.wait_for("another Ctrl-C")
+    terminal.wait_until(prompted, "new prompt")
+    terminal.type("C-c")
+    terminal.wait_until(lambda screen: "another Ctrl-C" in screen and prompted(screen), "warning")
     terminal.type("next", "Enter")
     assert "3: 'next'" in answered(terminal, 2), "the question, what came of the answer, and this"
     terminal.type("C-c")
-    terminal.wait_for("another Ctrl-C", 2)
+    terminal.wait_until(lambda screen: screen.count("another Ctrl-C") == 2 and prompted(screen), "warning")
     terminal.type("C-c")
     assert terminal.wait_for_exit() == 130
 

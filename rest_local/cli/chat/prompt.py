@@ -58,6 +58,7 @@ class Prompt:
         if self._session is None:
             return _read_lines()
         begun = self._session.default_buffer
+        begun.reset()  # Ctrl-C before the library reads came at an empty line
         try:
             text: str = self._session.prompt()
             return text
