@@ -7,8 +7,9 @@
   model.
 - `benchmarks.race_texts` says what the workloads are.
 - Sides: llama-server without drafts and with each of its n-gram types (`+`: drafts of 48 to 64 tokens, where that is
-  not its default), llama-cpp-python's prompt lookup (10 tokens, and the 2 that it advises for CPUs), and `rest-local
-  serve` with drafting off, with the request's text alone, and `stored`: with prediction, datastore and history.
+  not its default; `-fa off`: without flash attention, as rest-local computes on a CPU), llama-cpp-python's prompt
+  lookup (10 tokens, and the 2 that it advises for CPUs), and `rest-local serve` with drafting off, with the request's
+  text alone, and `stored`: with prediction, datastore and history.
 - For each answer all sides start a new server, one after the other, in another order each time. It reads the prompt and
   then writes the answer, which is timed from the request to its last byte by this program's clock. No other one runs.
 - What rest-local learns about the prices of batches is kept in `--work`, as a user's cache does.
@@ -77,11 +78,14 @@ def sides(binary: Binary | None, model: Path, context: int, threads: int, argume
     common = ["-m", str(model), "-c", str(context), "-t", str(threads)]
     if binary is not None:
         command = [binary.path, *common, "-np", "1", *arguments]
-        yield Side(PLAIN, command)
+        options: dict[str, list[str]] = {PLAIN: []}
         for kind in (kind for kind in N_GRAMS if kind in binary.kinds):
-            yield Side(kind, [*command, "--spec-type", kind])
+            options[kind] = ["--spec-type", kind]
             if longer := long_drafts(binary, kind):
-                yield Side(f"{kind}+", [*command, "--spec-type", kind, *longer])
+                options[f"{kind}+"] = [*options[kind], *longer]
+        for name, words in options.items():
+            yield Side(name, [*command, *words])
+            yield Side(f"{name} -fa off", [*command, *words, "-fa", "off"])
     lookup = [sys.executable, "-m", "benchmarks", "lookup_server", *common, "--tokens"]
     yield Side("prompt lookup", [*lookup, "10"])
     yield Side("prompt lookup 2", [*lookup, "2"])
@@ -242,7 +246,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--minutes", type=float, default=1e9, help="at most")
     parser.add_argument("--workloads", default="", help="beginnings of names, separated by commas; default: all")
-    parser.add_argument("--sides", default="", help="names, separated by commas; default: all")
+    parser.add_argument("--sides", default="", help="names, separated by commas; default: all but `-fa off`")
     parser.add_argument("arguments", nargs="*", help="for llama-server and rest-local, after --, such as -ngl 99")
     args = parser.parse_args()
 
@@ -261,7 +265,9 @@ def main() -> None:
             binary = Binary.of(args.llama_server) if args.llama_server else None
             chosen = named(list(filter(None, args.workloads.split(","))))
             racers = list(sides(binary, model, width, args.threads, args.arguments))
-            only = list(filter(None, args.sides.split(","))) or [side.name for side in racers]
+            only = list(filter(None, args.sides.split(","))) or [
+                side.name for side in racers if "-fa" not in side.command
+            ]
             if unknown := set(only) - {side.name for side in racers}:
                 raise ValueError(f"no such side: {', '.join(unknown)}; there are {', '.join(s.name for s in racers)}")
         except (ServerFailed, ValueError) as error:

@@ -108,6 +108,10 @@ def test_options_are_those_of_the_versions_help(
     program.chmod(0o755)
     binary = Binary.of(program)
     sides = {side.name: list(side.command) for side in race.sides(binary, tmp_path / "m", 512, 2, ["-ngl", "9"])}
+    without = {name: sides.pop(f"{name} -fa off") for name in list(sides) if f"{name} -fa off" in sides}
+    assert without == {
+        name: [*command, "-fa", "off"] for name, command in sides.items() if name.startswith(("llama-server", "ngram"))
+    }
     plus = {name for name in sides if name.endswith("+")}
     assert {name for name in sides if name.startswith("ngram")} - plus == kinds
     assert plus == {f"{kind}+" for kind in longer}
