@@ -265,9 +265,8 @@ def main() -> None:
             binary = Binary.of(args.llama_server) if args.llama_server else None
             chosen = named(list(filter(None, args.workloads.split(","))))
             racers = list(sides(binary, model, width, args.threads, args.arguments))
-            only = list(filter(None, args.sides.split(","))) or [
-                side.name for side in racers if "-fa" not in side.command
-            ]
+            usual = [side.name for side in racers if not side.name.endswith("-fa off")]
+            only = list(filter(None, args.sides.split(","))) or usual
             if unknown := set(only) - {side.name for side in racers}:
                 raise ValueError(f"no such side: {', '.join(unknown)}; there are {', '.join(s.name for s in racers)}")
         except (ServerFailed, ValueError) as error:
