@@ -62,16 +62,17 @@ class Texts:
     answer: int
 
     def tasks(self, workload: str, count: int) -> list[Task]:
-        """A regular sample of the answers that are at least half as long as they may be. Raises FileNotFoundError where
-        the recorded answers are not there, and ValueError where too few are long enough.
+        """A regular sample, of `count` at most, of the answers that are at least half as long as they may be. Raises
+        FileNotFoundError where the recorded answers are not there, and ValueError where none is long enough.
         """
         found = [
             replace(each, workload=workload, prompt=each.prompt[-self.prompt :], answer=each.answer[: self.answer])
             for each in WORKLOADS[workload](self)
             if len(each.answer) >= self.answer // 2
         ]
-        if len(found) < count:
-            raise ValueError(f"{len(found)} answers of {self.answer // 2} tokens or more, not {count}")
+        if not found:
+            raise ValueError(f"no answer has {self.answer // 2} tokens or more")
+        count = min(count, len(found))
         return [found[i * len(found) // count] for i in range(count)]
 
     def history(self, workload: str) -> list[list[int]]:
