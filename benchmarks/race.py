@@ -12,7 +12,8 @@
   text alone, and `stored`: with prediction, datastore and history.
 - For each answer all sides start a new server, one after the other, in another order each time. It reads the prompt and
   then writes the answer, which is timed from the request to its last byte by this program's clock. No other one runs.
-- What rest-local learns about the prices of batches is kept in `--work`, as a user's cache does.
+- What rest-local learns about the prices of batches is kept in `--work`, as a user's cache does. Before the race it
+  writes one answer that does not count and is idle for two minutes, because it times large batches in idle time.
 - A round has an answer of each workload. FILE keeps all runs, and a race with the same FILE goes on where it ended, so
   it can be run in parts. `--minutes` ends it between two answers. `--work` keeps the player for the next part.
 - A run does not count if other programs or the host take more than 5% of the processors.
@@ -49,6 +50,7 @@ from rest_local.llama.model import Model
 from rest_local.retrieval import build_datastore
 
 START_SECONDS, ANSWER_SECONDS = 300.0, 600.0
+IDLE_SECONDS = 120.0  # once for a race: an engine that has no request for a while times batches of up to 64 tokens
 PLAIN, OFF, COLD, STORED = race_report.PLAIN, race_report.OFF, race_report.COLD, race_report.STORED
 N_GRAMS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 KEPT = ("tasks", "runs", "failed", "revisions", "rounds")  # of a file with earlier runs
@@ -96,8 +98,11 @@ def sides(binary: Binary | None, model: Path, context: int, threads: int, argume
     yield Side(STORED, serve, stored=True)
 
 
-def written(side: Side, task: Task, store: Path) -> float:
-    """The seconds in which a new server writes the answer after it has read the prompt. Raises ServerFailed."""
+def written(side: Side, task: Task, store: Path, idle: float = 0.0) -> float:
+    """The seconds in which a new server writes the answer after it has read the prompt. Raises ServerFailed.
+
+    `idle`: seconds without a request after that.
+    """
     more, words = dict[str, Any](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["REST_LOCAL_DATA"] = folder
@@ -119,6 +124,7 @@ def written(side: Side, task: Task, store: Path) -> float:
                 complete(task.before[0], len(task.before[1]))
             complete(task.prompt, 1)
             found, seconds = complete(task.prompt, len(task.answer))
+            time.sleep(idle)
     tokens = [int(token) for token in found.get("tokens", ())]
     if tokens[: len(task.answer)] != task.answer:
         same = next((i for i, (a, b) in enumerate(zip(tokens, task.answer, strict=False)) if a != b), len(tokens))
@@ -304,10 +310,10 @@ def main() -> None:
         if (revision := _revision()) not in found["revisions"]:
             found["revisions"].append(revision)
         if not (work / "cache").exists() and tasks:
-            tell("one answer that does not count, in which rest-local learns what a batch costs here")
+            tell(f"an answer that does not count, and {IDLE_SECONDS:.0f} s in which rest-local times batches")
             player.play(model, *([tasks[0].before] if tasks[0].before else []), (tasks[0].prompt, tasks[0].answer))
             with contextlib.suppress(ServerFailed):  # the race says it again
-                written(next(side for side in racers if side.name == COLD), tasks[0], work)
+                written(next(side for side in racers if side.name == COLD), tasks[0], work, IDLE_SECONDS)
         limit = 60 * args.minutes - (time.monotonic() - begun)
         race(found, model, tasks, [side for side in racers if side.name in only], stores, limit, tell, save)
         save()

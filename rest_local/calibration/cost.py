@@ -2,7 +2,7 @@
 
 - It is a table of context lengths x batch sizes. Every real step corrects it: `Corrections`, a Kalman filter, gives
   factors for the machine's speed, for each batch size and for the cost of attention, with standard deviations.
-- It is stored as JSON with its standard deviations.
+- It is stored as JSON with the covariance of its corrections.
 - It differs by machine, model and settings, so it is measured.
 - It is always physical: more tokens never cost less, n tokens never cost more than n single steps, and attention grows
   linearly with the context beyond the last length of the table.
@@ -73,17 +73,17 @@ class Corrections:
 
     The state is (speed, one value for each of KNOTS, one for each of ATTENTION_KNOTS), in natural logarithms, so 0.1 is
     about 10%. Neighbouring sizes share what is learned about one of them. The caller states the expected time of a
-    batch and the share of attention in it.
+    batch and the share of attention in it. `covariance`: float64 [N_STATES, N_STATES]; `known`: what it begins with.
     """
 
-    def __init__(self, deviations: Deviations) -> None:
+    def __init__(self, known: Deviations | Array) -> None:
         self.mean: Array = np.zeros(N_STATES)
-        self._covariance = _covariance(deviations)
+        self.covariance = _covariance(known) if isinstance(known, Deviations) else known.copy()
         self.noise = STEP_ERROR
 
     @property
     def deviations(self) -> Deviations:
-        sd = [float(value) for value in np.sqrt(np.maximum(np.diag(self._covariance), 0.0))]
+        sd = [float(value) for value in np.sqrt(np.maximum(np.diag(self.covariance), 0.0))]
         return Deviations(sd[0], tuple(sd[_SIZES]), tuple(sd[_ATTENTION]))
 
     def factors(self) -> tuple[Array, Array]:
@@ -98,18 +98,18 @@ class Corrections:
     @property
     def has_uncertain_sizes(self) -> bool:
         """Whether a size is less certain than in a table from a file (GIVEN)."""
-        return bool(self._covariance.diagonal()[_SIZES].max() > GIVEN.sizes[0] ** 2)
+        return bool(self.covariance.diagonal()[_SIZES].max() > GIVEN.sizes[0] ** 2)
 
     def ratio_sd(self, share: Array) -> Array:
         """Standard deviation of log t(n)/t(1), [64], by the size less one. `share` [64]: share of attention in t(n)."""
         rows = _rows(share)
         rows -= rows[0]
-        return np.asarray(np.sqrt(np.maximum(((rows @ self._covariance) * rows).sum(axis=1), 0.0)))
+        return np.asarray(np.sqrt(np.maximum(((rows @ self.covariance) * rows).sum(axis=1), 0.0)))
 
     def plain_sd(self, share: float) -> float:
         """Standard deviation of log t(1), where attention takes `share` of it."""
         row = _FEATURES[0] * (1.0 - share) + _ATTENTION_FEATURES[0] * share
-        return math.sqrt(max(float(row @ self._covariance @ row), 0.0))
+        return math.sqrt(max(float(row @ self.covariance @ row), 0.0))
 
     def learn(self, n: int, share: float, difference: float, count: int, busy: bool) -> None:
         """Update the state with the median time of `count` steps of n tokens. `difference`: log of that time over the
@@ -117,7 +117,7 @@ class Corrections:
         weight and reduces no deviation.
         """
         row = _FEATURES[n - 1] * (1.0 - share) + _ATTENTION_FEATURES[n - 1] * share
-        covariance, cautious = self._covariance, busy and n > 1
+        covariance, cautious = self.covariance, busy and n > 1
         # Keep it symmetric: observations shrink only the symmetric part, so rounding errors would grow with every
         # widening until a variance is negative.
         covariance += covariance.T.copy()
@@ -147,10 +147,10 @@ class Corrections:
         of the sizes stay: on a machine whose speed comes and goes, every draft after a change would widen them, until a
         size that was measured often is tried as if nothing were known of it.
         """
-        self._covariance[0, 0] += (difference * (1.0 - share)) ** 2
-        self._covariance[_ATTENTION, _ATTENTION] *= 1.0 + (factor - 1.0) * share
-        scale = np.minimum(1.0, LIMIT / np.sqrt(np.maximum(np.diag(self._covariance), 1e-12)))
-        self._covariance *= scale[:, None] * scale[None, :]
+        self.covariance[0, 0] += (difference * (1.0 - share)) ** 2
+        self.covariance[_ATTENTION, _ATTENTION] *= 1.0 + (factor - 1.0) * share
+        scale = np.minimum(1.0, LIMIT / np.sqrt(np.maximum(np.diag(self.covariance), 1e-12)))
+        self.covariance *= scale[:, None] * scale[None, :]
 
     def learn_noise(self, spread: float) -> None:
         """Smooth `noise` towards `spread`, the relative standard deviation among consecutive plain steps."""
@@ -202,14 +202,15 @@ class CostCurve:
     """`contexts`: lengths in tokens, ascending; `ms[c, n - 1]`: cost of n = 1..64 tokens there, float64 [contexts, 64].
 
     If times fall with n or with the context, the lower of the two is taken, and t(n) is at most n t(1). `deviations`:
-    how certain the table is. `busy_now` judges the steps that are observed.
+    how certain the table is, or the covariance of what is still unknown of it. `busy_now` judges the steps that are
+    observed.
     """
 
     def __init__(
         self,
         contexts: Sequence[int],
         ms: NDArray[np.float64],
-        deviations: Deviations = GIVEN,
+        deviations: Deviations | Array = GIVEN,
         busy_now: BusyNow | None = None,
     ) -> None:
         self.contexts = list(contexts)
@@ -243,8 +244,8 @@ class CostCurve:
         return np.array(table, np.float64)
 
     def copy(self) -> CostCurve:
-        """An independent curve with the present times and deviations."""
-        return CostCurve(self.contexts, self.ms.copy(), self.deviations, self.busy_now)
+        """An independent curve with the present times and covariance."""
+        return CostCurve(self.contexts, self.ms.copy(), self._corrections.covariance, self.busy_now)
 
     @property
     def ms(self) -> NDArray[np.float64]:
@@ -333,27 +334,27 @@ class CostCurve:
         ]
 
     def to_json(self) -> str:
-        deviations = self.deviations
-        sd = {"speed": deviations.speed, "sizes": deviations.sizes, "attention": deviations.attention}
-        return json.dumps({"contexts": self.contexts, "ms": self.ms.tolist(), "sd": sd, "noise": self.noise})
+        """The table and what is known of it. The covariance is kept whole: sizes that are correlated in a new table are
+        not in a known one, and with the deviations alone each start would let a size that is measured often move, and
+        make certain, one that was never measured.
+        """
+        ms, covariance = self.ms.tolist(), self._corrections.covariance.tolist()
+        return json.dumps({"contexts": self.contexts, "ms": ms, "covariance": covariance, "noise": self.noise})
 
     @classmethod
     def from_json(cls, text: str) -> CostCurve:
         """Read `to_json`. Raises ValueError if the text is not a curve or not physical."""
         data: Any = json.loads(text)
         try:
-            ms = np.array(data["ms"], np.float64)
-            contexts = [int(c) for c in data["contexts"]]
-            sd, noise = data["sd"], float(data["noise"])
-            deviations = Deviations(
-                float(sd["speed"]), tuple(map(float, sd["sizes"])), tuple(map(float, sd["attention"]))
-            )
+            ms, covariance = np.array(data["ms"], np.float64), np.array(data["covariance"], np.float64)
+            contexts, noise = [int(c) for c in data["contexts"]], float(data["noise"])
         except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not a cost curve: {error!r}") from error
         check_table(contexts, ms)
+        _check_covariance(covariance)
         if not 0 <= noise <= 1:
             raise ValueError("not a cost curve: noise is a share of 1")
-        curve = cls(contexts, ms, deviations)
+        curve = cls(contexts, ms, covariance)
         if not np.allclose(curve.ms, ms, rtol=1e-3):
             raise ValueError("not a cost curve: times fall, or n tokens cost more than n single ones")
         curve.noise = noise
@@ -515,6 +516,14 @@ def check_table(contexts: Sequence[int], ms: NDArray[np.float64]) -> None:
         raise ValueError("not a cost curve: times are positive numbers")
     if contexts[0] < 0 or any(high <= low for low, high in itertools.pairwise(contexts)):
         raise ValueError("not a cost curve: lengths must rise")
+
+
+def _check_covariance(matrix: Array) -> None:
+    """Raise ValueError if this cannot be the covariance of corrections."""
+    if matrix.shape != (N_STATES, N_STATES) or not np.isfinite(matrix).all():
+        raise ValueError(f"not a cost curve: covariances are {N_STATES} x {N_STATES} numbers, not {matrix.shape}")
+    if np.abs(matrix).max() > LIMIT**2 or not np.allclose(matrix, matrix.T) or np.linalg.eigvalsh(matrix)[0] < -1e-6:
+        raise ValueError(f"not a cost curve: no covariances, or deviations above {LIMIT:g}")
 
 
 def _beyond(contexts: Sequence[int], rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -65,7 +65,7 @@ from rest_local.paths import cache_dir, write_atomically
 log = logging.getLogger("rest_local.tuning")
 progress = log.getChild("progress")  # messages about work that takes a while
 
-FORMAT = 7
+FORMAT = 8
 CONTEXTS = (64, 512, 2048)  # context lengths that `tune_thoroughly` measures, as far as they fit
 SELF_TEST_S = 2.0
 

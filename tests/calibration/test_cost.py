@@ -172,15 +172,34 @@ def test_a_curve_survives_json_with_its_deviations() -> None:
     assert again.noise == curve.noise
 
 
+def test_restarts_teach_nothing_of_sizes_that_were_never_measured() -> None:
+    """Large batches are not tried in short runs, and each run begins with what the one before has stored."""
+    rng = np.random.default_rng(1)
+    truth = CPU.expected(512)
+    kept = restarted = CostCurve([0, 4096], np.stack([truth, truth]), ESTIMATED)
+    for _ in range(40):
+        restarted = CostCurve.from_json(restarted.to_json())
+        for n in (1, 1, 1, 4, 1, 8, 1, 16):
+            ms = float(truth[n - 1] * np.exp(rng.normal(0.0, 0.05)))
+            for curve in (kept, restarted):
+                curve.observe(n, 300, ms)
+    assert np.allclose(restarted.expected(300), kept.expected(300), rtol=0.05)
+    assert np.allclose(restarted.uncertainty(300), kept.uncertainty(300), atol=0.02)
+    assert not restarted.is_certain(300, [64])
+    assert restarted.is_certain(300, [4, 8, 16])
+
+
 def damaged() -> list[str]:
     whole = json.loads(CPU.to_json())
     falling = [*whole["ms"][0][:31], *(ms * 0.3 for ms in whole["ms"][0][31:])]
+    lopsided, unknown, negative = (np.array(whole["covariance"]) for _ in range(3))
+    lopsided[0, 1], unknown[0, 0], negative[0, 0] = 1.0, math.nan, -1.0
     changes = [
         {"ms": [[math.nan] * LARGEST]}, {"ms": [[-1.0] * LARGEST]}, {"ms": [[0.0] * LARGEST]}, {"ms": [[1.0, 2.0]]},
         {"ms": []}, {"ms": [falling]}, {"ms": [[1.0] + [90.0] * (LARGEST - 1)]}, {"contexts": []}, {"contexts": [-5]},
-        {"contexts": [1, 1], "ms": whole["ms"] * 2}, {"contexts": ["x"]}, {"sd": {}}, {"sd": None}, {"noise": None},
-        {"noise": -1}, {"noise": math.nan}, {"sd": whole["sd"] | {"speed": -1.0}}, {"ms": "fast"},
-        {"sd": whole["sd"] | {"sizes": [0.1]}}, {"sd": whole["sd"] | {"speed": math.nan}},
+        {"contexts": [1, 1], "ms": whole["ms"] * 2}, {"contexts": ["x"]}, {"covariance": {}}, {"covariance": None},
+        {"noise": None}, {"noise": -1}, {"noise": math.nan}, {"ms": "fast"}, {"covariance": [[0.1]]},
+        *({"covariance": each.tolist()} for each in (lopsided, unknown, negative, 1e5 * unknown)),
     ]  # fmt: skip
     return ["", "[]", "{}", "null", "7", *(json.dumps(whole | change) for change in changes)]
 
@@ -211,12 +230,12 @@ def test_many_outliers_keep_the_variances_positive() -> None:
     """An hour on a busy machine: times differ by a factor of three."""
     rng = np.random.default_rng(5)
     corrections = Corrections(GIVEN)
-    corrections._covariance[0, 1] += 1e-6  # like rounding errors after an hour
+    corrections.covariance[0, 1] += 1e-6  # like rounding errors after an hour
     for _ in range(5_000):
         n = int(rng.choice([1, 1, 1, 2, 3, 4, 8, 13, 64]))
         corrections.learn(n, float(rng.uniform(0, 0.9)), float(rng.normal(0, 0.6)), int(rng.integers(1, 9)), False)
     assert np.isfinite(corrections.mean).all()
-    covariance = corrections._covariance
+    covariance = corrections.covariance
     assert np.abs(covariance - covariance.T).max() < 1e-9
     assert np.linalg.eigvalsh(covariance).min() > 0
 
