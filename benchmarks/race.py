@@ -44,6 +44,7 @@ from benchmarks.program import Binary, Server, ServerFailed
 from benchmarks.race_texts import Task, Texts, named
 from rest_local.bench import player
 from rest_local.bench.demo import filters, standard_library
+from rest_local.calibration import known
 from rest_local.decoding.opening import open_history
 from rest_local.llama.cores import default_threads
 from rest_local.llama.model import Model
@@ -309,7 +310,7 @@ def main() -> None:
             }  # fmt: skip
         if (revision := _revision()) not in found["revisions"]:
             found["revisions"].append(revision)
-        if not (work / "cache").exists() and tasks:
+        if not (work / "cache" / known.FOLDER).exists() and tasks:
             tell(f"an answer that does not count, and {IDLE_SECONDS:.0f} s in which rest-local times batches")
             player.play(model, *([tasks[0].before] if tasks[0].before else []), (tasks[0].prompt, tasks[0].answer))
             with contextlib.suppress(ServerFailed):  # the race says it again
