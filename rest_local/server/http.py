@@ -38,7 +38,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from rest_local.api.errors import RETRY_SECONDS, ApiError
 from rest_local.errors import RestLocalError
 from rest_local.server.answering import SLOW_BODY_SECONDS
-from rest_local.server.security import DRAINED_BYTES, MAX_HEAD, SILENT_SECONDS, JsonLines
+from rest_local.server.security import DRAINED_BYTES, MAX_HEAD, SILENT_SECONDS, JsonLines, TerminalLines
 from rest_local.server.settings import Settings
 from rest_local.server.streaming import CONNECTION, response_of
 
@@ -345,9 +345,9 @@ def listen_on_all(settings: Settings) -> list[socket.socket]:
 
 
 def log_to_stderr() -> None:
-    """Log requests and warnings to stderr as lines of JSON."""
+    """Log requests and warnings to stderr: as lines of JSON, and at a terminal as short ones."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(TerminalLines() if sys.stderr.isatty() else JsonLines())
     levels = {"rest_local.server": logging.INFO, "uvicorn.error": logging.WARNING}
     for name, level in levels.items():
         logger = logging.getLogger(name)

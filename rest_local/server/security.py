@@ -12,9 +12,9 @@ All calls are HTTP: the server (`http.HttpServer`) serves no web sockets, and te
 
 The CORS middleware is between them, because a preflight request has no key. Forwarded headers are ignored.
 
-`AccessLog` writes a line of JSON for each request to the logger `rest_local.server`. It never writes a prompt, an
-answer or a key. What a client can choose (method, path) is cut and JSON-escaped, so that it cannot contain line breaks
-or terminal codes. Query strings are left out.
+`AccessLog` writes a line for each request to the logger `rest_local.server`: JSON, or at a terminal a short one. It
+never writes a prompt, an answer or a key. What a client can choose (method, path) is cut and escaped, so that it cannot
+contain line breaks or terminal codes. Query strings are left out.
 """
 
 from __future__ import annotations
@@ -244,6 +244,21 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields)
+
+
+class TerminalLines(logging.Formatter):
+    """Formats a record as a short line of ASCII for people, with control characters escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", None) or {"message": record.getMessage()}
+        if fields.get("event") == "request":
+            text = "{method} {path}: {status}, {milliseconds:.0f} ms".format_map(fields)
+            text += f", {fields['completion_tokens']} tokens" if "completion_tokens" in fields else ""
+        else:
+            text = " ".join(map(str, fields.values()))
+        when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        lines = [text, *(self.formatException(record.exc_info).splitlines() if record.exc_info else ())]
+        return "\n".join(f"{when} {line.encode('unicode_escape').decode('ascii')}" for line in lines)
 
 
 class AccessLog:

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from live import Scripted
 
-from rest_local.server.security import JsonLines
+from rest_local.server.security import JsonLines, TerminalLines
 
 LOGGERS = ("rest_local.server", "uvicorn.error")
 
@@ -70,6 +71,21 @@ def test_a_client_cannot_write_lines_of_its_own(scripted: Scripted, log: io.Stri
     assert len({line["path"] for line in requests}) == 4
     assert all(len(line["path"]) <= 200 for line in requests)
     assert not any("fake" in line for line in lines(log))
+
+
+def test_at_a_terminal_lines_are_short_and_escaped() -> None:
+    def line(message: str, fields: dict[str, Any] | None = None, error: BaseException | None = None) -> str:
+        info = (type(error), error, None) if error else None
+        record = logging.LogRecord("rest_local.server", logging.INFO, "", 0, message, (), info)
+        record.fields = fields
+        return TerminalLines().format(record)
+
+    asked = {"event": "request", "method": "POST", "path": "/v1/\x1b[2J\n12:00:00", "status": 200, "milliseconds": 39.6}
+    assert re.fullmatch(r"\d\d:\d\d:\d\d POST /v1/\\x1b\[2J\\n12:00:00: 200, 40 ms", line("", asked))
+    assert line("", asked | {"completion_tokens": 7}).endswith("40 ms, 7 tokens")
+    assert line("", {"event": "loaded", "model": "a"})[8:] == " loaded a"
+    assert line("a warning\r")[8:] == r" a warning\r"
+    assert line("failed", error=KeyError("\x1b")).splitlines()[1].endswith(r"KeyError: '\\x1b'")
 
 
 def test_a_server_error_is_logged_and_not_shown(
