@@ -123,7 +123,7 @@ def at_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int,
         os.close(terminal)
     try:
         shown = b""
-        while b'"loaded"' not in shown:
+        while b" loaded " not in shown:
             shown += os.read(master, 4096)
         yield server, master, shown.split()[1].decode()
     finally:
