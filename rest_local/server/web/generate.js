@@ -102,6 +102,7 @@ async function perform(answer, log, { talk: of = null, save = null } = {}) {
   repaint();
   const speaker = answer.sheet ? new Speaker() : null;
   let saved = performance.now();
+  const keep = () => save && (answer.content || answer.thought || answer.reason) ? save() : null;
   try {
     const how = await generate(answer, text => {
       showState(answer, of);
@@ -113,12 +114,13 @@ async function perform(answer, log, { talk: of = null, save = null } = {}) {
     }, of);
     answer.finish(how);
     learnPlain(answer);
-    if (save && (answer.content || answer.thought || answer.reason)) await save(); // "Done" says that it is kept, too
+    await keep(); // "Done" says that it is kept, too
     if (speaker) speaker.add("", true);
     announce(how === "stopped" ? "Stopped" : "Done"); // the end of the answer shows it
   } catch (problem) {
     answer.finish("failed");
     if (speaker) speaker.add("", true);
+    await keep(); // what came is there after a reload that follows the message at once
     say(problem);
     if (problem.code === "key") $("key").focus();
   }
