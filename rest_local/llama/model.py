@@ -61,7 +61,7 @@ class Model(Closing):
         self.vocabulary = Vocabulary(
             bindings.llama_model_get_vocab(pointer),
             self._vocabulary_name(),
-            cache_key,
+            (cache_key, options.override_kv),  # overridden keys can change the tokenizer
             self._pre_tokenizer(),
             VocabularyOpener(path.absolute(), options.override_kv),
         )

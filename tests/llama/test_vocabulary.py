@@ -14,10 +14,12 @@ from support.examples import few
 
 from benchmarks import gguf_file
 from benchmarks.gguf_file import byte_vocabulary
+from benchmarks.tiny import tiny
 from rest_local.errors import ModelInvalid, OptionError
 from rest_local.llama import tokenizer as tokenizer_module
 from rest_local.llama.gguf import vocabulary_file
 from rest_local.llama.model import Model
+from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.vocabulary import Detokenizer, Vocabulary
 
 TinyModel = Callable[..., Path]
@@ -78,6 +80,19 @@ def test_models_that_share_a_tokenizer_share_the_hash(tiny_model: TinyModel, voc
     for arch, options in (("qwen2", {}), ("llama", {"seed": 2}), ("llama", {"vocab": 512})):
         with Model.open(tiny_model(arch, **options), vocab_only=True) as model:
             assert model.vocabulary.hash == vocabulary.hash
+
+
+def test_overridden_keys_change_the_hash_of_that_model_alone(tmp_path: Path) -> None:
+    """Of two models of one file in one process, whichever is opened first."""
+    options = ModelOptions(override_kv=(Override("tokenizer.ggml.eos_token_id", "int", 0),))
+    for name, order in (("a", (ModelOptions(), options)), ("b", (options, ModelOptions()))):
+        path = tiny("llama", tmp_path / f"{name}.gguf")
+        found = {}
+        for chosen in order:
+            with Model.open(path, vocab_only=True, options=chosen) as model:
+                found[bool(chosen.override_kv)] = model.vocabulary.hash
+        assert found[False] == TINY_HASH
+        assert found[True] != TINY_HASH
 
 
 def _hash_after(tmp_path: Path, name: str, key: str, value: object) -> str:
