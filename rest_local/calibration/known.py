@@ -31,7 +31,11 @@ class Known:
 
 
 def note_of(model: Model) -> dict[str, Any]:
-    """What a curve's file says of its model: all its files with size and time, and the hash of its vocabulary."""
+    """What a curve's file says of its model: all its files with size and time, and the hash of its vocabulary. Nothing
+    where keys are overridden: they can change the vocabulary.
+    """
+    if model.options.override_kv:
+        return {}
     return {"files": model.cache_key, "vocabulary": model.vocabulary.hash}
 
 

@@ -25,7 +25,7 @@ from rest_local.errors import OptionError, PromptTooLong
 from rest_local.grammar import gbnf
 from rest_local.llama.gguf import read_gguf
 from rest_local.llama.model import Model
-from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
+from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions, Override
 from rest_local.paths import demo_model
 from rest_local.planning.auto import Auto
 from rest_local.retrieval.building.build import build
@@ -238,8 +238,9 @@ def test_no_mmap_reaches_datastores_and_history(
 
 
 def test_the_vocabulary_of_a_file_that_was_used_before_is_not_hashed_again(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))  # the false hash is kept with the curve
     path = tiny_model("llama")
     key = key_of(path)
     monkeypatch.setattr("rest_local.calibration.known.known_models", lambda: {key: Known("known", True)})
@@ -249,6 +250,19 @@ def test_the_vocabulary_of_a_file_that_was_used_before_is_not_hashed_again(
     monkeypatch.setattr("rest_local.calibration.known.known_models", lambda: {changed: Known("known", True)})
     with Engine.load(path, n_ctx=256) as engine:
         assert len(engine.model.vocabulary.hash) == 64
+
+
+def test_overridden_keys_leave_no_hash_for_the_file(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path))
+    options = ModelOptions(override_kv=(Override("tokenizer.ggml.eos_token_id", "int", 0),))
+    found = []
+    for chosen in (options, ModelOptions()):
+        with Engine.load(tiny_model("llama"), n_ctx=256, options=chosen) as engine:
+            found.append(engine.model.vocabulary.hash)
+    with Model.open(tiny_model("llama"), vocab_only=True) as model:
+        assert found[1] == model.vocabulary.hash != found[0]
 
 
 # ---- Chats ---------------------------------------------------------------------------------------------------------
