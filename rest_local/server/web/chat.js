@@ -226,7 +226,7 @@ async function respond(parent, undo = null) {
     written_here.delete(message.id);
     asked.leaf = before;
     if (undo) undo();
-  } else save();
+  }
   if (talk === asked) render();
 }
 
