@@ -81,11 +81,6 @@ class Corrections:
         self.covariance = _covariance(known) if isinstance(known, Deviations) else known.copy()
         self.noise = STEP_ERROR
 
-    @property
-    def deviations(self) -> Deviations:
-        sd = [float(value) for value in np.sqrt(np.maximum(np.diag(self.covariance), 0.0))]
-        return Deviations(sd[0], tuple(sd[_SIZES]), tuple(sd[_ATTENTION]))
-
     def factors(self) -> tuple[Array, Array]:
         """The factors of the cost without attention and of attention, [64] each, indexed by the size less one."""
         return np.exp(_FEATURES @ self.mean), np.exp(_ATTENTION_FEATURES @ self.mean)
@@ -245,7 +240,7 @@ class CostCurve:
 
     def copy(self) -> CostCurve:
         """An independent curve with the present times and covariance."""
-        return CostCurve(self.contexts, self.ms.copy(), self._corrections.covariance, self.busy_now)
+        return CostCurve(self.contexts, self.ms.copy(), self.covariance, self.busy_now)
 
     @property
     def ms(self) -> NDArray[np.float64]:
@@ -254,9 +249,10 @@ class CostCurve:
         return self._rows
 
     @property
-    def deviations(self) -> Deviations:
+    def covariance(self) -> Array:
+        """Of the corrections, float64 [N_STATES, N_STATES]. Callers must not write to it."""
         self._update()
-        return self._corrections.deviations
+        return self._corrections.covariance
 
     @property
     def noise(self) -> float:
@@ -338,7 +334,7 @@ class CostCurve:
         not in a known one, and with the deviations alone each start would let a size that is measured often move, and
         make certain, one that was never measured.
         """
-        ms, covariance = self.ms.tolist(), self._corrections.covariance.tolist()
+        ms, covariance = self.ms.tolist(), self.covariance.tolist()
         return json.dumps({"contexts": self.contexts, "ms": ms, "covariance": covariance, "noise": self.noise})
 
     @classmethod

@@ -131,7 +131,7 @@ def test_steps_teach_what_they_teach_when_their_load_is_told(busy: bool) -> None
         told.observe(n, 10, ms, busy)
         asked.observe(n, 10, ms)
     assert (told.ms == asked.ms).all()
-    assert told.deviations == asked.deviations
+    assert (told.covariance == asked.covariance).all()
 
 
 def test_a_size_with_few_observations_is_planned_optimistically() -> None:
@@ -161,14 +161,14 @@ def test_certainty_fades_after_thousands_of_other_steps() -> None:
     assert not curve.is_certain(10, [16])
 
 
-def test_a_curve_survives_json_with_its_deviations() -> None:
+def test_a_curve_survives_json_with_its_covariance() -> None:
     curve = curve_of(0.3, 0.01)
     for _ in range(20):
         curve.observe(4, 2000, 50.0)
         curve.observe(1, 2000, 25.0)
     again = CostCurve.from_json(curve.to_json())
     assert np.allclose(again.ms, curve.ms)
-    assert again.deviations == curve.deviations
+    assert (again.covariance == curve.covariance).all()
     assert again.noise == curve.noise
 
 

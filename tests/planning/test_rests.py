@@ -117,7 +117,7 @@ def test_decisions_and_what_is_learned_are_those_of_steps_without_a_rest(
     assert played.sizes == expected.sizes
     assert policy.trigger.gains.saving == oracle.trigger.gains.saving
     assert (policy.curve.ms == oracle.curve.ms).all()
-    assert policy.curve.deviations == oracle.curve.deviations
+    assert (policy.curve.covariance == oracle.curve.covariance).all()
     assert policy.driver == oracle.driver
 
 
