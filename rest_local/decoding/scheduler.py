@@ -337,7 +337,7 @@ class Scheduler:
             self.was_image = image is not None
             if image is not None:
                 return _Pass(states, with_parts, [], [image])
-            parts = self._parts(texts, len(running)) if texts else []
+            parts = self._parts(texts, running) if texts else []
         return _Pass(states, with_parts, running, parts) if running or parts else None
 
     def _plan_again(self, tried: _Pass, error: DecodeFailed | RequestFailed) -> _Pass | None:
@@ -385,9 +385,12 @@ class Scheduler:
             state.slot.n_past, min(self._largest_part(n_running), self.backend.n_batch)
         )
 
-    def _parts(self, prompts: list[RequestState], n_running: int) -> list[Part]:
-        """Parts of prompts for one pass, another one first each time."""
-        left = min(self._largest_part(n_running), self.backend.n_batch - n_running)
+    def _parts(self, prompts: list[RequestState], running: list[RequestState]) -> list[Part]:
+        """Parts of prompts for one pass, another one first each time. They get what `running` leave of the batch: each
+        of these has a root in it, and tokens that are evaluated again.
+        """
+        taken = sum(1 + state.slot.n_again for state in running)
+        left = min(self._largest_part(len(running)), self.backend.n_batch - taken)
         self._turn = (self._turn + 1) % len(prompts)
         parts: list[Part] = []
         for state in (*prompts[self._turn :], *prompts[: self._turn]):

@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.examples import few
-from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, logits_of, plain
+from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Recurrent, logits_of, plain
 from support.fake_sequences import (
+    TREE,
     Owned,
     ask,
     check_cells,
@@ -31,8 +32,11 @@ from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
 from rest_local.errors import DecodeFailed
+from rest_local.kv_cache.backend import Capability
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import Off
+
+HYBRID = Capability("chain", "fake", 16, shares=False)
 
 
 @pytest.mark.parametrize(
@@ -391,10 +395,13 @@ def test_cancelling_at_any_step_frees_the_slot_and_leaves_the_others(at: int) ->
 class Life(RuleBasedStateMachine):
     """Submit, step, cancel, evict in any order: after every step the cells are those of the slots' tokens."""
 
+    def memory(self) -> tuple[FakeBackend, Capability]:
+        return FakeBackend(n_ctx=80, n_batch=16, n_slots=3), TREE
+
     def __init__(self) -> None:
         super().__init__()
-        self.backend = FakeBackend(n_ctx=80, n_batch=16, n_slots=3)
-        self.scheduler: Scheduler = scheduler_of(self.backend)
+        self.backend, capability = self.memory()
+        self.scheduler: Scheduler = scheduler_of(self.backend, capability=capability)
         self.sequences: list[tuple[list[int], int, RequestState]] = []
 
     @rule(
@@ -452,7 +459,7 @@ class Life(RuleBasedStateMachine):
         at_work = [sequence for sequence in self.scheduler.admitted if sequence.is_admitted]
         ids = sum((1 << each.slot.n_branches) - 1 << each.slot.first_id for each in at_work)
         held = sum(bool(cell.mask & ids) for cell in self.backend.cells)
-        to_come = sum(sequence.n_pending + 1 for sequence in at_work)
+        to_come = sum(sequence.n_pending + 1 + sequence.slot.n_again for sequence in at_work)
         assert self.scheduler.cells_in_use() == held + to_come
 
     @invariant()
@@ -461,7 +468,8 @@ class Life(RuleBasedStateMachine):
             truth = said(prompt, n)
             assert truth[: len(sequence.result.tokens)] == sequence.result.tokens
             complete = sequence.done and sequence.result.finish_reason in ("stop", "length")
-            assert not complete or sequence.result.tokens == truth or len(prompt) + len(sequence.result.tokens) > 80
+            full = len(prompt) + len(sequence.result.tokens) > self.backend.n_ctx
+            assert not complete or sequence.result.tokens == truth or full
 
     def teardown(self) -> None:
         self.backend.failures = {}
@@ -474,6 +482,26 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(few(25), stateful_step_count=30)
+
+
+class RecurrentLife(Life):
+    """The same with memory that evaluates accepted tokens again, beside parts of prompts."""
+
+    def memory(self) -> tuple[FakeBackend, Capability]:
+        return Recurrent(n_ctx=160, n_batch=16, n_slots=4), HYBRID
+
+
+TestRecurrentLife = RecurrentLife.TestCase
+TestRecurrentLife.settings = settings(few(25), stateful_step_count=30)
+
+
+def test_tokens_that_are_evaluated_again_and_parts_of_prompts_fit_one_batch() -> None:
+    backend = Recurrent(n_ctx=1024, n_batch=16, n_slots=4)
+    asked = prompts_of(12, 60)
+    sequences = [sequence_of(backend, each, 30, sources=fortune("bush"), policy=Keen(FLAT)) for each in asked]
+    run(scheduler_of(backend, capability=HYBRID), sequences)
+    check_said(asked, sequences, 30)
+    assert backend.restored
 
 
 def steps_until_done(scheduler: Scheduler, sequence: RequestState) -> int:

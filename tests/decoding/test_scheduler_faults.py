@@ -218,7 +218,7 @@ def test_recurrent_state_of_a_pass_that_was_broken_off_is_not_trusted(waits: boo
         sequence.leave()
     scheduler.step()
     assert backend.restored == [20]
-    assert backend.is_right
+    assert backend.is_right()
     if not waits:
         assert sequence.slot.n_past == 20
     run(scheduler, [])

@@ -132,7 +132,7 @@ def test_recurrent_state_goes_back_to_a_checkpoint_where_tokens_are_taken_back(b
     prompt(slot, 10)
     slot.rewind(back_to)
     assert slot.n_past == len(backend.cells) == kept
-    assert backend.is_right or not kept
+    assert backend.is_right() or not kept
     assert backend.restored == ([kept] if 0 < kept < 20 else [])
 
 
@@ -152,12 +152,26 @@ def test_a_rejected_draft_goes_back_to_the_state_before_the_step() -> None:
     assert (slot.n_past, slot.n_again, backend.restored) == (17, 6, [11, 11]), "of the same state"
     step(slot, DraftTree(), [])
     assert (slot.n_past, slot.n_again) == (18, 0)
-    assert backend.is_right
+    assert backend.is_right()
     slot.protect(2)
     step(slot, chain(2), [0])
     assert slot.n_again == 2
     slot.rewind(20)
     assert (slot.n_past, slot.n_again, len(backend.cells)) == (18, 0, 18), "what is not in the cells is not kept"
+
+
+def test_what_a_slot_evaluates_again_leaves_the_others_their_places_in_the_batch() -> None:
+    """Four slots and 16 places: at most three such tokens and the root. More are evaluated as a prompt is."""
+    backend = Recurrent(n_batch=16, n_slots=4)
+    slot = Slot(backend, checkpoints=True)
+    prompt(slot, 10)
+    again = []
+    for _ in range(4):
+        slot.protect(2)
+        step(slot, chain(2), [])
+        again.append(slot.n_again)
+    assert again == [1, 2, 3, 0]
+    assert slot.n_past == len(backend.cells) == 10
 
 
 def test_a_draft_is_no_longer_than_what_can_be_taken_back_where_no_checkpoint_can_be_made() -> None:

@@ -180,26 +180,50 @@ class FakeBackend:
 
 
 class Recurrent(FakeBackend):
-    """Memory that says it has removed a tail, and then holds a state that is wrong until one is restored."""
+    """Memory with a recurrent state beside its cells, one for each sequence.
 
-    def __init__(self, n_ctx: int = 256) -> None:
-        super().__init__(n_ctx, n_branches=1)
+    It says that it has removed a tail, and keeps the state, which is wrong until one is restored or nothing is left.
+    """
+
+    def __init__(self, n_ctx: int = 256, n_batch: int = 64, n_slots: int = 1) -> None:
+        super().__init__(n_ctx, 1, n_batch, n_slots=n_slots)
         self.rollback = 0
-        self.is_right = True
+        self.states = dict.fromkeys(range(n_slots), b"")  # the tokens that each has taken in
         self.restored: list[int] = []
 
+    def is_right(self, seq: int = 0) -> bool:
+        """Whether the state is that of the cells."""
+        return self.states[seq] == self._tokens(seq)
+
+    def _tokens(self, seq: int) -> bytes:
+        return bytes(token for _, token in cells_of(self.cells)(seq))
+
+    def _place(self, n: int) -> None:
+        for seq, pos, token in zip(self.batch.ids[:n, 0], self.batch.pos[:n], self.batch.token[:n], strict=True):
+            if len(self.states[int(seq)]) == pos:  # else it is wrong, and stays so
+                self.states[int(seq)] += bytes([token])
+        super()._place(n)
+
+    def _row(self, i: int, n: int, seen: Callable[[int], list[tuple[int, int]]], texts: dict[int, Text]) -> np.ndarray:
+        assert self.is_right(int(self.batch.ids[i, 0]))
+        return super()._row(i, n, seen, texts)
+
     def remove(self, seq: int, p0: int, p1: int = -1) -> bool:
-        self.is_right &= not any(cell.pos >= p0 > 0 for cell in self.cells)
+        if p0 <= 0:
+            self.states[seq] = b""
         return super().remove(seq, p0, p1)
 
+    def clear(self) -> None:
+        super().clear()
+        self.states = dict.fromkeys(self.states, b"")
+
     def save(self, seq: int, *, partial: bool = False, on_device: bool = False) -> bytes:
-        assert self.is_right
-        return bytes(cell.token for cell in self.cells)
+        assert self.is_right(seq)
+        return self.states[seq]
 
     def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False, on_device: bool = False) -> bool:
-        self.cells = [Cell(pos, token, 1) for pos, token in enumerate(bytes(state))]
+        self.states[seq] = bytes(state)
         self.restored.append(len(state))
-        self.is_right = True
         return True
 
 

@@ -165,14 +165,14 @@ def ask(scheduler: Scheduler, prompt: Sequence[int], n: int, *more: Any, **optio
 
 
 def check_cells(scheduler: Scheduler) -> None:
-    """The first id of a slot holds exactly the committed tokens, each once, the others a beginning of them; no other id
-    holds anything.
+    """The first id of a slot holds exactly the committed tokens, each once, but for those that are evaluated again; the
+    others hold a beginning of them; no other id holds anything.
     """
     backend = scheduler.backend
     assert isinstance(backend, FakeBackend)
     held, ids = cells_of(backend.cells), 0
     for slot in scheduler.slots.slots:
-        expected = list(enumerate(slot.tokens[: slot.n_past]))
+        expected = list(enumerate(slot.tokens[: slot.n_past - slot.n_again]))
         assert held(slot.first_id) == expected
         for seq in range(slot.first_id + 1, slot.first_id + slot.n_branches):
             cells = held(seq)
