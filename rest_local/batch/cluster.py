@@ -87,11 +87,12 @@ class Cluster:
         config: EngineConfig,
         *,
         opened: Opened | None = None,
+        model: str | None = None,
         max_tokens: int | None = None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> Generator[JobAnswer, None, None]:
-        """The answers to all jobs, as they arrive. `opened`: opens the engine of a replica; `max_tokens`: as for
-        `Worker`. What runs is stopped where the iterator is closed.
+        """The answers to all jobs, as they arrive. `opened`: opens the engine of a replica; `model` and
+        `max_tokens`: as for `Worker`. What runs is stopped where the iterator is closed.
 
         Raises ClusterFailed where Ray is missing, the cluster cannot be reached, or no replica stays alive.
         """
@@ -99,7 +100,7 @@ class Cluster:
         left = {job.number: job for job in in_order(jobs) if job.error is None}
         if not left:
             return
-        setup = _Setup(config, opened, max_tokens, _identity(config))
+        setup = _Setup(config, opened, model, max_tokens, _identity(config))
         lost: Counter[int] = Counter()  # by number of the job: datasets that ended without its answer
         without = 0  # datasets in a row that gave no answer
         with connected(self.address):
@@ -138,6 +139,7 @@ class _Setup:
 
     config: EngineConfig
     opened: Opened | None
+    model: str | None
     max_tokens: int | None
     identity: tuple[int, str]
     version: str = __version__
@@ -230,7 +232,7 @@ class Replica:
             config = setup.config if setup.config.threads else replace(setup.config, threads=self._threads)
             engine = (setup.opened or Engine)(fitted(config, jobs, setup.max_tokens))
             self._stack.enter_context(engine)
-            self._worker = self._stack.enter_context(Worker(engine, max_tokens=setup.max_tokens))
+            self._worker = self._stack.enter_context(Worker(engine, setup.model, max_tokens=setup.max_tokens))
         return self._worker
 
     def __del__(self) -> None:

@@ -127,12 +127,15 @@ def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def job_of(number: int, data: bytes) -> Job:
+    name = f"line-{number}"
     try:
         if len(data) >= MOST_BYTES:
             raise ApiError(400, f"the line is longer than {MOST_BYTES >> 20} MB", code="invalid_json_line")
-        name, url, body = _parts(number, _object(data))
+        line = _object(data)
+        name = _name(line, name)
+        url, body = _parts(line)
     except ApiError as error:
-        return _failed(number, f"line-{number}", data.strip(), error)
+        return _failed(number, name, data.strip(), error)
     ordered = {key: body[key] for key in _FIRST if key in body} | dict(sorted(body.items()))
     content = to_json(ordered)
     return Job(number, name, _digest(name, url, content), url, content)
@@ -148,18 +151,23 @@ def _object(data: bytes) -> dict[str, Any]:
     return line
 
 
-def _parts(number: int, line: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """The name, the URL and the body of a line. Raises ApiError."""
+def _name(line: dict[str, Any], default: str) -> str:
+    """Return the line's `custom_id`, which also an error is answered under. Raises ApiError."""
     name = line.get("custom_id")
     if name is None:
-        name = f"line-{number}"
+        return default
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_ID:
         raise ApiError(400, f"custom_id: give a text of 1 to {LONGEST_ID} characters", param="custom_id")
+    return name
+
+
+def _parts(line: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the URL and the body of a line. Raises ApiError."""
     if "url" not in line and "body" not in line:
         url = CHAT if "messages" in line else COMPLETION
         if url == COMPLETION and "prompt" not in line:
             raise ApiError(400, "give custom_id, url and body, or a prompt, or messages", code="missing_field")
-        return name, url, {key: value for key, value in line.items() if key not in ("custom_id", "method")}
+        return url, {key: value for key, value in line.items() if key not in ("custom_id", "method")}
     if line.get("method", "POST") != "POST":
         raise ApiError(400, "method: give POST", param="method")
     given, body = line.get("url"), line.get("body")
@@ -168,7 +176,7 @@ def _parts(number: int, line: dict[str, Any]) -> tuple[str, str, dict[str, Any]]
         raise ApiError(400, f"url: give one of {', '.join(URLS)}", code="invalid_url", param="url")
     if not isinstance(body, dict):
         raise ApiError(400, "body: give the JSON object of the request", code="missing_field", param="body")
-    return name, known, body
+    return known, body
 
 
 def _duplicate(job: Job, lines: Mapping[str, int]) -> Job:

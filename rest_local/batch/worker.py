@@ -36,6 +36,7 @@ from rest_local.api.openai import Chat, Completion
 from rest_local.api.vectors import embeddings
 from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, LIMITS, Job
 from rest_local.catalog.describe import header_of
+from rest_local.catalog.quantization import stem_of
 from rest_local.catalog.stores import model_file
 from rest_local.decoding.batch import Batch, Finished
 from rest_local.decoding.config import EngineConfig
@@ -123,7 +124,7 @@ class JobAnswer:
 class Worker(Closing):
     """Answers with an engine, in the thread that owns it.
 
-    model       the name to answer with; None: that of the file
+    model       the name to answer with; None: that of the file, as `stem_of` has it
     max_tokens  the most tokens of an answer, for bodies that do not say; None: as many as the context holds
 
     Close it before the engine; a context manager does.
@@ -131,7 +132,7 @@ class Worker(Closing):
 
     def __init__(self, engine: Engine, model: str | None = None, *, max_tokens: int | None = None) -> None:
         self.engine, self._max_tokens = engine, max_tokens
-        self.model = engine.model.path.stem if model is None else model
+        self.model = model or stem_of(engine.model.path.name)
         self._context = RequestContext(engine, self.model, False, f"rest-local-{__version__}")
         self._embedder: Embedder | None = None
         self._scorer: Scorer | None = None

@@ -113,7 +113,8 @@ def batch(
     if output != STANDARD and output.exists() and requests.exists() and output.samefile(requests):
         raise OptionError(f"output {output}: is the input; give another -o")
     jobs = read_stream(sys.stdin.buffer, "-", shard) if requests == STANDARD else read_jobs(requests, shard)
-    with Output(output, jobs, inputs.model_name(config.model), replace=replace) as out:
+    model = inputs.model_name(config.model)
+    with Output(output, jobs, model, replace=replace) as out:
         summary = Summary(len(jobs), len(out.done.names), failed_before=out.done.failed)
         left = in_order([job for job in jobs if job.custom_id not in out.done.names])
         try:
@@ -121,7 +122,7 @@ def batch(
                 interrupt.terminable(),
                 terminal.without_messages_of_ray() if cluster else nullcontext(),
                 _progress(hidden=output == STANDARD and sys.stdout.isatty()) as report,
-                _answering(config, left, tokens, cluster) as answers,
+                _answering(config, model, left, tokens, cluster) as answers,
             ):
                 run(answers, out, summary, report)
         except KeyboardInterrupt as error:
@@ -146,7 +147,7 @@ def batch(
 
 @contextmanager
 def _answering(
-    config: EngineConfig, jobs: Sequence[Job], tokens: int | None, cluster: Cluster | None
+    config: EngineConfig, model: str, jobs: Sequence[Job], tokens: int | None, cluster: Cluster | None
 ) -> Iterator[Iterator[JobAnswer]]:
     """The answers of this machine, or of a cluster. Loads no model where every line is wrong."""
     from rest_local.batch.worker import Worker, failed_line, fitted
@@ -157,13 +158,15 @@ def _answering(
         yield iter(failed)
     elif cluster is not None:
         with closing(
-            cluster.answers(good, config, opened=opening.open_engine, max_tokens=tokens, warn=terminal.warn)
+            cluster.answers(
+                good, config, opened=opening.open_engine, model=model, max_tokens=tokens, warn=terminal.warn
+            )
         ) as answers:
             yield chain(failed, answers)
     else:
         with (
             opening.open_engine(fitted(config, good, tokens)) as engine,
-            Worker(engine, max_tokens=tokens) as worker,
+            Worker(engine, model, max_tokens=tokens) as worker,
             closing(worker.answers(good)) as answers,
         ):
             yield chain(failed, answers)

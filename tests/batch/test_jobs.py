@@ -62,7 +62,8 @@ def test_plain_lines_are_completions_and_chats() -> None:
 )
 def test_a_line_that_is_no_request_is_a_job_with_an_error(line: Any, code: str | None, says: str) -> None:
     before, job, after = read({"prompt": "x"}, line, {"prompt": "y"})
-    assert job.custom_id == "line-2"
+    own = line.get("custom_id") if isinstance(line, dict) else None
+    assert job.custom_id == ("a" if own == "a" else "line-2")
     assert job.body == b""
     assert job.error is not None
     assert says in job.error["message"]
@@ -70,6 +71,11 @@ def test_a_line_that_is_no_request_is_a_job_with_an_error(line: Any, code: str |
     assert job.error["line"] == 2
     assert before.error is None
     assert after.error is None
+
+
+def test_a_line_with_an_error_keeps_its_own_name() -> None:
+    found = read({"custom_id": "a", "url": "/v1/responses", "body": {}}, {"custom_id": "a", "prompt": "x"})
+    assert [(job.custom_id, job.error is not None) for job in found] == [("a", True), ("line-2", True)]
 
 
 def test_a_name_that_is_used_twice_is_an_error_under_another_name() -> None:

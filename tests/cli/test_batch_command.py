@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.batches import COMMAND, ENVIRONMENT, answers_of, kill_and_go_on, write_requests
 
+from benchmarks.tiny import tiny
 from rest_local.cli import main, opening
 
 Call = Callable[..., Any]
@@ -45,6 +46,36 @@ def test_a_second_run_answers_nothing_and_loads_no_model(
     done = call("batch", str(requests), "-o", str(output), *SMALL)
     assert (done.code, done.err) == (0, "rest-local: 5 requests answered (5 of them before)\n")
     assert output.read_bytes() == content
+
+
+def _split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    return str(tiny("llama", folder / "split.gguf", tensors_per_file=15)), "split"
+
+
+def _of_ollama(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    monkeypatch.setenv("OLLAMA_MODELS", str(folder))
+    manifest = folder / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "latest"
+    for each in (manifest, folder / "blobs" / "blob"):
+        each.parent.mkdir(parents=True)
+    tiny("llama", folder / "tiny.gguf").rename(folder / "blobs" / "sha256-ab12")
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:ab12"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    return "tiny:latest", "tiny:latest"
+
+
+@pytest.mark.parametrize("stored", [_split, _of_ollama])
+def test_the_same_command_goes_on_whatever_the_models_file_is_called(
+    call: Call, requests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Callable[..., tuple[str, str]]
+) -> None:
+    model, name = stored(tmp_path, monkeypatch)
+    output = tmp_path / "out.jsonl"
+    arguments = ("batch", str(requests), "-o", str(output), "-m", model, *SMALL)
+    assert call(*arguments).code == 0
+    lines = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(b"".join(lines[:2]))
+    done = call(*arguments)
+    assert (done.code, "(2 of them before)" in done.err) == (0, True), done.err
+    assert {line["response"]["body"]["model"] for line in answers_of(output).values()} == {name}
 
 
 def test_through_pipes(
