@@ -608,7 +608,7 @@ class CellFiles:
                 os.unlink(path)
                 total -= n
         for folder in _folders(self.home):
-            if folder != str(self.folder):
+            if Path(folder) not in (self.folder, self.home / NAMED):  # something is about to be written there
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)  # only where it is empty
         self._size, self._since = total, 0
