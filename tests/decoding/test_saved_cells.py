@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rest_local import Engine
+from rest_local.kv_cache.saved import Reader
 from rest_local.llama import library
 from rest_local.llama.options import ModelOptions
 
@@ -24,6 +25,11 @@ def answer(engine: Engine, prompt: str | list[int], n: int = 12) -> tuple[list[i
     """The tokens of an answer, and how many tokens of the prompt were in the cells."""
     result = engine.generate(prompt, max_tokens=n).wait()
     return list(result.tokens), result.timings.cached_tokens
+
+
+def saved_tokens(path: Path) -> int:
+    with Reader(path) as reader:
+        return len(reader.head.tokens)
 
 
 @pytest.fixture
@@ -96,13 +102,18 @@ def test_cells_of_another_model_are_not_used(
 def test_cells_that_do_not_fit_are_not_used(
     tiny_model: TinyModel, saved: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with (
-        Engine.load(tiny_model("llama"), n_ctx=64, threads=1, policy="off") as engine,
-        caplog.at_level(logging.WARNING, "rest_local.engine"),
-    ):
-        assert engine.load_cells(saved) == 0
-        assert answer(engine, "x = 1\n")[1] == 0
-    assert "do not fit" in caplog.text
+    """Nor those that fill the context: there is no place for the token that an answer begins with."""
+    held = saved_tokens(saved)
+    for n_ctx, loaded in ((64, 0), (held, 0), (held + 1, held)):
+        caplog.clear()
+        with (
+            Engine.load(tiny_model("llama"), n_ctx=n_ctx, threads=1, policy="off") as engine,
+            caplog.at_level(logging.WARNING, "rest_local.engine"),
+        ):
+            assert engine.context.backend.n_ctx == n_ctx
+            assert engine.load_cells(saved) == loaded
+            assert answer(engine, "x = 1\n")[1] == 0
+        assert ("do not fit" in caplog.text) == (loaded == 0)
 
 
 def test_missing_files_are_no_fault(tiny_model: TinyModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -150,6 +150,7 @@ def test_a_rejected_draft_goes_back_to_the_state_before_the_step() -> None:
     assert slot.protect(4) == 4
     step(slot, chain(4), [0, 1])
     assert (slot.n_past, slot.n_again, backend.restored) == (17, 6, [11, 11]), "of the same state"
+    assert [slot.reusable(n) for n in (17, 12, 11, 10, 9)] == [11, 11, 11, 10, 0], "no more than the cells hold"
     step(slot, DraftTree(), [])
     assert (slot.n_past, slot.n_again) == (18, 0)
     assert backend.is_right()

@@ -55,6 +55,14 @@ def test_a_draft_has_to_return_a_share_of_its_cost() -> None:
     assert grown(Auto(DEAR), [0.999, 0.999, 0.999, 0.9]).best == 4
 
 
+@pytest.mark.parametrize(("n_other", "n_again", "before"), [(0, 0, 0), (0, 5, 5), (3, 5, 8), (3, 70, LARGEST - 1)])
+def test_a_draft_is_priced_after_what_the_pass_evaluates_anyway(n_other: int, n_again: int, before: int) -> None:
+    """Roots of others, and tokens of rejected drafts; where they are more than the curve has, nothing is drafted."""
+    policy = Auto(CPU)
+    policy.draft(Silent(), StepContext(512, 63, 1, n_other=n_other, n_again=n_again))
+    assert policy.joint_plan(512, 63, n_other).cost == Auto(CPU).joint_plan(512, 63, 0).cost[before:]
+
+
 NOTHING_DRAFTED = Draft(DraftTree())
 
 

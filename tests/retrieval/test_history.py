@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import multiprocessing
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,13 @@ def test_the_same_answer_is_stored_once() -> None:
     kept.add([1, 2, 4])
     kept.close()
     assert answers_in(kept.path) == [[1, 2, 3], [1, 2, 4]]
-    used = opened()
-    before = (kept.path / "manifest.json").read_bytes()
+    used, manifest = opened(), kept.path / "manifest.json"
+    before = manifest.read_bytes()
+    os.utime(manifest, (0, 0))
     used.add([1, 2, 3])
     used.close()
-    assert (kept.path / "manifest.json").read_bytes() == before
+    assert manifest.read_bytes() == before
+    assert not list_histories()[0].last_use.startswith("1970"), "it was used"
 
 
 def test_automatic_commits_show_the_answers_of_other_processes() -> None:
