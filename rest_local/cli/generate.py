@@ -10,7 +10,7 @@ import click
 
 from rest_local.cli import inputs, opening, options
 from rest_local.cli.sections import SectionedCommand, option, rare_option
-from rest_local.cli.terminal import json_option, line_of, say
+from rest_local.cli.terminal import json_option, line_of, say, write_text
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.options import Sampling
 
@@ -71,7 +71,7 @@ def generate(
             for piece in stream:
                 printed += len(piece.text)
                 if not as_json:
-                    click.echo(piece.text, nl=False)
+                    write_text(piece.text)
         except KeyboardInterrupt:
             stream.cancel()
             _finish(engine, stream.result, printed, quiet, as_json)
@@ -86,8 +86,6 @@ def _finish(engine: Engine, result: Result, printed: int, quiet: bool, as_json: 
     if as_json:
         click.echo(result.to_json())
         return
-    rest = result.text[printed:]
-    click.echo(rest, nl=not result.text.endswith("\n"))
+    write_text(result.text[printed:] + "\n" * (not result.text.endswith("\n")))
     if result.tokens and not quiet and sys.stderr.isatty():
-        sys.stdout.flush()
         say(line_of(engine, result))

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rest_local.retrieval.building.build import Progress
     from rest_local.retrieval.sources.source import Source
 
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {ord("\r"): ""}
+
 
 def warn(message: str) -> None:
     """One line on stderr. What it quotes may come from a file: control characters do not reach the terminal."""
@@ -67,6 +69,17 @@ def fail(error: RestLocalError, more: str = "") -> str:
 def say(text: str) -> None:
     """One line on stderr about what the command did."""
     click.echo(fitted(printable(text), sys.stderr), err=True)
+
+
+def visible(text: str) -> str:
+    """Return the text without what would control a terminal: a model may write anything."""
+    return text.translate(_CONTROLS)
+
+
+def write_text(text: str) -> None:
+    """Write what a model says to the standard output: at a terminal `visible`, elsewhere as it is."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def fitted(text: str, stream: TextIO) -> str:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rest_local.chat.tools import Content, Reasoning
 from rest_local.cli.chat import display
-from rest_local.cli.chat.display import CONTEXT, HELD, Markdown, MarkdownDisplay, Plain, visible
+from rest_local.cli.chat.display import CONTEXT, HELD, Markdown, MarkdownDisplay, Plain
+from rest_local.cli.terminal import visible
 
 TEXTS = {
     "code without a fence": "def __init__(self, *args):\n    x = a*b*c\n    return x",

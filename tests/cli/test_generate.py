@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from fake_cli_engine import HELLO, Call, Install
+from fake_cli_engine import HELLO, Call, FakePiece, Install
 
 from rest_local.errors import PromptTooLong, in_options
 from rest_local.grammar import gbnf
@@ -18,6 +18,15 @@ def test_text_is_streamed_and_ends_with_a_newline(fake_engine: Install, call: Ca
     assert (done.code, done.out, done.err) == (0, "Hello\n", "")
     assert engine.prompts == ["def f():"]
     assert engine.closed
+
+
+@pytest.mark.parametrize(("at_terminal", "shown"), [(True, "a\ufffd[31mb\ufffd\tc\n"), (False, "a\x1b[31mb\x07\tc\n")])
+def test_escape_sequences_of_a_model_reach_a_pipe_and_no_terminal(
+    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch, at_terminal: bool, shown: str
+) -> None:
+    fake_engine([FakePiece("a\x1b[31", (1,), ("target",)), FakePiece("mb\x07\tc", (2,), ("target",))])
+    monkeypatch.setattr("sys.stdout.isatty", lambda: at_terminal)
+    assert call("generate", "x", "-q").out == shown
 
 
 def test_json_is_one_line_and_nothing_else(fake_engine: Install, call: Call) -> None:

@@ -19,10 +19,10 @@ import click
 
 from rest_local.cli import inputs, opening
 from rest_local.cli.chat.conversation import Attachment, NamedSession, session_names, text_of
-from rest_local.cli.chat.display import COLOURS, of_source, visible
+from rest_local.cli.chat.display import COLOURS, of_source
 from rest_local.cli.chat.prompt import is_dumb, unquoted
 from rest_local.cli.chat.talk import Talk, note
-from rest_local.cli.terminal import counted, statistics_line
+from rest_local.cli.terminal import counted, statistics_line, write_text
 from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError, in_options
 from rest_local.llama.options import Sampling
 
@@ -277,7 +277,7 @@ def _raw(talk: Talk, argument: str) -> None:
     answer = next((text_of(each) for each in reversed(talk.conversation.messages) if each["role"] == "assistant"), "")
     if not answer:
         raise OptionError("there is no answer yet")
-    click.echo(visible(answer).removesuffix("\n"))
+    write_text(answer.removesuffix("\n") + "\n")
 
 
 def _stats(talk: Talk, argument: str) -> None:

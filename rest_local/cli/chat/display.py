@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_local.cli.terminal import visible, write_text
+
 if TYPE_CHECKING:
     from rest_local.chat.tools import Delta
     from rest_local.decoding.engine import Engine, Piece
@@ -44,13 +46,6 @@ _PAIR = re.compile(  # a mark, the text, the mark again
 _STYLES: dict[str, dict[str, Any]] = {
     "code": {"bold": True}, "bold": {"bold": True}, "italic": {"italic": True}, "emphasis": {"italic": True},
 }  # fmt: skip
-_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-_CONTROLS[ord("\r")] = ""
-
-
-def visible(text: str) -> str:
-    """The text without what would control the terminal: a model may write anything."""
-    return text.translate(_CONTROLS)
 
 
 class Markdown:
@@ -203,10 +198,9 @@ class Display:
 
 
 class Plain(Display):
-    """The text of the answer as it is, without reasoning: for a pipe. `at_terminal`: without what would control it."""
+    """The text of the answer as it is, without reasoning."""
 
-    def __init__(self, at_terminal: bool = False) -> None:
-        self._at_terminal = at_terminal
+    def __init__(self) -> None:
         self._text = ""  # the newest part
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
@@ -222,7 +216,7 @@ class Plain(Display):
 
         text = "".join(delta.text for delta in deltas if isinstance(delta, Content))
         if text:
-            _write(visible(text) if self._at_terminal else text)
+            write_text(text)
             self._text = text
 
 

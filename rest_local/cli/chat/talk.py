@@ -152,14 +152,12 @@ class Talk(Closing):
         """How the next answer is shown."""
         if self._as_json:
             return Display()
-        if not sys.stdout.isatty():
+        if not sys.stdout.isatty() or is_dumb():
             return Plain()
-        if is_dumb():
-            return Plain(at_terminal=True)
         colours = not os.environ.get("NO_COLOR")
         if self.settings.drafts:
             return DraftsDisplay(self.engine, colours)
-        return MarkdownDisplay(colours) if self.settings.markdown else Plain(at_terminal=True)
+        return MarkdownDisplay(colours) if self.settings.markdown else Plain()
 
     def _keep(self, result: Result, message: dict[str, object]) -> None:
         self.conversation.messages.append(message)
