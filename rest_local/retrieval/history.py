@@ -2,7 +2,7 @@
 
     history = History.open(history_home() / "qwen2-0f3a", vocabulary)
     history.rows(context, 48, 16)     searches the answers that any process committed, and new ones of this process
-    history.add(answer)               keeps the answer in memory; commits after COMMIT_TOKENS new tokens
+    history.add(answer)               keeps the answer in memory; begins a commit after COMMIT_TOKENS new tokens
     history.close()                   commits the rest
 
 On disk a history is a datastore (docs/FORMAT.md). Its documents are answers, named by a digest of their tokens, so that
@@ -10,12 +10,16 @@ each answer is stored once. A commit adds a segment. It reads and writes under t
 processes can use one history. Small segments are merged into the new one, and beyond `cap` tokens the oldest answers
 are deleted.
 
+A commit that `add` begins runs in a thread of its own, because whoever adds an answer generates others: it syncs files,
+merges for up to a second, and waits for the lock of other processes. The answers stay searchable in memory until the
+first `add` after its end.
+
 No failure here is fatal, because a history can only make an answer faster:
 
 - A directory that is damaged, of another version or no history is renamed (`NAME.damaged-1`), with one warning.
 - Answers that cannot be written, or whose lock cannot be taken, wait for the next commit, with one warning.
 
-Knows nothing about models: an answer is a list of token ids. Not thread safe.
+Knows nothing about models: an answer is a list of token ids. For callers not thread safe.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +81,7 @@ DAMAGED = ".damaged-"
 _ATTEMPTS = 3
 
 Answers = list[tuple[str, Int32Array]]
+Pending = dict[str, Int32Array]  # by digest, the oldest first
 
 
 def history_home() -> Path:
@@ -108,11 +114,13 @@ class History:
         if self._longest < 1:
             raise ValueError(f"cap {cap} is too small for an answer")
         self._store: Datastore | None = None
-        self._pending: dict[str, Int32Array] = {}  # answers that are not committed yet, by digest, oldest first
+        self._pending: Pending = {}  # answers that are not committed yet
         self._pending_tokens = 0  # in them, including one separator for each answer
         self._searched: list[tuple[int, Segment]] | None = None  # made on demand by `_segments`
         self._commit_at = COMMIT_TOKENS
         self._warned: set[str] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rest-local-history")
+        self._writing: Future[tuple[Pending, Datastore | None] | None] | None = None
 
     @classmethod
     def open(
@@ -132,7 +140,7 @@ class History:
         mmap: False never maps a file, not even a large one or during a commit.
         """
         history = cls(Path(path), vocabulary, recipe, cap=cap, wait_s=wait_s, files=files, mmap=mmap)
-        history._reopen()
+        history._store = history._opened()
         return history
 
     @property
@@ -170,9 +178,8 @@ class History:
         return self._searched
 
     def add(self, answer: npt.ArrayLike) -> None:
-        """Keep an answer, unless it is empty or already waits for a commit. Sometimes commits, which takes up to a
-        second. Of an answer that is longer than the cap allows, the end is kept. Raises ValueError for an id outside
-        the vocabulary.
+        """Keep an answer, unless it is empty or already waits for a commit. Of an answer that is longer than the cap
+        allows, the end is kept. Raises ValueError for an id outside the vocabulary.
         """
         tokens = np.asarray(answer, np.int32).reshape(-1)[-self._longest :]
         if not len(tokens):
@@ -180,43 +187,69 @@ class History:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocabulary.size:
             raise ValueError(f"an answer's token ids must be from 0 to {self.vocabulary.size - 1}")
         name = hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest()[:16]
+        if self._writing is not None and self._writing.done():
+            self._end_writing()
         if name in self._pending:
             return
         self._pending[name] = tokens.copy()
         self._pending_tokens += len(tokens) + 1
         self._searched = None
-        if self._pending_tokens >= self._commit_at:
-            self.commit()
+        if self._pending_tokens >= self._commit_at and self._writing is None:
+            self._writing = self._thread.submit(self._write, dict(self._pending))
 
     def commit(self) -> None:
-        """Write new answers as a segment and open the result, which also holds the answers of other processes.
+        """Write new answers as a segment and open the result, which also holds the answers of other processes. Wait for
+        that.
 
         Answers that cannot be written wait for the next commit; above UNWRITTEN tokens they are dropped.
         """
-        if self._pending and self._commit():
-            self._clear_pending()
-            self._reopen()
-        elif self._pending_tokens > UNWRITTEN:
-            self._clear_pending()
-        self._commit_at = self._pending_tokens + COMMIT_TOKENS
+        self._end_writing()
+        if self._pending:
+            self._use(self._write(self._pending))
 
     def close(self) -> None:
         """Commit new answers and close the files. A second call does nothing."""
-        if self._pending and self._commit():
-            self._clear_pending()
+        self._end_writing()
+        if self._pending and self._commit(self._pending):
+            self._keep_pending({})
         self._close_store()
+        self._thread.shutdown()
 
-    def _clear_pending(self) -> None:
-        self._pending, self._pending_tokens, self._searched = {}, 0, None
+    def _write(self, pending: Pending) -> tuple[Pending, Datastore | None] | None:
+        """Commit these answers, and open the result; None where they are not written. Changes no state of the object
+        but the warnings that were given.
+        """
+        return (pending, self._opened()) if self._commit(pending) else None
 
-    def _commit(self) -> bool:
-        """Write new answers to the disk. Returns False, after a warning, if that fails."""
+    def _end_writing(self) -> None:
+        """Wait for the commit that `add` has begun, and use what it has written."""
+        if (writing := self._writing) is not None:
+            wait([writing])
+            self._writing = None
+            self._use(writing.result())
+
+    def _use(self, written: tuple[Pending, Datastore | None] | None) -> None:
+        if written is not None:
+            answers, store = written
+            self._close_store()
+            self._store = store
+            self._keep_pending({name: tokens for name, tokens in self._pending.items() if name not in answers})
+        elif self._pending_tokens > UNWRITTEN:
+            self._keep_pending({})
+        self._commit_at = self._pending_tokens + COMMIT_TOKENS
+
+    def _keep_pending(self, pending: Pending) -> None:
+        self._pending, self._searched = pending, None
+        self._pending_tokens = sum(len(tokens) + 1 for tokens in pending.values())
+
+    def _commit(self, pending: Pending) -> bool:
+        """Write answers to the disk. Returns False, after a warning, if that fails."""
         try:
             clear(self.path, self._files)
             for _ in range(_ATTEMPTS):
                 with locked(self.path, self._wait_s, make=self._files):
                     try:
-                        self._append()
+                        self._append(pending)
                         return True
                     except DAMAGE as error:
                         self._rename(error)
@@ -228,14 +261,14 @@ class History:
             self._warn("refused", f"{cause_of(error)}; new answers are not kept beyond this process")
         return False
 
-    def _append(self) -> None:
+    def _append(self, pending: Pending) -> None:
         """Make one commit, under the lock. Raises DAMAGE, DatastoreUnwritable."""
         with contextlib.ExitStack() as stack:
             store = self._snapshot(whole=False)
             if store:
                 stack.enter_context(store)
             known = set(store.document_names()) if store else set()
-            fresh = [(name, tokens) for name, tokens in self._pending.items() if name not in known]
+            fresh = [(name, tokens) for name, tokens in pending.items() if name not in known]
             if not fresh:  # all answers are stored already: only the time of last use changes
                 with contextlib.suppress(OSError):
                     os.utime(self.path / MANIFEST)
@@ -279,14 +312,15 @@ class History:
         store.close()
         raise DatastoreVersion(self.path, "of a datastore that is not this model's history", KIND)
 
-    def _reopen(self) -> None:
-        self._close_store()
+    def _opened(self) -> Datastore | None:
+        """Open the newest commit to search it. Returns None without one and, after a warning, for a damaged one."""
         try:
-            self._store, self._searched = self._snapshot(whole=True), None
+            return self._snapshot(whole=True)
         except DAMAGE as error:
             self._set_aside(error)
         except DatastoreError as error:
             self._warn("refused", f"{cause_of(error)}; going on without it")
+        return None
 
     def _set_aside(self, error: Exception, opened: Manifest | None = None) -> None:
         """Rename the directory, unless it is good again: a commit that can be opened and is not the one `opened`."""

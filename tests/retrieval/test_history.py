@@ -105,6 +105,7 @@ def test_automatic_commits_show_the_answers_of_other_processes() -> None:
     other.add(theirs)
     other.close()
     one.add([5] * (history.COMMIT_TOKENS // 2))
+    one.commit()
     assert len(answers_in(one.path)) == 3
     assert one.rows(np.array(theirs[:20]), 1, 4).continuations.tolist() == [theirs[20:24]]
     assert one.tokens == sum(map(len, answers_in(one.path))) + 3

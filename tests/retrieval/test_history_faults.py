@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +127,25 @@ def test_after_a_timeout_of_the_lock_the_answer_is_kept(path: Path, caplog: pyte
     assert f"locked by process {os.getpid()} on" in record.message
     kept.close()
     assert answers_in(path) == [*BOTH, [5, 5]]
+
+
+def test_no_answer_waits_for_a_commit_that_add_begins(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another process has the lock: the next answers are kept and searched meanwhile, and no token is lost."""
+    threads = set[int]()
+    files = Named(lambda step, name: threads.add(threading.get_ident()))
+    kept = History.open(path, VOCABULARY, wait_s=60, files=files)
+    long = [*SAID, *[5] * history.COMMIT_TOKENS]
+    with locked(path):
+        kept.add(long)
+        kept.add([6, 6])
+        assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[4], [7]]
+        assert answers_in(path) == BEFORE
+    kept.commit()
+    assert answers_in(path) == [*BEFORE, long, [6, 6]]
+    assert len(threads) == 2, "the commit of `long`, and that of the test"
+    assert kept.rows(CONTEXT, 8, 1).continuations.tolist() == [[4], [7]]
+    assert kept.tokens == sum(len(answer) + 1 for answer in answers_in(path))
+    assert caplog.records == []
 
 
 def test_an_interrupt_loses_nothing(path: Path) -> None:
