@@ -37,9 +37,11 @@ BINDINGS = _words("""
     llama_model_n_ctx_train llama_model_n_embd llama_model_n_embd_inp llama_model_n_layer llama_model_n_params
     llama_model_n_swa llama_model_size llama_n_batch llama_n_ctx_seq llama_n_rs_seq llama_n_ubatch llama_numa_init
     llama_pos llama_print_system_info llama_sampler_accept llama_sampler_apply llama_sampler_chain_add
-    llama_sampler_chain_default_params llama_sampler_chain_init llama_sampler_free
-    llama_sampler_init_dist llama_sampler_init_greedy llama_sampler_init_logit_bias llama_sampler_init_min_p
-    llama_sampler_init_penalties llama_sampler_init_temp llama_sampler_init_top_k llama_sampler_init_top_p
+    llama_sampler_chain_default_params llama_sampler_chain_init llama_sampler_free llama_sampler_init_adaptive_p
+    llama_sampler_init_dist llama_sampler_init_dry llama_sampler_init_greedy llama_sampler_init_infill
+    llama_sampler_init_logit_bias llama_sampler_init_min_p llama_sampler_init_mirostat llama_sampler_init_mirostat_v2
+    llama_sampler_init_penalties llama_sampler_init_temp_ext llama_sampler_init_top_k llama_sampler_init_top_n_sigma
+    llama_sampler_init_top_p llama_sampler_init_typical llama_sampler_init_xtc
     llama_seq_id llama_set_abort_callback llama_set_adapters_lora llama_set_causal_attn
     llama_set_n_threads llama_state_seq_get_data_ext llama_state_seq_get_size_ext
     llama_state_seq_set_data_ext llama_supports_gpu_offload llama_synchronize llama_token

@@ -226,11 +226,29 @@ def _one_of(what: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 MAX_SEED = 0xFFFFFFFE  # llama.cpp takes 0xFFFFFFFF for "any seed"
+MOST_BREAKERS = 32  # DRY looks for each of them in the whole vocabulary
+
+# llama.cpp's samplers in its order, each with the values that switch it off.
+SAMPLERS: Mapping[str, Mapping[str, Any]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+    "top_n_sigma": {"top_n_sigma": -1.0},
+    "top_k": {"top_k": 0},
+    "typ_p": {"typical_p": 1.0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "xtc": {"xtc_probability": 0.0},
+    "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
+}
+INFILL = "infill"  # offered by llama.cpp as well, and not used unless it is named
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of one request. The defaults are those of llama-server, except the temperature: 0 is greedy.
+    """Options of one request. The defaults are those of llama.cpp, except the temperature: 0 is greedy.
+
+    `Engine.sampling` makes one of the options that are named, what the model's file recommends, and llama.cpp's
+    defaults, as the commands do.
 
     Attributes:
         temperature: 0 = the likeliest token; else logits are divided by it
@@ -242,10 +260,29 @@ class Sampling:
         repeat_last_n: how many of the newest tokens the penalties count, the prompt's included (0 = off, -1 = all)
         presence_penalty: 0 = off
         frequency_penalty: 0 = off
+        typical_p: keep the mass typical_p of tokens whose surprise is nearest to the expected one (1 = off)
+        top_n_sigma: keep logits within so many standard deviations of the greatest (0 or less = off)
+        xtc_probability: how often the likeliest tokens above the threshold are left out, all but the last (0 = off)
+        xtc_threshold: of xtc_probability (more than 0.5 = off)
+        dynatemp_range: the temperature varies so much in both directions with the entropy (0 = off)
+        dynatemp_exponent: of dynatemp_range
+        dry_multiplier: DRY's penalty for going on with a repetition (0 = off)
+        dry_base: the penalty grows with this base
+        dry_allowed_length: repetitions up to so many tokens are not penalized
+        dry_penalty_last_n: how many of the newest tokens DRY searches, the prompt's included (0 = off, -1 = all)
+        dry_sequence_breakers: texts that end a repetition
+        mirostat: 1 or 2 keep the surprise near mirostat_tau, in place of all samplers but the temperature (0 = off)
+        mirostat_tau: surprise to aim at, in bits
+        mirostat_eta: learning rate of mirostat
+        adaptive_target: draw tokens near this probability (negative = off)
+        adaptive_decay: of the memory of adaptive_target, 0 to 0.99
+        min_keep: tokens that top-p, min-p, typical and XTC leave at least
+        samplers: the order of the samplers, by names of SAMPLERS and INFILL; those that are missing are off
         logit_bias: pairs of token id and bias added to its logit; -inf forbids the token
         grammar: the result of `gbnf`, `lark` or `json_schema`
 
-    Raises OptionError for a value outside these.
+    The fields of samplers that are off have the value that switches them off. Raises OptionError for a value outside
+    these.
     """
 
     temperature: float = 0.0
@@ -257,33 +294,81 @@ class Sampling:
     repeat_last_n: int = 64
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
+    samplers: tuple[str, ...] = tuple(SAMPLERS)
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        _real("temperature", self.temperature, 0.0, 1e6)
-        _whole("top_k", self.top_k, 0, 2**31 - 1)
-        _real("top_p", self.top_p, 0.0, 1.0)
-        _real("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            _whole("seed", self.seed, 0, MAX_SEED)
-        _real("repeat_penalty", self.repeat_penalty, 1e-6, 1e6)
-        _whole("repeat_last_n", self.repeat_last_n, -1, 2**20)
-        _real("presence_penalty", self.presence_penalty, -1e6, 1e6)
-        _real("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        for name, (low, high) in _RANGES.items():
+            check = _whole if isinstance(low, int) else _real
+            if not (name == "seed" and self.seed is None):
+                check(name, getattr(self, name), low, high)
+        for name in ("dry_sequence_breakers", "samplers"):
+            texts = getattr(self, name)
+            if not isinstance(texts, tuple) or not all(isinstance(text, str) and text for text in texts):
+                raise OptionError(f"{name} is {texts!r}: give a tuple of texts that are not empty")
+        if len(self.dry_sequence_breakers) > MOST_BREAKERS:
+            raise OptionError(f"dry_sequence_breakers: give at most {MOST_BREAKERS}")
+        if unknown := next((name for name in self.samplers if name not in (*SAMPLERS, INFILL)), None):
+            raise OptionError(f"samplers: {unknown!r} is unknown; there are {', '.join((*SAMPLERS, INFILL))}")
         _check_bias(self.logit_bias)
         if not (self.grammar is None or isinstance(self.grammar, Grammar)):
             raise OptionError("grammar: give what gbnf, lark or json_schema of rest_local.grammar returns")
+        if self.mirostat:
+            object.__setattr__(self, "samplers", tuple({"temperature"}.intersection(self.samplers)))
+            object.__setattr__(self, "dynatemp_range", 0.0)
+        for name, off in SAMPLERS.items():
+            if name not in self.samplers:
+                for field_name, value in off.items():
+                    object.__setattr__(self, field_name, value)
 
     @property
     def penalizes(self) -> bool:
+        """Whether the text so far changes the logits: a penalty or DRY is on."""
         active = self.repeat_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        return active and self.repeat_last_n != 0
+        return (active and self.repeat_last_n != 0) or self.dry_multiplier != 0.0
+
+    @property
+    def picks_likeliest(self) -> bool:
+        """Whether the likeliest token after biases and penalties is the answer: nothing is drawn or left out."""
+        leaves_out = self.typical_p < 1 or (self.xtc_probability > 0 and self.xtc_threshold <= 0.5)
+        return self.temperature == 0 and self.dynatemp_range == 0 and not leaves_out
 
     @property
     def is_greedy(self) -> bool:
         """The likeliest token of the bare logits is the answer: an arg-max, nothing shapes them."""
-        return self.temperature == 0 and not self.penalizes and not self.logit_bias and self.grammar is None
+        return self.picks_likeliest and not self.penalizes and not self.logit_bias and self.grammar is None
+
+
+# The least and the greatest value of each number; of whole numbers they are whole.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 1e6), "top_k": (0, 2**31 - 1), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0), "seed": (0, MAX_SEED),
+    "repeat_penalty": (1e-6, 1e6), "repeat_last_n": (-1, 2**20), "presence_penalty": (-1e6, 1e6),
+    "frequency_penalty": (-1e6, 1e6), "typical_p": (0.0, 1.0), "top_n_sigma": (-1e6, 1e6),
+    "xtc_probability": (0.0, 1.0), "xtc_threshold": (0.0, 1.0), "dynatemp_range": (0.0, 1e6),
+    "dynatemp_exponent": (0.0, 1e6), "dry_multiplier": (0.0, 1e6), "dry_base": (1.0, 1e6),
+    "dry_allowed_length": (0, 2**31 - 1), "dry_penalty_last_n": (-1, 2**20), "mirostat": (0, 2),
+    "mirostat_tau": (0.0, 1e6), "mirostat_eta": (0.0, 1e6), "adaptive_target": (-1e6, 1.0),
+    "adaptive_decay": (0.0, 0.99), "min_keep": (0, 2**20),
+}  # fmt: skip
+NUMBERS = tuple(_RANGES)  # the fields of `Sampling` that hold one
 
 
 def _real(name: str, value: Any, low: float, high: float) -> None:

@@ -1,9 +1,11 @@
 """Chooses the next token from a row of logits with llama.cpp's samplers.
 
-The order is that of llama-server: grammar, logit bias, penalties, top-k, top-p, min-p, temperature, draw. `sample`
-chooses a token without side effects on the text; `accept` advances the penalties and the grammar. At temperature > 0
-each `sample` draws exactly one number, even if only one candidate is left (llama.cpp would then draw none). So the n-th
-generated token always gets the n-th number of the seed, with and without drafts.
+The grammar comes first, then llama-server's order: logit bias, the samplers in the order of `Sampling.samplers`, draw.
+`sample` chooses a token without side effects on the text; `accept` advances the penalties, DRY and the grammar. At
+temperature > 0 each `sample` draws exactly one number, even if only one candidate is left (llama.cpp would then draw
+none). So the n-th generated token always gets the n-th number of the seed, with and without drafts. XTC, mirostat and
+adaptive-p draw numbers of their own, of the same seed, and keep their state in the same way: each token is sampled
+once, in order, whether it was drafted or not.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ from numpy.typing import NDArray
 from rest_local.errors import GenerationError, OptionError
 from rest_local.grammar.constraint import Constraint
 from rest_local.llama.loaded import bindings, llama_cpp
-from rest_local.llama.options import MAX_SEED, Sampling
+from rest_local.llama.options import INFILL, MAX_SEED, Sampling
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.stop import Closing
 
 __all__ = ["Sampler", "Sampling"]
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
-_ALL_TOKENS = 1 << 17  # used for repeat_last_n = -1; llama.cpp keeps a ring buffer of that many ids
+_ALL_TOKENS = 1 << 17  # what -1 stands for in repeat_last_n and dry_penalty_last_n, as sizes of ring buffers
+_MIROSTAT_M = 100  # likeliest tokens that mirostat 1 estimates from, as in llama-server
 _Native = Any  # llama_sampler_p
 
 
@@ -51,8 +54,8 @@ class Sampler(Closing):
         )
         self.vocabulary, self.sampling = vocabulary, sampling
         self.seed = secrets.randbelow(MAX_SEED + 1) if sampling.seed is None else sampling.seed
-        self._shape: _Native = None if sampling.is_greedy else _chain(vocabulary, sampling)
-        self._dist: _Native = llama_cpp.llama_sampler_init_dist(self.seed) if sampling.temperature > 0 else None
+        self._shape: _Native = None if sampling.is_greedy else _chain(vocabulary, sampling, self.seed)
+        self._draw: _Native = None if sampling.picks_likeliest else _draw(vocabulary, sampling, self.seed)
         self._candidates = None if sampling.is_greedy else Candidates(vocabulary.size)
         self._closed = False
         self._picks_maximum = sampling.is_greedy and self.constraint.never_forbids
@@ -68,14 +71,14 @@ class Sampler(Closing):
             self._only = int(logits.argmax())
             return self._only
         self._check_open()
-        if self._candidates is None or self._dist is None:
+        if self._candidates is None or self._draw is None:
             greedy = self._candidates
             self._only = self._likeliest(logits) if greedy is None else self._sample_greedy(greedy, logits)
             return self._only
         self._only = None
         self._candidates.fill(logits, self.constraint.allowed())
         llama_cpp.llama_sampler_apply(self._shape, self._candidates.reference)
-        llama_cpp.llama_sampler_apply(self._dist, self._candidates.reference)  # draws a number for one candidate, too
+        llama_cpp.llama_sampler_apply(self._draw, self._candidates.reference)  # draws a number for one candidate, too
         return self._candidates.selected
 
     def _likeliest(self, logits: NDArray[np.float32]) -> int:
@@ -88,7 +91,7 @@ class Sampler(Closing):
         return int(without_ends.argmax())
 
     def _sample_greedy(self, candidates: Candidates, logits: NDArray[np.float32]) -> int:
-        """The best allowed token. Bias and penalties change each logit on its own, so if the best token of all is
+        """The best allowed token. Bias, penalties and DRY change each logit on its own, so if the best token of all is
         allowed, it is the best allowed one. Only otherwise the whole mask is computed."""
         candidates.fill(logits)
         llama_cpp.llama_sampler_apply(self._shape, candidates.reference)
@@ -121,8 +124,9 @@ class Sampler(Closing):
         if not 0 <= token < self.vocabulary.size:
             raise ValueError(f"token {token} is outside the vocabulary of {self.vocabulary.size} tokens")
         self.constraint.advance(token)
-        if self._shape is not None:
-            llama_cpp.llama_sampler_accept(self._shape, token)
+        for sampler in (self._shape, self._draw):
+            if sampler is not None:
+                llama_cpp.llama_sampler_accept(sampler, token)
 
     def observe(self, tokens: Iterable[int]) -> None:
         """Add the tokens of the prompt. They count for the penalties, as in llama-server, but not for the grammar."""
@@ -134,10 +138,10 @@ class Sampler(Closing):
 
     def close(self) -> None:
         """Free llama.cpp's samplers. A second call does nothing."""
-        for sampler in (self._shape, self._dist):
+        for sampler in (self._shape, self._draw):
             if sampler is not None:
                 llama_cpp.llama_sampler_free(sampler)
-        self._shape = self._dist = self._candidates = None
+        self._shape = self._draw = self._candidates = None
         self._closed, self._picks_maximum = True, False
 
     def _check_open(self) -> None:
@@ -145,8 +149,10 @@ class Sampler(Closing):
             raise GenerationError("the sampler is closed; make a new one")
 
 
-def _chain(vocabulary: Vocabulary, sampling: Sampling) -> _Native:
-    """The samplers between the grammar and the draw, in llama-server's order, without those that are switched off."""
+def _chain(vocabulary: Vocabulary, sampling: Sampling, seed: int) -> _Native:
+    """The samplers between the grammar and the draw, in order, without those that are switched off. With the arg-max at
+    its end where nothing is drawn.
+    """
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
 
     def add(make: Callable[..., _Native], *arguments: object) -> None:
@@ -155,21 +161,58 @@ def _chain(vocabulary: Vocabulary, sampling: Sampling) -> _Native:
     if sampling.logit_bias:
         biases = (bindings.llama_logit_bias * len(sampling.logit_bias))(*sampling.logit_bias)
         add(llama_cpp.llama_sampler_init_logit_bias, vocabulary.size, len(biases), biases)
-    if sampling.penalizes:
-        last_n = _ALL_TOKENS if sampling.repeat_last_n < 0 else sampling.repeat_last_n
-        strengths = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
-        add(llama_cpp.llama_sampler_init_penalties, vocabulary.size, last_n, *strengths)
-    if sampling.temperature == 0:
+    for name in sampling.samplers:
+        if name == "penalties" and sampling.repeat_last_n:
+            strengths = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+            if strengths != (1.0, 0.0, 0.0):
+                last_n = _all_for_negative(sampling.repeat_last_n)
+                add(llama_cpp.llama_sampler_init_penalties, vocabulary.size, last_n, *strengths)
+        elif name == "dry" and sampling.dry_multiplier:
+            breakers = [text.encode("utf-8", "replace") for text in sampling.dry_sequence_breakers]
+            pointers = (ctypes.c_char_p * len(breakers))(*breakers)
+            last_n = _all_for_negative(sampling.dry_penalty_last_n)
+            numbers = (sampling.dry_multiplier, sampling.dry_base, sampling.dry_allowed_length, last_n)
+            with vocabulary.use() as pointer:
+                add(llama_cpp.llama_sampler_init_dry, pointer, *numbers, pointers, len(breakers))
+        elif sampling.picks_likeliest:
+            continue  # the others never leave out the likeliest token
+        elif name == "top_n_sigma" and sampling.top_n_sigma > 0:
+            add(llama_cpp.llama_sampler_init_top_n_sigma, sampling.top_n_sigma)
+        elif name == "top_k" and sampling.top_k > 0:
+            add(llama_cpp.llama_sampler_init_top_k, sampling.top_k)
+        elif name == "typ_p" and sampling.typical_p < 1:
+            add(llama_cpp.llama_sampler_init_typical, sampling.typical_p, sampling.min_keep)
+        elif name == "top_p" and sampling.top_p < 1:
+            add(llama_cpp.llama_sampler_init_top_p, sampling.top_p, sampling.min_keep)
+        elif name == "min_p" and sampling.min_p > 0:
+            add(llama_cpp.llama_sampler_init_min_p, sampling.min_p, sampling.min_keep)
+        elif name == "xtc" and sampling.xtc_probability > 0:
+            strength = (sampling.xtc_probability, sampling.xtc_threshold)
+            add(llama_cpp.llama_sampler_init_xtc, *strength, sampling.min_keep, seed)
+        elif name == "temperature":
+            heat = (sampling.temperature, sampling.dynatemp_range, sampling.dynatemp_exponent)
+            add(llama_cpp.llama_sampler_init_temp_ext, *heat)
+        elif name == INFILL:
+            add(llama_cpp.llama_sampler_init_infill, vocabulary.pointer)
+    if sampling.picks_likeliest:
         add(llama_cpp.llama_sampler_init_greedy)
-        return chain
-    if sampling.top_k > 0:
-        add(llama_cpp.llama_sampler_init_top_k, sampling.top_k)
-    if sampling.top_p < 1:
-        add(llama_cpp.llama_sampler_init_top_p, sampling.top_p, 0)
-    if sampling.min_p > 0:
-        add(llama_cpp.llama_sampler_init_min_p, sampling.min_p, 0)
-    add(llama_cpp.llama_sampler_init_temp, sampling.temperature)
     return chain
+
+
+def _draw(vocabulary: Vocabulary, sampling: Sampling, seed: int) -> _Native:
+    """The sampler that chooses among what the chain has left."""
+    if sampling.mirostat == 1:
+        numbers = (sampling.mirostat_tau, sampling.mirostat_eta, _MIROSTAT_M)
+        return llama_cpp.llama_sampler_init_mirostat(vocabulary.size, seed, *numbers)
+    if sampling.mirostat == 2:
+        return llama_cpp.llama_sampler_init_mirostat_v2(seed, sampling.mirostat_tau, sampling.mirostat_eta)
+    if sampling.adaptive_target >= 0:
+        return llama_cpp.llama_sampler_init_adaptive_p(sampling.adaptive_target, sampling.adaptive_decay, seed)
+    return llama_cpp.llama_sampler_init_dist(seed)
+
+
+def _all_for_negative(last_n: int) -> int:
+    return _ALL_TOKENS if last_n < 0 else last_n
 
 
 class Candidates:

@@ -80,6 +80,10 @@ class Vocabulary:
         """The llama_vocab_p. Raises ModelError after the model was closed."""
         return self._lease.pointer
 
+    def use(self) -> AbstractContextManager[int]:
+        """Return a context with the llama_vocab_p, which is not freed before its end. Raises as `pointer`."""
+        return self._lease.use()
+
     def invalidate(self) -> None:
         """Called by the model when it is closed. Waits for running calls of other threads (milliseconds). Every later
         use raises ModelError instead of reading freed memory."""

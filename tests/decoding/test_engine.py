@@ -103,6 +103,37 @@ def test_exact_output_is_plain_output(arch: str, tiny_model: TinyModel, parrot: 
             assert drafted.draft.accepted == drafted.timings.accepted_tokens
 
 
+@pytest.mark.usefixtures("keen")
+def test_exact_output_is_plain_output_under_every_sampler(
+    tiny_model: TinyModel, parrot: Callable[[Engine, str], Path]
+) -> None:
+    """Samplers with a state or a random generator of their own advance once for each token, drafted or not."""
+    model = tiny_model("llama", quant="Q8_0")
+    with Engine.load(model, n_ctx=512, exact=True) as engine:
+        store = parrot(engine, PROMPT)
+    with Engine.load(model, n_ctx=512, exact=True, datastores=[store]) as engine:
+        accepted = 0
+        for options in (
+            {"dry_multiplier": 0.8},
+            {"temperature": 0.5, "dry_multiplier": 0.8, "dry_penalty_last_n": -1},
+            {"temperature": 0.5, "xtc_probability": 0.5, "xtc_threshold": 0.05},
+            {"xtc_probability": 0.5, "xtc_threshold": 0.01},
+            {"temperature": 0.5, "typical_p": 0.9},
+            {"temperature": 0.7, "top_n_sigma": 1.0},
+            {"temperature": 0.5, "dynatemp_range": 0.3},
+            {"temperature": 0.7, "mirostat": 1, "mirostat_tau": 2.0},
+            {"temperature": 0.7, "mirostat": 2, "mirostat_tau": 2.0},
+            {"temperature": 0.5, "adaptive_target": 0.5},
+            {"temperature": 0.5, "samplers": ("temperature", "min_p", "penalties"), "repeat_penalty": 1.1},
+        ):
+            sampling = Sampling(seed=5, **options)  # type: ignore[arg-type]
+            plain = finish(engine, PROMPT, policy="off", sampling=sampling)
+            drafted = finish(engine, PROMPT, sampling=sampling)
+            assert (drafted.tokens, drafted.text) == (plain.tokens, plain.text)
+            accepted += drafted.draft.accepted
+        assert accepted > 100
+
+
 def test_a_conversation_that_was_shifted_goes_on_where_it_was_cut(tiny_model: TinyModel) -> None:
     """It is sent again whole, and longer than the context: cut where it was cut before; the cells hold most."""
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=64, context_shift=True) as engine:

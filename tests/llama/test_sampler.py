@@ -174,6 +174,115 @@ def test_accepting_an_invalid_token_raises_and_the_next_call_works(vocabulary: V
         sampler.accept(seven)
 
 
+def _left(vocabulary: Vocabulary, row: Logits, **options: Any) -> dict[int, float]:
+    """The tokens that the samplers leave of a row, with their probabilities."""
+    with Sampler(vocabulary, Sampling(**{"temperature": 1.0, "seed": 1, **NEUTRAL, **options})) as sampler:
+        sampler.sample(row)
+        return {token: probability for token, probability in sampler.remaining() if probability > 1e-12}
+
+
+def _probabilities(row: Logits, temperature: float = 1.0) -> NDArray[np.float64]:
+    weights = np.exp((row.astype(float) - row.max()) / temperature)
+    return weights / weights.sum()
+
+
+def test_top_n_sigma_keeps_what_is_near_the_greatest_logit(vocabulary: Vocabulary) -> None:
+    row = _rows(1, vocabulary.size, seed=4)[0]
+    near = np.flatnonzero(row >= row.max() - 1.5 * row.astype(float).std())
+    assert set(_left(vocabulary, row, top_n_sigma=1.5)) == set(near.tolist())
+
+
+def test_typical_keeps_what_is_as_surprising_as_expected(vocabulary: Vocabulary) -> None:
+    row = _rows(1, vocabulary.size, seed=4, spread=2.0)[0]
+    p = _probabilities(row)
+    surprise = -np.log(p)
+    order = np.argsort(np.abs(surprise - (p * surprise).sum()), kind="stable")
+    kept = order[: int(np.searchsorted(np.cumsum(p[order]), 0.5, side="right")) + 1]
+    assert set(_left(vocabulary, row, typical_p=0.5)) == set(kept.tolist())
+    assert int(row.argmax()) not in kept
+    with Sampler(vocabulary, Sampling(typical_p=0.5, **NEUTRAL)) as greedy:  # type: ignore[arg-type]
+        assert greedy.sample(row) == max(kept.tolist(), key=lambda token: row[token])
+
+
+def test_xtc_leaves_the_last_of_the_tokens_above_its_threshold(vocabulary: Vocabulary) -> None:
+    row = _peaked(vocabulary.size, 7, 8, 9)  # probabilities 0.67, 0.24, 0.09
+    assert sorted(_left(vocabulary, row, xtc_probability=1.0, xtc_threshold=0.05)) == [9]
+    assert sorted(_left(vocabulary, row, xtc_probability=1.0, xtc_threshold=0.1)) == [8, 9]
+    assert sorted(_left(vocabulary, row, xtc_probability=1.0, xtc_threshold=0.6)) == [7, 8, 9]
+    with Sampler(vocabulary, Sampling(xtc_probability=1.0, xtc_threshold=0.1)) as greedy:
+        assert greedy.sample(row) == 8
+    with Sampler(vocabulary, Sampling(xtc_probability=0.5, seed=3)) as sometimes:
+        first = _generate(sometimes, np.stack([row] * 40))
+    with Sampler(vocabulary, Sampling(xtc_probability=0.5, seed=3)) as again:
+        assert _generate(again, np.stack([row] * 40)) == first
+    assert set(first) == {7, 8}
+
+
+def test_dynamic_temperature_follows_the_entropy(vocabulary: Vocabulary) -> None:
+    row = _peaked(vocabulary.size, 7, 8, 9)
+    p = _probabilities(row)
+    entropy = -(p[p > 0] * np.log(p[p > 0])).sum() / math.log(vocabulary.size)
+    expected = _probabilities(row, 0.5 + 1.0 * entropy**2)
+    left = _left(vocabulary, row, dynatemp_range=0.5, dynatemp_exponent=2.0)
+    assert left[7] == pytest.approx(expected[7], rel=1e-4)
+    assert left[9] == pytest.approx(expected[9], rel=1e-4)
+
+
+def test_dry_penalizes_what_goes_on_with_a_repetition(vocabulary: Vocabulary) -> None:
+    """After `7 8 9 ... 7 8` nine would be the third token of a repetition; a breaker in between forgives it."""
+    (breaker,) = vocabulary.tokenize(":").tolist()
+    row = _peaked(vocabulary.size, 9, 5)
+
+    def chosen(text: list[int], **options: Any) -> int:
+        with Sampler(vocabulary, Sampling(dry_multiplier=2.0, **options)) as sampler:
+            sampler.observe(text[:3])
+            for token in text[3:]:
+                sampler.accept(token)
+            return sampler.sample(row)
+
+    assert chosen([7, 8, 9, 3, 7, 8]) == 5
+    assert chosen([7, 8, 9, 3, 7, 8], dry_penalty_last_n=4) == 9
+    assert chosen([7, 8, 9, 3, 7, 8], dry_penalty_last_n=-1) == 5
+    assert chosen([7, 8, 9, 3, 7, 8], dry_allowed_length=3) == 9
+    assert chosen([7, breaker, 9, 3, 7, breaker]) == 9
+    assert chosen([7, breaker, 9, 3, 7, breaker], dry_sequence_breakers=("no such text",)) == 5
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_aims_at_a_surprise_and_switches_the_others_off(vocabulary: Vocabulary, version: int) -> None:
+    rows = _rows(300, vocabulary.size, spread=2.0)
+
+    def surprise(tau: float, **options: Any) -> tuple[list[int], float]:
+        sampling = Sampling(temperature=1.0, seed=5, mirostat=version, mirostat_tau=tau, **options)
+        with Sampler(vocabulary, sampling) as sampler:
+            tokens = _generate(sampler, rows)
+        bits = [-math.log2(_probabilities(row)[token]) for row, token in zip(rows, tokens, strict=True)]
+        return tokens, sum(bits[100:]) / 200
+
+    calm, lively = surprise(2.0)[1], surprise(5.0)[1]
+    assert calm < lively
+    assert surprise(5.0, top_k=1, presence_penalty=9.0, dry_multiplier=9.0) == surprise(5.0)
+    assert surprise(5.0, top_k=1)[0] != rows.argmax(axis=1).tolist()
+
+
+def test_adaptive_p_draws_near_its_target(vocabulary: Vocabulary) -> None:
+    row = _peaked(vocabulary.size, 7, 8, 9)  # probabilities 0.67, 0.24, 0.09
+    with Sampler(vocabulary, Sampling(temperature=1.0, seed=2, adaptive_target=0.25)) as sampler:
+        drawn = _generate(sampler, np.stack([row] * 200))
+    assert drawn.count(8) > drawn.count(7)
+
+
+def test_samplers_run_in_the_order_that_is_given_and_the_others_are_off(vocabulary: Vocabulary) -> None:
+    row = _peaked(vocabulary.size, 7, 8, 9)
+    options = {"temperature": 4.0, "min_p": 0.5}
+    assert sorted(_left(vocabulary, row, **options)) == [7]
+    assert len(_left(vocabulary, row, **options, samplers=("temperature", "min_p"))) == 3
+    assert len(_left(vocabulary, row, **options, samplers=("temperature",))) == vocabulary.size
+    off = Sampling(presence_penalty=2.0, dry_multiplier=1.0, xtc_probability=0.5, top_k=3, samplers=("top_p",))
+    assert (off.temperature, off.presence_penalty, off.dry_multiplier, off.xtc_probability) == (1.0, 0.0, 0.0, 0.0)
+    assert (off.top_k, off.top_p, off.penalizes) == (0, 0.95, False)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -201,6 +310,16 @@ def test_accepting_an_invalid_token_raises_and_the_next_call_works(vocabulary: V
         {"logit_bias": [(1, 1.0)]},
         {"logit_bias": ((1,),)},
         {"grammar": 'root ::= "a"'},
+        {"mirostat": 3},
+        {"typical_p": 1.5},
+        {"xtc_probability": -0.5},
+        {"dry_base": 0.5},
+        {"dry_penalty_last_n": 2**20 + 1},
+        {"dry_sequence_breakers": ("",)},
+        {"dry_sequence_breakers": ("a",) * 33},
+        {"adaptive_decay": 1.0},
+        {"samplers": ("top_k", "quadratic")},
+        {"samplers": ["top_k"]},
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
