@@ -16,6 +16,7 @@ of memory.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -159,6 +160,7 @@ class GenerationBody(Body):
     max_tokens: Annotated[int, Field(ge=-2)] | None = None
     n_predict: Annotated[int, Field(ge=-2)] | None = None
     stop: Stop | Annotated[Many[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[Many[TokenId], Field(max_length=MAX_STOPS)] | None = None
     seed: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -168,6 +170,23 @@ class GenerationBody(Body):
     repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: Many[str] | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    adaptive_target: float | None = None
+    adaptive_decay: float | None = None
+    min_keep: int | None = None
     logit_bias: Biases | Many[Pair] | None = None
     samplers: str | Many[str] | None = None
     grammar: str | LarkGrammar | None = None
@@ -185,6 +204,43 @@ class GenerationBody(Body):
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     rest_local: Extension | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate_vllm(cls, value: Any) -> Any:
+        return _from_vllm(dict(value)) if isinstance(value, dict) else value
+
+
+def _from_vllm(value: JsonObject) -> JsonObject:
+    """vLLM's names in those of this server: `repetition_penalty`, which counts the whole text, and the grammars of
+    `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar` and `structured_outputs`.
+    """
+    if (penalty := value.pop("repetition_penalty", None)) is not None:
+        value = {"repeat_penalty": penalty, "repeat_last_n": -1, **value}
+    wanted = value.pop("structured_outputs", None)
+    guided = dict(wanted) if isinstance(wanted, dict) else {}
+    for kind in ("json", "regex", "choice", "grammar"):
+        if (given := value.pop(f"guided_{kind}", None)) is not None:
+            guided[kind] = given
+    guided = {kind: given for kind, given in guided.items() if given not in (None, False, "", [])}
+    if not guided:
+        return value
+    kind, given = next(iter(guided.items()))
+    if len(guided) > 1 or any(value.get(name) for name in ("grammar", "json_schema")):
+        raise PydanticCustomError("conflict", "give one grammar, schema, regular expression or choice")
+    if kind == "json":
+        return value | {"json_schema": from_json(given) if isinstance(given, str) else given}
+    if kind == "json_object":
+        return value | {"response_format": {"type": "json_object"}}
+    if kind == "grammar" and isinstance(given, str):
+        return value | {"grammar": given if "::=" in given else {"type": "lark", "value": given}}
+    if kind == "regex" and isinstance(given, str):
+        pattern = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], given.replace("\n", "\\n"))
+        return value | {"grammar": {"type": "lark", "value": f"start: /{pattern}/"}}
+    if kind == "choice" and isinstance(given, list) and all(isinstance(text, str) for text in given):
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in given)
+        return value | {"grammar": {"type": "lark", "value": f"start: {texts}"}}
+    raise PydanticCustomError("unsupported", "structured_outputs.{kind} cannot be kept", {"kind": kind[:40]})
 
 
 class NamedFunction(Body):
@@ -365,6 +421,8 @@ def check(data: bytes, kind: type[Checked]) -> Checked:
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     try:
+        if issubclass(kind, GenerationBody):
+            _refuse_unsupported(value)
         checked = kind.model_validate(value)
         if issubclass(kind, Body):
             known = {*kind.model_fields, *(field.alias or "" for field in kind.model_fields.values())}
@@ -374,6 +432,19 @@ def check(data: bytes, kind: type[Checked]) -> Checked:
         raise _explain(error) from error
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from error
+
+
+# Fields of other servers that change an answer and have no counterpart here, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "tfs_z": (1,), "top_a": (0,), "allowed_token_ids": ([],), "bad_words": ([],), "logits_processors": ([],),
+    "use_beam_search": (False,), "early_stopping": (False,), "length_penalty": (1,), "guided_whitespace_pattern": ("",),
+}  # fmt: skip
+
+
+def _refuse_unsupported(value: JsonObject) -> None:
+    for name, neutral in UNSUPPORTED.items():
+        if value.get(name) is not None and value[name] not in neutral:
+            raise ApiError(400, f"{name}: this server has no such sampling", code="unsupported", param=name)
 
 
 def load(data: bytes) -> Any:

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rest_local import __version__
-from rest_local.api.requests import TEMPERATURE, prompt_text, template_of
+from rest_local.api.requests import prompt_text, sampling_settings, template_of
 from rest_local.chat.tools import format_of
 from rest_local.chat.tools.answer import ReasoningTags
 from rest_local.chat.tools.text_formats import HARMONY
 from rest_local.llama.embedding import pooling
-from rest_local.llama.options import Sampling
 from rest_local.paths import is_demo_model
 
 if TYPE_CHECKING:
@@ -95,16 +94,15 @@ def properties(engine: Engine, name: str, slots: int) -> dict[str, Any]:
     """llama-server's properties of a model: the context size, the template and its capabilities, which Zed and
     llama.vscode read. `name`: of the model.
     """
-    model, vocabulary, sampling = engine.model, engine.model.vocabulary, Sampling()
+    model, vocabulary, sampling = engine.model, engine.model.vocabulary, engine.sampling()
     return {
         "default_generation_settings": {
             "id": 0,
             "n_ctx": engine.n_ctx,
             "params": {
-                "temperature": TEMPERATURE,
-                **{name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p")},
+                **sampling_settings(sampling),
                 "n_predict": -1,
-                "seed": -1,
+                "seed": -1 if sampling.seed is None else sampling.seed,
             },
         },
         "total_slots": slots,

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from rest_local.api.answers import Answer, HasResult, Part, RequestContext, event, timings
 from rest_local.api.bodies import InfillBody, NativeBody
-from rest_local.api.requests import grammar_of, infill_tokens, longest_prompt, prompt_text, prompts_of, request_of
+from rest_local.api.requests import (
+    grammar_of,
+    infill_tokens,
+    longest_prompt,
+    prompt_text,
+    prompts_of,
+    request_of,
+    sampling_settings,
+)
 from rest_local.decoding.request import Request
 
 if TYPE_CHECKING:
     from rest_local.decoding.logprobs import TokenLogprobs
-
-_SAMPLERS = (
-    *("temperature", "top_k", "top_p", "min_p"),
-    *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"),
-)
 
 
 class NativeCompletion:
@@ -138,10 +141,9 @@ class NativeAnswer(Answer[NativeBody]):
     def _generation_settings(self, request: Request) -> dict[str, Any]:
         """The settings in effect: defaults filled in, samplers that are off with their neutral value."""
         sampling = request.sampling
-        effective: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLERS}
         ends = [(int(token), -math.inf) for token in self.engine.model.vocabulary.ends] if request.ignore_end else []
         limit = -1 if self.body.n_predict is None and self.body.max_tokens is None else request.max_tokens
-        return effective | {
+        return sampling_settings(sampling) | {
             "n_ctx": self.engine.n_ctx,
             "n_predict": limit,
             "max_tokens": limit,

@@ -87,6 +87,10 @@ class Options(Body):
     repeat_last_n: Whole | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    typical_p: float | None = None
+    mirostat: Whole | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
 
 
 class NamedBody(Body):
@@ -199,7 +203,7 @@ UNKNOWN = "this server has no such option"
 _AT_LOAD = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
 _SAMPLERS = (
     *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "repeat_penalty", "repeat_last_n"),
-    *("presence_penalty", "frequency_penalty"),
+    *("presence_penalty", "frequency_penalty", "typical_p", "mirostat", "mirostat_tau", "mirostat_eta"),
 )
 MAX_IGNORED = 32
 

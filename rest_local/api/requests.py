@@ -21,7 +21,8 @@ from rest_local.decoding.verify import Relaxed
 from rest_local.errors import CannotGenerate, OptionError, PromptTooLong
 from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
 from rest_local.llama.embedding import pooling_of
-from rest_local.llama.options import MAX_SEED, Sampling
+from rest_local.llama.options import INFILL, MAX_SEED, NUMBERS, Sampling
+from rest_local.llama.sampling_defaults import sampler_order
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
 
 
-TEMPERATURE = 0.8  # llama-server's default, as are those of `Sampling`
 _WIDE = 2**31 - 1
 
 
@@ -66,8 +66,9 @@ def request_of(
         prompt,
         images=images,
         max_tokens=room if wanted < 0 else min(wanted, most),  # llama-server's -1 and -2: as many as fit
-        sampling=_sampling(body, engine.model.vocabulary, grammar, choice),
+        sampling=_sampling(body, engine, grammar, choice),
         stop=tuple(filter(None, stops)),
+        stop_tokens=tuple(body.stop_token_ids or ()),
         min_tokens=min(max(body.min_tokens or 0, 0), most),
         ignore_end=bool(body.ignore_eos),
         prediction=content_text(body.prediction.content, ("prediction", "content")) if body.prediction else "",
@@ -98,33 +99,29 @@ def longest_prompt(engine: Engine, body: GenerationBody) -> int | None:
     return None if shifts_context(engine, body) else engine.n_ctx
 
 
-def _sampling(body: GenerationBody, vocabulary: Vocabulary, grammar: Grammar | None, choice: int) -> Sampling:
-    """The sampling settings. As in llama-server, `samplers` turns off all others, and a seed of -1 means none."""
-    samplers = body.samplers if isinstance(body.samplers, list) else None
+def _sampling(body: GenerationBody, engine: Engine, grammar: Grammar | None, choice: int) -> Sampling:
+    """How the answer is sampled: what the body names, else the defaults of the engine. A seed of -1 means none."""
+    named = {name: value for name in NUMBERS if (value := getattr(body, name)) is not None}
+    if body.samplers is not None:
+        samplers = sampler_order(body.samplers)
+        if INFILL in samplers and body.temperature is None:
+            # It keeps only tokens with a fifth of the mass or more: nearly always one. The likeliest is drafted better.
+            samplers, named["temperature"] = (*(name for name in samplers if name != INFILL), "temperature"), 0.0
+        named["samplers"] = samplers
+    for name in ("temperature", "top_k"):
+        if name in named:
+            named[name] = min(max(named[name], 0), _WIDE)
+    if body.dry_sequence_breakers is not None:
+        named["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    seed = engine.sampling().seed if body.seed is None else body.seed
+    named["seed"] = None if seed is None or seed == -1 else (seed + choice) % (MAX_SEED + 1)
+    return engine.sampling(**named, logit_bias=_biases(body, engine.model.vocabulary), grammar=grammar)
 
-    def used(name: str, value: Any, default: Any, off: Any) -> Any:
-        if samplers is not None and name not in samplers:
-            return off
-        return default if value is None else value
 
-    defaults = Sampling()
-    temperature = used("temperature", body.temperature, TEMPERATURE, 1.0)
-    if samplers and "infill" in samplers and body.temperature is None:
-        temperature = 0.0  # that sampler keeps only tokens with a fifth of the mass or more: nearly always one
-    off = samplers is not None and "penalties" not in samplers
-    return Sampling(
-        temperature=max(float(temperature), 0.0),
-        top_k=min(max(used("top_k", body.top_k, defaults.top_k, 0), 0), _WIDE),
-        top_p=used("top_p", body.top_p, defaults.top_p, 1.0),
-        min_p=used("min_p", body.min_p, defaults.min_p, 0.0),
-        seed=None if body.seed is None or body.seed == -1 else (body.seed + choice) % (MAX_SEED + 1),
-        repeat_penalty=1.0 if off or body.repeat_penalty is None else body.repeat_penalty,
-        repeat_last_n=defaults.repeat_last_n if body.repeat_last_n is None else body.repeat_last_n,
-        presence_penalty=0.0 if off else body.presence_penalty or 0.0,
-        frequency_penalty=0.0 if off else body.frequency_penalty or 0.0,
-        logit_bias=_biases(body, vocabulary),
-        grammar=grammar,
-    )
+def sampling_settings(sampling: Sampling) -> dict[str, Any]:
+    """The options in effect by llama-server's names, without the seed."""
+    numbers = {name: getattr(sampling, name) for name in NUMBERS if name != "seed"}
+    return numbers | {name: list(getattr(sampling, name)) for name in ("dry_sequence_breakers", "samplers")}
 
 
 def _biases(body: GenerationBody, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:

@@ -22,7 +22,6 @@ from pydantic import Field
 
 from rest_local.api.bodies import Body, ChatBody, Extension, GenerationBody, JsonObject, Many
 from rest_local.api.errors import ApiError, given, text_of, wrong
-from rest_local.api.requests import TEMPERATURE
 from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id, items_of, new_response_id
 from rest_local.api.response_tools import MAX_TOOLS, SEARCH, Toolbox, ToolChoice, found_tools, known_name
 from rest_local.errors import OptionError
@@ -372,11 +371,17 @@ class Turn:
         return OptionError(re.sub(r"^response_format\b", "text.format", str(error)))
 
     def response(
-        self, model: str, status: str, output: Sequence[Item] = (), *, stored: bool | None = None, **fields: Any
+        self,
+        model: str,
+        usual: Sampling,
+        status: str,
+        output: Sequence[Item] = (),
+        *,
+        stored: bool | None = None,
+        **fields: Any,
     ) -> dict[str, Any]:
-        """The response object, with every field that clients read without a check."""
+        """The response object, with every field that clients read without a check. `usual`: of other requests."""
         body = self.body
-        usual = Sampling()
         text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
         reasoning: dict[str, Any] = {"effort": None, "summary": None}
         return {
@@ -401,7 +406,7 @@ class Turn:
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": self.stores if stored is None else stored,
-            "temperature": TEMPERATURE if body.temperature is None else body.temperature,
+            "temperature": usual.temperature if body.temperature is None else body.temperature,
             "text": text | _json(body.text),
             "tool_choice": _json(body.tool_choice) if hasattr(body.tool_choice, "type") else body.tool_choice or "auto",
             "tools": self.toolbox.shown,

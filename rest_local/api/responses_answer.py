@@ -236,12 +236,12 @@ class ResponseAnswer(Answer[ChatBody]):
         self._writer = Writer(call.turn.id, call.turn.toolbox, sealed=call.turn.body.includes_reasoning)
 
     def begin(self) -> list[bytes]:
-        response = self._turn.response(self.context.model, "in_progress")
+        response = self._turn.response(self.context.model, self.engine.sampling(), "in_progress")
         kinds = ("response.created", "response.in_progress")
         return named_events(self._writer.numbered(*({"type": kind, "response": response} for kind in kinds)))
 
     def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
-        response = self._turn.response(self.context.model, "in_progress")
+        response = self._turn.response(self.context.model, self.engine.sampling(), "in_progress")
         return named_events(self._writer.numbered({"type": "response.in_progress", "response": response} | fields))
 
     def advance(self, number: int, part: Part) -> list[bytes]:
@@ -267,6 +267,7 @@ class ResponseAnswer(Answer[ChatBody]):
         """`error` and `response.failed`."""
         failed = self._turn.response(
             self.context.model,
+            self.engine.sampling(),
             "failed",
             self._writer.output,
             stored=False,
@@ -283,7 +284,7 @@ class ResponseAnswer(Answer[ChatBody]):
             told["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             told["completed_at"] = int(time.time())
-        response = self._turn.response(self.context.model, status, self._writer.items, **told)
+        response = self._turn.response(self.context.model, self.engine.sampling(), status, self._writer.items, **told)
         if self._turn.stores and not self._keep(self._turn.kept(response)):
             response["store"] = False
         return response

@@ -56,6 +56,7 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
     type=click.IntRange(min=0),
 )
 @options.engine_options
+@options.sampling_defaults
 @options.history_option
 @option(
     "--ray ADDRESS",
@@ -92,7 +93,7 @@ def batch(
     with a "prompt" or with "messages". Lines of answers are written as the answers come; custom_id tells which is
     which. The same command again goes on where a run was stopped.
 
-    As for `serve`, a request that names no temperature is sampled at 0.8.
+    The options of sampling are for requests that do not name them.
 
     With --ray the requests are answered on a Ray cluster, by as many replicas of the model as it has room for.
     """

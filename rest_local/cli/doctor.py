@@ -144,6 +144,7 @@ def examine(engine: Engine) -> dict[str, Any]:
     from rest_local.paths import cache_dir, config_file, datastores_home
     from rest_local.planning.plan import in_words
 
+    sampling = engine.sampling.origins()
     return {
         "versions": {**own_versions(), **library.versions()},
         "backends": library.backends(),
@@ -167,6 +168,7 @@ def examine(engine: Engine) -> dict[str, Any]:
             "lookups": in_words(engine.cost_curve.table()[0]["ms"]),
         },
         "settings": engine.settings,
+        "sampling": {name: {"value": value, "from": origin} for name, (value, origin) in sampling.items()},
         "threads": {
             "processors": len(usable_cpus()),
             "performance cores": default_threads(),
@@ -226,6 +228,7 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     why = {"kind": drafting["kind"], "why": drafting["reason"], "lookups": drafting["lookups"]}
     yield from _section("drafting", why)
     yield from _section("settings", {**facts["settings"], **rope})
+    yield from _section("sampling", terminal.sampling_rows(facts["sampling"]))
     yield from _section("threads", facts["threads"])
     yield from _section("self-test", self_test)
     yield from _section("calibration", calibration_rows(facts["calibration"]))
@@ -284,6 +287,7 @@ def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 @click.command(cls=SectionedCommand)
 @options.engine_options
+@options.sampling_defaults
 @option(
     "--exactness",
     "Also measure every combination of flash attention, cache type and threads: how exact, and at what cost.",

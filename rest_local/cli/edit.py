@@ -28,6 +28,7 @@ from rest_local.llama.options import LARGEST_DEFAULT, Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Result
+    from rest_local.grammar.grammar import Grammar
 
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -94,7 +95,7 @@ def edit(
     arguments: tuple[str, ...],
     config: EngineConfig,
     live: Live,
-    sampling: Sampling,
+    grammar: Grammar | None,
     request: Path | None,
     yes: bool,
     output: str | None,
@@ -111,6 +112,7 @@ def edit(
     file was refused, and where one would change and may not be written. The answer to a refused one is kept in a
     temporary file (not with `--no-history`).
     """
+    sampling = Sampling(**config.sampling, grammar=grammar)  # a file's recommendations are for conversations
     if check and (yes or output):
         raise click.UsageError("--check writes nothing; leave out --yes and --output")
     paths, instruction = read_arguments(arguments, request)

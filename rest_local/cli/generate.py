@@ -12,10 +12,10 @@ from rest_local.cli import inputs, opening, options
 from rest_local.cli.sections import SectionedCommand, option, rare_option
 from rest_local.cli.terminal import json_option, line_of, say, write_text
 from rest_local.decoding.config import EngineConfig
-from rest_local.llama.options import Sampling
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Result
+    from rest_local.grammar.grammar import Grammar
 
 UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context is full
 
@@ -41,7 +41,7 @@ UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context
 def generate(
     prompt: str | None,
     config: EngineConfig,
-    sampling: Sampling,
+    grammar: Grammar | None,
     tokens: int,
     instruct: bool,
     prediction: Path | None,
@@ -61,7 +61,7 @@ def generate(
         stream = engine.generate(
             engine.chat_prompt([{"role": "user", "content": text}]) if instruct else text,
             max_tokens=UNLIMITED if tokens < 0 else tokens,
-            sampling=sampling,
+            sampling=engine.sampling(grammar=grammar),
             stop=stop,
             prediction=predicted,
             keep_tokens=keep,

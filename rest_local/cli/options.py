@@ -1,7 +1,7 @@
 """What several commands share: the options of the engine and of sampling, sizes and times, declared once.
 
-A command receives one `config` (`EngineConfig`) and one `sampling` (`Sampling`) instead of thirty arguments. The
-parameters have the names of their fields and take their defaults from them.
+A command receives one `config` (`EngineConfig`) instead of thirty arguments; its `sampling` has the options of sampling
+that were given. The parameters have the names of their fields and take their defaults from them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ from rest_local.llama.options import (
     Override,
     Placement,
     Rope,
-    Sampling,
 )
+from rest_local.llama.sampling_defaults import DEFAULTS, RECOMMENDED, sampler_order
 
 if TYPE_CHECKING:
     from rest_local.decoding.verify import Relaxed
@@ -45,10 +45,12 @@ STRICT = "strict"
 _NAMED = "GGUF file, name (`rest-local models`) or user/repo:QUANT."
 MODEL_HELP = f"{_NAMED} Default: the demo model."
 CHAT_MODEL_HELP = f"{_NAMED} Default: a terminal asks which of those here. The demo model cannot chat."
-_CONFIG, _DEFAULT = EngineConfig(), Sampling()
+_CONFIG = EngineConfig()
 
 
-def _parse_biases(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[tuple[int, float], ...]:
+def _parse_biases(
+    ctx: click.Context, param: click.Parameter, values: Sequence[str]
+) -> tuple[tuple[int, float], ...] | None:
     """TOKEN=BIAS, a token id and what is added to its logit; -inf forbids the token."""
     pairs = []
     for value in values:
@@ -57,7 +59,7 @@ def _parse_biases(ctx: click.Context, param: click.Parameter, values: Sequence[s
             pairs.append((int(token), float(bias)))
         except ValueError:
             raise click.BadParameter(f"{value!r} is not TOKEN=BIAS, for example 15=-1.5 or 15=-inf") from None
-    return tuple(pairs)
+    return tuple(pairs) or None
 
 
 def _check_stops(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
@@ -314,27 +316,65 @@ _ENGINE_OPTIONS = (
 )
 
 
-def _number(names: str, help: str, field: str = "", rare: bool = False) -> Decorator:
-    """An option that is a number of `Sampling`, with its type and default: the field named as the flag, or `field`."""
+def _number(names: str, help: str, field: str = "", rare: bool = True) -> Decorator:
+    """An option that is a number of `Sampling`: the field named as the flag, or `field`. Not given, it is None."""
     name = field or names.split()[0].lstrip("-").replace("-", "_")
-    default = getattr(_DEFAULT, name)
-    return _sampling(names, help, to=name, rare=rare, type=type(default), default=default)
+    default = DEFAULTS[name]
+    others = "the model's, else " if name in RECOMMENDED else ""
+    return _sampling(f"{names} N", f"{help} Default: {others}{default:g}.", to=name, rare=rare, type=type(default))
 
 
-_SAMPLING_OPTIONS = (
-    _number(
-        "--temp T",
-        "Temperature; 0 is greedy, and more drafts are right. `serve` and `batch`: 0.8, as clients expect.",
-        "temperature",
+def _read_samplers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else sampler_order(filter(None, value.split(";")))
+
+
+def _read_breakers(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[str, ...] | None:
+    return () if tuple(values) == ("none",) else tuple(values) or None
+
+
+_SAMPLING_NUMBERS = (
+    _number("--temp --temperature", "Temperature; 0 is greedy, as `edit` is, and more drafts are right.", "temperature",
+            rare=False),
+    _number("--top-k", "Sample among the N likeliest.", rare=False),
+    _number("--top-p", "Nucleus sampling.", rare=False),
+    _number("--min-p", "Least share of the top probability.", rare=False),
+    _sampling("-s --seed N", "Seed of the draws. Default: another one every time.", type=int),
+    _number("--repeat-penalty", "1 is none."),
+    _number("--repeat-last-n", "Tokens that the penalties look back at."),
+    _number("--presence-penalty", "0 is none."),
+    _number("--frequency-penalty", "0 is none."),
+    _number("--dry-multiplier", "DRY's penalty for repetitions; 0 is none."),
+    _number("--dry-base", "DRY's penalty grows with this base."),
+    _number("--dry-allowed-length", "Repetitions up to N tokens are free of it."),
+    _number("--dry-penalty-last-n", "Tokens that DRY looks back at; -1: all."),
+    _sampling(
+        "--dry-sequence-breaker TEXT",
+        "Text that ends a repetition; may be repeated. none: there is none. Default: newline, colon, quote, asterisk.",
+        to="dry_sequence_breakers",
+        rare=True,
+        multiple=True,
+        callback=_read_breakers,
     ),
-    _number("--top-k K", "Sample among the K likeliest."),
-    _number("--top-p P", "Nucleus sampling."),
-    _number("--min-p P", "Least share of the top probability.", rare=True),
-    _sampling("--seed N", "Seed of the draws. Default: another one every time.", type=int),
-    _number("--repeat-penalty X", "1 is none.", rare=True),
-    _number("--repeat-last-n N", "Tokens that the penalties look back at.", rare=True),
-    _number("--presence-penalty X", "0 is none.", rare=True),
-    _number("--frequency-penalty X", "0 is none.", rare=True),
+    _number("--typical-p --typical", "Locally typical sampling; 1 is off."),
+    _number("--top-n-sigma --top-nsigma", "Keep logits within N standard deviations of the greatest; -1 is off."),
+    _number("--xtc-probability", "How often XTC leaves out the likeliest tokens; 0 is off."),
+    _number("--xtc-threshold", "XTC leaves out tokens above it, all but the last; more than 0.5 is off."),
+    _number("--dynatemp-range", "The temperature varies so much with the entropy; 0 is off."),
+    _number("--dynatemp-exp", "Exponent of the entropy in that.", "dynatemp_exponent"),
+    _number("--mirostat", "Version 1 or 2 in the place of the other samplers; 0 is off."),
+    _number("--mirostat-ent", "Surprise that mirostat aims at.", "mirostat_tau"),
+    _number("--mirostat-lr", "Learning rate of mirostat.", "mirostat_eta"),
+    _number("--adaptive-target", "Draw tokens near this probability; negative is off."),
+    _number("--adaptive-decay", "How long adaptive-p remembers, 0 to 0.99."),
+    _sampling(
+        "--samplers NAMES",
+        "Samplers in order, such as 'dry;top_k;temperature'; the others are off. Default: the model's, else all.",
+        rare=True,
+        callback=_read_samplers,
+    ),
+)  # fmt: skip
+_SAMPLING_OPTIONS = (
+    *_SAMPLING_NUMBERS,
     _sampling(
         "--logit-bias TOKEN=BIAS",
         "Add BIAS to the logit of a token id; may be repeated.",
@@ -391,15 +431,29 @@ engine_options_of_models = _engine_options(_MODELS_OPTION, several=True)  # `mod
 
 
 def sampling_options(command: Command) -> Command:
-    """Add the options of sampling; the argument is `sampling`. Reads the file of a grammar or a schema."""
+    """Add the options of sampling to those of the engine; the arguments are `config`, whose `sampling` has what is
+    given, and `grammar`. Reads the file of a grammar or a schema.
+    """
 
     @functools.wraps(command)
     def gathered(*, grammar_file: Path | None, json_schema: Path | None, **values: Any) -> Any:
-        given = {field.name: values.pop(field.name) for field in fields(Sampling) if field.name in values}
-        sampling = Sampling(**given, grammar=read_grammar(grammar_file, json_schema))
-        return command(sampling=sampling, **values)
+        return command(grammar=read_grammar(grammar_file, json_schema), **values)
 
-    return with_options(_SAMPLING_OPTIONS, gathered)
+    return with_options(_SAMPLING_OPTIONS, _with_sampling(gathered))
+
+
+def sampling_defaults(command: Command) -> Command:
+    """Add the options of sampling that are defaults of requests; the argument is `config`."""
+    return with_options(_SAMPLING_NUMBERS, _with_sampling(command))
+
+
+def _with_sampling(command: Command) -> Command:
+    @functools.wraps(command)
+    def gathered(*, config: EngineConfig, **values: Any) -> Any:
+        given = {name: value for name in DEFAULTS if (value := values.pop(name, None)) is not None}
+        return command(config=replace(config, sampling=given), **values)
+
+    return gathered
 
 
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}

@@ -151,6 +151,7 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 
 @click.command(cls=SectionedCommand)
 @options.engine_options_of_models
+@options.sampling_defaults
 @options.projector_option
 @options.template_option
 @rare_option(
@@ -226,8 +227,7 @@ def serve(
 ) -> None:
     """Serve the APIs of OpenAI, Anthropic, Ollama and llama-server, with a page to try it at /.
 
-    A request that names no temperature is sampled at 0.8, as llama-server does, because clients expect answers that
-    vary; other commands are greedy (0).
+    The options of sampling are for requests that do not name them.
 
     Each model has a process of its own and is loaded when a request names it; the first -m is loaded at once. Ctrl-C,
     SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the

@@ -14,7 +14,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -130,6 +130,21 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterato
     for row in rows:
         cells = [f"{cell:>{widths[i]}}" if i in right else f"{cell:<{widths[i]}}" for i, cell in enumerate(row[:-1])]
         yield printable("  ".join([*cells, row[-1]]))
+
+
+USUAL = 9  # of the numbers of `Sampling`: the others are shown where they are not the default
+
+
+def sampling_rows(options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """How answers are sampled, by option: its value, and in parentheses where that comes from. `options`: `value` and
+    `from` of each number.
+    """
+    shown = (name for at, name in enumerate(options) if at < USUAL or options[name]["from"] != "default")
+    return {name: f"{_value(options[name]['value'])} ({options[name]['from']})" for name in shown}
+
+
+def _value(value: float | None) -> str:
+    return "random" if value is None else f"{value:.6g}"
 
 
 class Bar(Closing):

@@ -7,13 +7,14 @@ policies and nothing else of what they do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 from rest_local.errors import OptionError
 from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions
+from rest_local.llama.sampling_defaults import checked
 
 if TYPE_CHECKING:
     from rest_local.decoding.verify import Relaxed
@@ -56,6 +57,8 @@ class EngineConfig:
                       them again; those of all models together. 0: nothing is kept there
     mmproj            projector for images in prompts, a GGUF file; "auto": the one that lies with the model's file, if
                       any; None or "none": images are refused
+    sampling          fields of `Sampling` with which `Engine.sampling` fills what a request does not name; they come
+                      before what the model's file recommends
 
     Raises OptionError for a value out of range, and for what cannot go together.
     """
@@ -79,6 +82,7 @@ class EngineConfig:
     draft_gpu_layers: int | None = None
     sessions: int = 0
     mmproj: str | Path | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.datastores, (str, Path)):
@@ -103,6 +107,7 @@ class EngineConfig:
         _at_least("sessions", self.sessions, 0)
         for name in ("n_gpu_layers", "draft_gpu_layers"):
             _at_least(name, getattr(self, name), -1)
+        checked(self.sampling)
 
     def context_length(self, trained: int) -> int:
         """The context for a model trained for `trained` tokens (0: unknown). The one place that decides it."""
@@ -132,6 +137,7 @@ class EngineOptions(TypedDict, total=False):
     draft_gpu_layers: int | None
     sessions: int
     mmproj: str | Path | None
+    sampling: Mapping[str, Any]
 
 
 def _at_least(name: str, value: Any, least: int) -> None:

@@ -65,6 +65,7 @@ from rest_local.llama.options import Sampling
 from rest_local.llama.placeholders import text_of
 from rest_local.llama.projector import Projector
 from rest_local.llama.sampler import Sampler
+from rest_local.llama.sampling_defaults import SamplingDefaults, recommended
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.policies import POLICIES
 from rest_local.planning.policy import Policy
@@ -96,6 +97,8 @@ class Engine(Closing):
                  where the model reads texts in both directions (BERT), which makes vectors or scores and no text
     swap         where other threads put datastores for the next step
     totals       what was done since it was opened
+    sampling     how the commands sample a request, by what it names: `sampling(top_k=20)` is a `Sampling` whose other
+                 fields are those of the config, else what the model's file recommends, else llama.cpp's defaults
     """
 
     def __init__(self, config: EngineConfig, unusable: Unusable | None = None) -> None:
@@ -113,6 +116,7 @@ class Engine(Closing):
         self.follower: Follower | None = None
         self._history: History | None = None
         self._warnings: list[str] = []  # of loading
+        self.sampling = SamplingDefaults(config.sampling)
         self._running: Stream | None = None
         self._at_close = ExitStack()
         self._opening = threading.Lock()  # held while the context for exact requests is opened
@@ -129,7 +133,9 @@ class Engine(Closing):
             self.contexts.append(context)
             if config.sessions:
                 context.keep_sessions(config.sessions)
-            self._warnings += filter(None, (warning, no_images))
+            advice, ignored = recommended(self.model.metadata)
+            self.sampling = SamplingDefaults(config.sampling, advice)
+            self._warnings += filter(None, (warning, no_images, *ignored))
             if config.history:
                 self._history = open_history(self.model)
             self.predictions = Predictions(self.model.vocabulary, self.n_ctx)
@@ -309,9 +315,9 @@ class Engine(Closing):
             given["prediction"] = self.predictions.tokenize(prediction)
         if "images" in options:
             given["images"] = tuple(options["images"])
-        for name in ("stop", "datastores"):
+        for name in ("stop", "stop_tokens", "datastores"):
             if isinstance(given.get(name), str):
-                raise OptionError(f"{name}: give a sequence of texts, not one text")
+                raise OptionError(f"{name}: give a sequence, not one text")
             if given.get(name) is not None:
                 given[name] = tuple(given[name])
         return Request([int(token) for token in prompt], **given)
@@ -432,9 +438,10 @@ class Engine(Closing):
         vocabulary = self.model.vocabulary
         sampler = Sampler(vocabulary, request.sampling, min_tokens=request.min_tokens, ignore_end=request.ignore_end)
         sampler.observe(text_of(request.prompt) if request.images else request.prompt)
-        answer = Answer(
-            Statistics(), Detokenizer(vocabulary.piece), request.max_tokens, request.stop, vocabulary.is_end
-        )
+        ends, stops = vocabulary.is_end, frozenset(request.stop_tokens)
+        if stops:
+            ends = lambda token: token in stops or vocabulary.is_end(token)  # noqa: E731
+        answer = Answer(Statistics(), Detokenizer(vocabulary.piece), request.max_tokens, request.stop, ends)
         answer.result.truncated = len(request.prompt) < n_prompt
         return RequestState(
             request,
@@ -442,7 +449,7 @@ class Engine(Closing):
             sampler,
             answer,
             partial(self._connect, context, request.datastores),
-            vocabulary.is_end,
+            ends,
             partial(self._count, context),
             relaxed=relaxed,
             constraint=None if sampler.constraint.is_free else sampler.constraint,

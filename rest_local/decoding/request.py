@@ -43,6 +43,7 @@ class Request:
         max_tokens: the answer has at most as many tokens; 0 only evaluates the prompt
         sampling: how tokens are chosen, including the grammar and the biases
         stop: the answer ends before the first of these texts
+        stop_tokens: the answer ends before the first of these tokens, as before an end token
         min_tokens: no end token is chosen before the answer has as many tokens
         ignore_end: end tokens are never chosen
         prediction: tokens that the answer is likely to repeat, such as the old file of an edit (`Engine.request` makes
@@ -75,6 +76,7 @@ class Request:
     max_tokens: int = 256
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_end: bool = False
     prediction: Sequence[int] | NDArray[np.int32] = ()
@@ -126,6 +128,7 @@ class RequestOptions(TypedDict, total=False):
     max_tokens: int
     sampling: Sampling
     stop: Sequence[str]
+    stop_tokens: Sequence[int]
     min_tokens: int
     ignore_end: bool
     prediction: str | Sequence[int] | NDArray[np.int32]

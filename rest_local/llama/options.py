@@ -317,9 +317,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
-            check = _whole if isinstance(low, int) else _real
-            if not (name == "seed" and self.seed is None):
-                check(name, getattr(self, name), low, high)
+            value = getattr(self, name)
+            if isinstance(low, int) and isinstance(high, int):
+                _whole(name, 0 if name == "seed" and value is None else value, low, high)
+            else:
+                _real(name, value, low, high)
         for name in ("dry_sequence_breakers", "samplers"):
             texts = getattr(self, name)
             if not isinstance(texts, tuple) or not all(isinstance(text, str) and text for text in texts):

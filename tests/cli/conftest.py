@@ -12,6 +12,7 @@ from fake_cli_engine import HELLO, FakeEngine, FakePiece
 from rest_local.cli import opening
 from rest_local.cli.main import run
 from rest_local.decoding.config import EngineConfig
+from rest_local.llama.sampling_defaults import SamplingDefaults
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
         engine = FakeEngine([list(script) for script in scripts or (HELLO,)], **fields)
 
         def open_engine(config: EngineConfig, live: object = None) -> FakeEngine:
-            engine.config, engine.closed = config, False
+            engine.config, engine.closed, engine.sampling = config, False, SamplingDefaults(config.sampling)
             return engine
 
         monkeypatch.setattr(opening, "open_engine", open_engine)

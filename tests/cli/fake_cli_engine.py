@@ -12,6 +12,7 @@ from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Result
 from rest_local.llama.options import ModelOptions
+from rest_local.llama.sampling_defaults import SamplingDefaults
 
 
 @dataclass
@@ -101,6 +102,7 @@ class FakeEngine:
             vocabulary=SimpleNamespace(piece=lambda token: bytes([token % 128])),
         )
     )  # fmt: skip
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     capability: Any = field(default_factory=lambda: SimpleNamespace(kind="tree", reason="attention only"))
     settings: dict[str, Any] = field(default_factory=lambda: {"flash_attention": False, "exact": False})
     self_test: dict[str, Any] | None = field(default_factory=lambda: {"rows": 492, "flips": 0})

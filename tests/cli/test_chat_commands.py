@@ -15,7 +15,7 @@ from rest_local.cli.chat.commands import perform
 from rest_local.cli.chat.conversation import NamedSession
 from rest_local.cli.chat.talk import Settings, Talk
 from rest_local.errors import DatastoreNotFound, ModelNotFound, PromptTooLong
-from rest_local.llama.options import Sampling
+from rest_local.llama.sampling_defaults import SamplingDefaults
 
 Said = Callable[[], str]
 
@@ -34,7 +34,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def talk(engine: Any) -> Iterator[Talk]:
-    with Talk(engine, Settings(Sampling(), 100), interactive=True, reopen=lambda config: engine) as talk:
+    with Talk(engine, Settings({}, 100), interactive=True, reopen=lambda config: engine) as talk:
         yield talk
 
 
@@ -60,6 +60,31 @@ def test_set_changes_the_sampling(talk: Talk, engine: FakeEngine, name: str, val
     perform(talk, "one")
     key = {"temp": "temperature", "top-k": "top_k"}.get(name, name)
     assert getattr(engine.arguments[-1]["sampling"], key) == field
+
+
+def test_set_shows_where_each_value_comes_from(talk: Talk, engine: FakeEngine, said: Said) -> None:
+    engine.sampling = SamplingDefaults({"top_k": 5}, {"temperature": 0.25, "top_p": 0.5, "min_p": 0.125})
+    perform(talk, "/set top-p 0.75")
+    perform(talk, "/set min_p 0.5")
+    perform(talk, "/set min_p default")
+    perform(talk, "/set mirostat 2")
+    perform(talk, "/set mirostat 0")
+    perform(talk, "/set")
+    rows = dict(line.split(maxsplit=1) for line in said().splitlines())
+    assert (
+        rows
+        | {
+            "temperature": "0.25 (model file)",
+            "top_k": "5 (option)",
+            "top_p": "0.75 (set)",
+            "min_p": "0.125 (model file)",
+            "seed": "random (default)",
+            "mirostat": "0 (set)",
+            "tokens": "100",
+        }
+        == rows
+    )
+    assert "dry_base" not in rows
 
 
 @pytest.mark.parametrize(
@@ -91,6 +116,7 @@ def test_undo_takes_back_a_question_and_its_answer(talk: Talk, said: Said) -> No
 
 def test_regen_draws_another_answer_and_retry_the_same(talk: Talk, engine: FakeEngine) -> None:
     perform(talk, "/set seed 5")
+    perform(talk, "/set temp 0")
     perform(talk, "one")
     perform(talk, "/retry")
     perform(talk, "/regen")
@@ -244,7 +270,7 @@ def test_another_model_goes_on_and_the_old_one_where_it_cannot_be_opened(engine:
             raise ModelNotFound("missing.gguf")
         return other if str(config.model) == "other.gguf" else engine
 
-    with Talk(engine, Settings(Sampling(), 100), interactive=True, reopen=reopen) as talk:
+    with Talk(engine, Settings({}, 100), interactive=True, reopen=reopen) as talk:
         perform(talk, "one")
         said()
         perform(talk, "/model missing.gguf")

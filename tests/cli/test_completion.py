@@ -51,7 +51,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offered:
         ("index info st", "stdlib"), ("index remove nothing", "<file>"),
         ("generate -m ", "a.gguf b.GGUF coder demo"), ("rm c", "coder"), ("rm d", "demo"),
         ("generate --draft-model b", "b.GGUF"), ("chat -m ~/models/", "<file>"), ("generate -m zz", "<file>"),
-        ("config set top-", "top-k top-p"), ("config set policy re", "rest respec"),
+        ("config set top-", "top-k top-n-sigma top-p"), ("config set policy re", "rest respec"),
         ("config set history ", "false true"), ("config set datastore mycode s", "stdlib"), ("config unset ctx", "ctx"),
         ("config set nothing ", ""),
     ],

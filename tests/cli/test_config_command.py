@@ -48,10 +48,10 @@ def test_show_says_where_each_value_comes_from(call: Call, path: Path, monkeypat
         ["temp", "0.7", f"{path}:5"],
         ["top-k", '"20"', "environment, REST_LOCAL_TOP_K"],
     ]
-    lines = call("config", "show", "-m", "dir/Qwen3.gguf", "ctx", "top-p").out.splitlines()
+    lines = call("config", "show", "-m", "dir/Qwen3.gguf", "ctx", "max-body").out.splitlines()
     assert [line.split(maxsplit=2) for line in lines] == [
         ["ctx", "32768", f'{path}:8, profile "qwen*"'],
-        ["top-p", "0.95", "default"],
+        ["max-body", "8388608", "default"],
     ]
 
 

@@ -33,6 +33,20 @@ def test_json_holds_what_was_measured(fake_engine: Install, call: Call) -> None:
     assert isinstance(facts["gpu_offload"], bool)
 
 
+def test_it_shows_how_answers_are_sampled_and_why(fake_engine: Install, call: Call) -> None:
+    fake_engine()
+    given = ("--temperature", "0.25", "--dry-multiplier", "0.5", "--samplers", "dry;top_k;temperature")
+    facts = json.loads(call("doctor", "--json", *given).out)["sampling"]
+    assert facts["temperature"] == {"value": 0.25, "from": "option"}
+    assert facts["top_k"] == {"value": 40, "from": "default"}
+    shown = call("doctor", *given).out.split("\nsampling\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split(maxsplit=1) for line in shown[:2]] == [
+        ["temperature", "0.25 (option)"],
+        ["top_k", "40 (default)"],
+    ]
+    assert shown[-1].split(maxsplit=1) == ["dry_multiplier", "0.5 (option)"]
+
+
 def test_costs_are_shown_for_contexts_that_a_request_can_have_and_that_were_measured() -> None:
     sizes = [1, 2, 64]
     fresh, name = estimated([(1, Timing(9.0)), (2, Timing(11.0))], "CPU", 1e-4)

@@ -38,7 +38,7 @@ def mycode(call: Call, tmp_path: Path) -> str:
 
 
 def test_exact_output_is_plain_decoding(call: Call, mycode: str) -> None:
-    given = ("generate", CODE * 2, "--exact", "--ctx", "256", "-n", "24", "--json")
+    given = ("generate", CODE * 2, "--exact", "--ctx", "256", "-n", "24", "--json", "--temp", "0")
     plain = json.loads(call(*given, "--policy", "off").out)
     drafted = json.loads(call(*given, "-d", mycode).out)
     assert drafted["text"] == plain["text"]
@@ -83,7 +83,7 @@ def test_a_session_needs_no_prefill_and_damaged_cells_cost_one_warning_and_no_to
 
     def ask(question: str) -> tuple[dict[str, Any], str]:
         """The line of --json, and what was said on stderr."""
-        given = ("-m", str(tiny_model("llama")), "-t", "1", "-n", "12", "--json", "--session", "work")
+        given = ("-m", str(tiny_model("llama")), "-t", "1", "-n", "12", "--json", "--temp", "0", "--session", "work")
         done = call("chat", *given, question)
         assert done.code == 0, done.err
         return json.loads(done.out), done.err

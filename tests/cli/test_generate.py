@@ -84,6 +84,31 @@ def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp
     ]  # fmt: skip
 
 
+def test_samplers_of_llama_cpp_have_its_names(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    given = shlex.split(
+        "--temperature 0.5 -s 3 --typical 0.9 --top-nsigma 2 --xtc-probability 0.5 --xtc-threshold 0.25"
+        " --dynatemp-range 0.5 --dynatemp-exp 2 --dry-multiplier 0.5 --dry-base 2 --dry-allowed-length 3"
+        " --dry-penalty-last-n -1 --dry-sequence-breaker ; --adaptive-target 0.5 --adaptive-decay 0.5"
+        " --samplers 'dry;typ_p;top-n-sigma;xtc;temperature'"
+    )
+    assert call("generate", "x", *given).code == 0
+    assert call("generate", "x", "--mirostat", "2", "--mirostat-ent", "3", "--mirostat-lr", "0.5").code == 0
+    assert call("generate", "x", "--dry-sequence-breaker", "none").code == 0
+    assert [arguments["sampling"] for arguments in engine.arguments] == [
+        Sampling(
+            temperature=0.5, seed=3, typical_p=0.9, top_n_sigma=2.0, xtc_probability=0.5, xtc_threshold=0.25,
+            dynatemp_range=0.5, dynatemp_exponent=2.0, dry_multiplier=0.5, dry_base=2.0, dry_allowed_length=3,
+            dry_penalty_last_n=-1, dry_sequence_breakers=(";",), adaptive_target=0.5, adaptive_decay=0.5,
+            samplers=("dry", "typ_p", "top_n_sigma", "xtc", "temperature"),
+        ),
+        Sampling(temperature=0.8, mirostat=2, mirostat_tau=3.0, mirostat_eta=0.5),
+        Sampling(temperature=0.8, dry_sequence_breakers=()),
+    ]  # fmt: skip
+    done = call("generate", "x", "--samplers", "top_k;tfs_z")
+    assert (done.code, done.err.count("\n"), "tfs_z" in done.err) == (2, 1, True)
+
+
 @pytest.mark.parametrize("option", ["--grammar-file", "--json-schema", "--prediction"])
 @pytest.mark.parametrize(
     ("name", "cause"), [("none", "No such file"), (".", "Is a directory"), ("bytes", "not UTF-8 text at byte 1")]

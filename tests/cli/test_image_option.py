@@ -16,7 +16,6 @@ from rest_local.cli.indexer import ASLEEP
 from rest_local.cli.serve import Named, choice
 from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
 from rest_local.errors import OptionError
-from rest_local.llama.options import Sampling
 
 
 class FakeProjector:
@@ -35,7 +34,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 @pytest.fixture
 def talk(engine: Any) -> Iterator[Talk]:
-    with Talk(engine, Settings(Sampling(), 100), interactive=True) as talk:
+    with Talk(engine, Settings({}, 100), interactive=True) as talk:
         yield talk
 
 

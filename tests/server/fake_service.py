@@ -23,6 +23,7 @@ from rest_local.decoding.results import DraftStatistics, SourceCounts, Timings
 from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.model import Model
+from rest_local.llama.sampling_defaults import SamplingDefaults
 from rest_local.paths import demo_model
 from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
@@ -44,7 +45,7 @@ class FakeEngine:
     def __init__(self, n_ctx: int = 512) -> None:
         self.model = copy(_model())
         self.n_ctx = n_ctx
-        self.config = EngineConfig()
+        self.config, self.sampling = EngineConfig(), SamplingDefaults()
         self.predictions = Predictions(self.model.vocabulary, n_ctx)
         self.datastores: list[Any] = []
         self.projector = None

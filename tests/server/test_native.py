@@ -2,10 +2,13 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
 from live import Live, data_of
+
+from rest_local.llama.options import SAMPLERS
 
 # Two runs give the same bits only in the same batches: alone, not drafted, evaluated whole.
 SAME = {"cache_prompt": False, "ignore_eos": True, "rest_local": {"policy": "off"}}
@@ -122,6 +125,75 @@ def test_generation_settings_are_those_in_effect(demo: Live) -> None:
     found = demo.post("/completion", body | more).json()["generation_settings"]
     assert (found["top_k"], found["top_p"], found["temperature"], found["repeat_penalty"]) == (5, 1.0, 1.0, 1.0)
     assert (found["n_predict"], found["seed"], found["stop"]) == (2, 7, ["a", "b"])
+
+
+def test_every_sampler_of_llama_server_is_offered_and_reported(demo: Live) -> None:
+    given = {
+        "typical_p": 0.9, "top_n_sigma": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.25, "dynatemp_range": 0.5,
+        "dynatemp_exponent": 2.0, "dry_multiplier": 0.5, "dry_base": 2.0, "dry_allowed_length": 3,
+        "dry_penalty_last_n": -1, "dry_sequence_breakers": [";"], "min_keep": 2, "adaptive_target": 0.5,
+        "adaptive_decay": 0.5,
+    }  # fmt: skip
+    found = demo.post("/completion", {"prompt": "x", "n_predict": 1} | given).json()["generation_settings"]
+    assert {name: found[name] for name in given} == given
+    assert found["samplers"] == list(SAMPLERS)
+    given = {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.5}
+    found = demo.post("/completion", {"prompt": "x", "n_predict": 1} | given).json()["generation_settings"]
+    assert {name: found[name] for name in given} == given
+    assert (found["samplers"], found["top_k"]) == (["temperature"], 0)
+    ordered = {"prompt": "x", "n_predict": 1, "samplers": "tk"}
+    found = demo.post("/completion", ordered).json()["generation_settings"]
+    assert (found["samplers"], found["min_p"]) == (["temperature", "top_k"], 0.0)
+    shown = demo.get("/props").json()["default_generation_settings"]["params"]
+    assert (shown["temperature"], shown["dry_multiplier"], shown["mirostat"]) == (0.8, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "neutral"),
+    [("tfs_z", 0.5, 1.0), ("top_a", 0.1, 0), ("bad_words", ["x"], []), ("use_beam_search", True, False),
+     ("logits_processors", ["x"], None), ("length_penalty", 0.5, 1.0), ("allowed_token_ids", [5], [])],
+)  # fmt: skip
+def test_a_field_that_would_change_the_answer_and_is_unknown_is_refused(
+    demo: Live, name: str, wrong: Any, neutral: Any
+) -> None:
+    answer = demo.post("/completion", PROMPT | {name: wrong})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert demo.post("/completion", PROMPT | {name: neutral}).status_code == 200
+
+
+def test_fields_of_vllm_that_have_a_counterpart(demo: Live) -> None:
+    settings = demo.post("/completion", PROMPT | {"repetition_penalty": 1.25}).json()["generation_settings"]
+    assert (settings["repeat_penalty"], settings["repeat_last_n"]) == (1.25, -1)
+    for given, allowed in (
+        ({"guided_choice": ["yes", 'n"o']}, r'yes|n"o'),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"guided_regex": r"[0-9]{2}/\d"}, "[0-9]{2}/[0-9]"),
+        ({"guided_grammar": 'root ::= "a"'}, "a"),
+        ({"guided_grammar": 'start: "b"'}, "b"),
+        ({"guided_json": {"enum": [17]}}, "17"),
+        ({"guided_json": '{"enum": [17]}'}, "17"),
+        ({"structured_outputs": {"json": {"enum": [17]}}, "guided_regex": None}, "17"),
+        ({"structured_outputs": {"regex": "[ab]c"}}, "[ab]c"),
+    ):
+        answer = demo.post("/completion", PROMPT | {"ignore_eos": False} | given)
+        assert answer.status_code == 200, answer.text
+        assert re.fullmatch(allowed, answer.json()["content"])
+    for refused in (
+        {"structured_outputs": {"structural_tag": "x"}},
+        {"guided_choice": ["a"], "guided_regex": "b"},
+        {"guided_choice": ["a"], "json_schema": {"type": "string"}},
+        {"guided_regex": "(?<=a)b"},
+        {"guided_json": "{"},
+    ):
+        assert demo.post("/completion", PROMPT | refused).status_code == 400
+
+
+def test_an_answer_ends_before_a_token_that_is_named(demo: Live) -> None:
+    whole = demo.post("/completion", PROMPT | {"return_tokens": True}).json()
+    stop = whole["tokens"][5]
+    cut = demo.post("/completion", PROMPT | {"return_tokens": True, "stop_token_ids": [stop]}).json()
+    assert cut["tokens"] == whole["tokens"][: whole["tokens"].index(stop)]
+    assert cut["stop_type"] == "eos"
 
 
 def test_stop_strings_may_be_many(demo: Live) -> None:

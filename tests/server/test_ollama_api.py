@@ -12,6 +12,7 @@ from live import Live, Scripted
 from rest_local.api.errors import ApiError
 from rest_local.api.models import Row, counted, find_name, quantization, running, tagged, tags
 from rest_local.api.ollama import GenerateBody, OllamaChatBody, chat_body, chat_messages, prompt_messages
+from rest_local.llama.sampling_defaults import SamplingDefaults
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40)).decode()
@@ -36,6 +37,21 @@ def test_options_reach_the_sampler(hello: Live) -> None:
     assert (request.stop, request.max_tokens, request.keep_tokens) == (("end",), 9, 3)
 
 
+def test_what_the_request_leaves_open_comes_from_the_options_of_the_server(scripted: Scripted) -> None:
+    """Zed asks for predictions of edits without a temperature."""
+    live = scripted()
+    live.service.engine.sampling = SamplingDefaults({"temperature": 0.0, "seed": 5}, {"top_k": 7, "top_p": 0.5})
+    live.post("/v1/completions", {"prompt": "x", "max_tokens": 3, "n": 2})
+    live.post("/api/generate", {"prompt": "x", "options": {"temperature": 0.25, "mirostat": 1, "mirostat_tau": 3.0}})
+    live.post("/v1/messages", {"max_tokens": 3, "messages": HELLO, "top_k": 3})
+    first, second, ollama, messages = (live.service.stream(number).request.sampling for number in range(4))
+    assert (first.temperature, first.top_k, first.top_p, first.seed, second.seed) == (0.0, 7, 0.5, 5, 6)
+    assert (ollama.temperature, ollama.mirostat, ollama.mirostat_tau) == (0.25, 1, 3.0)
+    assert (messages.temperature, messages.top_k, messages.top_p) == (0.0, 3, 0.5)
+    shown = live.get("/props").json()["default_generation_settings"]["params"]
+    assert (shown["temperature"], shown["top_k"], shown["seed"]) == (0.0, 7, 5)
+
+
 def test_fields_of_this_server_alone(scripted: Scripted) -> None:
     live = scripted()
     own = {"rest_local": {"policy": "off", "exact": True}, "datastore": []}
@@ -47,10 +63,10 @@ def test_fields_of_this_server_alone(scripted: Scripted) -> None:
 
 
 def test_what_is_ignored_is_named_with_a_reason(scripted: Scripted) -> None:
-    body = {"prompt": "x", "template": "{{ .Prompt }}", "options": {"num_ctx": 8, "mirostat": 1, "temperature": 0}}
+    body = {"prompt": "x", "template": "{{ .Prompt }}", "options": {"num_ctx": 8, "tfs_z": 1, "temperature": 0}}
     last = json.loads(scripted().post("/api/generate", body).text.splitlines()[-1])
     found = last["rest_local"]["ignored"]
-    assert set(found) == {"template", "options.num_ctx", "options.mirostat"}
+    assert set(found) == {"template", "options.num_ctx", "options.tfs_z"}
     assert "model's own" in found["template"]
     assert all(found.values())
     plain = scripted().post("/api/generate", {"prompt": "x", "stream": False}).json()

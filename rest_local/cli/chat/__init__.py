@@ -21,11 +21,11 @@ from rest_local.cli import indexer, inputs, interrupt, opening, options
 from rest_local.cli.indexer import Live, code_options
 from rest_local.cli.sections import SectionedCommand, option
 from rest_local.decoding.config import EngineConfig
-from rest_local.llama.options import Sampling
 
 if TYPE_CHECKING:
     from rest_local.cli.chat.talk import Talk
     from rest_local.decoding.engine import Engine
+    from rest_local.grammar.grammar import Grammar
 
 
 @click.command(cls=SectionedCommand)
@@ -52,7 +52,7 @@ def chat(
     question: str | None,
     config: EngineConfig,
     live: Live,
-    sampling: Sampling,
+    grammar: Grammar | None,
     tokens: int,
     images: tuple[Path, ...],
     system: str | None,
@@ -79,7 +79,7 @@ def chat(
     with ExitStack() as stack:
         named = None if session is None else stack.enter_context(NamedSession(session))
         kept = None if named is None else named.read()  # what is wrong with it is told before the model is loaded
-        settings = Settings(sampling, tokens, stop)
+        settings = Settings({"grammar": grammar}, tokens, stop)
         talk = stack.enter_context(
             Talk(open_(config), settings, as_json=as_json, quiet=quiet, interactive=asked is None, reopen=open_)
         )

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from rest_local.cli.chat.conversation import Attachment, NamedSession, session_n
 from rest_local.cli.chat.display import COLOURS, of_source
 from rest_local.cli.chat.prompt import is_dumb, unquoted
 from rest_local.cli.chat.talk import Talk, note
-from rest_local.cli.terminal import counted, statistics_line, write_text
+from rest_local.cli.terminal import columns, counted, sampling_rows, statistics_line, write_text
 from rest_local.errors import InputInvalid, OptionError, PromptTooLong, RestLocalError, in_options
-from rest_local.llama.options import Sampling
+from rest_local.llama.options import NUMBERS
+from rest_local.llama.sampling_defaults import DEFAULTS
 
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
-_NUMBERS = tuple(each.name for each in fields(Sampling) if each.name not in ("logit_bias", "grammar"))
-KEYS = (*_NUMBERS, "tokens", "stop", "markdown")
+KEYS = (*NUMBERS, "tokens", "stop", "markdown")
 WIDEST = 100  # columns of a help text
 
 
@@ -83,13 +83,13 @@ def _set(talk: Talk, argument: str) -> None:
     name, _, value = argument.partition(" ")
     name = {"temp": "temperature", "n": "tokens"}.get(name, name).replace("-", "_")
     if not name:
-        settings, sampling = talk.settings, talk.settings.sampling
-        for key in _NUMBERS:
-            note(f"{key} {getattr(sampling, key)}")
+        settings, origins = talk.settings, talk.engine.sampling.origins(**talk.settings.sampling)
+        rows = sampling_rows({name: {"value": value, "from": origin} for name, (value, origin) in origins.items()})
+        note("\n".join(columns(list(rows.items()))))
         note(f"tokens {settings.tokens}\nstop {' '.join(map(repr, settings.stop)) or None}")
         note(f"markdown {'on' if settings.markdown else 'off'}")
-    elif name in _NUMBERS:
-        talk.settings = replace(talk.settings, sampling=_with_number(talk.settings.sampling, name, value.strip()))
+    elif name in NUMBERS:
+        talk.settings = replace(talk.settings, sampling=_with_number(talk, name, value.strip()))
     elif name == "tokens":
         if not (value.strip() == "-1" or value.strip().isdecimal()):
             raise OptionError(f"/set tokens {value}: give a number; -1: until the answer ends")
@@ -102,15 +102,19 @@ def _set(talk: Talk, argument: str) -> None:
         raise OptionError(f"/set {name}: there are {', '.join(KEYS)}")
 
 
-def _with_number(sampling: Sampling, name: str, value: str) -> Sampling:
+def _with_number(talk: Talk, name: str, value: str) -> dict[str, Any]:
+    """What is set here, with another number; without it for the value `default`. Raises OptionError."""
+    others = {key: there for key, there in talk.settings.sampling.items() if key != name}
+    if value == "default":
+        return others
     if name == "seed" and value in ("", "none", "random"):
-        return replace(sampling, seed=None)
-    kind = int if name == "seed" else type(getattr(Sampling(), name))
+        return {**others, name: None}
     try:
-        changed: dict[str, Any] = {name: kind(value)}
+        changed = {**others, name: (int if name == "seed" else type(DEFAULTS[name]))(value)}
     except ValueError:
-        raise OptionError(f"/set {name} {value}: give a number") from None
-    return replace(sampling, **changed)
+        raise OptionError(f"/set {name} {value}: give a number, or default") from None
+    talk.engine.sampling(**changed)
+    return changed
 
 
 def _switched(value: str, now: bool) -> bool:

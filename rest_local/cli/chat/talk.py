@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,9 +37,9 @@ ANOTHER = 0.8  # temperature of `/regen` where answers are greedy
 
 @dataclass(frozen=True)
 class Settings:
-    """What `/set` changes."""
+    """What `/set` changes. `sampling`: the fields of `Sampling` that were set here."""
 
-    sampling: Sampling
+    sampling: Mapping[str, Any]
     tokens: int  # of an answer at most; -1: any number
     stop: tuple[str, ...] = ()
     markdown: bool = True
@@ -76,7 +76,12 @@ class Talk(Closing):
     def ask(self, text: str) -> bool:
         """Answer a question; whether that was stopped. Raises GenerationError, OptionError; the question then waits."""
         self.conversation.ask(text)
-        return self._answer(self.settings.sampling)
+        return self._answer(self.sampling)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the next answer is sampled."""
+        return self.engine.sampling(**self.settings.sampling)
 
     def attach_images(self, images: Sequence[bytes]) -> None:
         """Send images with the next question. Raises OptionError without a projector, and for what is no image."""
@@ -94,11 +99,11 @@ class Talk(Closing):
 
     def retry(self) -> bool:
         """Answer the newest question, or one that waits, as things are set. As `ask`; OptionError if there is none."""
-        return self._anew(self.settings.sampling)
+        return self._anew(self.sampling)
 
     def regenerate(self) -> bool:
         """Another answer to the newest question: with another seed, and drawn where the settings are greedy."""
-        sampling = self.settings.sampling
+        sampling = self.sampling
         if sampling.temperature == 0 and self.conversation.question is not None:
             sampling = replace(sampling, temperature=ANOTHER)
             note(f"greedy answers do not change; this one is drawn at temperature {ANOTHER}")
