@@ -6,6 +6,8 @@ support is written in another way:
 - system messages join the first message of the user,
 - calls and results become text, tools a description,
 - several calls in one message become one message each,
+- text becomes a list of one part,
+- an empty answer becomes the least text that is accepted,
 - neighbouring messages of one role become one, where user and assistant must alternate.
 
 One thing is lost: text in addition to a call, where the template drops it and accepts no other order (Mistral).
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -58,6 +60,8 @@ class Capabilities:
     string_content: bool  # content as text
     typed_content: bool  # content as a list of parts
     reasoning: bool  # the reasoning of the last answer, if that called a tool
+    part_roles: frozenset[str]  # roles whose text is lost unless it is in a list of parts (SmolVLM)
+    empty_answer: str  # the least text of an answer: some templates refuse an empty one (Ministral 3)
     alternates: bool  # user and assistant must alternate
     short_ids: bool  # ids of calls must have nine characters
 
@@ -82,7 +86,7 @@ def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabili
     def text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
         """The prompt, or None if the template refuses the messages."""
         try:
-            return render(template, messages, bos=bos, eos=eos, tools=tools)
+            return render(template, [_in_parts(each, part_roles) for each in messages], bos=bos, eos=eos, tools=tools)
         except TemplateTooCostly:
             raise  # each of the twenty renders would be
         except TemplateFailed:
@@ -98,6 +102,18 @@ def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabili
         prompt = text(messages, tools)
         return prompt is not None and all(word in prompt for word in words) and not (never and never in prompt)
 
+    part_roles: set[str] = set()
+    string_content = shows([_USER], "probe_user")
+    for role, word, messages in (
+        ("user", "probe_user", [_USER]),
+        ("assistant", "probe_answer", [_USER, _SAID]),
+        ("system", "probe_first", [_FIRST, _USER]),
+        ("tool", "probe_result", [_USER, _call(1), _result()]),
+    ):
+        if not shows(messages, word):
+            part_roles.add(role)
+            if not shows(messages, word, never="'type'"):
+                part_roles.remove(role)
     as_object = shows([_USER, _call(1), _result()], "probe_tool", "probe_value", never="{'probe_key'")
     as_text = shows([_USER, _call(1, text=True), _result()], "probe_tool", "probe_value")
     call, two_calls = _call(1, text=not as_object), _call(2, text=not as_object)
@@ -122,13 +138,17 @@ def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabili
         and with_null is not None
         and "probe_tool" in with_null
         and "None" not in with_null,
-        string_content=shows([_USER], "probe_user"),
+        string_content=string_content,
         typed_content=shows(
             [{"role": "user", "content": [{"type": "text", "text": "probe_part"}]}], "probe_part", never="type"
         ),
         reasoning=shows(
             [_USER, {**call, "reasoning_content": "probe_thought", "thinking": "probe_thought"}, _result()],
             "probe_thought",
+        ),
+        part_roles=frozenset(part_roles),
+        empty_answer=next(
+            (said for said in ("", " ", "...") if text([_USER, {**_SAID, "content": said}, _USER]) is not None), ""
         ),
         alternates=text([_USER, _USER]) is None,
         short_ids=text([_USER, call]) is not None and text(long_id) is None,
@@ -232,7 +252,7 @@ class ChatTemplate:
         prepared = _calls(prepared, able, calls_as_text)
         if able.alternates:
             prepared = _alternating(prepared)
-        prepared = [_thinking(message, self.source) for message in prepared]
+        prepared = [_in_parts(_answered(_thinking(each, self.source), able), able.part_roles) for each in prepared]
         return render(
             self.source,
             prepared,
@@ -429,6 +449,20 @@ def _alternating(messages: list[Message]) -> list[Message]:
         done.append(message)
         turn = role
     return done
+
+
+def _answered(message: Message, able: Capabilities) -> Message:
+    """An answer without text as the template accepts it: one that a client stopped, or one that fills a gap."""
+    if message["role"] != "assistant" or message["content"] != "" or "tool_calls" in message:
+        return message
+    return {**message, "content": able.empty_answer}
+
+
+def _in_parts(message: Mapping[str, Any], roles: Collection[str]) -> Message:
+    """The message with its text in a part, if its role is one of these."""
+    if message["role"] not in roles or not isinstance(message["content"], str):
+        return dict(message)
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def _thinking(message: Message, template: str) -> Message:

@@ -42,8 +42,27 @@ NOT_NONE = (  # like DeepSeek: an extra answer next to the calls, if the content
     "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
     "{% if m.content is not none %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
 )
+IN_PARTS = (  # like SmolVLM: text in any other form is left out
+    "{% for m in messages %}{{ m.role }}{% if m.content[0].type == 'image' %}:{% else %}: {% endif %}"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}<end>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+ANSWERS_IN_PARTS = CHATML.replace(
+    "{{ m.content }}",
+    "{% if m.role == 'assistant' %}{% for part in m.content %}{{ part.text }}{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}",
+)
+NOT_EMPTY = (  # like Ministral 3: turns without those of calls and results, and no empty answer
+    "{% set n = namespace(turns=0) %}{% for m in messages %}"
+    "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{% if (m.role == 'user') != (n.turns % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
+    "{% set n.turns = n.turns + 1 %}{% endif %}"
+    "{% if m.role == 'assistant' and not m.content and not m.tool_calls %}{{ raise_exception('empty') }}{% endif %}"
+    "{% endfor %}"
+) + TOOLS_TOO
 OWN = {"chatml": CHATML, "tools": TOOLS_TOO, "strict": STRICT, "single": SINGLE, "text arguments": TEXT_ARGUMENTS,
-       "short ids": SHORT_IDS, "not none": NOT_NONE}  # fmt: skip
+       "short ids": SHORT_IDS, "not none": NOT_NONE, "in parts": IN_PARTS,
+       "answers in parts": ANSWERS_IN_PARTS, "not empty": NOT_EMPTY}  # fmt: skip
 
 TOOLS = [
     {
@@ -100,6 +119,9 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "results and answer": [QUESTION, CALLS, *RESULTS, {"role": "assistant", "content": "Rain."},
                            {"role": "user", "content": "Thanks!"}],
     "interrupted": [QUESTION, CALLS, *RESULTS, {"role": "user", "content": "Stop."}],
+    "results with text": [SYSTEM, QUESTION, CALLS, *RESULTS, {"role": "user", "content": "And?"},
+                          {"role": "assistant", "content": "Rain."}, {"role": "user", "content": "Thanks!"}],
+    "stopped at once": [QUESTION, {"role": "assistant", "content": ""}, {"role": "user", "content": "Again!"}],
     "one result": [QUESTION, {**CALLS, "content": "", "tool_calls": CALLS["tool_calls"][:1]}, RESULTS[0]],
     "content and calls": [QUESTION, {**CALLS, "content": "Let me look."}, *RESULTS],
     "results the other way": [QUESTION, CALLS, *RESULTS[::-1]],
@@ -200,6 +222,16 @@ def test_capabilities_of_real_models(shared_data: Callable[[str], Path]) -> None
     assert mistral["alternates"]
     assert able("Qwen3.5-4B")["typed_content"]
     assert able("openai-gpt-oss-120b")["reasoning"]
+
+
+def test_text_is_put_into_parts_where_a_template_loses_it() -> None:
+    turns = [SYSTEM, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}, QUESTION]
+    assert ChatTemplate(IN_PARTS).render(turns) == (
+        "system: You are terse.<end>user: Hi<end>assistant: Yes<end>user: Weather in Köln & <Bonn>?<end>assistant:"
+    )
+    assert ChatTemplate(IN_PARTS).capabilities.to_dict()["supports_string_content"] is False
+    assert "<|assistant|>Yes<|end|>" in ChatTemplate(ANSWERS_IN_PARTS).render(turns)
+    assert ChatTemplate(CHATML).capabilities.part_roles == frozenset()
 
 
 def test_long_ids_are_shortened_alike_in_calls_and_results() -> None:
