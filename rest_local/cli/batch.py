@@ -53,6 +53,7 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
 @option(
     "-n --tokens --n-predict --predict N",
     "Generate at most N tokens for a request that names no limit. Default: as many as the context holds.",
+    also="--max-tokens",
     type=click.IntRange(min=0),
 )
 @options.engine_options

@@ -154,6 +154,8 @@ _LOAD_OPTIONS = (
         "Flash attention; auto: what verifies drafts cheapest here.",
         to="flash_attention",
         type=click.Choice(FLASH_ATTENTION),
+        is_flag=False,
+        flag_value="on",  # lines of older versions of llama.cpp have no value
         default=_LOADING.flash_attention,
     ),
     _computing(
@@ -252,11 +254,14 @@ def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorat
     )
 
 
-_MODEL_OPTION, _CHAT_MODEL_OPTION = (_engine("-m --model MODEL", text) for text in (MODEL_HELP, CHAT_MODEL_HELP))
+_MODEL_OPTION, _CHAT_MODEL_OPTION = (
+    _engine("-m --model MODEL", text, also="-hf --hf-repo") for text in (MODEL_HELP, CHAT_MODEL_HELP)
+)
 _MODELS_OPTION = _engine(
     "-m --model MODEL",
     "GGUF file, name (`rest-local models`), user/repo:QUANT, or a folder of models; repeatable. Requests name the "
     "model; the first is the default. Default: the demo model.",
+    also="-hf --hf-repo",
     type=OneALine(),
     multiple=True,
 )
@@ -292,10 +297,12 @@ _ENGINE_OPTIONS = (
         "-md --draft-model MODEL",
         "What drafts as well, where that pays: a smaller model of the same family, MTP layers, or an EAGLE-3 "
         "head. none: not even the MTP layers in the model's own file.",
+        also="--model-draft",
     ),
     _engine(
         "-ngld --draft-gpu-layers N|all|auto",
         "Its layers on the GPU. Default: auto, as with -ngl.",
+        also="--gpu-layers-draft --n-gpu-layers-draft",
         rare=True,
         type=LAYERS,
     ),
@@ -308,7 +315,7 @@ _ENGINE_OPTIONS = (
         callback=_read_verify,
     ),
     _engine(
-        "--context-shift",
+        "--context-shift/--no-context-shift",
         "When the context is full, go on without the oldest text after the system prompt; else the answer ends.",
         rare=True,
     ),
@@ -383,7 +390,7 @@ _SAMPLING_OPTIONS = (
         callback=_parse_biases,
     ),
     _sampling("--grammar-file FILE", "Grammar that the answer must follow: Lark in a FILE.lark, else GBNF.", rare=True),
-    option("--json-schema FILE", "JSON schema that the answer must be valid for."),
+    option("--json-schema FILE", "JSON schema that the answer must be valid for.", also="-jf --json-schema-file"),
 )
 
 history_option = _engine(
@@ -394,6 +401,7 @@ history_option = _engine(
 projector_option = _engine(
     "--mmproj FILE|auto|none",
     "Projector, so that the model takes images; auto: the mmproj file that lies with the model, if any.",
+    also="-mm",
     rare=True,
     type=click.Path(path_type=Path),
     default=AUTO_PROJECTOR,
@@ -405,8 +413,9 @@ quiet_option = option("-q --quiet", "Print no line about the speed.")
 
 
 def tokens_option(default: int, help: str) -> Decorator:
-    """`-n`, with the names that llama.cpp has for it."""
-    return option("-n --tokens --n-predict --predict N", help, type=click.IntRange(min=-1), default=default)
+    """`-n`, with the names that llama.cpp and OpenAI have for it."""
+    limit = click.IntRange(min=-1)
+    return option("-n --tokens --n-predict --predict N", help, also="--max-tokens", type=limit, default=default)
 
 
 def _engine_options(model_option: Decorator, several: bool = False) -> Decorator:

@@ -92,15 +92,25 @@ class Context(click.Context):
 
 class Option(click.Option):
     """An option that is listed under `section`. `rare`: not in `--help`. `key`: its name in the configuration; None for
-    one that deletes, or that means something else in another command.
+    one that deletes, or that means something else in another command. `also`: names that help does not list.
     """
 
-    def __init__(self, *arguments: Any, section: str, rare: bool, configurable: bool, **attributes: Any) -> None:
+    def __init__(
+        self, *arguments: Any, section: str, rare: bool, configurable: bool, also: Sequence[str], **attributes: Any
+    ) -> None:
         super().__init__(*arguments, **attributes)
-        self.section, self.rare, self.key = section, rare, None
+        self.section, self.rare, self.also, self.key = section, rare, also, None
         if configurable:
             self.key = next((name for name in self.opts if name.startswith("--")), self.opts[0]).lstrip("-")
             self.envvar = variable_of(self.key)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """As click's method, without the names in `also`."""
+        names, self.opts = self.opts, [name for name in self.opts if name not in self.also]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         """As click's method. Raises ConfigInvalid for a value of the file."""
@@ -173,12 +183,14 @@ def option(
     section: str = OPTIONS,
     rare: bool = False,
     configurable: bool = True,
+    also: str = "",
     **attributes: Any,
 ) -> Decorator:
     """`click.option`, declared as help shows it: `-n --tokens N`; without a value it is a flag.
 
     A FILE is a path, N a number from 1 on, unless `type` says otherwise. A default is shown. `to`: the parameter;
-    `configurable`: whether the environment and the configuration set it; other `attributes` are click's.
+    `configurable`: whether the environment and the configuration set it; `also`: further names that people type, which
+    other programs have for it; other `attributes` are click's.
     """
     *flags, value = names.split()
     if value.startswith("-"):
@@ -190,7 +202,8 @@ def option(
         attributes.setdefault("shell_complete", _COMPLETIONS.get(value))
     attributes.setdefault("show_default", attributes.get("default") is not None or None)
     attributes |= {"cls": Option, "section": section, "rare": rare, "configurable": configurable, "help": help}
-    return click.option(*flags, *filter(None, [to]), **attributes)
+    attributes["also"] = also.split()
+    return click.option(*flags, *also.split(), *filter(None, [to]), **attributes)
 
 
 def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> Callable[..., Any]:

@@ -170,18 +170,24 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
     "model, four fifths of the machine's for several.",
     callback=options.size,
 )
-@option("--idle TIME", "Unload a model that is not used for 90s, 10m, 2h. Default: never.", callback=options.duration)
+@option(
+    "--idle TIME",
+    "Unload a model that is not used for 90s, 10m, 2h. Default: never.",
+    also="--sleep-idle-seconds",
+    callback=options.duration,
+)
 @option(
     "--alias NAME",
     "Name of the (first) model for clients; repeatable. NAME=MODEL names another model, '*' answers to any name.",
     to="aliases",
+    also="-a",
     multiple=True,
 )
 @option(
     "--api-key-file FILE",
     "Keys, one a line; clients have to send one of them. Needed to listen on an address that others reach.",
 )
-@option("--slots N", "Answers at a time.", type=click.IntRange(1, MOST_SLOTS), default=SLOTS)
+@option("-np --slots N", "Answers at a time.", also="--parallel", type=click.IntRange(1, MOST_SLOTS), default=SLOTS)
 @option(
     "--cells N",
     "Tokens of memory for all answers together. Default: a whole context (--ctx) for each slot.",
@@ -193,6 +199,14 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
     "an eviction; the least recently used go first. 0: none.",
     callback=options.size_or_none,
     default="8G",
+)
+@option(
+    "--jinja",
+    "For lines of llama-server: it is always so.",
+    also="-cb --cont-batching --cache-prompt --embedding --embeddings --rerank --reranking",
+    configurable=False,
+    expose_value=False,
+    hidden=True,
 )
 @rare_option("--queue N", "Requests that may wait.", default=64)
 @option("--metrics", "Serve /metrics for Prometheus.")

@@ -84,6 +84,20 @@ def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp
     ]  # fmt: skip
 
 
+def test_names_that_people_type_are_understood(fake_engine: Install, call: Call, tmp_path: Path) -> None:
+    engine = fake_engine()
+    engine.model.chat_template = "fake"
+    schema = tmp_path / "schema.json"
+    schema.write_text("{}")
+    for command in (("generate",), ("chat", "-sys", "be brief"), ("chat", "--system-prompt", "be brief")):
+        given = ("--max-tokens", "7", "--temperature", "0.5", "--json-schema-file", str(schema), "-m", "a.gguf")
+        assert call(*command, "x", *given).code == 0
+    assert {arguments["max_tokens"] for arguments in engine.arguments} == {7}
+    assert {arguments["sampling"].temperature for arguments in engine.arguments} == {0.5}
+    assert {arguments["sampling"].grammar.source for arguments in engine.arguments} == {"{}"}
+    assert [messages[0]["content"] for messages in engine.messages] == ["be brief", "be brief"]
+
+
 def test_samplers_of_llama_cpp_have_its_names(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
     given = shlex.split(

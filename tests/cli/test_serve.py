@@ -324,6 +324,27 @@ def test_a_service_with_several_addresses_reloads_at_sighup_and_ends_at_ctrl_c(s
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("-m a.gguf -c 8192 -np 4 --host 0.0.0.0 --port 8080",
+         "-m a.gguf --ctx 8192 --slots 4 --host 0.0.0.0 --port 8080"),
+        ("-hf user/repo:Q4_K_M --parallel 2 --jinja -fa -ngl 99",
+         "-m user/repo:Q4_K_M --slots 2 -fa on --gpu-layers 99"),
+        ("--hf-repo user/repo --flash-attn --no-mmap -cb", "-m user/repo -fa on --no-mmap"),
+        ("-m a.gguf --model-draft b.gguf --gpu-layers-draft 9 -ctk q8_0 -ctv q8_0 -fa off",
+         "-m a.gguf -md b.gguf -ngld 9 --cache-type-k q8_0 --cache-type-v q8_0 -fa off"),
+        ("-m a.gguf -a gpt-4 -b 256 -ub 128 -t 3 -tb 4",
+         "-m a.gguf --alias gpt-4 --batch-size 256 --ubatch-size 128 --threads 3 --threads-batch 4"),
+        ("-m a.gguf --temperature 0.5 -s 7 --no-context-shift --embeddings", "-m a.gguf --temp 0.5 --seed 7"),
+        ("-m a.gguf -mm p.gguf --sleep-idle-seconds 60 --reranking", "-m a.gguf --mmproj p.gguf --idle 60s"),
+    ],
+)  # fmt: skip
+def test_lines_of_llama_server_mean_the_same_here(theirs: str, ours: str) -> None:
+    parsed = [serve_module.serve.make_context("serve", line.split()).params for line in (theirs, ours)]
+    assert parsed[0] == parsed[1]
+
+
 def test_as_many_slots_are_offered_as_llama_cpp_has_ids_for() -> None:
     assert MOST_IDS // ContextSettings().n_branches == MOST_SLOTS
 

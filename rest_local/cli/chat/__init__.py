@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     to="images",
     multiple=True,
 )
-@option("--system TEXT", "System message that the conversation starts with.")
+@option("--system TEXT", "System message that the conversation starts with.", also="-sys --system-prompt")
 @option("--session NAME", "Keep the conversation under this name, and go on with it where it exists.")
 @options.template_option
 @options.sampling_options
