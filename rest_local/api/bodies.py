@@ -20,6 +20,7 @@ import json
 import logging
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
@@ -256,6 +257,20 @@ class NamedTool(Body):
     function: NamedFunction
 
 
+class AllowedFunctions(Body):
+    """Those of the tools that may be called, or of which one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Many[NamedTool]
+
+
+class AllowedTools(Body):
+    """`tool_choice` as a part of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
@@ -265,10 +280,11 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Many[JsonObject] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 def _prompt_string(value: Any) -> Any:
@@ -387,15 +403,6 @@ class DetokenizeBody(Body):
     tokens: Many[TokenId]
 
 
-class TemplateBody(Body):
-    """POST /apply-template."""
-
-    messages: Annotated[Many[Message], Field(min_length=1)]
-    tools: Many[JsonObject] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-
-
 class SearchBody(Body):
     """POST /datastores/{name}/search."""
 
@@ -448,7 +455,11 @@ def _refuse_unsupported(value: JsonObject) -> None:
 
 
 def load(data: bytes) -> Any:
-    """A JSON value. Raises ApiError 400 for invalid JSON, NaN, numbers beyond a double, lone surrogates."""
+    """A JSON value. Raises ApiError 400 for invalid JSON, NaN, numbers beyond a double, lone surrogates.
+
+    PowerShell and .NET write a byte order mark in front, which a parser may ignore (RFC 8259).
+    """
+    data = data.removeprefix(BOM_UTF8)
     if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
         raise ApiError(400, f"the body contains more than {MAX_CONTAINERS} arrays and objects", code="invalid_json")
     try:

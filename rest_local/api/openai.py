@@ -23,7 +23,7 @@ from rest_local.api.answers import (
     prediction_counts,
     timings,
 )
-from rest_local.api.bodies import MAX_PROMPTS, ChatBody, CompletionBody, NamedTool
+from rest_local.api.bodies import MAX_PROMPTS, AllowedTools, ChatBody, CompletionBody, NamedTool
 from rest_local.api.errors import ApiError
 from rest_local.api.requests import (
     chat_grammar,
@@ -34,12 +34,23 @@ from rest_local.api.requests import (
     prompt_text,
     prompts_of,
     request_of,
+    schema_of,
     shifts_context,
     template_of,
 )
-from rest_local.chat.conversation import fixed_beginning
+from rest_local.chat.conversation import content_text, fixed_beginning
 from rest_local.chat.images import Images, take_images
-from rest_local.chat.tools import AnswerFormat, AnswerParser, CallStart, Content, Delta, Reasoning, message_of, tools_of
+from rest_local.chat.tools import (
+    AnswerFormat,
+    AnswerParser,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+    Tool,
+    message_of,
+    tools_of,
+)
 from rest_local.decoding.engine import NO_PROJECTOR_HERE
 from rest_local.decoding.request import Request
 from rest_local.errors import OptionError, PromptTooLong
@@ -53,12 +64,13 @@ if TYPE_CHECKING:
 class Chat:
     """One chat, a `Call`. `begun`: text with which the client has begun the answer; the model goes on after it.
 
-    Raises ApiError 501 if the model has no chat template.
+    As in llama-server, the text of a last message of the assistant begins the answer as well, unless the message has
+    calls or the answer is forced into a form. Raises ApiError 501 if the model has no chat template.
     """
 
     def __init__(self, context: RequestContext, body: ChatBody, *, begun: str = "") -> None:
         self.context, self._engine, self.body, self._begun = context, context.engine, body, begun
-        self._tools = tools_of(body.tools) if body.tool_choice != "none" else []
+        self._tools, self._choice = chosen_tools(body)
         self._form = AnswerFormat.of(template_of(self._engine).source, self._engine.model.vocabulary.special_token)
         self._rendered = self._opening = ""
 
@@ -66,6 +78,10 @@ class Chat:
         """Tokens of the prompt, also where it is longer than the context. Raises OptionError, TemplateFailed."""
         messages, images = self._messages()
         return len(self._tokens(self._prompt(messages, images), images)[0])
+
+    def prompt(self) -> str:
+        """The text of the prompt. Raises OptionError, TemplateFailed."""
+        return self._prompt(*self._messages())
 
     def requests(self) -> list[Request]:
         engine, body = self._engine, self.body
@@ -75,8 +91,7 @@ class Chat:
         text = self._prompt(messages, images)
         prompt, chunks = self._tokens(text, images, longest_prompt(engine, body))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
-        grammar = chat_grammar(body, self._form, self._tools, choice, text)
+        grammar = chat_grammar(body, self._form, self._tools, self._choice, text)
         kept = 0
         if shifts_context(engine, body) and body.n_keep is None:  # keep the tools and the system prompt
             kept = len(self._tokens(fixed_beginning(messages, text, self._render), images)[0])
@@ -94,18 +109,30 @@ class Chat:
         return parser
 
     def _messages(self) -> tuple[list[Any], Images]:
-        """The messages, with marks in the places of images. Raises OptionError for images without a projector."""
+        """The messages without one that begins the answer, with marks in the places of images. Raises OptionError for
+        images without a projector."""
         messages, images = take_images([message.model_dump(exclude_none=True) for message in self.body.messages])
         if images and self._engine.projector is None:
             raise OptionError(NO_PROJECTOR_HERE, images.first_place)
+        if self._continues(messages):
+            self._begun = content_text(messages.pop().get("content"), ("messages", len(messages), "content"))
         return messages, images
+
+    def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        last, body = messages[-1], self.body
+        if len(messages) == 1 or last["role"] not in ("assistant", "model") or body.continue_final_message is False:
+            return False
+        if any(last.get(name) for name in ("tool_calls", "function_call", "reasoning_content", "reasoning")):
+            return False
+        return self._choice in (None, "auto", "none") and schema_of(body) is None
 
     def _prompt(self, messages: Sequence[Mapping[str, Any]], images: Images) -> str:
         """The text of the prompt, with what the client has begun of the answer."""
         self._rendered = self._render(messages)
-        images.check_all_in(self._rendered)
         self._opening = self._form.opening(self._rendered) if self._begun else ""
-        return self._rendered + self._opening + self._begun
+        text = self._rendered + self._opening + self._begun
+        images.check_all_in(text)
+        return text
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         begins = self.body.add_generation_prompt is not False
@@ -115,6 +142,18 @@ class Chat:
         if images:
             return self._engine.image_prompt(text, images, most=most)
         return self._engine.tokenize(text, most=most, owner=self.context.owner), ()
+
+
+def chosen_tools(body: ChatBody) -> tuple[list[Tool], Any]:
+    """The tools that may be called, and OpenAI's `tool_choice` among them. Raises OptionError, ApiError 400."""
+    tools, choice = tools_of(body.tools), body.tool_choice
+    if isinstance(choice, AllowedTools):
+        allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+        if unknown := allowed - {tool.name for tool in tools}:
+            text = f"tool_choice.allowed_tools: no tool is called {min(unknown)[:80]!r}"
+            raise ApiError(400, text, code="invalid_value", param="tool_choice")
+        return [tool for tool in tools if tool.name in allowed], choice.allowed_tools.mode
+    return [] if choice == "none" else tools, choice.model_dump() if isinstance(choice, NamedTool) else choice
 
 
 class Completion:

@@ -154,7 +154,7 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
     Raises OptionError for a schema that cannot be kept and a grammar that cannot be read or compiled, ApiError 400 if
     both are given.
     """
-    schema = _schema(body)
+    schema = schema_of(body)
     if body.grammar or schema is None:
         return _own_grammar(body)
     return any_object() if schema is True or schema == {} else json_schema(schema)
@@ -166,7 +166,7 @@ def chat_grammar(body: ChatBody, form: AnswerFormat, tools: Sequence[Tool], choi
     A forced call takes precedence over a schema, and a schema over calls that the model may choose to make. Raises what
     `grammar_of` raises, and OptionError for an unknown `tool_choice`.
     """
-    schema = _schema(body)
+    schema = schema_of(body)
     forced = form.forced(tools, choice, prompt, parallel=body.parallel_tool_calls is not False)
     if forced is not None and body.grammar:
         raise ApiError(400, "give a grammar or force a call, not both", param="grammar")
@@ -181,7 +181,7 @@ def _own_grammar(body: GenerationBody) -> Grammar | None:
     return gbnf(body.grammar) if isinstance(body.grammar, str) else lark(body.grammar.value)
 
 
-def _schema(body: GenerationBody) -> Schema | None:
+def schema_of(body: GenerationBody) -> Schema | None:
     """The JSON schema that a body requests; True for any object. Raises ApiError 400 if there is a grammar as well."""
     schema: Schema | None = body.json_schema
     wanted = body.response_format

@@ -26,11 +26,10 @@ from rest_local.api.messages import CountBody, MessagesBody
 from rest_local.api.messages_answer import MessagesCall
 from rest_local.api.native import NativeCompletion
 from rest_local.api.openai import Chat, Completion
-from rest_local.api.requests import chat_text, checked_ids, prompt_text
+from rest_local.api.requests import checked_ids, prompt_text
 from rest_local.api.response_storage import KeptResponse, items_of
 from rest_local.api.responses import ResponseBody, listed
 from rest_local.api.responses_answer import ResponseCall
-from rest_local.chat.tools import tools_of
 from rest_local.errors import RestLocalError
 from rest_local.kv_cache.saved import NamedSlots
 from rest_local.llama.embedding import Embedder, Ranker
@@ -325,15 +324,9 @@ async def detokenize(request: HttpRequest) -> Response:
 
 
 async def apply_template(request: HttpRequest) -> Response:
-    body, state = await parse(request, bodies.TemplateBody), state_of(request)
-    _, engine = state.loaded()
-
-    def work() -> str:
-        add = body.add_generation_prompt is not False
-        messages = [message.model_dump(exclude_none=True) for message in body.messages]
-        return chat_text(engine, messages, tools_of(body.tools), body.chat_template_kwargs, add)
-
-    return json_response({"prompt": await state.workers.run(request, work)})
+    body = await parse(request, bodies.ChatBody)
+    chat = Chat(context_of(request, body.model), body)
+    return json_response({"prompt": await state_of(request).workers.run(request, chat.prompt)})
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -414,7 +407,7 @@ ROUTES: Routes = (
     _generating("/infill", "Fill a gap", bodies.InfillBody, NativeCompletion),
     (post("/tokenize", "Tokenize text", bodies.TokenizeBody), tokenize),
     (post("/detokenize", "Detokenize ids", bodies.DetokenizeBody), detokenize),
-    (post("/apply-template", "Render a prompt", bodies.TemplateBody), apply_template),
+    (post("/apply-template", "Render a prompt", bodies.ChatBody), apply_template),
     (get("/props", "Properties of the model and its template"), props),
     (get("/health", "Whether the model is loaded", of_server=True), health),
     (get("/metrics", "Totals for Prometheus", media="text/plain"), metrics),

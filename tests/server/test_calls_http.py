@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from live import Live, data_of
+from live import Live, data_of, prompt_of
 
 from rest_local.chat.tools import AnswerFormat
 from rest_local.grammar.constraint import Constraint
@@ -62,6 +62,58 @@ def test_each_choice_has_a_parser_of_its_own(hello: Live) -> None:
     hello.service.answer = [CALL[:10], CALL[10:]]
     choices = hello.post(PATH, BODY | {"n": 3}).json()["choices"]
     assert [len(choice["message"]["tool_calls"]) for choice in choices] == [1, 1, 1]
+
+
+ASKED = {"role": "user", "content": "hi"}
+BEGUN = {"role": "assistant", "content": "The sum"}
+OPENED = "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("path", [PATH, "/api/chat"])
+def test_a_last_message_of_the_assistant_begins_the_answer(hello: Live, path: str) -> None:
+    hello.service.answer = [" is 3."]
+    parts = [{"type": "text", "text": "The"}, {"type": "text", "text": "sum"}]
+    for begun, end in (("The sum", "The sum"), ("", ""), *([(parts, "The\nsum")] if path == PATH else [])):
+        hello.service.streams.clear()
+        body = {"model": "demo", "messages": [ASKED, {"role": "assistant", "content": begun}], "stream": False}
+        answer = hello.post(path, body).json()
+        message = answer["choices"][0]["message"] if path == PATH else answer["message"]
+        assert message["content"] == " is 3."
+        assert prompt_of(hello) == f"<|im_start|>user\nhi<|im_end|>\n{OPENED}{end}"
+    shown = hello.post("/apply-template", {"messages": [ASKED, BEGUN]}).json()["prompt"]
+    assert shown.endswith(OPENED + "The sum")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [ASKED, BEGUN], "continue_final_message": False},
+        {"messages": [ASKED, BEGUN], "response_format": {"type": "json_object"}},
+        {"messages": [ASKED, BEGUN], "tools": TOOLS, "tool_choice": "required"},
+        {"messages": [BEGUN]},
+        {"messages": [ASKED, BEGUN | {"reasoning_content": "I add."}]},
+        {"messages": [ASKED, BEGUN | {"tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}]},
+    ],
+)
+def test_where_the_answer_cannot_go_on_the_message_stays_one(hello: Live, body: dict[str, Any]) -> None:
+    hello.post(PATH, body)
+    assert prompt_of(hello).endswith("<|im_end|>\n" + OPENED)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_offered(hello: Live, mode: str) -> None:
+    other = {"type": "function", "function": {"name": "subtract", "parameters": PARAMETERS}}
+    function = {"type": "function", "function": {"name": "add"}}
+    chosen = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [function]}}
+    hello.service.answer = [CALL]
+    body = BODY | {"tools": [*TOOLS, other], "tool_choice": chosen}
+    assert hello.post(PATH, body).json()["choices"][0]["finish_reason"] == "tool_calls"
+    assert "add" in prompt_of(hello)
+    assert "subtract" not in prompt_of(hello)
+    assert (hello.service.stream().request.sampling.grammar is not None) == (mode == "required")
+    refused = hello.post(PATH, BODY | {"tools": [other], "tool_choice": chosen})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+    assert "'add'" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

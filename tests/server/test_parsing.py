@@ -154,6 +154,12 @@ def test_any_bytes_are_a_body_or_refused(data: bytes) -> None:
     assert caught.value.status == 400
 
 
+def test_a_byte_order_mark_in_front_is_ignored() -> None:
+    """PowerShell and .NET write one."""
+    body = b'\xef\xbb\xbf{"messages": [{"role": "user", "content": "hi"}]}'
+    assert check(body, ChatBody).messages[0].content == "hi"
+
+
 def test_an_error_names_the_field_and_not_its_value() -> None:
     with pytest.raises(ApiError) as caught:
         check(b'{"messages": [{"role": "user", "content": "hi"}], "temperature": "my secret"}', ChatBody)
