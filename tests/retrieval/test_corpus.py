@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repository import Repository
 
 from rest_local.errors import printable
 from rest_local.retrieval import Skipped, tokenize_documents, walk
@@ -142,6 +143,41 @@ def test_a_tracked_directory_that_has_become_a_link_is_not_followed(repository, 
     skipped = Skipped()
     assert set(found(repository, skipped=skipped)) == {"a.py"}
     assert skipped.counts["link"] >= 1
+
+
+@pytest.fixture
+def outer(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With two submodules, one of them not initialised, and repositories that git does not track."""
+    library = Repository(tmp_path_factory.mktemp("library") / "repository")
+    library.commit("all", {"s.py": "s", ".gitignore": "*.log.py\n", "deep/t.py": "t"})
+    for module in ("vendor.js", "missing"):
+        add = ("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library.path), module)
+        subprocess.run(["git", "-C", str(repository), *add], check=True)
+    subprocess.run(["git", "-C", str(repository), "submodule", "--quiet", "deinit", "-f", "missing"], check=True)
+    Repository(repository / "nested").commit("all", {"n.py": "n"})
+    Repository(repository / "vendor.js" / "deep" / "inner").commit("all", {"i.py": "i"})
+    Repository(repository / "ignored" / "other").commit("all", {"o.py": "o"})
+    return files(repository, {"vendor.js/x.log.py": "x", "vendor.js/new.py": "u"})
+
+
+INSIDE = {"vendor.js/s.py", "vendor.js/deep/t.py", "vendor.js/new.py"}
+
+
+def test_submodules_are_taken_by_their_own_rules(outer: Path) -> None:
+    skipped = Skipped()
+    assert set(found(outer, skipped=skipped)) == {"a.py", "kept/d.py", *INSIDE}
+    assert dict(skipped.counts) == {
+        "hidden": 4, "another repository": 2, "submodule that is not initialised": 1,
+    }  # fmt: skip
+    assert set(found(outer, include=["vendor.js/**/*.py"])) == INSIDE
+
+
+def test_names_in_submodules_are_found_without_a_walk(outer: Path) -> None:
+    """As an update after a change asks for them."""
+    asked = [*INSIDE, "a.py", "vendor.js/x.log.py", "nested/n.py", "ignored/other/o.py", "vendor.js/gone.py"]
+    only = [str(outer.resolve() / name) for name in asked]
+    taken = {os.path.relpath(each.name, outer.resolve()) for each in corpus.walk_files([outer], only=only)}
+    assert taken == {"a.py", *INSIDE}
 
 
 def test_no_program_of_the_repository_is_run(repository):

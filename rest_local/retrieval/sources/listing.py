@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import os
 import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -77,12 +77,15 @@ def git_environment() -> dict[str, str]:
 
 def git_files(root: Path, only: Sequence[str] | None = None) -> Iterator[str] | None:
     """The files below `root` that git tracks or would track, sorted, each name once. Names are relative to `root`, with
-    slashes. Returns None outside a work tree, in an ignored directory, and without git.
+    slashes. A submodule is one name, and another repository inside one with a slash at its end. Returns None outside a
+    work tree, in an ignored directory, and without git.
 
     The names go through temporary files, so that memory does not depend on their number. only: sorted names, to ask
-    about these alone; git reads its index, but of the folders only those of the names.
+    about these alone; git reads its index, but of the folders only those of the names. In place of a name in a
+    repository inside it is asked about that repository.
     """
     undo, listed = contextlib.ExitStack(), []
+    asked = None if only is None else sorted({_repository_of(root, name) or name for name in only})
     with undo, contextlib.suppress(OSError, RestLocalError):
         inside = run_git(root, "rev-parse", "--is-inside-work-tree")
         ignored = inside.stdout.strip() != b"true" or run_git(root, "check-ignore", "-q", ".").returncode == 0
@@ -90,15 +93,23 @@ def git_files(root: Path, only: Sequence[str] | None = None) -> Iterator[str] | 
             return None
         for arguments in (("--cached",), ("--others", "--exclude-standard")):
             listed.append(undo.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
-            for names in [[]] if only is None else grouped(only, len, _MOST_ARGUMENTS):
+            for names in [[]] if asked is None else grouped(asked, len, _MOST_ARGUMENTS):
                 command = ("--literal-pathspecs", "ls-files", "-z", *arguments, "--", *names)
                 if run_git(root, *command, output=listed[-1]).returncode != 0:
                     return None
         undo.pop_all()  # from here on `_split` closes the files
         # the index has several entries for a file with a merge conflict
-        merged = (name for name, _ in groupby(heapq.merge(*map(_split, listed))))
-        return merged if only is None else filter(set(only).__contains__, merged)
+        merged = (name for name, _ in itertools.groupby(heapq.merge(*map(_split, listed))))
+        wanted = frozenset(asked or ())
+        return merged if asked is None else (name for name in merged if name.rstrip("/") in wanted)
     return None
+
+
+def _repository_of(root: Path, name: str) -> str:
+    """The outermost repository below `root` that a name is in, or ""."""
+    *folders, _ = name.split("/")
+    inner = itertools.accumulate(folders, "{}/{}".format)
+    return next((folder for folder in inner if os.path.lexists(root / folder / ".git")), "")
 
 
 def _split(file: IO[bytes]) -> Iterator[str]:
@@ -156,9 +167,22 @@ _MAX_RULES = 1 << 20  # bytes of a .gitignore that are read
 
 
 def candidates(root: Path, skipped: Skipped, only: Collection[str] | None = None) -> Iterator[str]:
-    """Paths of files below a directory that are neither hidden nor ignored. only: no other paths than these, which are
-    absolute; then the directory is not walked. Some paths may be of directories or no longer exist.
+    """Paths of files below a directory that are neither hidden nor ignored, those of submodules as well. only: no other
+    paths than these, which are absolute; then the directory is not walked. Some may be of directories, or be gone.
     """
+    stack = [_listed(root, skipped, only)]  # a submodule has an index and rules of its own
+    while stack:
+        path = next(stack[-1], None)
+        if path is None:
+            stack.pop()
+        elif path.endswith("/"):
+            stack.append(_listed(Path(path), skipped, only))
+        else:
+            yield path
+
+
+def _listed(root: Path, skipped: Skipped, only: Collection[str] | None) -> Iterator[str]:
+    """As `candidates`, with the path of a submodule, and a slash after it, in place of its files."""
     below = os.path.join(root, "")
     names = None if only is None else sorted({path[len(below) :] for path in only if path.startswith(below)})
     listed = git_files(root, names)
@@ -187,7 +211,15 @@ def _unhidden(root: str, listed: Iterator[str], skipped: Skipped) -> Iterator[st
         elif chain and not chain[-1][1]:
             skipped.add("link")
         else:
-            yield os.path.join(root, relative)
+            path = os.path.join(root, relative)
+            if relative.endswith("/"):
+                skipped.add("another repository", path)
+            elif not os.path.isdir(path) or os.path.islink(path):
+                yield path
+            elif os.path.lexists(os.path.join(path, ".git")):
+                yield path + "/"
+            else:
+                skipped.add("submodule that is not initialised", path)
 
 
 _Ignores = tuple["_Ignores", str, GitIgnoreSpec] | None
