@@ -386,7 +386,7 @@ class Answer(Generic[BodyT]):
             "cached_tokens": usage.cached,
             "completion_tokens": usage.completion,
             "finish": [result.finish_reason for result in self.results],
-        }
+        } | ({"loop": loops} if any(loops := [result.loop for result in self.results]) else {})
 
 
 def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:

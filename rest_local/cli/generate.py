@@ -10,7 +10,7 @@ import click
 
 from rest_local.cli import inputs, opening, options
 from rest_local.cli.sections import SectionedCommand, option, rare_option
-from rest_local.cli.terminal import json_option, line_of, say, write_text
+from rest_local.cli.terminal import REPEATS, json_option, line_of, say, write_text
 from rest_local.decoding.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -87,5 +87,7 @@ def _finish(engine: Engine, result: Result, printed: int, quiet: bool, as_json: 
         click.echo(result.to_json())
         return
     write_text(result.text[printed:] + "\n" * (not result.text.endswith("\n")))
+    if result.loop:
+        say(f"rest-local: {REPEATS}")
     if result.tokens and not quiet and sys.stderr.isatty():
         say(line_of(engine, result))

@@ -268,6 +268,9 @@ NAMES = {
 }
 
 
+REPEATS = "the answer repeats itself"
+
+
 def line_of(engine: Engine, result: Result) -> str:
     return statistics_line(result, [store.path.name for store in engine.datastores])
 

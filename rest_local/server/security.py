@@ -254,6 +254,7 @@ class TerminalLines(logging.Formatter):
         if fields.get("event") == "request":
             text = "{method} {path}: {status}, {milliseconds:.0f} ms".format_map(fields)
             text += f", {fields['completion_tokens']} tokens" if "completion_tokens" in fields else ""
+            text += ", repeats itself" if fields.get("loop") else ""
         else:
             text = " ".join(map(str, fields.values()))
         when = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")

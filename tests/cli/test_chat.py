@@ -84,6 +84,17 @@ def test_an_interrupt_prints_and_keeps_what_came_and_is_130(chat_engine: Install
     assert (tmp_path / "data" / "sessions" / "work.cells").exists()
 
 
+LOOP = [FakePiece("la ", (5, 6), ("target", "target"))] * 200
+
+
+def test_an_answer_that_repeats_itself_says_so_once_and_goes_on(fake_engine: Install, call: Call) -> None:
+    fake_engine(LOOP).model.chat_template = "fake"
+    done = call("chat", "-m", "m.gguf", "sing")
+    assert (done.code, done.out, done.err) == (0, "la " * 200 + "\n", "[the answer repeats itself; Ctrl-C stops it]\n")
+    fake_engine(LOOP[:60]).model.chat_template = "fake"
+    assert call("chat", "-m", "m.gguf", "sing").err == ""
+
+
 def test_an_empty_answer_says_so(chat_engine: Install, call: Call) -> None:
     chat_engine([])
     done = call(*GIVEN, "hi")

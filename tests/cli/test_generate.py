@@ -84,6 +84,12 @@ def test_sampling_options_reach_the_engine(fake_engine: Install, call: Call, tmp
     ]  # fmt: skip
 
 
+def test_an_answer_that_repeats_itself_says_so(fake_engine: Install, call: Call) -> None:
+    fake_engine([FakePiece("la ", (5, 6), ("target", "target"))] * 200)
+    done = call("generate", "sing")
+    assert (done.out, done.err) == ("la " * 200 + "\n", "rest-local: the answer repeats itself\n")
+
+
 def test_names_that_people_type_are_understood(fake_engine: Install, call: Call, tmp_path: Path) -> None:
     engine = fake_engine()
     engine.model.chat_template = "fake"

@@ -1,5 +1,6 @@
 """Tokens to text: stop strings across tokens, held-back text, what the result says."""
 
+import random
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from rest_local.decoding.results import Statistics, Step
 from rest_local.decoding.scheduler import shifted
-from rest_local.decoding.stream import Answer, StopFinder
+from rest_local.decoding.stream import LONGEST_LOOP, LOOP_REPEATS, LOOP_TOKENS, Answer, Result, StopFinder, loop_of
 
 LETTERS: Any = SimpleNamespace(feed=chr, finish=lambda: "")  # every token is the number of a letter
 
@@ -90,3 +91,25 @@ def test_token_by_token_and_at_once_are_the_same(n_ctx: int, keep: int, more: in
             grown = shifted(grown, keep, n_ctx)
     at_once = shifted(text, keep, n_ctx)
     assert grown == at_once or len(grown) == n_ctx  # the next token would have it cut as well
+
+
+def test_a_loop_is_seen_after_some_rounds_and_only_at_the_end() -> None:
+    """Against a naive search, for all lengths of a text that ends in repetitions."""
+
+    def naive(tokens: list[int]) -> int:
+        for period in range(1, LONGEST_LOOP + 1):
+            needed = max(LOOP_TOKENS, LOOP_REPEATS * period)
+            tail = tokens[-needed:]
+            if len(tokens) >= needed and tail == (tail[-period:] * needed)[-needed:]:
+                return period
+        return 0
+
+    generator = random.Random(1)
+    for period in (1, 2, 7, 32, 33, 100, 256, 257):
+        one = [generator.randrange(50) for _ in range(period)]
+        text = [generator.randrange(50) for _ in range(30)] + one * (1400 // period)
+        found = [loop_of(text[:length]) for length in range(0, len(text), 13)]
+        assert found == [naive(text[:length]) for length in range(0, len(text), 13)]
+        assert bool(any(found)) == (period <= LONGEST_LOOP)
+        assert loop_of([*text, 77]) == 0
+    assert Result(tokens=[5, 6] * 64).loop == 2

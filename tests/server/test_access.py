@@ -54,6 +54,15 @@ def test_a_request_is_one_line_without_what_was_said(scripted: Scripted, log: io
     assert (good["path"], good["client"]) == ("/v1/chat/completions", "127.0.0.1"), "not what a proxy claims"
     assert good["completion_tokens"] > 0
     assert good["finish"] == ["stop"]
+    assert "loop" not in good
+
+
+def test_an_answer_that_repeats_itself_is_said_to_be_one(scripted: Scripted, log: io.StringIO) -> None:
+    live = scripted(answer=("la la",) * 100)
+    live.post("/v1/completions", {"prompt": "x"})
+    live.stop()
+    (line,) = [line for line in lines(log) if line.get("event") == "request"]
+    assert line["loop"][0] > 0
 
 
 def test_a_client_cannot_write_lines_of_its_own(scripted: Scripted, log: io.StringIO) -> None:
@@ -83,6 +92,7 @@ def test_at_a_terminal_lines_are_short_and_escaped() -> None:
     asked = {"event": "request", "method": "POST", "path": "/v1/\x1b[2J\n12:00:00", "status": 200, "milliseconds": 39.6}
     assert re.fullmatch(r"\d\d:\d\d:\d\d POST /v1/\\x1b\[2J\\n12:00:00: 200, 40 ms", line("", asked))
     assert line("", asked | {"completion_tokens": 7}).endswith("40 ms, 7 tokens")
+    assert line("", asked | {"completion_tokens": 7, "loop": [2]}).endswith("40 ms, 7 tokens, repeats itself")
     assert line("", {"event": "loaded", "model": "a"})[8:] == " loaded a"
     assert line("a warning\r")[8:] == r" a warning\r"
     assert line("failed", error=KeyError("\x1b")).splitlines()[1].endswith(r"KeyError: '\\x1b'")

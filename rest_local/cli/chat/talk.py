@@ -20,7 +20,7 @@ from rest_local.cli import interrupt
 from rest_local.cli.chat.conversation import Conversation, NamedSession, text_of
 from rest_local.cli.chat.display import Display, DraftsDisplay, MarkdownDisplay, Plain
 from rest_local.cli.chat.prompt import is_dumb, quiet_keyboard
-from rest_local.cli.terminal import counted, fitted, line_of
+from rest_local.cli.terminal import REPEATS, counted, fitted, line_of
 from rest_local.errors import OptionError
 from rest_local.llama.options import MAX_SEED, Sampling
 from rest_local.stop import Closing
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rest_local.retrieval.datastore import Datastore
 
 UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context is full
+LOOK_EVERY = 32  # tokens, for a loop
 ANOTHER = 0.8  # temperature of `/regen` where answers are greedy
 
 
@@ -248,10 +249,15 @@ class Talk(Closing):
 def _show(stream: ChatStream, display: Display) -> bool:
     """Show an answer while it comes, to its end or to Ctrl-C; whether it was stopped."""
     parser, fed, stopped = stream.parser(), 0, False
+    looked_at = 0  # tokens, when a loop was looked for; -1 once one was found
     try:
         for piece in stream:
             fed += len(piece.text)
             display.show(piece, parser.feed(piece.text))
+            if 0 <= looked_at <= len(stream.result.tokens) - LOOK_EVERY:
+                looked_at = -1 if stream.result.loop else len(stream.result.tokens)
+                if looked_at < 0:
+                    note("\n" * sys.stdout.isatty() + f"[{REPEATS}; Ctrl-C stops it]")
     except KeyboardInterrupt:
         interrupt.reset()
         stopped = True
