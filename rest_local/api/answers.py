@@ -179,7 +179,7 @@ class Choice:
         return self._release(part, *self._groups)
 
     def finish(self, *, cut: bool) -> Part:
-        """What was held back. `cut`: a limit has ended the answer."""
+        """What was held back. `cut`: it was not the model that ended the answer."""
         part = Part()
         for each in self._ending:
             part.text = each.feed(part.text) + each.finish()
@@ -352,7 +352,7 @@ class Answer(Generic[BodyT]):
         if pieces is not None:
             return choice.feed(pieces)
         self.remaining -= 1
-        return choice.finish(cut=self.finish_reason(number) == "length")
+        return choice.finish(cut=choice.ended or self.results[number].cut)
 
     def events(self, number: int, pieces: Sequence[Piece] | None, timings: Timings | None) -> list[bytes]:
         """The events of these pieces, and of the end for None. `timings`: so far, if they are sent.

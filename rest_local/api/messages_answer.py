@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -73,15 +74,28 @@ class Blocks:
         self._open, block = False, self.content[-1]
         stop: Event = {"type": "content_block_stop", "index": len(self.content) - 1}
         if block["type"] == "tool_use":
-            try:  # of a call that a limit cut off the arguments that are complete; none of what is not JSON
-                given = from_json(self._arguments or "{}", allow_partial=True)
-            except ValueError:
-                given = None
-            block["input"] = given if isinstance(given, dict) else {}
+            block["input"] = _complete_arguments(self._arguments or "{}")
         if block["type"] == "thinking":
             block["signature"] = SIGNATURE
             return [self._grown("signature_delta", "signature", SIGNATURE), stop]
         return [stop]
+
+
+_SCALAR = re.compile(r"[-+.\w]*\s*\Z")
+
+
+def _complete_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call; those that are complete, if it was cut off. None of what is not JSON.
+
+    The last digit of a number may be missing, so a number is complete only if something follows it.
+    """
+    for read in (text, _SCALAR.sub("", text)):
+        try:
+            found = from_json(read, allow_partial=read is not text)
+        except ValueError:
+            continue
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 PING_SECONDS = 10.0
@@ -175,7 +189,7 @@ class MessagesAnswer(Answer[ChatBody]):
             return {"stop_reason": "model_context_window_exceeded" if cut else "max_tokens", "stop_sequence": None}
         if result.stopping_word:
             return {"stop_reason": "stop_sequence", "stop_sequence": result.stopping_word}
-        return {"stop_reason": "tool_use" if self._parser.calls else "end_turn", "stop_sequence": None}
+        return {"stop_reason": "tool_use" if self._parser.called else "end_turn", "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
         """Counts at the end. To other machines the whole prompt counts as new: what was cached, others have sent."""

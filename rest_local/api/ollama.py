@@ -9,8 +9,7 @@ Its bodies become those of the server's own calls, so that an answer is the same
   the first one of its name that has no result yet, else the first one.
 - An answer is a stream of JSON lines, or one object. Each line is sent by itself, because some clients read each part
   of the body that arrives as one line.
-- A call is sent when it is complete, with its arguments as an object. One that a limit cuts off is left out; the last
-  line then says `length`.
+- A call is sent when it is complete, with its arguments as an object. One that is cut off is left out.
 - Durations are nanoseconds. `prompt_eval_count` is the whole prompt, also what was in memory. Where steps are hidden,
   the time of the prompt is left out and the other times are rounded, as in llama-server's `timings`.
 """
@@ -343,7 +342,7 @@ class Calls:
             return []
         try:
             arguments = json.loads(text or "{}")
-        except ValueError:  # cut off by a limit
+        except ValueError:  # the model made a mistake
             return []
         known = arguments if isinstance(arguments, dict) else {"arguments": arguments}
         return [{"function": {"index": begun[0], "name": begun[1], "arguments": known}}]
@@ -430,7 +429,7 @@ class OllamaAnswer(Answer[GenerationBody]):
         return [line(self._head() | fields | {"done": False}) for fields in lines]
 
     def complete(self, number: int) -> list[bytes]:
-        calls = self._calls.finish()
+        calls = self._finished()
         lines = [line(self._head() | self._said(calls=calls) | {"done": False})] if calls else []
         return [*lines, line(self._head() | self._said() | self._closing())]
 
@@ -438,12 +437,17 @@ class OllamaAnswer(Answer[GenerationBody]):
         deltas = self._deltas(self.choices[0])
         content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
         thinking = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
-        calls = [call for delta in deltas for call in self._calls.feed(delta)] + self._calls.finish()
+        calls = [call for delta in deltas for call in self._calls.feed(delta)] + self._finished()
         logprobs = self._logprobs(self.choices[0]) if self.choices[0].logprobs else {}
         return self._head() | self._said(content, thinking, calls) | logprobs | self._closing()
 
     def error_event(self, error: ApiError) -> bytes:
         return line(ollama_shape(error))
+
+    def _finished(self) -> list[dict[str, Any]]:
+        """The last call, unless it was cut off."""
+        parser = self.choices[0].parser
+        return [] if parser is None or parser.unfinished else self._calls.finish()
 
     def _deltas(self, part: Part | Choice) -> Sequence[Delta]:
         """Without a template, all of the text is content."""

@@ -104,7 +104,8 @@ class Chat:
         return ChatAnswer(self.context, self.body, answered, [self.parser() for _ in answered])
 
     def parser(self) -> AnswerParser:
-        parser = self._form.parser(self._tools, self._rendered)
+        forced = self._choice not in (None, "auto", "none")
+        parser = self._form.parser(self._tools, self._rendered, forced=forced)
         parser.feed(self._opening)
         return parser
 
@@ -298,7 +299,7 @@ class ChatAnswer(OpenAIAnswer[ChatBody]):
 
     def _finish_reason(self, number: int) -> str:
         reason, parser = self.finish_reason(number), self.choices[number].parser
-        return "tool_calls" if reason == "stop" and parser and parser.calls else reason
+        return "tool_calls" if reason == "stop" and parser and parser.called else reason
 
 
 def _delta(delta: Delta) -> dict[str, Any]:

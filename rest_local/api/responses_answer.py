@@ -231,7 +231,8 @@ class ResponseAnswer(Answer[ChatBody]):
     """One response, which is kept for later requests."""
 
     def __init__(self, call: ResponseCall, answered: Sequence[HasResult]) -> None:
-        super().__init__(call.context, call.turn.chat, answered, [call.chat.parser()])
+        self._parser = call.chat.parser()
+        super().__init__(call.context, call.turn.chat, answered, [self._parser])
         self._turn, self._keep = call.turn, call.storage.keep
         self._writer = Writer(call.turn.id, call.turn.toolbox, sealed=call.turn.body.includes_reasoning)
 
@@ -251,7 +252,7 @@ class ResponseAnswer(Answer[ChatBody]):
         return named_events(events)
 
     def complete(self, number: int) -> list[bytes]:
-        return named_events(self._writer.close(cut=self.finish_reason(0) == "length"))
+        return named_events(self._writer.close(cut=self._cut))
 
     def end(self) -> list[bytes]:
         response = self._final()
@@ -260,8 +261,13 @@ class ResponseAnswer(Answer[ChatBody]):
 
     def whole(self) -> dict[str, Any]:
         self._writer.add(self.choices[0].deltas, self._logprobs(self.choices[0].logprobs))
-        self._writer.close(cut=self.finish_reason(0) == "length")
+        self._writer.close(cut=self._cut)
         return self._final()
+
+    @property
+    def _cut(self) -> bool:
+        """Whether the last item is incomplete."""
+        return self.finish_reason(0) == "length" or self._parser.unfinished
 
     def error_event(self, error: ApiError) -> bytes:
         """`error` and `response.failed`."""

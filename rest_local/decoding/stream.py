@@ -81,6 +81,11 @@ class Result:
     truncated: bool = False  # a context shift dropped some of the text before
 
     @property
+    def cut(self) -> bool:
+        """Whether something other than the model ended it: a limit, a stop string, a cancellation, an error."""
+        return self.finish_reason != "stop" or bool(self.stopping_word)
+
+    @property
     def speedup(self) -> float | None:
         """How many times as fast as plain decoding the answer came; None where that is not known
         (`Statistics.plain_step_ms`), of a short answer, and where nothing was drafted.

@@ -75,7 +75,7 @@ class Chat:
     def message(self, result: Result) -> dict[str, Any]:
         """The answer as a message: `content`, and `reasoning_content` and `tool_calls` where there are any."""
         parser = self.parser()
-        return message_of([*parser.feed(result.text), *parser.finish(cut=result.finish_reason == "length")])
+        return message_of([*parser.feed(result.text), *parser.finish(cut=result.cut)])
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         return self._template.render(

@@ -164,3 +164,44 @@ def test_half_a_call_at_a_limit_is_not_text(quiet: Live, reason: str) -> None:
     assert len(choice["message"]["tool_calls"]) == 1
     assert choice["message"]["content"] == (None if reason == "length" else '\n<tool_call>\n{"name": "ad')
     assert choice["finish_reason"] == ("length" if reason == "length" else "tool_calls")
+
+
+STOPPED = CALL.partition("1}")[0]
+"""A call that a stop string has ended in its arguments."""
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_call_that_is_cut_off_in_its_arguments_is_not_to_be_run(quiet: Live, reason: str) -> None:
+    """In no protocol: its arguments cannot be read, or are others than the model would have written."""
+    functions = [{"type": "function", **TOOLS[0]["function"]}]
+    anthropic = [{"name": "add", "input_schema": PARAMETERS}]
+    more: dict[str, dict[str, Any]] = {
+        PATH: BODY,
+        "/v1/messages": {"messages": BODY["messages"], "max_tokens": 99, "tools": anthropic},
+        "/v1/responses": {"input": "hi", "tools": functions},
+        "/api/chat": BODY | {"model": "demo", "stream": False},
+    }
+    answers = {}
+    for path, body in more.items():
+        quiet.service.streams.clear()
+        asked = quiet.later(path, body)
+        stream = quiet.service.stream()
+        stream.give(STOPPED)
+        stream.end(reason, word="1" if reason == "stop" else "")
+        answers[path] = asked.result(30).json()
+    assert answers[PATH]["choices"][0]["finish_reason"] == reason
+    assert answers["/v1/messages"]["stop_reason"] == ("max_tokens" if reason == "length" else "stop_sequence")
+    assert answers["/v1/messages"]["content"][0]["input"] == {}
+    assert answers["/v1/responses"]["output"][0]["status"] == "incomplete"
+    assert "tool_calls" not in answers["/api/chat"]["message"]
+
+
+@pytest.mark.parametrize("end", range(1, len('<tool_call>\n{"name": "add", "arguments": '), 4))
+def test_a_forced_call_that_is_cut_off_before_its_arguments_is_nothing(quiet: Live, end: int) -> None:
+    asked = quiet.later(PATH, BODY | {"tool_choice": "required"})
+    stream = quiet.service.stream()
+    stream.give(CALL[:end])
+    stream.end("length")
+    (choice,) = asked.result(30).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    assert "tool_calls" not in choice["message"]

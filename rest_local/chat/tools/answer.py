@@ -8,7 +8,7 @@
 
 Contract:
 
-- Nothing of an answer is lost, except a call that a limit cuts off before its arguments begin.
+- Nothing of an answer is lost, except a call that is cut off before its arguments begin.
 - What is not a call in the model's format is text, to the character.
 - A call that is cut off after its arguments began stays incomplete.
 - The deltas, joined, do not depend on where the text was cut.
@@ -18,6 +18,7 @@ Contract:
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +27,7 @@ from typing import Any
 
 from rest_local.chat.tools.format import Tool, ToolFormat
 from rest_local.chat.tools.json_formats import CALL, DEEPSEEK, HERMES, LISTED, LLAMA3, MISTRAL, MISTRAL_LIST
-from rest_local.chat.tools.source import Content, Delta, Malformed, Source, Wait, joined
+from rest_local.chat.tools.source import CallArguments, CallStart, Content, Delta, Malformed, Source, Wait, joined
 from rest_local.chat.tools.text_formats import FINAL, GEMMA, HARMONY, PYTHONIC, QWEN, final
 from rest_local.errors import OptionError
 from rest_local.grammar import Grammar
@@ -110,14 +111,18 @@ class AnswerFormat:
     def of(template: str, special: Special = no_special) -> AnswerFormat:
         return AnswerFormat(template, format_of(template), special)
 
-    def parser(self, tools: Sequence[Tool], prompt: str, *, new_id: Callable[[], str] | None = None) -> AnswerParser:
+    def parser(
+        self, tools: Sequence[Tool], prompt: str, *, forced: bool = False, new_id: Callable[[], str] | None = None
+    ) -> AnswerParser:
         """The parser of one answer.
 
         tools    empty where no tools are offered or none may be called: then markers of calls are text
         prompt   as rendered; its end tells whether the answer begins inside reasoning
+        forced   the answer is a call (`forced`)
         """
         offered = {tool.name: dict(tool.parameters) for tool in tools}
-        return AnswerParser(self.format, offered, ReasoningTags.of(self.template, prompt), new_id or self._new_id)
+        tags = ReasoningTags.of(self.template, prompt)
+        return AnswerParser(self.format, offered, tags, new_id or self._new_id, forced)
 
     def opening(self, prompt: str) -> str:
         """What has to stand between a rendered prompt and text that begins the answer: the end of reasoning that the
@@ -176,21 +181,44 @@ def _chosen(tools: Sequence[Tool], choice: Any) -> Sequence[Tool]:
     return chosen[:1]
 
 
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # of JSON, also one without its end
+
+
 class AnswerParser:
     """One answer: `feed` the text as it arrives, then `finish`."""
 
     def __init__(
-        self, form: ToolFormat, tools: dict[str, dict[str, object]], tags: ReasoningTags, new_id: Callable[[], str]
+        self,
+        form: ToolFormat,
+        tools: dict[str, dict[str, object]],
+        tags: ReasoningTags,
+        new_id: Callable[[], str],
+        forced: bool,
     ) -> None:
         self._format = form
         self._tags = tags
+        self._forced = forced
         self._source = Source(tools, new_id)
+        self._arguments: list[str] = []  # of the last call
         self._reading = self._read()
 
     @property
     def calls(self) -> int:
-        """Number of calls so far; with at least one, `finish_reason` is `tool_calls`."""
+        """Number of calls so far."""
         return self._source.calls
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the answer has ended inside the arguments of its last call."""
+        text = "".join(self._arguments)
+        outside = _STRING.sub("", text)
+        is_open = outside.count("{") + outside.count("[") > outside.count("}") + outside.count("]")
+        return self.calls > 0 and (is_open or (self._source.cut and not text))
+
+    @property
+    def called(self) -> bool:
+        """Whether the client has to run calls: `finish_reason` is `tool_calls`."""
+        return self.calls > 0 and not self.unfinished
 
     def feed(self, text: str) -> list[Delta]:
         """Deltas that no later text can change."""
@@ -200,18 +228,23 @@ class AnswerParser:
     def finish(self, *, cut: bool = False) -> list[Delta]:
         """The text that was held back, at the end of the answer.
 
-        `cut`: a limit ended the answer. After a call, the text held back is then the beginning of another call, and is
-        dropped: a client would show it as text next to the calls.
+        `cut`: it was not the model that ended the answer. After a call, and where a call is forced, the text held back
+        is then the beginning of a call, and is dropped: a client would show it as text.
         """
-        called = self._source.calls > 0
-        self._source.final = True
+        only_calls = cut and (self._forced or self.calls > 0)
+        self._source.final, self._source.cut = True, cut
         deltas = self._advance()
-        return [delta for delta in deltas if not isinstance(delta, Content)] if cut and called else deltas
+        return [delta for delta in deltas if not isinstance(delta, Content)] if only_calls else deltas
 
     def _advance(self) -> list[Delta]:
         next(self._reading, None)
-        out, self._source.out = self._source.out, []
-        return joined(out)
+        out, self._source.out = joined(self._source.out), []
+        for delta in out:
+            if isinstance(delta, CallStart):
+                self._arguments = []
+            elif isinstance(delta, CallArguments):
+                self._arguments.append(delta.text)
+        return out
 
     def _read(self) -> Wait[None]:
         source, form = self._source, self._format
@@ -242,7 +275,8 @@ class AnswerParser:
         source.begin()
         with suppress(Malformed):  # not a call, or a broken one: what follows is read as text
             yield from self._format.readers[opening](source)
-        source.rewind()
+        if source.rewind() and source.cut:
+            return False  # the beginning of a call
         if source.calls == before:
             source.content(space + opening)
         return True

@@ -113,6 +113,7 @@ class Source:
     def __init__(self, tools: dict[str, dict[str, object]], new_id: Callable[[], str]) -> None:
         self.tools = tools
         self.final = False
+        self.cut = False  # it was not the model that ended the text
         self.out: list[Delta] = []
         self.calls = 0
         self._new_id = new_id

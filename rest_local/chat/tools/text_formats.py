@@ -61,7 +61,7 @@ def function_opened(source: Source) -> Wait[None]:
 
 
 def function_call(source: Source) -> Wait[None]:
-    """What follows `<function=`. If the text ends inside a parameter, the arguments stay incomplete JSON."""
+    """What follows `<function=`. Where the text is cut off before its end, the arguments stay incomplete JSON."""
     name = yield from source.name()
     yield from source.need(">")
     source.start(name)
@@ -69,11 +69,17 @@ def function_call(source: Source) -> Wait[None]:
     while True:
         yield from source.space()
         tag = yield from source.starts("<parameter=", "</function>")
+        if not tag and source.cut:
+            source.arguments("{" if between == "{" else "")
+            return
         if tag != "<parameter=":
             source.arguments("}" if between == ", " else "{}")
             return
         key = yield from source.matching(_PARAMETER)
         if not (yield from source.starts(">")):
+            if source.cut:
+                source.arguments("{" if between == "{" else "")
+                return
             source.arguments("}" if between == ", " else "{}")
             source.content(tag + key)
             return
@@ -430,8 +436,10 @@ def _messages(source: Source) -> Wait[None]:
             source.start(recipient[1])
             emit = source.arguments
             yield from source.space()
-            if (yield from source.peek()) == "{":  # a string inside may contain markers
-                yield from source.value(emit)
+            # A string inside may contain markers.
+            if (yield from source.peek()) == "{" and (yield from source.value(emit)):
+                yield from source.space()
+                emit = source.content
         elif channel and channel[1] == "analysis":
             emit = source.reasoning
         end = yield from source.until(_MESSAGE_ENDS, emit)
@@ -452,6 +460,9 @@ def _header(source: Source) -> Wait[str | None]:
                 source.end()
                 return "".join(header)
             character = yield from source.peek()
+            if not character and source.cut:
+                source.end()
+                return ""
             if not character:
                 break
             header.append((yield from source.matching(re.compile(r"<?[^<]*"), _LONGEST_HEADER)))

@@ -264,7 +264,7 @@ def _show(stream: ChatStream, display: Display) -> bool:
         stream.cancel()
     finally:  # what came before an error is shown as well
         result = stream.result
-        display.finish([*parser.feed(result.text[fed:]), *parser.finish(cut=result.finish_reason == "length")])
+        display.finish([*parser.feed(result.text[fed:]), *parser.finish(cut=result.cut)])
     return stopped
 
 

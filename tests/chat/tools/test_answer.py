@@ -80,18 +80,30 @@ def test_written_calls_are_read_back(name: str) -> None:
         assert len({delta.id for delta in deltas if isinstance(delta, CallStart)}) == len(calls)
 
 
+@pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_call_cut_off_by_a_limit_leaves_no_text_next_to_the_calls(name: str) -> None:
-    """Wherever it is cut. Before the first call, and where the model ended by itself, all text is kept."""
-    whole = written(name, CALLS)
+def test_a_call_that_is_cut_off_is_neither_text_nor_a_call_to_run(name: str, forced: bool) -> None:
+    """Wherever it is cut. What can be the beginning of a text is kept where the model was free to write one."""
+    form, whole = AnswerFormat.of(SIGNS[name]), written(name, CALLS)
+    begins = (*form.format.readers, *(["<|channel|>"] if form.format.whole else []))
     for end in range(1, len(whole)):
-        parser = AnswerFormat.of(SIGNS[name]).parser(tools_of(TOOLS), "")
-        deltas = [*parser.feed(whole[:end]), *parser.finish(cut=True)]
-        if parser.calls:
+        parser = form.parser(tools_of(TOOLS), "", forced=forced)
+        deltas = joined([*parser.feed(whole[:end]), *parser.finish(cut=True)])
+        if parser.calls or forced or any(marker in whole[:end] for marker in begins):
             assert content_of(deltas) == "", whole[:end]
         else:
-            told = content_of(parse(SIGNS[name], [whole[:end]]))
-            assert content_of(deltas) == told
+            assert content_of(deltas) == whole[:end]
+        if parser.called:
+            assert calls_of(deltas) == CALLS[: parser.calls], whole[:end]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_model_that_ends_by_itself_has_called(name: str) -> None:
+    for calls in (CALLS, CALLS[1:]):
+        parser = AnswerFormat.of(SIGNS[name]).parser(tools_of(TOOLS), "")
+        parser.feed(written(name, calls))
+        parser.finish()
+        assert parser.called
 
 
 VALUES = st.recursive(
