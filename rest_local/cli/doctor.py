@@ -33,7 +33,8 @@ EXTRAS = {
     "ray": "`batch` and `index build` on a Ray cluster",
     "parquet": "Parquet files as sources of a datastore",
     "images": "images in requests",
-    "models": "training and export of the demo model, in a checkout",
+    "smollm2": "a small model, which commands without -m use",
+    "models": "training and export of the tests' model, in a checkout",
 }
 
 

@@ -27,8 +27,7 @@ UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context
 @options.tokens_option(256, "Generate at most N tokens; -1: until the answer ends or the context is full.")
 @option(
     "--instruct",
-    "PROMPT is a request: give it to the model in its chat template, as a message of the user. As for `chat`, the "
-    "model is then not the demo model.",
+    "PROMPT is a request: give it to the model in its chat template, as a message of the user.",
 )
 @option(
     "--prediction FILE", "Text that the answer may repeat, such as the old file of an edit; - reads the standard input."

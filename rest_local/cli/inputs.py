@@ -14,21 +14,30 @@ from rest_local.errors import InputInvalid, ModelNotHere, OptionError
 if TYPE_CHECKING:
     from rest_local.grammar import Grammar
 
+_TOLD = "rest_local.default_model"  # whether this command has said that it uses the default model
+
 
 def model_path(value: str | Path | None) -> Path:
-    """Return the file that -m names (`rest_local.catalog.stores`), the demo model without one. At a terminal, a model
-    that is on a hub and not here is downloaded after a question. Raises ModelNotFound, HubError.
+    """Return the file that -m names (`rest_local.catalog.stores`). Without a name that is the default model, which a
+    command says once. At a terminal, a model that is on a hub and not here is downloaded after a question.
+
+    Raises ModelNotFound, ModelInvalid, HubError.
     """
-    from rest_local.catalog.stores import model_file
+    from rest_local.catalog.stores import DEFAULT, model_file
 
     try:
-        return model_file(value)
+        path = model_file(value)
     except ModelNotHere as error:
         if not terminal.can_ask():
             raise
         from rest_local.cli.models import offer
 
         return offer(error)
+    context = click.get_current_context(silent=True)
+    if value is None and context is not None and not context.meta.get(_TOLD):
+        context.meta[_TOLD] = True
+        terminal.say(f"rest-local: no model was named (-m): using {DEFAULT}, a small one (135M)")
+    return path
 
 
 def model_name(value: str | Path | None) -> str:

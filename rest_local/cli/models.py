@@ -53,6 +53,7 @@ def models(as_json: bool) -> None:
     whether the costs of this machine are known (estimated from a few steps, or measured).
     """
     from rest_local.catalog.describe import list_models
+    from rest_local.catalog.stores import DEFAULT, PACKAGE
 
     with Bar(as_json) as bar:
 
@@ -67,15 +68,15 @@ def models(as_json: bool) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in table([row_of(facts) for facts in found], width):
         click.echo(line)
-    if all(facts.store == "demo" for facts in found):
-        click.echo(f"Only the demo model is here. Get another: rest-local pull {suggestion()}", err=True)
+    if all(facts.store == PACKAGE for facts in found):
+        here = f"Only {DEFAULT}, a small model, is here." if found else "No model is here."
+        click.echo(f"{here} A larger one: rest-local pull {suggestion()}", err=True)
     return None
 
 
 def row_of(facts: ModelFacts) -> tuple[str, ...]:
     """The columns of one model. A damaged one has its error in the place of all but the name."""
     from rest_local.catalog.describe import snapshots_of
-    from rest_local.catalog.stores import DEMO
 
     if facts.error:
         return (printable(facts.name), f"cannot be used: {printable(facts.error)}")
@@ -92,7 +93,7 @@ def row_of(facts: ModelFacts) -> tuple[str, ...]:
         in_bytes(facts.bytes),
         header.quantization,
         f"{header.n_ctx_train:,}" if header.n_ctx_train else "",
-        "yes" if header.chat_template and facts.store != DEMO else "no",
+        "yes" if header.chat_template else "no",
         in_bytes(facts.memory_bytes),
         printable(", ".join(drafting)),
     )
@@ -260,43 +261,57 @@ def rm(name: str, yes: bool, as_json: bool) -> None:
 
 
 def next_steps() -> list[str]:
-    """The lines of `rest-local` alone: what to do next, with what is on the disk already."""
+    """Return the lines of `rest-local` alone: what to do next, with what is on the disk already."""
+    from rest_local.catalog.stores import DEFAULT, PACKAGE
+
     newest = _newest()
     name = newest[0].name if newest else suggestion()
-    steps = ["No model is here yet. This one fits the memory of this machine:", f"    rest-local pull {name}"]
-    if newest:
+    if not newest:
+        steps = [
+            "No model is here yet. This one fits the memory of this machine:",
+            f"    rest-local pull {name}",
+            f"    rest-local chat -m {name}",
+        ]
+    elif newest[0].store == PACKAGE:
+        steps = [
+            f"{DEFAULT}, a small model, is here. Talk to it, or get a larger one:",
+            "    rest-local chat",
+            f"    rest-local pull {suggestion()}",
+        ]
+    else:
         here = "One model is" if len(newest) == 1 else f"{len(newest)} models are"
         steps = [
             f"{here} here (`rest-local models`). Draft from your code, and talk:",
             f"    rest-local index build ~/src/myproject -m {name}",
+            f"    rest-local chat -m {name}",
         ]
     return [
         "rest-local runs GGUF models on this machine, faster with the same output.",
         *steps,
-        f"    rest-local chat -m {name}",
         "`rest-local demo` shows the gain, `rest-local --help` lists the commands.",
     ]
 
 
-def choose() -> str:
-    """The name of the model that the user chooses at a terminal, of the newest that can converse.
+def choose() -> str | None:
+    """Return the name of the model that the user chooses of the newest that can converse, or None for the default
+    model, if the user has no other or cannot be asked.
 
-    Raises OptionError where there is none, or no terminal, after lines on stderr that say what to do.
+    Raises OptionError if there are models to choose from and no terminal and no default model, after lines on stderr
+    that list them.
     """
     from rest_local.catalog.describe import list_models
+    from rest_local.catalog.stores import PACKAGE, stored_models
 
     def tell(*lines: str) -> None:
         click.echo("\n".join(lines), err=True)
 
     facts = list_models(_newest()[:LOOKED_AT])
     found = [each for each in facts if each.header.chat_template and not each.error][:OFFERED]
-    if not found:
-        tell(
-            "No model was named, and none that can converse is on this machine. This one fits its memory:",
-            f"    rest-local pull {suggestion()}",
-        )
-        raise OptionError("no model was named; download one, then give its name with -m")
+    if not found or found[0].store == PACKAGE:
+        return None
     if not terminal.can_ask():
+        if any(model.store == PACKAGE for model in stored_models()):
+            return None
         tell("No model was named. On this machine:", *(f"    -m {model.name}" for model in found[: OFFERED - 2]))
         raise OptionError("no model was named; give one with -m, `rest-local models` lists all")
     rows = [(f"  {n}", model.name, in_bytes(model.bytes)) for n, model in enumerate(found, 1)]
@@ -315,16 +330,16 @@ def suggestion() -> str:
 
 
 def _newest() -> list[StoredModel]:
-    """The models on the disk, the newest first, without the demo model."""
-    from rest_local.catalog.stores import DEMO, stored_models
+    """Return the models on the disk, the newest first, and the default model last."""
+    from rest_local.catalog.stores import PACKAGE, stored_models
 
-    def changed(model: StoredModel) -> float:
+    def changed(model: StoredModel) -> tuple[bool, float]:
         try:
-            return model.path.stat().st_mtime
+            return model.store != PACKAGE, model.path.stat().st_mtime
         except OSError:
-            return 0.0
+            return False, 0.0
 
-    return sorted((model for model in stored_models() if model.store != DEMO), key=changed, reverse=True)
+    return sorted(stored_models(), key=changed, reverse=True)
 
 
 def _memory_gb() -> float:

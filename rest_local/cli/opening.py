@@ -21,8 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import inputs, models, terminal
 from rest_local.cli.indexer import ASLEEP, NEVER, Live, recalled, remember
@@ -112,20 +110,19 @@ def _key(kind: str, path: Path, vocabulary_hash: str) -> str:
 def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
     """Open an engine, print its warnings, and return it; the caller closes it.
 
-    Without a model it is the demo model's, which a terminal is told. `missing` says what happens to a datastore that
-    cannot be opened. `live`: what is kept up to date in the background, until the engine is closed. Raises ModelError,
-    DatastoreError, OptionError.
+    Without a model it is the default model's. `missing` says what happens to a datastore that cannot be opened.
+    `live`: what is kept up to date in the background, until the engine is closed. Raises ModelError, DatastoreError,
+    OptionError.
     """
     from rest_local.cli import terminal
     from rest_local.decoding.engine import Engine
     from rest_local.retrieval.home import DEFAULT_NAME, list_datastores
 
     terminal.show_warnings()
-    if config.model is None and sys.stderr.isatty():
-        click.echo("rest-local: no model was named (-m), so the demo model answers, in Python only", err=True)
-    wanted = (config.model, None if config.draft_model == NO_DRAFT_MODEL else config.draft_model)
-    model, draft = (name and inputs.model_path(name) for name in wanted)
-    config = replace(config, model=model, draft_model=draft or config.draft_model)
+    draft = config.draft_model
+    if draft is not None and draft != NO_DRAFT_MODEL:
+        draft = inputs.model_path(draft)
+    config = replace(config, model=inputs.model_path(config.model), draft_model=draft)
     is_named = bool(config.datastores)
     if not is_named and config.policy != "off":
         try:
@@ -192,20 +189,12 @@ def _announce(engine: Engine, live: Live, indexer: Indexer) -> None:
 
 
 def conversing(config: EngineConfig) -> EngineConfig:
-    """The same with a model for a command that converses or follows instructions: the one that was named, or the one
-    that the user chooses of those on the disk (`models.choose`).
+    """Return the configuration with a model for a command that converses or follows instructions: the one that was
+    named, or the one that the user chooses (`models.choose`).
 
-    Raises ModelError for the demo model, which can do neither, and OptionError where none was named or chosen.
+    Raises OptionError where none was named or chosen, and what `inputs.model_path` raises.
     """
-    from rest_local.paths import is_demo_model
-
-    model = inputs.model_path(config.model or models.choose())
-    if is_demo_model(model):
-        raise ModelError(
-            "the demo model writes Python and cannot chat; give a model that can with -m (`rest-local models` lists "
-            "those that are here), or complete code with `rest-local generate`"
-        )
-    return replace(config, model=model)
+    return replace(config, model=inputs.model_path(config.model or models.choose()))
 
 
 def require_template(engine: Engine, to_do: str, way_out: str) -> None:

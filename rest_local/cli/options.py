@@ -43,8 +43,8 @@ Command = Callable[..., Any]
 
 STRICT = "strict"
 _NAMED = "GGUF file, name (`rest-local models`) or user/repo:QUANT."
-MODEL_HELP = f"{_NAMED} Default: the demo model."
-CHAT_MODEL_HELP = f"{_NAMED} Default: a terminal asks which of those here. The demo model cannot chat."
+MODEL_HELP = f"{_NAMED} Default: SmolLM2."
+CHAT_MODEL_HELP = f"{_NAMED} Default: SmolLM2; a terminal asks where there are others."
 _CONFIG = EngineConfig()
 
 
@@ -260,7 +260,7 @@ _MODEL_OPTION, _CHAT_MODEL_OPTION = (
 _MODELS_OPTION = _engine(
     "-m --model MODEL",
     "GGUF file, name (`rest-local models`), user/repo:QUANT, or a folder of models; repeatable. Requests name the "
-    "model; the first is the default. Default: the demo model.",
+    "model; the first is the default. Default: SmolLM2.",
     also="-hf --hf-repo",
     type=OneALine(),
     multiple=True,

@@ -32,18 +32,19 @@ class Named(NamedTuple):
     """A model to serve. `eager`: it was named itself, not by its folder."""
 
     name: str
-    path: Path | None
+    path: Path
     eager: bool
 
 
 def named_models(models: Sequence[str]) -> list[Named]:
-    """The models that -m names, the default one first; the demo model, as `path` None, without any.
+    """The models that -m names, the default one first; SmolLM2 if none is named.
 
     Raises InputInvalid for a folder without models, OptionError for two models of one name, and what
     `inputs.model_path` raises.
     """
     if not models:
-        return [Named(inputs.model_name(None), None, True)]
+        path = inputs.model_path(None)
+        return [Named(inputs.model_name(path), path, True)]
     found: list[Named] = []
     for model in models:
         path = inputs.model_path(model)
@@ -101,16 +102,14 @@ def choice(
     variables: dict[str, object] | None = None,
 ) -> ModelChoice:
     """What the server needs to know of a model. `template`: instead of its own; `variables`: for it, by default."""
-    from rest_local.paths import demo_model
     from rest_local.router.app import ModelChoice
 
     mmproj = config.mmproj and Path(config.mmproj)
     if mmproj and mmproj not in (AUTO_PROJECTOR, NO_PROJECTOR):
         mmproj = mmproj.absolute()  # the process of the model may have another directory
     own = replace(config, model=model.path, mmproj=mmproj)
-    path = model.path or demo_model()
-    load, need = partial(_load, own, live, template, variables or {}), partial(_need, own, path)
-    return ModelChoice(model.name, path, load, need, aliases)
+    load, need = partial(_load, own, live, template, variables or {}), partial(_need, own, model.path)
+    return ModelChoice(model.name, model.path, load, need, aliases)
 
 
 def _load(config: EngineConfig, live: Live, template: str | None, variables: dict[str, object]) -> Engine:

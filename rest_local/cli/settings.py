@@ -58,7 +58,7 @@ class Settings:
         return cls(config_file(), read(config_file()))
 
     def find(self, key: str, model: str | None) -> Found | None:
-        """The value that counts for a model, named as -m names it; None: the demo model."""
+        """The value that counts for a model, named as -m names it. None means the default model."""
         held = [Found(table[key], glob) for glob, table in self.tables.items() if key in table]
         return next((found for found in reversed(held) if found.profile is None or matches(found.profile, model)), None)
 
@@ -101,9 +101,9 @@ def read(path: Path) -> str:
 
 def matches(glob: str, model: str | None) -> bool:
     """Whether a profile is for a model: by the text that -m gives, its last part, or that without `.gguf`. Letters
-    match in either case. Without a model the name is `demo`.
+    match in either case. Without a model the name is `smollm2`.
     """
-    text = model or "demo"
+    text = model or "smollm2"
     last = re.split(r"[/\\]", text)[-1]
     names = (text, os.path.expanduser(text), last, re.sub(r"\.gguf$", "", last, flags=re.IGNORECASE))
     pattern = os.path.expanduser(glob).casefold()

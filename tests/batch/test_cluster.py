@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.batches import ENVIRONMENT, with_errors
 from support.ray_nodes import needs_ray
+from support.toy import demo_model
 
 from rest_local.batch import cluster
 from rest_local.batch.cluster import TRIES, Cluster, _share
@@ -48,7 +49,7 @@ def test_a_request_that_ends_its_replica_is_answered_with_an_error(
     monkeypatch.setattr(cluster, "_share", lambda *_: cluster._Share(1, 0, 1))
     warnings: list[str] = []
     jobs = read_jobs(requests)
-    answers = [*Cluster("auto").answers(jobs, EngineConfig(), warn=warnings.append)]
+    answers = [*Cluster("auto").answers(jobs, EngineConfig(model=demo_model()), warn=warnings.append)]
     assert sorted(answer.job.number for answer in answers) == [job.number for job in jobs]
     (lost,) = [answer for answer in answers if answer.job.error is None and not answer.ok]
     assert lost.job.custom_id == "r3"
@@ -62,7 +63,7 @@ def test_a_request_that_ends_its_replica_is_answered_with_an_error(
 
 def test_without_ray_the_error_names_the_extra(requests: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    answers = Cluster("auto").answers(read_jobs(requests)[:1], EngineConfig())
+    answers = Cluster("auto").answers(read_jobs(requests)[:1], EngineConfig(model=demo_model()))
     with pytest.raises(ClusterFailed, match=r"a cluster needs Ray .*; pip install 'rest-local\[ray\]'"):
         next(answers)
 
@@ -72,7 +73,7 @@ def test_a_cluster_that_does_not_answer_is_one_line(requests: Path, monkeypatch:
     unconnected = SimpleNamespace(is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "ray", unconnected)
     monkeypatch.setitem(sys.modules, "ray.data", SimpleNamespace())
-    answers = Cluster("127.0.0.1:1").answers(read_jobs(requests)[:1], EngineConfig())
+    answers = Cluster("127.0.0.1:1").answers(read_jobs(requests)[:1], EngineConfig(model=demo_model()))
     with pytest.raises(ClusterFailed, match=r"^cluster 127\.0\.0\.1:1: Connection refused; start it with `ray start`$"):
         next(answers)
 
@@ -134,11 +135,11 @@ def test_a_replica_gets_its_share_of_the_nodes(
 ) -> None:
     """CPUs, GPUs and the number of replicas. Only what Ray says about its nodes is made up."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes_up))
-    share = _share(Cluster("auto", **options), EngineConfig(**config))
+    share = _share(Cluster("auto", **options), EngineConfig(model=demo_model(), **config))
     assert (share.cpus, share.gpus, share.count) == expected_share
 
 
 def test_replicas_that_no_node_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: [node(CPU=8.0), LOST]))
     with pytest.raises(ClusterFailed, match="no node of the cluster has 64 CPUs for a replica; give fewer "):
-        _share(Cluster("auto", cpus=64), EngineConfig())
+        _share(Cluster("auto", cpus=64), EngineConfig(model=demo_model()))

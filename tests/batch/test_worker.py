@@ -13,6 +13,7 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from support.pooled import with_pooling
+from support.toy import demo_model
 
 from rest_local.batch.jobs import Job, in_order, read_stream
 from rest_local.batch.worker import Worker, seed_of
@@ -35,7 +36,7 @@ def answered(worker: Worker, *lines: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with Engine.load(slots=4, n_ctx=256, threads=1) as engine, Worker(engine) as worker:
+    with Engine.load(demo_model(), slots=4, n_ctx=256, threads=1) as engine, Worker(engine) as worker:
         yield worker
 
 
@@ -152,7 +153,7 @@ def test_in_exact_mode_only_the_job_decides_what_its_line_says() -> None:
     jobs = jobs_of(*LINES)
     runs = []
     for seed in (1, 2):
-        with Engine.load(n_ctx=128, threads=1, exact=True) as engine, Worker(engine) as worker:
+        with Engine.load(demo_model(), n_ctx=128, threads=1, exact=True) as engine, Worker(engine) as worker:
             order = random.Random(seed).sample(jobs, len(jobs))
             found = [answer.record for answer in worker.answers(order[:2])]
             found += [answer.record for answer in worker.answers(order[2:])]

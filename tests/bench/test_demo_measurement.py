@@ -5,12 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.toy import demo_model
 
 from rest_local.bench import demo
 from rest_local.bench.demo import Prompt
 from rest_local.decoding.results import DraftStatistics
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, VocabularyId
 from rest_local.retrieval.building.indexing import build_datastore
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.scripts import load_script
+from support.toy import demo_model
 
 from benchmarks.gguf_file import thinned
 from benchmarks.peer_drafts import (
@@ -22,7 +23,6 @@ from benchmarks.peer_drafts import (
     summary,
 )
 from benchmarks.tiny_heads import tiny_mtp
-from rest_local.paths import demo_model
 
 MODELS = Path(__file__).parents[2] / "models"
 RECORDED = Path(__file__).parents[1] / "data" / "peer-drafts"

@@ -3,12 +3,12 @@ what their formats promise."""
 
 import numpy as np
 import pytest
+from support.toy import demo_model
 
 from benchmarks.priors import rates
 from benchmarks.transcripts import FORMATS, Change, Format, transcripts
 from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, SOURCE_NUMBER, SOURCES, cell_of
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 
 OLD = "".join(f"line number {n} of the file says {n * n}\n" for n in range(40))
 NEW = OLD.replace("number 7 of", "number SEVEN of").replace("number 30 of", "number THIRTY of")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.toy import demo_model
 
 from benchmarks import lookup_server, race, race_report
 from benchmarks.program import Binary, Server
@@ -16,7 +17,6 @@ from benchmarks.race_texts import WORKLOADS, Task, Texts, named
 from rest_local.bench import player
 from rest_local.decoding.engine import Engine
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 from tests.support.repository import Repository
 
 FAKE_SERVER = """

@@ -30,6 +30,7 @@ def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HOME", str(home / "hf"))
     monkeypatch.setenv("REST_LOCAL_MODELS", str(home / "models"))
     monkeypatch.setenv("REST_LOCAL_CACHE", str(home / "cache"))
+    monkeypatch.setattr("rest_local.catalog.stores.find_spec", lambda name: None)
     return home
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp as bindings
+from support.toy import demo_model
 
 from benchmarks.tiny import ARCHITECTURES
 from rest_local import Engine, Model, build_datastore
@@ -19,7 +20,7 @@ from rest_local.catalog import describe
 from rest_local.catalog.describe import ModelFacts, header_of, list_models
 from rest_local.errors import ModelInvalid
 from rest_local.llama.gguf import Gguf, read_gguf, shards_of
-from rest_local.paths import cache_dir, demo_model
+from rest_local.paths import cache_dir
 
 MOST_ARCHITECTURES = 512
 TinyModel = Callable[..., Path]
@@ -123,7 +124,7 @@ def test_what_is_no_model_is_not_listed(values: dict[str, str], kind: str, no_mo
     writer.write_tensors_to_file()
     writer.close()
     assert header_of(read_gguf(path), path).kind == kind
-    assert [facts.name for facts in list_models()] == ["demo"]
+    assert list_models() == []
 
 
 def test_recurrent_architectures_are_those_of_llama_cpp() -> None:
@@ -160,7 +161,8 @@ def test_the_kv_cache_counts_each_layers_heads() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b'{"format": 1, "headers": 7}', b'{"format": 99}', b"[" * 100_000, b'{"format": 1}']
 )
-def test_a_damaged_cache_of_headers_is_read_anew(content: bytes) -> None:
+def test_a_damaged_cache_of_headers_is_read_anew(content: bytes, own: Callable[[Path], Path]) -> None:
+    own(demo_model())
     (cache_dir() / describe.CACHE).write_bytes(content)
     assert facts_of("demo").header.quantization == "Q8_0"
     stored = json.loads((cache_dir() / describe.CACHE).read_bytes())

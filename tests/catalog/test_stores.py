@@ -1,6 +1,8 @@
 """Which models are found in which stores, and what they are called."""
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +11,10 @@ import pytest
 from huggingface_hub import constants
 
 from rest_local.catalog.quantization import is_model_file, label_of
-from rest_local.catalog.stores import HubName, StoredModel, hub_cache, hub_name, model_file, projector_of, stored_models
-from rest_local.errors import ModelNotHere
+from rest_local.catalog.stores import HubName, hub_cache, hub_name, model_file, projector_of, stored_models
+from rest_local.errors import ModelInvalid, ModelNotFound, ModelNotHere
 
 Put = Callable[..., Path]
-
-
-def others() -> list[StoredModel]:
-    """All but the demo model, which is everywhere."""
-    return [model for model in stored_models() if model.store != "demo"]
 
 
 def ollama(put: Put, *parts: str, digest: str = "sha256:ab12", layers: Any = None) -> Path:
@@ -37,7 +34,7 @@ def test_own_folders(store: Put, monkeypatch: pytest.MonkeyPatch, no_models: Pat
         store("models", "deep", "er", other)
     second = store("more", "another.gguf")
     monkeypatch.setenv("REST_LOCAL_MODELS", f"{no_models}/models:~/more:/nowhere")
-    assert [(model.name, model.path, model.label) for model in others()] == [
+    assert [(model.name, model.path, model.label) for model in stored_models()] == [
         ("large-Q4_0", parts, "Q4_0"),
         ("small-Q8_0", small, "Q8_0"),
         ("another", second, "another"),
@@ -52,7 +49,7 @@ def test_the_hub_cache_in_its_main_snapshot(store: Put) -> None:
     store(*hub, "refs", "main", content=b"0001")
     store("hf", "hub", "datasets--user--data", "snapshots", "0001", "a.gguf")
     (main.parent / "gone-Q4_0.gguf").symlink_to("../../blobs/gone")
-    assert [(model.name, model.path, model.repo) for model in others()] == [
+    assert [(model.name, model.path, model.repo) for model in stored_models()] == [
         ("user/tiny-GGUF:Q8_0", older, "user/tiny-GGUF"),
         ("user/tiny-GGUF:Q4_K_M", main, "user/tiny-GGUF"),
     ]
@@ -80,8 +77,12 @@ def test_ollama_names_as_ollama_lists_them(store: Put) -> None:
     path = ollama(store, "registry.ollama.ai", "library", "llama3.2", "3b")
     ollama(store, "registry.ollama.ai", "someone", "coder", "latest")
     ollama(store, "hf.co", "user", "tiny-GGUF", "Q4_K_M")
-    assert [model.name for model in others()] == ["hf.co/user/tiny-GGUF:Q4_K_M", "llama3.2:3b", "someone/coder:latest"]
-    assert {model.path for model in others()} == {path}
+    assert [model.name for model in stored_models()] == [
+        "hf.co/user/tiny-GGUF:Q4_K_M",
+        "llama3.2:3b",
+        "someone/coder:latest",
+    ]
+    assert {model.path for model in stored_models()} == {path}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_manifest_that_is_none_holds_nothing(store: Put, layers: Any) -> None:
     content = b"[[[[" if layers is None else json.dumps({"layers": layers}).encode()
     store(".ollama", "models", "manifests", "registry.ollama.ai", "library", "bad", "1b", content=content)
     store("secret")
-    assert others() == []
+    assert stored_models() == []
 
 
 HUB = ("hf", "hub", "models--user--tiny-GGUF", "snapshots", "0001")
@@ -170,6 +171,51 @@ def test_the_projector_in_another_snapshot_of_the_repository(tmp_path: Path) -> 
         (shots / name).parent.mkdir(parents=True, exist_ok=True)
         (shots / name).touch()
     assert projector_of(shots / "aaa/Q4/model-Q4_K_M.gguf") == shots / "bbb/mmproj-F16.gguf"
+
+
+# ---- The model that is used where none is named --------------------------------------------------------------------
+
+
+def written(path: Path, size: int = 98_362_432) -> Path:
+    path.write_bytes(b"GGUF")
+    os.truncate(path, size)
+    return path
+
+
+def test_the_default_model_is_the_file_of_its_package(default_package: Path) -> None:
+    path = written(default_package)
+    assert model_file(None) == model_file("smollm2") == path
+    (found,) = [model for model in stored_models() if model.store == "package"]
+    assert (found.name, found.path, found.label) == ("SmolLM2", path, "Q4_1")
+
+
+def test_a_model_of_the_same_name_is_told_apart(default_package: Path, store: Put) -> None:
+    path, own = written(default_package), store("models", "SmolLM2.gguf")
+    assert [(model.name, model.path) for model in stored_models()] == [("SmolLM2", own), ("package/SmolLM2", path)]
+    assert (model_file("SmolLM2"), model_file("package/SmolLM2"), model_file(None)) == (own, path, path)
+
+
+def test_without_the_package_the_error_says_how_to_get_it(no_models: Path) -> None:
+    for name in (None, "SmolLM2"):
+        with pytest.raises(ModelNotFound, match=r"`pip install 'rest-local\[smollm2\]'` installs it, -m names another"):
+            model_file(name)
+    assert stored_models() == []
+
+
+@pytest.mark.parametrize(
+    ("size", "cause"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (98_362_431, "has 98,362,431 bytes in place of 98,362,432: it is damaged, or of another version"),
+    ],
+)
+def test_a_package_with_another_file_is_refused_by_its_path(
+    size: int | None, cause: str, default_package: Path
+) -> None:
+    if size is not None:
+        written(default_package, size)
+    with pytest.raises(ModelInvalid, match=re.escape(f"model {default_package}: {cause}; `pip install --force")):
+        model_file(None)
 
 
 # ---- Names of files ------------------------------------------------------------------------------------------------

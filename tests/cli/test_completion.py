@@ -35,6 +35,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offered:
     for name in ("HF_HUB_CACHE", "OLLAMA_MODELS", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "hub"))
     monkeypatch.setenv("REST_LOCAL_MODELS", str(tmp_path / "models"))
+    monkeypatch.setattr("rest_local.catalog.stores.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
 
     def complete(*words: str) -> list[str]:
@@ -49,7 +50,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Offered:
     [
         ("generate -d ", "mycode stdlib"), ("serve -d my", "mycode"), ("serve -d ./my", "<file>"),
         ("index info st", "stdlib"), ("index remove nothing", "<file>"),
-        ("generate -m ", "a.gguf b.GGUF coder demo"), ("rm c", "coder"), ("rm d", "demo"),
+        ("generate -m ", "a.gguf b.GGUF coder"), ("rm c", "coder"),
         ("generate --draft-model b", "b.GGUF"), ("chat -m ~/models/", "<file>"), ("generate -m zz", "<file>"),
         ("config set top-", "top-k top-n-sigma top-p"), ("config set policy re", "rest respec"),
         ("config set history ", "false true"), ("config set datastore mycode s", "stdlib"), ("config unset ctx", "ctx"),

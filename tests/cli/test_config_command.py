@@ -29,7 +29,8 @@ ctx = 32768
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("REST_LOCAL_CONFIG", str(tmp_path / "folder" / "config.toml"))
-    monkeypatch.delenv("REST_LOCAL_NO_CODE", raising=False)
+    for name in ("REST_LOCAL_NO_CODE", "REST_LOCAL_MODEL"):
+        monkeypatch.delenv(name)
     monkeypatch.setenv("REST_LOCAL_DATA", str(tmp_path / "data"))
     (tmp_path / "folder").mkdir()
     return tmp_path / "folder" / "config.toml"

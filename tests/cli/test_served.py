@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 import pytest
+from support.toy import demo_model
 
 from rest_local.cli import options, serve
 from rest_local.cli.indexer import ASLEEP
 from rest_local.cli.main import cli
 from rest_local.decoding.config import EngineConfig
 from rest_local.errors import OptionError
-from rest_local.paths import demo_model
 
 
 def folder_of(tmp_path: Path, *names: str) -> Path:

@@ -17,6 +17,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
     """Return a function that writes the configuration."""
     path = tmp_path / "config.toml"
     monkeypatch.setenv("REST_LOCAL_CONFIG", str(path))
+    monkeypatch.delenv("REST_LOCAL_MODEL")
 
     def write(text: str) -> Path:
         path.write_text(text, encoding="utf-8", newline="")
@@ -81,7 +82,7 @@ def test_the_profile_is_that_of_the_model_however_it_is_named(
         ("*q4_k_m*", "bartowski/Qwen2.5-7B-GGUF:Q4_K_M", True),
         ("bartowski/*", "bartowski/Qwen2.5-7B-GGUF:Q4_K_M", True),
         ("bartowski/*", "other/Qwen2.5-7B-GGUF:Q4_K_M", False),
-        ("/models/*", "/models/a.gguf", True), ("a.gguf", "C:\\models\\a.gguf", True), ("demo", None, True),
+        ("/models/*", "/models/a.gguf", True), ("a.gguf", "C:\\models\\a.gguf", True), ("SmolLM2", None, True),
         ("qwen", "qwen2", False), ("llama3:8b", "llama3:8b", True),
     ],
 )  # fmt: skip
@@ -107,7 +108,7 @@ def test_names_of_a_model(glob: str, model: str | None, expected: bool) -> None:
         ("ctx = 1979-05-27\n", 1, "ctx: '1979-05-27' is not a valid integer"),
         ('gpu-layers = "some"\n', 1, "gpu-layers: 'some' is no number of layers"),
         ('logit-bias = ["x"]\n', 1, "logit-bias: 'x' is not TOKEN=BIAS"),
-        ('[profile."demo"]\nctx = "x"\n', 2, "ctx: 'x' is not a valid integer"),
+        ('[profile."smollm2"]\nctx = "x"\n', 2, "ctx: 'x' is not a valid integer"),
         ('ctx = 1\n[profile."q*"]\nmodel = "x"\n', 3, "model: the model chooses the profile"),
         ("[profile]\nctx = 3\n", 1, 'write [profile."GLOB"]'),
         ("ctx = \n", 1, "no TOML: "),

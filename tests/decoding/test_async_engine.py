@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from support.toy import demo_model
 
 from rest_local import Engine
 from rest_local.decoding.service import AsyncEngine, _in_thread
 from rest_local.errors import OptionError, ServiceClosed
-from rest_local.paths import demo_model
 
 pytestmark = pytest.mark.anyio
 PROMPT = "def add(a, b):\n"

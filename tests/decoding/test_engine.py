@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fake_sources import always_draft
+from support.toy import demo_model
 
 from rest_local import Engine, Request, Sampling
 from rest_local.calibration.known import Known, key_of
@@ -26,7 +27,6 @@ from rest_local.grammar import gbnf
 from rest_local.llama.gguf import read_gguf
 from rest_local.llama.model import Model
 from rest_local.llama.options import LARGEST_DEFAULT, ModelOptions, Override
-from rest_local.paths import demo_model
 from rest_local.planning.auto import Auto
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.prices import FixedCurve
+from support.toy import demo_model
 
 from rest_local.decoding.batch import Batch, best_width
 from rest_local.decoding.engine import Engine
@@ -17,7 +18,7 @@ PROMPTS = ("import os\n", "import os\nimport sys\n", "def main(", "class A:\n", 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with Engine.load(slots=3, n_ctx=128, threads=1) as engine:
+    with Engine.load(demo_model(), slots=3, n_ctx=128, threads=1) as engine:
         yield engine
 
 
@@ -104,7 +105,7 @@ def test_requests_that_are_cancelled_do_not_end(engine: Engine) -> None:
 def test_an_exact_engine_gives_the_bits_of_plain_decoding_whatever_the_order() -> None:
     """Also of prompts whose beginning is in the cells already, from the request before or from another one."""
     begin = "import os\nimport sys\n" * 12
-    with Engine.load(n_ctx=128, threads=1, exact=True) as engine:
+    with Engine.load(demo_model(), n_ctx=128, threads=1, exact=True) as engine:
         requests = [
             engine.request(text, max_tokens=6, ignore_end=True, logprobs=1)
             for text in (*PROMPTS[:5], *(begin + text for text in PROMPTS[:3]))

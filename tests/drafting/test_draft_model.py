@@ -220,7 +220,7 @@ def test_a_model_that_cannot_remove_tokens_is_refused(arch: str, tiny_model: Tin
 
 
 def test_another_vocabulary_and_a_missing_file_are_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
-    from rest_local.paths import demo_model
+    from support.toy import demo_model
 
     with Model.open(tiny_model("llama"), vocab_only=True) as target:
         with pytest.raises(OptionError, match="same family"):

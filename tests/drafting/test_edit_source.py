@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import few
+from support.toy import demo_model
 
 from rest_local.chat.tools.answer import _SIGNS
 from rest_local.chat.tools.format import ToolFormat
@@ -21,7 +22,6 @@ from rest_local.drafting.line_cursor import LineCursor
 from rest_local.drafting.sources import Sources
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.paths import demo_model
 from rest_local.retrieval.rows import Int32Array, Rows
 
 FORMATS = {form.name: form for _, form in _SIGNS}

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.toy import demo_model
 
 from benchmarks.gguf_file import byte_vocabulary, write
 from rest_local.drafting.models.head_kinds import check_is_model, kind_of
 from rest_local.errors import ModelInvalid, ModelNotFound, OptionError
 from rest_local.llama.gguf import read_gguf
-from rest_local.paths import demo_model
 
 MODELS = demo_model().parent
 EAGLE3, MTP = MODELS / "demo-eagle3.gguf", MODELS / "demo-mtp.gguf"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp as bindings
 from support.examples import few
+from support.toy import demo_model
 
 from rest_local.llama import model as model_module
 from rest_local.llama import tokenizer
@@ -18,7 +19,6 @@ from rest_local.llama.bulk import SAMPLE, BulkTokenizer, SeparatePairs, bulk_tok
 from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.paths import demo_model
 
 PIECES = (
     *("def", "Foo", "camelCase", "x", "HTTP", " ", "  ", "    ", "\t", "\t\t", "\n", "\n\n", "\r\n", "\r", "\v", "\f"),

@@ -14,6 +14,7 @@ import llama_cpp
 import numpy as np
 import pytest
 from llama_cpp import llama_cpp as bindings
+from support.toy import demo_model
 
 from rest_local.errors import ModelError, ServiceClosed
 from rest_local.llama import model as model_module
@@ -22,7 +23,6 @@ from rest_local.llama.model import Model
 from rest_local.llama.options import ModelOptions, Override
 from rest_local.llama.tokenizer import PART_CHARACTERS, SHORT_PART_CHARACTERS, SafeCuts, Tokenizer, fits
 from rest_local.llama.vocabulary import Vocabulary
-from rest_local.paths import demo_model
 from rest_local.stop import Stop
 
 CODE = "".join(path.read_text() for path in sorted(Path(tokenizer.__file__).parent.glob("*.py")))[:2_500]

@@ -19,10 +19,10 @@ import pytest
 from support import ray_build
 from support.batches import COMMAND, ENVIRONMENT, answers_of, with_errors, write_requests
 from support.ray_nodes import RayNodes, needs_ray
+from support.toy import demo_model
 from test_staging import content, stagings, unnamed
 
 from rest_local.errors import ClusterFailed, OptionError
-from rest_local.paths import demo_model
 from rest_local.retrieval import Datastore, build_datastore
 from rest_local.retrieval.building.cluster import TRIES, Cluster
 from rest_local.retrieval.home import read_manifest

@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from support.toy import demo_model
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
-from rest_local.paths import demo_model
 from rest_local.router import pool as pools
 from rest_local.router import process as processes
 from rest_local.router.app import ModelChoice, Routing

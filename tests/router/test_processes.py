@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
+from support.toy import demo_model
 
 from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
-from rest_local.paths import demo_model
 from rest_local.router.memory import need_of
 from rest_local.router.process import ModelProcessFailed
 from rest_local.server.settings import Settings

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from fake_service import scripted_server
 from live import Live, served
+from support.toy import demo_model
 
 from rest_local.decoding.engine import Engine
 from rest_local.server.app import Serving
@@ -25,19 +26,11 @@ def _stops_at_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _the_page_talks_to_the_demo_model() -> Iterator[None]:
-    """Else it offers no conversation with it, as `chat` does not."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rest_local.api.models.is_demo_model", lambda path: False)
-        yield
-
-
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Live]:
     """The demo model, four slots, everything on."""
     settings = Settings(port=0, metrics=True, aliases=("coder",))
-    serving = Serving(settings, "demo", lambda: Engine.load(slots=4), drain_seconds=5)
+    serving = Serving(settings, "demo", lambda: Engine.load(demo_model(), slots=4), drain_seconds=5)
     with served(serving) as live:
         assert serving.loaded.wait(300)
         yield live

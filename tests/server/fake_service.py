@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from live import Live, served
+from support.toy import demo_model
 
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.engine import Engine
@@ -24,7 +25,6 @@ from rest_local.decoding.stream import Piece, Result
 from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.model import Model
 from rest_local.llama.sampling_defaults import SamplingDefaults
-from rest_local.paths import demo_model
 from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from live import Live, data_of, prompt_of
+from support.toy import demo_model
 
 from rest_local.chat.tools import AnswerFormat
 from rest_local.grammar.constraint import Constraint
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 
 PATH = "/v1/chat/completions"
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}

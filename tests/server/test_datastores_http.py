@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from live import Live, Scripted, until
+from support.toy import demo_model
 
 from rest_local.llama.model import Model
-from rest_local.paths import demo_model
 from rest_local.retrieval import VocabularyId, build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.home import datastore_path

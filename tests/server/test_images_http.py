@@ -10,6 +10,7 @@ import ollama
 import pytest
 from live import Live, served
 from support.images import picture
+from support.toy import demo_model
 
 from models import tiny_mmproj
 from rest_local.chat.images import part_of
@@ -32,7 +33,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory, engines: list[Engine]) -> I
     path = tiny_mmproj.write(tmp_path_factory.mktemp("projector") / "mmproj.gguf", WIDTH)
 
     def load() -> Engine:
-        engines.append(Engine.load(slots=2, mmproj=path))
+        engines.append(Engine.load(demo_model(), slots=2, mmproj=path))
         return engines[0]
 
     serving = Serving(Settings(port=0), "demo", load, drain_seconds=5)

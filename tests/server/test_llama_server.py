@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from support import llama_server
+from support.toy import demo_model
 
 from rest_local.llama.gguf import read_gguf
-from rest_local.paths import demo_model
 
 FOLDER = "REST_LOCAL_LLAMA_SERVER_TESTS"
 LISTED = Path(__file__).parents[1] / "data" / "llama-server-tests.json"

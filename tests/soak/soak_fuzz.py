@@ -492,8 +492,9 @@ def serve_routed(port_file: Path) -> None:
     """The demo model in a process of its own."""
     from functools import partial
 
+    from support.toy import demo_model
+
     from rest_local.decoding.engine import Engine
-    from rest_local.paths import demo_model
     from rest_local.router.app import ModelChoice, Routing
     from rest_local.router.memory import Need
     from rest_local.server.http import listen, log_to_stderr

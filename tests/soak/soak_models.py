@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.toy import demo_model
 
-from rest_local.paths import demo_model
 from tests.router.conftest import Routed, choice, router_of
 from tests.support.memory import resident_mb
 

@@ -98,9 +98,7 @@ async function connect() {
     const facts = [`${number(settings.n_ctx)} tokens of context`, counted(slots, "slot"), ...(server.vision ? ["reads images"] : [])];
     $("model").textContent = [...(server.chosen ? [] : [oneLine(alias, 80)]), ...facts].join(" · ");
     showDefaults(settings.params || {});
-    const chats = Boolean(props.chat_template) && !props.is_demo;
-    if (!chats) $("no-chat").textContent = (props.is_demo ? "The demo model" : "This model has no chat template, so it")
-      + " cannot hold a conversation: it only continues " + (props.is_demo ? "Python code." : "text.");
+    const chats = Boolean(props.chat_template);
     $("no-template").hidden = chats;
     document.querySelector("[data-mode=chat]").hidden = !chats;
     if (!chats && !$("chat").hidden) {

@@ -8,6 +8,7 @@ import pytest
 from browsing import FAULTS, Open, ask, done
 from fake_service import origin
 from live import Live, served
+from support.toy import demo_model
 
 from rest_local.decoding.engine import Engine
 from rest_local.server.app import Serving
@@ -19,7 +20,9 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[Live]:
     """The demo model with a policy that always drafts; `auto` drafts only where that is faster."""
-    serving = Serving(Settings(port=0), "demo", lambda: Engine.load(slots=2, policy="sam"), drain_seconds=5)
+    serving = Serving(
+        Settings(port=0), "demo", lambda: Engine.load(demo_model(), slots=2, policy="sam"), drain_seconds=5
+    )
     with served(serving) as live:
         assert serving.loaded.wait(300)
         yield live

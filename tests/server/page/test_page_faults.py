@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from browsing import Open, answered, ask, chunk, done, token
 from live import Live, served
+from support.toy import demo_model
 
 from rest_local.decoding.engine import Engine
-from rest_local.paths import is_demo_model
 from rest_local.server.app import Serving
 from rest_local.server.page import document
 from rest_local.server.settings import Settings
@@ -61,7 +61,7 @@ def test_the_page_waits_for_a_loading_server(opened: Open) -> None:
 
     def load() -> Engine:
         assert ready.wait(60)
-        return Engine.load(slots=1)
+        return Engine.load(demo_model(), slots=1)
 
     serving = Serving(Settings(port=0), "demo", load, drain_seconds=5)
     with served(serving) as live:
@@ -93,17 +93,6 @@ def test_a_key_is_requested_and_kept_in_this_tab(scripted: Callable[..., Live], 
     assert page.evaluate("sessionStorage['rest-local-key']") == "right"
     expect(page.locator("#withheld")).to_contain_text("--share-statistics")
     expect(page.locator("#chart")).to_be_hidden()
-
-
-def test_the_demo_model_completes_as_the_command_line_says(
-    scripted: Callable[..., Live], opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rest_local.api.models.is_demo_model", is_demo_model)
-    page = opened(scripted())
-    expect(page.get_by_role("tab", selected=True)).to_have_text("Complete")
-    page.locator("#tab-chat").click()
-    expect(page.locator("#no-template")).to_contain_text("The demo model cannot hold a conversation")
-    expect(page.locator("#message")).to_be_hidden()
 
 
 def test_a_model_without_a_template_completes(scripted: Callable[..., Live], opened: Open) -> None:
