@@ -1,6 +1,7 @@
 """A walk takes the text files that a user means. Nothing on the disk makes it crash, hang or read forbidden files."""
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -67,7 +68,7 @@ def test_binary_oversized_minified_and_archives_are_skipped(tmp_path):
     files(
         tmp_path,
         {
-            "binary.py": b"a\0b", "utf16.py": "wide".encode("utf-16"), "large.py": "x = 1\n" * 200,
+            "binary.py": b"a\0b", "utf16.py": "wi\0de".encode("utf-16"), "large.py": "x = 1\n" * 200,
             "line.js": "x" * (MAX_LINE + 1), "mean.js": ("y" * 900 + "\n") * 100, "empty.py": "", "good.py": "x\n",
         },
     )  # fmt: skip
@@ -75,7 +76,7 @@ def test_binary_oversized_minified_and_archives_are_skipped(tmp_path):
         archive.writestr("inside.py", "z")
     skipped = Skipped()
     assert set(found(tmp_path, skipped=skipped, max_file_size=1000)) == {"good.py"}
-    unwanted = {"binary": 1, "UTF-16 or UTF-32": 1, "empty": 1, "not a wanted kind of file": 1}
+    unwanted = {"binary": 2, "empty": 1, "not a wanted kind of file": 1}
     assert skipped.counts == {**unwanted, "too large": 3}
     skipped = Skipped()
     assert set(found(tmp_path, skipped=skipped)) == {"good.py", "large.py"}
@@ -87,15 +88,28 @@ def test_binary_oversized_minified_and_archives_are_skipped(tmp_path):
 def test_any_bytes_become_valid_text(tmp_path):
     content = {"a.py": b"\xff \xfe ok \xed\xa0\x80 \xc3", "b.py": b"\xef\xbb\xbfx\r\ny"}
     wide = {f"{codec}.py": "\ufeff漢字".encode(codec) for codec in ("utf-16-le", "utf-16-be", "utf-32-le")}
-    files(tmp_path, {**content, **wide})
-    skipped = Skipped()
-    texts = found(tmp_path, skipped=skipped)
-    assert set(texts) == {"a.py", "b.py"}
-    assert skipped.counts == {"UTF-16 or UTF-32": 3}  # it has no NUL byte, but would be noise
+    other = {"odd.py": b"\xff\xfea", "latin.py": b"caf\xe9 \x80\n", "mixed.py": b"\xc3\xa9\xe9"}
+    files(tmp_path, {**content, **wide, **other})
+    texts = found(tmp_path)
+    assert {texts[name] for name in wide} == {"漢字"}
+    assert [texts[name] for name in other] == ["\ufffd", "café €\n", "é\ufffd"]
     assert texts["b.py"] == "x\r\ny"
     assert "ok" in texts["a.py"]
     for text in texts.values():
         text.encode("utf-8")
+
+
+def test_of_a_notebook_the_cells_are_taken(tmp_path: Path) -> None:
+    """Not what they have shown, which can be a line of a megabyte."""
+    plot = [{"data": {"image/png": "x" * 2 * MAX_LINE}}]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "text \ud800"]},
+        {"cell_type": "code", "source": "import numpy\nplot()", "outputs": plot},
+    ]
+    damaged = {"none.ipynb": '{"x": 1}', "cells.ipynb": '{"cells": [1]}', "deep.ipynb": "[" * 3000}
+    files(tmp_path, {"a.ipynb": json.dumps({"cells": cells}), **damaged})
+    texts = found(tmp_path)
+    assert texts == {"a.ipynb": "# Title\ntext ?\n\nimport numpy\nplot()", **damaged}
 
 
 def test_names_that_are_not_utf8(tmp_path):

@@ -85,12 +85,12 @@ def test_what_a_walk_skips_is_skipped(repository: Repository, monkeypatch: pytes
     skipped = Skipped()
     found = texts_of(Git(str(repository.path), max_file_size=300), skipped)
     assert set(found) == {
-        *("HEAD:a.py", "HEAD:sub/b.py", "HEAD:bytes.py", "HEAD:new\nline\tand tab.py"),
+        *("HEAD:a.py", "HEAD:sub/b.py", "HEAD:bytes.py", "HEAD:wide.py", "HEAD:new\nline\tand tab.py"),
         f"HEAD:{os.fsdecode(bytes([99, 97, 102, 233]))}.py",
     }
-    assert found["HEAD:bytes.py"] == "caf\ufffd\n"
+    assert (found["HEAD:bytes.py"], found["HEAD:wide.py"]) == ("café\n", "wide")
     assert dict(skipped.counts) == {
-        "binary": 1, "too large": 1, "UTF-16 or UTF-32": 1, "secret": 2, "hidden": 1, "link": 1, "submodule": 1,
+        "binary": 1, "too large": 1, "secret": 2, "hidden": 1, "link": 1, "submodule": 1,
         "empty": 1, "not a wanted kind of file": 1,
     }  # fmt: skip
     monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of git

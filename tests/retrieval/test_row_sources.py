@@ -240,7 +240,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 def test_the_standard_input(stdin: Callable[[bytes], None]) -> None:
     stdin(b"caf\xe9\n")
     (text,) = read(Stdin(), Skipped())
-    assert text == Text("-", "caf\ufffd\n", None)
+    assert text == Text("-", "café\n", None)
     stdin(b"")
     assert texts_of(Stdin()) == {}
     skipped = Skipped()

@@ -17,7 +17,7 @@ from rest_local.errors import InputInvalid, OptionError, printable
 from rest_local.retrieval.documents import FileState, Text
 from rest_local.retrieval.sources.listing import git_command, git_environment, records, run_git, started
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
-from rest_local.retrieval.sources.walk import Filters, absolute, decoded, reason_to_skip, wanted_name
+from rest_local.retrieval.sources.walk import Filters, absolute, read_text, wanted_name
 from rest_local.stop import Closing
 
 COMMITS = 1000
@@ -109,11 +109,11 @@ def files_of_commit(repository: Path, commit: str, name: str, filters: Filters, 
                 yield Text(title, None, FileState(title, entry.size, mark, b""))
                 continue
             data = blobs.read(entry.blob)
-            reason = "missing in the repository" if data is None else reason_to_skip(data, filters)
+            text, reason = ("", "missing in the repository") if data is None else read_text(title, data, filters)
             if data is None or reason:
                 reading.skipped.add(reason, title)
             else:
-                yield Text(title, decoded(data), FileState(title, len(data), mark, hashlib.sha256(data).digest()))
+                yield Text(title, text, FileState(title, len(data), mark, hashlib.sha256(data).digest()))
 
 
 def entries(repository: Path, commit: str, filters: Filters, skipped: Skipped) -> Iterator[Entry]:

@@ -11,6 +11,7 @@ text, so no secret may enter it. To skip a harmless file is better than to index
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import sysconfig
@@ -44,7 +45,7 @@ EXTENSIONS = frozenset(
     """
     .adb .ads .asm .astro .awk .bas .bash .bzl .c .cc .cfg .cl .clj .cljs .cmake .coffee .cpp .cr .cs .css .cu .cuh
     .cxx .d .dart .el .elm .erl .ex .exs .f .f90 .f95 .fish .fs .fsx .gd .glsl .go .gradle .graphql .groovy .h .hcl
-    .hh .hlsl .hpp .hrl .hs .html .hxx .ini .ipp .java .jl .js .jsx .kt .kts .less .lisp .lua .m .md .mjs .mk .ml
+    .hh .hlsl .hpp .hrl .hs .html .hxx .ini .ipp .ipynb .java .jl .js .jsx .kt .kts .less .lisp .lua .m .md .mjs .mk .ml
     .mli .mm .nim .nix .odin .org .pas .php .pl .pm .proto .ps1 .pxd .py .pyi .pyx .r .rb .rkt .rs .rst .s .sass
     .sbt .scala .scm .scss .sh .sol .sql .svelte .swift .sv .tcl .tex .tf .toml .ts .tsx .txt .typ .v .vala .vb .vhd
     .vhdl .vim .vue .xml .yaml .yml .zig .zsh
@@ -52,6 +53,10 @@ EXTENSIONS = frozenset(
 )  # extensions that are taken without `include`
 
 NAMES = frozenset({"Makefile", "Dockerfile", "CMakeLists.txt", "Rakefile", "Gemfile", "Justfile", "BUILD", "WORKSPACE"})
+NOTEBOOK = ".ipynb"
+
+_WIDE = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+"""Byte order marks and their encodings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +107,11 @@ def walk_files(
 ) -> Iterator[Text]:
     """The text of every file worth indexing under `paths`, with its state, sorted within a directory, each file once.
 
-    The name is the absolute path; bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`. In the text
-    they become U+FFFD, so it can always be encoded. skipped: counts the skipped files. unchanged: a file for which it
-    is true is not read, and has no text. only: absolute paths; nothing else is taken, and nothing is walked, so that
-    it costs a few milliseconds in a work tree of any size. looked_at: called with the size of each file that
-    `Walk.measure` counts, when it was read or found unchanged.
+    The name is the absolute path; bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`. The text can
+    always be encoded (`decoded`). skipped: counts the skipped files. unchanged: a file for which it is true is not
+    read, and has no text. only: absolute paths; nothing else is taken, and nothing is walked, so that it costs a few
+    milliseconds in a work tree of any size. looked_at: called with the size of each file that `Walk.measure` counts,
+    when it was read or found unchanged.
 
     Raises InputInvalid for a path that does not exist and OptionError for a bad glob, both before the first file. A
     problem with a single file during the walk raises nothing.
@@ -236,7 +241,7 @@ def _texts(paths: Iterable[str], filters: Filters, reading: Reading, seen: _Seen
             reading.looked_at(state.size)
             yield Text(path, None, state)
             continue
-        size, reason = 0, ""
+        size, text, reason = 0, "", ""
         try:
             status, data, mtime_ns = read_regular(path, filters.max_file_size + 1)
         except FileNotFoundError:
@@ -248,13 +253,13 @@ def _texts(paths: Iterable[str], filters: Filters, reading: Reading, seen: _Seen
                 reason = "not a regular file"
             else:
                 size = len(data) if len(data) <= filters.max_file_size else 0
-                reason = "duplicate" if seen.has(status) else reason_to_skip(data, filters)
+                text, reason = ("", "duplicate") if seen.has(status) else read_text(path, data, filters)
         reading.looked_at(size)
         if reason or data is None:
             reading.skipped.add(reason, path)
             continue
         seen.add(status)
-        yield Text(path, decoded(data), FileState(path, size, mtime_ns, hashlib.sha256(data).digest()))
+        yield Text(path, text, FileState(path, size, mtime_ns, hashlib.sha256(data).digest()))
 
 
 def _known(path: str, filters: Filters, unchanged: Unchanged, seen: _Seen) -> FileState | None:
@@ -271,27 +276,46 @@ def _known(path: str, filters: Filters, unchanged: Unchanged, seen: _Seen) -> Fi
     return FileState(path, size, mtime_ns, b"")
 
 
-def decoded(data: bytes) -> str:
-    """The content of a file as text: without a byte order mark, bytes that are not UTF-8 as U+FFFD."""
-    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
-
-
-def reason_to_skip(data: bytes, filters: Filters) -> str:
-    """The reason to skip a file for its content, or ""."""
+def read_text(name: str, data: bytes, filters: Filters) -> tuple[str, str]:
+    """Return the text of a file with this content, and the reason to skip it, or ""."""
     if len(data) > filters.max_file_size:
-        return "too large"
-    if not data:
-        return "empty"
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # byte order marks; such text has NUL bytes only for Latin letters
-        return "UTF-16 or UTF-32"
-    if b"\0" in data:
-        return "binary"
-    lines = data.split(b"\n")
-    if max(map(len, lines)) > MAX_LINE or len(data) > MAX_MEAN_LINE * (len(lines) + 10):
-        return "minified"
-    if not filters.allow_secrets and secret_content(data):
-        return "secret"
-    return ""
+        return "", "too large"
+    if b"\0" in data and not data.startswith(tuple(_WIDE)):
+        return "", "binary"
+    text = decoded(data)
+    if name.lower().endswith(NOTEBOOK):
+        text = _cells(text)
+    if not text:
+        return "", "empty"
+    if "\0" in text:
+        return "", "binary"
+    encoded = text.encode()
+    lines = encoded.split(b"\n")
+    if max(map(len, lines)) > MAX_LINE or len(encoded) > MAX_MEAN_LINE * (len(lines) + 10):
+        return "", "minified"
+    return ("", "secret") if not filters.allow_secrets and secret_content(encoded) else (text, "")
+
+
+def decoded(data: bytes) -> str:
+    """Return the content of a file as text, without a byte order mark.
+
+    It is read as the mark says, else as UTF-8. Where it has other bytes than ASCII and no character of UTF-8 among
+    them, it is taken for Latin-1 in the form of Windows. What cannot be read becomes U+FFFD.
+    """
+    codec = next((codec for mark, codec in _WIDE.items() if data.startswith(mark)), "utf-8")
+    text = data.decode(codec, "replace")
+    if codec == "utf-8" and "\ufffd" in text and text.replace("\ufffd", "").isascii():
+        return data.decode("cp1252", "replace")
+    return text.removeprefix("\ufeff")
+
+
+def _cells(text: str) -> str:
+    """Return the source of each cell of a Jupyter notebook, without what the cells have shown; else the text."""
+    try:
+        cells = [cell["source"] for cell in json.loads(text)["cells"]]
+        return "\n\n".join("".join(source) for source in cells).encode("utf-8", "replace").decode()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return text
 
 
 @dataclass(frozen=True, slots=True)
