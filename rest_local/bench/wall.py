@@ -110,11 +110,11 @@ def wall_clock(
         _check(fitting, model, most)
         longest = max(len(answer.prompt) + len(answer.answer) for answer in fitting)
         n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes: each is tuned once
-        context, tuning = tune(model, ContextSettings(n_ctx=n_ctx), exact=False)
+        context, tuning = tune(model, ContextSettings(n_ctx=n_ctx), "fast")
         with context:
             curve = tuning.curve
             curve.busy_now = load_meter(model, context).busy
-            runner = Runner(model, Forward(context, capability_of(model, context, exact=False)), Slot(context))
+            runner = Runner(model, Forward(context, capability_of(model, context, "fast")), Slot(context))
             _round(runner, fitting, make_sources, make_policy, curve, -1)  # it only refines the curve
             measured = [_round(runner, fitting, make_sources, make_policy, curve, number) for number in range(rounds)]
             # a policy refines the curve that it gets

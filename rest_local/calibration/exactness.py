@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rest_local.calibration.threads import halvings
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
-from rest_local.kv_cache.backend import Backend, remove_tail
+from rest_local.kv_cache.backend import Backend, ThreadedBackend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 from rest_local.llama.context import ABORTED
 
@@ -286,14 +286,6 @@ def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
     if n_ctx > DEPTH + deep_rows + largest:
         segments += [Segment(DEPTH + begin, SEGMENT) for begin in range(0, deep_rows, SEGMENT)]
     return segments
-
-
-class ThreadedBackend(Backend, Protocol):
-    """A backend that can decode with 1 to `threads` threads."""
-
-    threads: int
-
-    def use_threads(self, n: int) -> None: ...
 
 
 class SelfTest:

@@ -3,7 +3,8 @@
 - `DecodeProbe` times batches on a backend without requests, for measuring before the first token. `probe_slot` times a
   batch after the text of a slot, between the steps of requests, and leaves the slot unchanged.
 - `LoadMeter` detects other processes that use the machine: it compares the process's CPU time with the clock.
-- `quick` times a few steps before the first token, `measure` times all sizes at several context lengths.
+- `first_steps` times a few batches before the first token and compares their bits with plain steps; `measure` times
+  all sizes at several context lengths.
 - Other processes or a suspended machine make single times too long by any factor, and a clock that is set back makes
   them short or negative. So every time is a low quartile of interleaved rounds.
 - Measurements are bounded by counts, not by a clock.
@@ -36,7 +37,7 @@ from rest_local.calibration.cost import (
 )
 from rest_local.calibration.threads import BUSY_DELAY
 from rest_local.errors import DecodeFailed
-from rest_local.kv_cache.backend import Backend, remove_tail
+from rest_local.kv_cache.backend import Backend, ThreadedBackend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 ROUNDS = 5  # at first; three times as many if they disagree
@@ -183,16 +184,105 @@ class Measured:
             curve.observe(int(row["n"]), int(row["n_ctx"]), row["ms"], busy=self.busy > CERTAIN or self.noise > CERTAIN)
 
 
-def quick(probe: Probe, n_ctx: int, largest: int = LARGEST) -> list[tuple[int, Timing]]:
-    """Time the first steps on a machine, of 1, 4 and 8 tokens: at most 15 plain steps in all. The first step is not in
-    the result, because it also builds graphs and reads weights from the disk. Invalid times are left out. On a busy
-    machine, where all threads together can take 30 times as long, only one plain step is timed.
+@dataclass(frozen=True)
+class FirstSteps:
+    """What the first batches on a machine tell.
+
+    - `timed`: (tokens in a batch, time). The first plain step is left out, because it also builds graphs and reads
+      weights from the disk.
+    - `longest`: the most drafted tokens of a batch in which every row had the bits of a plain step; 0 if none did.
+    - `any_threads`: another number of threads gave the same bits.
     """
-    probe(1, n_ctx)
-    timed = [(1, probe(1, n_ctx))]
-    if not timed[0][1].busy:
-        timed += [(n, probe(n, n_ctx)) for n in (1, 4, 8) if n <= largest]
-    return [(n, timing) for n, timing in timed if timing.valid]
+
+    timed: list[tuple[int, Timing]]
+    longest: int
+    any_threads: bool
+
+
+CHECKED = (
+    2,
+    4,
+    8,
+    3,
+    16,
+    31,
+)  # batch sizes, in this order; kernels change at powers of two, and some take odd rows apart
+ALWAYS_CHECKED = 16  # tokens; a larger batch only where FIRST_MS leaves time for it
+FIRST_MS = 1000.0
+
+
+def first_steps(
+    backend: ThreadedBackend, text: Sequence[int], meter: LoadMeter | None = None, *, compare: bool = True
+) -> FirstSteps:
+    """Evaluate the beginning of `text` in plain steps and in batches, and time both. `compare`: also compare the logits
+    bit by bit, and end with the first batch if that differs already.
+
+    Takes about 35 plain steps, or 80 where these take less than FIRST_MS together. Clears the KV cache before and
+    after. Raises DecodeFailed.
+    """
+    most = min(backend.max_outputs, backend.n_batch, backend.n_ctx // 2, len(text))
+    plain: list[NDArray[np.float32]] = []
+    plain_times: list[Timing] = []
+    timed: list[tuple[int, Timing]] = []
+    same: dict[int, bool] = {}
+    spent = 0.0
+
+    def evaluate(begin: int, n: int) -> tuple[NDArray[np.float32], Timing]:
+        nonlocal spent
+        if meter:
+            meter.start()
+        begun = time.perf_counter()
+        backend.batch.fill(text[begin : begin + n], np.arange(begin, begin + n), 0, backend.n_branches, 1)
+        if code := backend.decode():
+            raise DecodeFailed(code, n)
+        rows = backend.logits(n)
+        ms = 1e3 * (time.perf_counter() - begun)
+        spent += ms
+        return rows, Timing(ms, meter is not None and meter.busy(ms))
+
+    def alone(n: int) -> None:
+        backend.clear()
+        plain.clear()
+        for begin in range(n):
+            row, timing = evaluate(begin, 1)
+            plain.append(row[0].copy())
+            if begin and timing.valid:
+                plain_times.append(timing)
+
+    def has_plain_bits(n: int) -> bool:
+        if compare and len(plain) < n:
+            alone(n)
+        backend.clear()
+        rows, timing = evaluate(0, n)
+        if timing.valid:
+            timed.append((n, timing))
+        return all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(plain, rows, strict=False))
+
+    any_threads = False
+    try:
+        alone(min(most, 8))
+        for n in (each for each in CHECKED if each <= most):
+            if n <= ALWAYS_CHECKED or 4 * spent < FIRST_MS:
+                same[n] = has_plain_bits(n)
+                if compare and not same[n] and n == CHECKED[0]:
+                    break
+        if compare and backend.threads > 1 and same:
+            backend.use_threads(max(backend.threads // 2, 1))
+            kept = len(timed)
+            any_threads = has_plain_bits(min(same))
+            del timed[kept:]
+    finally:
+        backend.use_threads(backend.threads)
+        backend.clear()
+    longest = 0
+    for n in sorted(same):
+        if not same[n]:
+            break
+        longest = n - 1
+    if plain_times:
+        plain_times.sort(key=lambda timing: timing.ms)
+        timed.insert(0, (1, plain_times[len(plain_times) // 2]))
+    return FirstSteps(timed, longest, any_threads)
 
 
 def measure(

@@ -8,23 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
 
-from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import FLOAT_CACHE_TYPES, MOST_SNAPSHOTS, ModelOptions
 
-FAST = ((False, "f16"), (True, "f16"))  # (flash attention, cache type), the preferred first on a CPU; reversed on a GPU
-EXACT = ((True, "bf16"), (True, "q8_0"), (False, "f16"), (True, "f16"))
+Fidelity = Literal["exact", "same", "fast"]
+"""How close an answer with drafts is to one without.
+
+- `exact`: a complete self-test has found no bit that drafting changes; until then requests are decoded plainly.
+- `same`: the kernels give a row the same bits in every batch up to a measured size (`measuring.first_steps`). This is
+  the default on a CPU.
+- `fast`: verification is cheapest, and a token can differ at a near-tie. This is the default on a GPU.
+"""
+
+Choice = tuple[bool, str, str]  # flash attention, cache type of K, cache type of V
+
+SAME: tuple[Choice, ...] = ((True, "bf16", "f16"), (True, "q8_0", "f16"))
+"""The preferred first. With flash attention, llama.cpp's CPU code walks through the cells of a row one by one, whatever
+the batch, and skips those that are masked. Two faster paths break that where K and V have one float type: a single row
+is split over the threads from 512 cells on, and 64 rows or more are computed in tiles. So K and V have two types here.
+A plain step costs the same as with f16 for both (SmolLM2-135M on 2 cores of a Zen 4: 11.4 and 11.4 ms at 1 000 tokens
+of context, 18.8 and 17.6 at 3 500; without flash attention 10.3 to 11.8 and 18.6 to 20.8). Long prompts cost more,
+since there are no tiles: 10% at 512 tokens, 16% at 1 024, 44% at 3 500 with this model, whose weights are few.
+"""
+EXACT: tuple[Choice, ...] = (
+    *SAME, (True, "bf16", "bf16"), (True, "q8_0", "q8_0"), (False, "f16", "f16"), (True, "f16", "f16"),
+)  # fmt: skip
+FAST: tuple[Choice, ...] = ((False, "f16", "f16"), (True, "f16", "f16"))  # on a GPU the other way round
 
 NO_COPIES = ("deepseek4",)
 """Architectures of which llama.cpp copies whole sequences only, and ends the process where it is asked for a part (so
 that it cannot be tried here). The copy also comes with the next pass, over what is restored until then."""
 
 
-def capability_of(model: Model, context: Context, exact: bool) -> Capability:
-    """What drafts this model can verify in this context, and why."""
+def capability_of(model: Model, context: Context, fidelity: Fidelity, longest: int = LONGEST_CHAIN) -> Capability:
+    """Return what drafts this model can verify in this context, and why. `longest`: the most drafted tokens of a batch
+    whose rows have the bits of plain steps.
+    """
     if model.has_encoder:
         return Capability("none", "encoder-decoder models are decoded plainly", shares=False)
     if model.is_recurrent or model.is_hybrid:
@@ -32,9 +56,10 @@ def capability_of(model: Model, context: Context, exact: bool) -> Capability:
         rolled_back = f"is rolled back {n} tokens, and further by a checkpoint" if n else "goes back to a checkpoint"
         reason = f"{kind} state {rolled_back} before the step"
         copies = model.metadata.get("general.architecture") not in NO_COPIES
-        return Capability("chain", reason, shares=False, copies=copies)
-    if exact:
-        return Capability("chain", "exact: a rejected branch leaves holes that shift the attention's blocks")
+        return Capability("chain", reason, longest, shares=False, copies=copies)
+    if fidelity != "fast":
+        reason = "the cells of a rejected branch would be filled out of order, which changes the sums of attention"
+        return Capability("chain", reason, longest)
     return Capability("tree", "full attention over removable cells")
 
 
@@ -83,20 +108,28 @@ def resized(stored: ContextSettings, wanted: ContextSettings) -> ContextSettings
     )
 
 
-def candidates(wanted: ContextSettings, options: ModelOptions, exact: bool) -> list[ContextSettings]:
-    """The settings of exact or fast mode that `options` leave open, the preferred first on a CPU."""
-    return open_settings(wanted, options, EXACT if exact else FAST)
-
-
-def open_settings(
-    wanted: ContextSettings, options: ModelOptions, choices: Iterable[tuple[bool, str]]
+def candidates(
+    wanted: ContextSettings, options: ModelOptions, fidelity: Fidelity, cpu: bool = True
 ) -> list[ContextSettings]:
-    """`wanted` with each choice of (flash attention, cache type), except for what `options` fix, without duplicates. A
-    quantized V needs flash attention.
+    """Return the settings of this fidelity that `options` leave open, the preferred first on a CPU. There may be none
+    for `same`, whose settings are known ones: nothing else is taken in their place.
+
+    `cpu`: whether the CPU computes. A GPU may have no kernel for two cache types, and leave attention to the CPU.
+    """
+    if fidelity == "same":
+        known = open_settings(wanted, ModelOptions(), SAME)
+        return [settings for settings in open_settings(wanted, options, SAME) if settings in known]
+    exact = EXACT if cpu else EXACT[len(SAME) :]
+    return open_settings(wanted, options, exact if fidelity == "exact" else FAST)
+
+
+def open_settings(wanted: ContextSettings, options: ModelOptions, choices: Iterable[Choice]) -> list[ContextSettings]:
+    """Return `wanted` with each of the choices, except for what `options` fix, without duplicates. A quantized V needs
+    flash attention.
     """
     result: list[ContextSettings] = []
-    for flash, cache_type in choices:
-        cache_k, cache_v = options.cache_type_k or cache_type, options.cache_type_v or cache_type
+    for flash, cache_k, cache_v in choices:
+        cache_k, cache_v = options.cache_type_k or cache_k, options.cache_type_v or cache_v
         if options.flash_attention != "auto":
             flash = options.flash_attention == "on"
         settings = replace(wanted, flash_attention=flash, cache_type_k=cache_k, cache_type_v=cache_v)
@@ -106,25 +139,27 @@ def open_settings(
 
 
 def contexts_to_try(
-    options: ModelOptions, n_ctx: int, threads: int, n_slots: int, n_cells: int | None, exact: bool
+    options: ModelOptions, n_ctx: int, threads: int, n_slots: int, n_cells: int | None, fidelity: Fidelity
 ) -> list[ContextSettings]:
-    """The contexts that a child process tries first (`rest_local.llama.load_fallback`), for a model of unknown kind.
+    """Return the contexts that a child process tries first (`rest_local.llama.load_fallback`), for a model of unknown
+    kind.
 
-    On a CPU in fast mode this is only the one that will be used: each takes about 16 plain steps, and `tune_thoroughly`
-    tries the others. On a GPU it includes those of a later exact request, because the model does not fit the GPU twice.
+    On a CPU this is only the one that will be used, unless the fidelity is `exact`: each takes about 16 plain steps. On
+    a GPU it includes those of a later exact request, because the model does not fit the GPU twice.
     """
     wanted = replace(settings_for(options, n_ctx, threads, n_slots, n_cells), n_rs_seq=snapshots(options))
-    result = candidates(wanted, options, exact)
     if not library.supports_gpu():
-        return result if exact else result[:1]
-    return [*result, *(settings for settings in candidates(wanted, options, not exact) if settings not in result)]
+        result = candidates(wanted, options, fidelity) or candidates(wanted, options, "fast")
+        return result if fidelity == "exact" else result[:1]
+    fast, exact = candidates(wanted, options, "fast"), candidates(wanted, options, "exact", cpu=False)
+    return list(dict.fromkeys((*exact, *fast) if fidelity == "exact" else (*fast, *exact)))
 
 
 def preferred(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
-    """The candidates of fast mode, the usually cheaper first: without flash attention on a CPU, where it nearly doubles
-    the time of a draft of 16 tokens at 4 096 tokens of context, and with it on a GPU.
+    """Return the candidates of fast mode, the usually cheaper first: without flash attention on a CPU, where it nearly
+    doubles the time of a draft of 16 tokens at 4 096 tokens of context, and with it on a GPU.
     """
-    settings = candidates(wanted, model.options, exact=False)
+    settings = candidates(wanted, model.options, "fast")
     return settings if on_cpu(model) else sorted(settings, key=lambda each: not each.flash_attention)
 
 

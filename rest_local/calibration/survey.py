@@ -19,7 +19,7 @@ from typing import Any
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.exactness import N_CTX, SEGMENT, Drafts, Logits, compare_drafts, rows_alone
 from rest_local.calibration.measuring import DecodeProbe
-from rest_local.calibration.settings import capability_of, for_memory_of, open_settings, settings_for
+from rest_local.calibration.settings import SAME, capability_of, for_memory_of, open_settings, settings_for
 from rest_local.calibration.tuning import self_test_text
 from rest_local.errors import ModelError
 from rest_local.kv_cache.backend import Capability
@@ -94,7 +94,8 @@ def survey(model: Model, threads: int | None, seconds: float, progress: Progress
 
 def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -> Iterator[ContextSettings]:
     """Every combination that `options` leave open, with all threads first."""
-    choices = list(product((True, False), CACHE_TYPES))
+    mixed = SAME if options.flash_attention != "off" else ()
+    choices = [*mixed, *((flash, each, each) for flash, each in product((True, False), CACHE_TYPES))]
     for count in dict.fromkeys((threads, 1)):
         yield from open_settings(replace(wanted, threads=count), options, choices)
 
@@ -110,7 +111,7 @@ def _measure(
         setting.refused = str(error)
         return None
     with context:
-        capability = capability_of(model, context, exact=False)
+        capability = capability_of(model, context, "fast")
         setting.plain_ms, setting.step_ms = _price(context, text)
         token_ms = 12.0 * setting.plain_ms + 5.0  # four comparisons, opening the context, and the driver
         if capability.kind != "none":

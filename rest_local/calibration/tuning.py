@@ -1,9 +1,10 @@
 """Tuning: the chosen settings and the cost curve of a model on this machine, stored on disk.
 
 - A model and the user's settings go in; an open context with its `Tuning` comes out.
-- Fast mode takes settings by a rule, or those that `rest-local tune` found cheaper. Exact mode takes the first settings
-  in which the self-test finds no difference.
-- On a new machine a few steps are timed, and the curve is estimated from them. `rest_local.decoding.decode_context`
+- Fast mode takes settings by a rule, or those that `rest-local tune` found cheaper. By default a CPU takes the first
+  settings in which a few batches have the bits of plain steps, and exact mode the first in which the self-test finds no
+  difference.
+- On a new machine a few batches are timed, and the curve is estimated from them. `rest_local.decoding.decode_context`
   measures the rest later, `tune_thoroughly` measures it at once.
 - The result is stored for each model file, llama.cpp, machine and number of threads. A damaged or foreign file causes a
   new measurement, never an error.
@@ -20,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rest_local.calibration import known
 from rest_local.calibration.cost import LARGEST, CostCurve
@@ -31,20 +32,20 @@ from rest_local.calibration.exactness import (
     Comparison,
     Drafts,
     SelfTest,
-    ThreadedBackend,
     compare_drafts,
     rows_alone,
 )
 from rest_local.calibration.measuring import (
     DecodeProbe,
+    FirstSteps,
     LoadMeter,
     Measured,
     Progress,
-    Timing,
+    first_steps,
     measure,
-    quick,
 )
 from rest_local.calibration.settings import (
+    Fidelity,
     candidates,
     capability_of,
     for_memory_of,
@@ -55,7 +56,7 @@ from rest_local.calibration.settings import (
 )
 from rest_local.calibration.threads import ThreadGovernor
 from rest_local.errors import ModelError, OptionError
-from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability, ThreadedBackend
 from rest_local.llama import library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import default_threads
@@ -65,7 +66,7 @@ from rest_local.paths import cache_dir, write_atomically
 log = logging.getLogger("rest_local.tuning")
 progress = log.getChild("progress")  # messages about work that takes a while
 
-FORMAT = 8
+FORMAT = 9
 CONTEXTS = (64, 512, 2048)  # context lengths that `tune_thoroughly` measures, as far as they fit
 SELF_TEST_S = 2.0
 
@@ -74,6 +75,8 @@ SELF_TEST_S = 2.0
 class Tuning:
     """The chosen settings and what was measured in them.
 
+    - `fidelity`: what the settings were chosen for; `fast` where none were found for `same`.
+    - `longest`: the most drafted tokens that change no bit, as far as the first steps tell.
     - `exact`: a complete self-test found no difference.
     - `unsuitable`: settings in which it found one, or that llama.cpp refuses.
     - `estimate`: name of the shipped curve whose shape was taken; empty if all sizes were measured.
@@ -90,6 +93,9 @@ class Tuning:
     path: Path | None = None
     seconds: float = 0.0  # duration of `tune` in this process
     model: Mapping[str, Any] = field(default_factory=dict)
+    fidelity: Fidelity = "fast"
+    longest: int = LONGEST_CHAIN
+    same_threads: bool = False  # another number of threads gave the same bits in the first steps
 
     @property
     def final(self) -> bool:
@@ -117,8 +123,10 @@ class Tuning:
 
     @property
     def any_threads(self) -> bool:
-        """Whether the self-test of `--exact` found the same bits with any number of threads."""
-        return self.exact and self.self_test.get("any_threads") is True
+        """Return True if the number of threads may change in the middle of an answer without changing its bits."""
+        if self.fidelity == "exact":
+            return self.exact and self.self_test.get("any_threads") is True
+        return self.fidelity == "fast" or self.same_threads
 
     @property
     def rows_compared(self) -> int:
@@ -153,7 +161,8 @@ class Tuning:
         return json.dumps({
             "format": FORMAT, "settings": self.settings.to_dict(), "curve": json.loads(self.curve.to_json()),
             "self_test": self.self_test, "exact": self.exact, "measured_at": self.measured_at, "final": self.final,
-            "estimate": self.estimate,
+            "estimate": self.estimate, "fidelity": self.fidelity, "longest": self.longest,
+            "same_threads": self.same_threads,
             "unsuitable": [settings.to_dict() for settings in self.unsuitable],
             known.FIELD: dict(self.model),
         })  # fmt: skip
@@ -175,33 +184,40 @@ class Tuning:
             if not isinstance(self_test, dict) or not isinstance(model, dict) or not math.isfinite(measured_at):
                 raise ValueError("not a tuning: self_test is no object, or measured_at is not finite")
             exact = data["exact"] is True and enough
-            return cls(settings, curve, self_test, exact, measured_at, unsuitable, estimate, model=model)
+            found = cls(settings, curve, self_test, exact, measured_at, unsuitable, estimate, model=model)
+            if data["fidelity"] not in get_args(Fidelity) or not 0 <= int(data["longest"]) <= LONGEST_CHAIN:
+                raise ValueError("not a tuning: fidelity or longest")
+            found.fidelity, found.longest = data["fidelity"], int(data["longest"])
+            found.same_threads = data["same_threads"] is True
+            return found
         except (KeyError, TypeError, AttributeError, OverflowError, OptionError) as error:
             raise ValueError(f"not a tuning: {error}") from error
 
 
-def tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
+def tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Context, Tuning]:
     """Open a context in the chosen settings, with its tuning from the cache or from a few steps.
 
-    `model.options` may fix flash attention and cache types; the rest is chosen. The first time, fast mode takes at most
-    15 plain steps. Exact mode also runs the first rows of a self-test in up to four settings. Raises ModelError.
+    `model.options` may fix flash attention and cache types; the rest is chosen. The first time it takes as long as
+    `first_steps`. Exact mode also runs the first rows of a self-test in up to six settings. Raises ModelError.
     """
     begun = time.perf_counter()
-    context, tuning = _tune(model, for_memory_of(model, wanted), exact)
+    if fidelity == "same" and not on_cpu(model):
+        fidelity = "fast"
+    context, tuning = _tune(model, for_memory_of(model, wanted), fidelity)
     tuning.seconds = time.perf_counter() - begun
     return context, tuning
 
 
-def _tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, Tuning]:
+def _tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Context, Tuning]:
     path: Path | None = None
     unsuitable: list[ContextSettings] = []
     try:
-        path = cache_dir() / known.FOLDER / f"{_key(model, wanted, exact)}.json"
+        path = cache_dir() / known.FOLDER / f"{_key(model, wanted, fidelity)}.json"
         tuning = Tuning.from_json(path.read_text("utf-8"))
         tuning.path, tuning.model = path, tuning.model or known.note_of(model)
         tuning.settings = resized(tuning.settings, wanted)
         unsuitable = tuning.unsuitable = [resized(each, wanted) for each in tuning.unsuitable]
-        if not exact or tuning.settings not in unsuitable or _all_tried(model, tuning):
+        if fidelity != "exact" or tuning.settings not in unsuitable or _all_tried(model, tuning):
             return Context(model, tuning.settings), tuning
     except FileNotFoundError:
         pass
@@ -211,34 +227,56 @@ def _tune(model: Model, wanted: ContextSettings, exact: bool) -> tuple[Context, 
         "costs of %s: estimated from a few steps, refined in use",
         model.path.name,
     )
-    context, tuning = _tune_anew(model, wanted, exact, unsuitable)
+    context, tuning = _tune_anew(model, wanted, fidelity, unsuitable)
     tuning.path, tuning.model = path, known.note_of(model)
-    if exact:
+    if fidelity == "exact":
         tuning.store()  # an estimate is stored at the end, after real steps have refined it
     return context, tuning
 
 
 def _all_tried(model: Model, tuning: Tuning) -> bool:
     """Whether the self-test of `--exact` has ruled out all settings."""
-    return all(one in tuning.unsuitable for one in candidates(tuning.settings, model.options, exact=True))
+    return all(one in tuning.unsuitable for one in candidates(tuning.settings, model.options, "exact", on_cpu(model)))
 
 
 def _tune_anew(
-    model: Model, wanted: ContextSettings, exact: bool, unsuitable: list[ContextSettings]
+    model: Model, wanted: ContextSettings, fidelity: Fidelity, unsuitable: list[ContextSettings]
 ) -> tuple[Context, Tuning]:
     """Open a context and tune it with a few steps."""
     self_test: dict[str, Any] = {}
-    if exact:
+    if fidelity == "exact":
         context, self_test = _choose_exact(model, wanted, unsuitable)
     else:
+        same = candidates(wanted, model.options, "same") if fidelity == "same" else []
+        for settings in same if not model.has_encoder else []:
+            try:
+                context = Context(model, settings)
+            except ModelError as error:
+                log.info("%s", error)
+                continue
+            curve, name, first = _first_curve(model, context, compare=True)
+            if first.longest:
+                return context, Tuning(
+                    settings,
+                    curve,
+                    self_test,
+                    False,
+                    time.time(),
+                    unsuitable,
+                    name,
+                    fidelity="same",
+                    longest=first.longest,
+                    same_threads=first.any_threads,
+                )
+            context.close()
+            break  # the weights make the difference, which another cache does not change
+        fidelity = "fast"
         context = _first_that_works(model, preferred(model, wanted))
-    try:
-        curve, name = _estimate(model, context)
-    except BaseException:
-        context.close()
-        raise
+    curve, name, _ = _first_curve(model, context, compare=False)
     is_exact = bool(self_test.get("exact"))
-    return context, Tuning(context.settings, curve, self_test, is_exact, time.time(), unsuitable, name)
+    return context, Tuning(
+        context.settings, curve, self_test, is_exact, time.time(), unsuitable, name, fidelity=fidelity
+    )
 
 
 def load_meter(model: Model, context: Context, governor: ThreadGovernor | None = None) -> LoadMeter:
@@ -249,18 +287,22 @@ def load_meter(model: Model, context: Context, governor: ThreadGovernor | None =
     return LoadMeter(lambda: context.threads if on_cpu(model) else 0, yields)
 
 
-def _estimate(model: Model, context: Context) -> tuple[CostCurve, str]:
-    """A curve from a few steps, and the name of the shipped curve with its shape. Clears the KV cache."""
-    probe = DecodeProbe(context, self_test_text(model, context.n_ctx), load_meter(model, context))
-    largest = min(context.max_outputs, context.n_ctx // 2)
-    timed: list[tuple[int, Timing]] = []
-    if not model.has_encoder:  # such a model is decoded plainly, so only t(1) matters
-        timed = quick(probe.alone, 0, largest)
-        context.clear()
+def _first_curve(model: Model, context: Context, compare: bool) -> tuple[CostCurve, str, FirstSteps]:
+    """Return a curve from the first steps, the name of the shipped curve with its shape, and the steps. Clears the KV
+    cache. If that fails, the context is closed.
+    """
+    first = FirstSteps([], 0, False)
+    try:
+        if not model.has_encoder:  # such a model is decoded plainly, and real steps tell what that costs
+            text = self_test_text(model, context.n_ctx)
+            first = first_steps(context, text, load_meter(model, context), compare=compare)
+    except BaseException:
+        context.close()
+        raise
     backends = [name for name in library.backends() if name != "CPU"]
     backend = "CPU" if on_cpu(model) else next((name for name in backends if name in ("CUDA", "Metal")), "")
     attention = 2 * model.n_embd * model.n_layer / max(model.n_params, 1)
-    return estimated(timed, backend, attention)
+    return *estimated(first.timed, backend, attention), first
 
 
 def tune_thoroughly(
@@ -273,7 +315,8 @@ def tune_thoroughly(
     700 plain steps. Raises ModelError, and ValueError if the clock stands still.
     """
     wanted = for_memory_of(model, wanted)
-    settings = [tuning.settings] if tuning.exact or tuning.unsuitable else usable(model, wanted)
+    keeps = tuning.fidelity != "fast" or tuning.unsuitable
+    settings = [resized(tuning.settings, wanted)] if keeps else usable(model, wanted)
     with _cheapest(model, settings) as context:
         largest = min(LARGEST, context.max_outputs, context.n_ctx // 2)
         lengths = [length for length in CONTEXTS if length + largest <= context.n_ctx] or [context.n_ctx // 2]
@@ -315,7 +358,7 @@ def _choose_exact(
     """Open a context in the first settings without a known difference between chains and plain decoding, with the part
     of their self-test that fits SELF_TEST_S. If all are unsuitable, take the first that work. Adds to `unsuitable`.
     """
-    settings = candidates(wanted, model.options, exact=True)
+    settings = candidates(wanted, model.options, "exact", on_cpu(model))
     for one in [one for one in settings if one not in unsuitable]:
         try:
             context = Context(model, one)
@@ -323,7 +366,7 @@ def _choose_exact(
             log.info("%s", error)
             unsuitable.append(one)
             continue
-        capability = capability_of(model, context, exact=True)
+        capability = capability_of(model, context, "exact")
         if capability.kind == "none":
             return context, {}
         test = exact_self_test(model, context, capability)
@@ -380,15 +423,15 @@ def real_text(model: Model, most: int) -> list[int]:
     return [int(t) for t in tokens[:most]]
 
 
-def _key(model: Model, wanted: ContextSettings, exact: bool) -> str:
+def _key(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> str:
     """A hash of everything that a measurement depends on. The size of the context and the number of slots are no part
     of it; a self-test of exact mode depends on the context size up to N_CTX.
     """
-    n_ctx = min(wanted.n_ctx, N_CTX) if exact else N_CTX
+    n_ctx = min(wanted.n_ctx, N_CTX) if fidelity == "exact" else N_CTX
     relevant = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
     parts = [
         FORMAT, model.cache_key, model.n_gpu_layers, asdict(replace(model.options, rollback=None)),
-        model.adapters.identity, exact and "any threads",
+        model.adapters.identity, fidelity,
         relevant.to_dict(), library.fingerprint(), platform.machine(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]

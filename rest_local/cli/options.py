@@ -319,7 +319,12 @@ _ENGINE_OPTIONS = (
         "When the context is full, go on without the oldest text after the system prompt; else the answer ends.",
         rare=True,
     ),
-    _engine("--exact", "Settings in which drafting changes no bit of any logit; slower."),
+    _engine(
+        "--exact/--no-exact",
+        "Draft only where a self-test found no changed bit, or in the cheapest settings, where a near-tie can differ. "
+        "Default: the same bits on a CPU where a first test finds them, else the cheapest.",
+        default=None,
+    ),
 )
 
 

@@ -41,7 +41,9 @@ class EngineConfig:
                       `cells`, whichever is least
     threads           CPU threads, a fixed number; None: the performance cores, fewer while other programs want them
     n_gpu_layers      layers on the GPU, -1: all of them; None: as many as fit, where there is a GPU
-    exact             draft chains only, in settings in which drafting changes no bit of the output
+    exact             True: draft only where a complete self-test has found no bit that drafting changes; None: on a
+                      CPU in settings whose first batches had the bits of plain steps, where there are any; False: in
+                      the settings in which drafts are cheapest, where a token can differ at a near-tie
     history           draft from the earlier answers of this model, of other processes too, and keep the new ones. Off
                       by default because it writes the answers to disk
     verify            None: strict; `Relaxed(k, ratio)` lets retrieved tokens pass that are nearly as likely as the
@@ -71,7 +73,7 @@ class EngineConfig:
     n_ctx: int | Literal["trained"] | None = None
     threads: int | None = None
     n_gpu_layers: int | None = None
-    exact: bool = False
+    exact: bool | None = None
     history: bool = False
     verify: Relaxed | None = None
     slots: int = 1
@@ -109,6 +111,11 @@ class EngineConfig:
             _at_least(name, getattr(self, name), -1)
         checked(self.sampling)
 
+    @property
+    def fidelity(self) -> Literal["exact", "same", "fast"]:
+        """What `exact` asks for (`rest_local.calibration.settings.Fidelity`)."""
+        return "same" if self.exact is None else "exact" if self.exact else "fast"
+
     def context_length(self, trained: int) -> int:
         """The context for a model trained for `trained` tokens (0: unknown). The one place that decides it."""
         if self.n_ctx == TRAINED:
@@ -126,7 +133,7 @@ class EngineOptions(TypedDict, total=False):
     n_ctx: int | Literal["trained"] | None
     threads: int | None
     n_gpu_layers: int | None
-    exact: bool
+    exact: bool | None
     history: bool
     verify: Relaxed | None
     slots: int

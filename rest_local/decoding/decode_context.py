@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from rest_local.calibration.cost import CERTAIN, LARGEST, SIZES, CostCurve
-from rest_local.calibration.exactness import N_CTX, Background, SelfTest, ThreadedBackend
+from rest_local.calibration.exactness import N_CTX, Background, SelfTest
 from rest_local.calibration.measuring import LoadMeter, Measured, Progress, probe_slot
-from rest_local.calibration.settings import capability_of, contexts_to_try, settings_for
+from rest_local.calibration.settings import Fidelity, capability_of, contexts_to_try, settings_for
 from rest_local.calibration.threads import Level, ThreadGovernor, levels
 from rest_local.calibration.tuning import (
     Tuning,
@@ -37,7 +37,7 @@ from rest_local.drafting.recycled import SuccessorTable
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError, OptionError
 from rest_local.kv_cache import saved
-from rest_local.kv_cache.backend import Capability
+from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability, ThreadedBackend
 from rest_local.kv_cache.saved import PART, SESSIONS, CellFiles, NamedSlots, Run
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
@@ -186,14 +186,13 @@ class DecodeContext:
         model: Model,
         backend: Context,
         tuning: Tuning,
-        exact: bool,
         failed_stores: list[Searchable] | None = None,
         drafter: Drafter | None = None,
         busy: bool = False,
     ) -> None:
         """`busy`: other programs run now."""
-        self.model, self.backend, self.tuning, self.exact = model, backend, tuning, exact
-        capability, warning = _capability(model, backend, tuning, exact)
+        self.model, self.backend, self.tuning, self.exact = model, backend, tuning, tuning.fidelity == "exact"
+        capability, warning = _capability(model, backend, tuning)
         self.warnings = [told for told in (warning, _beyond_training(model, backend)) if told]
         self.auto = Auto(tuning.curve)
         self.auto.drafter = drafter
@@ -208,7 +207,7 @@ class DecodeContext:
                 slot.draft_text = drafter.text()
         self.sessions: Sessions | None = None
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
-        self._self_test = self._background() if exact and tuning.testing else None
+        self._self_test = self._background() if self.exact and tuning.testing else None
         self._governor = ThreadGovernor(self._levels(), busy) if backend.threads > 1 else None
         meter = load_meter(model, backend, self._governor)
         tuning.curve.busy_now = meter.busy
@@ -221,21 +220,21 @@ class DecodeContext:
         cls,
         model: Model,
         settings: ContextSettings,
-        exact: bool,
+        fidelity: Fidelity,
         failed_stores: list[Searchable] | None = None,
         opener: Opener = NO_DRAFTER,
     ) -> DecodeContext:
         """Measure what was not measured before. Contexts of one model share `failed_stores`. `opener`: opens what
         drafts for the context. Raises ModelError.
         """
-        if exact:
+        if fidelity == "exact":
             settings = replace(settings, n_slots=1, n_cells=settings.n_ctx)
         busy = others_run()
         wait_briefly(busy)  # else measuring on a busy machine can take a hundred times as long
-        backend, tuning = tune(model, settings, exact)
+        backend, tuning = tune(model, settings, fidelity)
         try:
             drafter, refusal = _opened(opener, backend)
-            context = cls(model, backend, tuning, exact, failed_stores, drafter, busy)
+            context = cls(model, backend, tuning, failed_stores, drafter, busy)
             context.opener = opener
             context.warnings += [refusal] if refusal else []
             return context
@@ -250,7 +249,7 @@ class DecodeContext:
         model, backend = self.model, self.backend
         warning = "" if library.supports_gpu() else self._try_exact()  # on a GPU that was done at load
         settings = settings_for(model.options, backend.n_ctx, backend.settings.threads)
-        context = DecodeContext.open(model, settings, True, self.failed_stores, self.opener)
+        context = DecodeContext.open(model, settings, "exact", self.failed_stores, self.opener)
         if self.sessions is not None:
             context.keep_sessions(self.sessions.files.limit)
         for told in context.warnings:
@@ -267,7 +266,7 @@ class DecodeContext:
             model.path,
             model.n_gpu_layers,
             model.options,
-            lambda options: contexts_to_try(options, TRIED_CONTEXT, threads, 1, None, exact=True),
+            lambda options: contexts_to_try(options, TRIED_CONTEXT, threads, 1, None, "exact"),
         )
         if not chosen.warning:
             return ""
@@ -306,12 +305,11 @@ class DecodeContext:
         return self._governor.level.threads if self._governor else self.backend.threads
 
     def _levels(self) -> list[Level]:
-        """Those of the governor. The number of threads stays where the user gave it. In exact mode it also stays unless
-        the complete self-test found the same bits with any number.
+        """Return those of the governor. The number of threads stays where the user gave it, and where another number
+        would change bits that have to stay the same.
         """
         given = self.backend.settings.threads > 0
-        fewer = not given and (not self.exact or self.tuning.any_threads)
-        return levels(self.backend.threads, fewer, can_wait_briefly())
+        return levels(self.backend.threads, not given and self.tuning.any_threads, can_wait_briefly())
 
     def step(self, number: int) -> bool:
         """One forward pass; False where all requests wait for images. `number`: a name for `abort`."""
@@ -471,7 +469,7 @@ class DecodeContext:
         own = replace(
             settings, n_ctx=n_ctx, n_cells=n_ctx, n_batch=n_batch, n_ubatch=min(self.backend.n_ubatch, n_batch)
         )
-        drafts = capability_of(self.model, self.backend, exact=True)
+        drafts = capability_of(self.model, self.backend, "exact")
 
         def make(context: ThreadedBackend) -> SelfTest:
             return exact_self_test(self.model, context, drafts, self.tuning.self_test)
@@ -499,7 +497,7 @@ class DecodeContext:
         background, self._self_test = self._self_test, None
         assert background is not None
         background.close()
-        capability, warning = _capability(self.model, self.backend, self.tuning, self.exact)
+        capability, warning = _capability(self.model, self.backend, self.tuning)
         self.scheduler.forward.capability = capability
         if self._governor is not None:
             self._governor.levels = self._levels()
@@ -526,9 +524,10 @@ def _beyond_training(model: Model, context: Context) -> str:
     )
 
 
-def _capability(model: Model, context: Context, tuning: Tuning, exact: bool) -> tuple[Capability, str]:
-    capability = capability_of(model, context, exact)
-    if exact and not tuning.exact and capability.kind != "none":
+def _capability(model: Model, context: Context, tuning: Tuning) -> tuple[Capability, str]:
+    longest = tuning.longest if tuning.fidelity == "same" else LONGEST_CHAIN
+    capability = capability_of(model, context, tuning.fidelity, longest)
+    if tuning.fidelity == "exact" and not tuning.exact and capability.kind != "none":
         if tuning.testing:
             return replace(capability, kind="none", reason=f"exact: {tuning.testing}"), ""
         warning = f"`exact`: {NO_EXACT_SETTINGS}; decoding plainly"

@@ -166,7 +166,7 @@ def open_model(config: EngineConfig, undo: ExitStack) -> tuple[Model, str]:
 
     def contexts(tried: ModelOptions) -> list[ContextSettings]:
         size = config.context_length(trained_context(path, tried))
-        return contexts_to_try(tried, size, config.threads or 0, config.slots, config.cells, config.exact)
+        return contexts_to_try(tried, size, config.threads or 0, config.slots, config.cells, config.fidelity)
 
     n_ctx = None if config.n_ctx == TRAINED else config.n_ctx  # as for `trial.attempt`
     try:
@@ -269,13 +269,13 @@ def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeC
     settings = settings_for(model.options, size, threads, config.slots, config.cells)
     opener, refusal = _opener(config, model, size)
     try:
-        context = DecodeContext.open(model, settings, config.exact, opener=opener)
+        context = DecodeContext.open(model, settings, config.fidelity, opener=opener)
     except ModelError as error:
         if opener is NO_DRAFTER:
             raise
         opener.close()  # both may be too much for the memory
         refusal = f"{WITHOUT_DRAFTER}: next to it the model cannot be evaluated ({error})"
-        context = DecodeContext.open(model, settings, config.exact)
+        context = DecodeContext.open(model, settings, config.fidelity)
     undo.callback(context.close)
     if refusal:
         context.warnings.append(refusal)

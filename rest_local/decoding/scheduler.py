@@ -74,7 +74,8 @@ class Scheduler:
         self, backend: Backend, capability: Capability, curve: CostCurve, overlaps: bool | None = None
     ) -> None:
         self.backend = backend
-        self.slots = Slots(backend, capability.shares, capability.copies)
+        in_order = capability.shares and capability.kind == "chain"
+        self.slots = Slots(backend, capability.shares, capability.copies, in_order)
         self.forward = Forward(backend, capability, self.slots.evict, overlaps)
         self.waiting: deque[RequestState] = deque()
         self.admitted: list[RequestState] = []  # the oldest first

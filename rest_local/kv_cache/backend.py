@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from rest_local.llama.context import Batch
 
+LONGEST_CHAIN = 63  # drafted tokens; with the root they are a batch of 64, the largest that is priced
+
 
 @dataclass(frozen=True)
 class Capability:
@@ -17,7 +19,7 @@ class Capability:
 
     kind: Literal["tree", "chain", "none"]
     reason: str
-    longest: int = 63
+    longest: int = LONGEST_CHAIN
     shares: bool = True  # several sequences can hold the same cells
     copies: bool = True  # a part of a sequence can be copied to another one
 
@@ -48,6 +50,14 @@ class Backend(Protocol):
         self, seq: int, state: bytes | memoryview, *, partial: bool = False, on_device: bool = False
     ) -> bool: ...
     def clear(self) -> None: ...
+
+
+class ThreadedBackend(Backend, Protocol):
+    """A backend that can decode with 1 to `threads` threads."""
+
+    threads: int
+
+    def use_threads(self, n: int) -> None: ...
 
 
 @runtime_checkable

@@ -115,8 +115,10 @@ def made_with(model: Model, settings: ContextSettings, exact: bool) -> dict[str,
         threads=0,
         threads_batch=0,
     )
+    # The context's settings say what was chosen of these, and an exact request may have to give flash attention up.
+    loading = replace(model.options, rollback=None, flash_attention="auto", cache_type_k=None, cache_type_v=None)
     parts = {
-        "another model": [model.cache_key, model.adapters.identity, asdict(replace(model.options, rollback=None))],
+        "another model": [model.cache_key, model.adapters.identity, asdict(loading)],
         "other settings": [computing.to_dict(), model.n_gpu_layers, exact],
         "another build of llama.cpp": [FORMAT, library.fingerprint()],
     }

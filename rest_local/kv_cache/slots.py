@@ -44,15 +44,18 @@ class Match:
 
 
 class Slots:
-    """`n_slots` of a backend. `shares`: its cells can be shared between sequences. `copies`: and a state be copied."""
+    """`n_slots` of a backend. `shares`: its cells can be shared between sequences. `copies`: and a state be copied.
+    `in_order`: an answer has the same bits only if its cells are in the order of its tokens.
+    """
 
-    def __init__(self, backend: Backend, shares: bool, copies: bool = True) -> None:
+    def __init__(self, backend: Backend, shares: bool, copies: bool = True, in_order: bool = False) -> None:
         places = range(0, backend.n_slots * backend.n_branches, backend.n_branches)
         self.slots = [Slot(backend, first_id, checkpoints=not shares) for first_id in places]
         for slot in self.slots:
             slot.costs = self.slots[0].costs
         self._shares = shares
         self._copies = copies
+        self._in_order = in_order
         self._idle = list(self.slots)  # least recently used first
         self.holes = 0  # upper bound of the cells that were freed below others that stayed: attention passes over them
         self._fragmentation_ms = 0.0  # what the holes have cost
@@ -118,8 +121,11 @@ class Slots:
 
     def charge(self, per_cell: float, per_token: float) -> None:
         """Charge a decode over the cells of the idle slots. Milliseconds: what each cell cost it, and what evaluating a
-        token again would cost. Frees the slots that have cost as much.
+        token again would cost. Frees the slots that have cost as much, unless cells have to be in order: llama.cpp
+        fills what is freed below with the next tokens of a running answer. Masked cells cost little there.
         """
+        if self._in_order:
+            return
         self._fragmentation_ms += per_cell * self.holes
         self._per_token = per_token
         for slot in self._idle:

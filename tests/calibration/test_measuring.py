@@ -1,13 +1,14 @@
 """With scripted clocks, a disturbed curve stays near the truth or is not called complete."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
-from rest_local.calibration.measuring import Timing, measure, quick
+from rest_local.calibration.measuring import ALWAYS_CHECKED, Timing, first_steps, measure
+from tests.support.fake_backend import FakeBackend
 
 CONTEXTS = (64, 512, 2048)
 Change = Callable[[int, float], Timing]  # (number of the batch, its true time) -> measured time
@@ -98,7 +99,6 @@ def test_a_clock_that_stands_still_is_an_error() -> None:
     with pytest.raises(ValueError, match="clock"):
         measure(clock, CONTEXTS)
     assert len(clock.batches) < 500
-    assert quick(Clock(lambda _, ms: Timing(-ms)), 16) == []
 
 
 @pytest.mark.parametrize("largest", [1, 3, 16])
@@ -110,21 +110,53 @@ def test_a_context_with_small_batches_is_never_complete(largest: int) -> None:
     assert len(result.curve.at(64)) == LARGEST
 
 
-@pytest.mark.parametrize("machine", [lambda n: n, lambda n: 0.7 + 0.3 * n, lambda n: 1.0])
-def test_the_first_steps_cost_at_most_15_plain_steps(machine: Callable[[int], float]) -> None:
-    """This holds on any machine, because t(n) is at most n t(1)."""
-    spent = []
-
-    def probe(n: int, n_ctx: int) -> Timing:
-        spent.append(machine(n))
-        return Timing(machine(n))
-
-    timed = quick(probe, 16)
-    assert sum(spent) <= 15
-    assert [n for n, _ in timed] == [1, 1, 4, 8]
+TEXT = list(range(1, 40))
 
 
-def test_a_busy_machine_runs_only_two_plain_steps() -> None:
-    clock = Clock(lambda _, ms: Timing(ms, True))
-    assert quick(clock, 0) == [(1, Timing(true_ms(1, 0), True))]
-    assert clock.batches == [(1, 0)] * 2
+def changed_from(size: int, backend: FakeBackend) -> FakeBackend:
+    """Have rows of batches of `size` tokens or more differ from those of smaller ones in the last bit of one logit."""
+    right = backend.compute
+
+    def compute(history: Sequence[int], n: int) -> np.ndarray:
+        row = np.array(right(history, n), np.float32)
+        if n >= size:
+            row[0] = np.nextafter(row[0], np.float32(np.inf))
+        return row
+
+    backend.compute = compute
+    return backend
+
+
+@pytest.mark.parametrize(("size", "longest"), [(2, 0), (3, 1), (4, 2), (5, 3), (8, 3), (9, 7), (16, 7), (17, 15)])
+def test_a_chain_is_as_long_as_its_rows_have_the_bits_of_plain_steps(size: int, longest: int) -> None:
+    assert min(first_steps(changed_from(size, FakeBackend()), TEXT).longest, ALWAYS_CHECKED - 1) == longest
+
+
+def test_the_first_steps_leave_no_cells_and_time_each_size_once() -> None:
+    backend = FakeBackend()
+    found = first_steps(backend, TEXT)
+    assert not backend.cells
+    sizes = [n for n, _ in found.timed]
+    assert sizes[0] == 1
+    assert set(sizes) >= {1, 2, 3, 4, 8, 16}
+    assert len(sizes) == len(set(sizes))
+    assert backend.evaluated <= 8 + 16 + 31 + 64  # plain steps, and the batches
+
+
+@pytest.mark.parametrize("n_batch", [1, 2, 5])
+def test_a_context_of_small_batches_is_checked_as_far_as_it_goes(n_batch: int) -> None:
+    found = first_steps(FakeBackend(n_batch=n_batch), TEXT)
+    assert found.longest == {1: 0, 2: 1, 5: 3}[n_batch]
+    assert all(n <= n_batch for n, _ in found.timed)
+
+
+def test_another_number_of_threads_is_compared() -> None:
+    backend = FakeBackend()
+    assert not first_steps(backend, TEXT).any_threads  # one thread has nothing to compare with
+    backend.threads = 4
+    assert first_steps(backend, TEXT).any_threads
+    right = backend.compute
+    backend.compute = lambda history, n: right(history, n) + (backend.threads_used < 4)
+    found = first_steps(backend, TEXT)
+    assert (found.longest > 0, found.any_threads) == (True, False)
+    assert backend.threads_used == 4

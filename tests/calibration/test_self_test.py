@@ -238,10 +238,10 @@ class ExactContext:
         self.backend.number_decodes = lambda number: None
         begun = SelfTest(FakeBackend(1024), TEXT, 63)
         begun.begin(0.0)
-        self.tuning = Tuning(self.backend.settings, FLAT, begun.to_dict(), False)
+        self.tuning = Tuning(self.backend.settings, FLAT, begun.to_dict(), False, fidelity="exact")
         self.stored: list[str] = []
         monkeypatch.setattr(Tuning, "store", lambda tuning: self.stored.append(tuning.to_json()))
-        self.context = DecodeContext(model, self.backend, self.tuning, exact=True)  # type: ignore[arg-type]
+        self.context = DecodeContext(model, self.backend, self.tuning)  # type: ignore[arg-type]
         self.context._calibration.enabled = False  # the self-test is the only idle work here
 
     def idle(self, rows: int = 10_000) -> None:
@@ -343,15 +343,15 @@ def test_settings_with_a_difference_are_not_chosen_again(
     tried = []
     with monkeypatch.context() as patch:
         patch.setattr(Comparison, "add", _differs_late)
-        for _ in range(6):
+        for _ in range(len(EXACT) + 2):
             with Engine.load(path, n_ctx=256, threads=1, exact=True) as engine:
-                tried.append((engine.settings["flash_attention"], engine.settings["cache_type_k"]))
+                tried.append(tuple(engine.settings[key] for key in ("flash_attention", "cache_type_k", "cache_type_v")))
                 while engine.use_idle_time(1.0):
                     pass
                 assert engine.capability.kind == "none"
                 assert len(engine.warnings) == 1
-    assert tried[:4] == list(EXACT)
-    assert tried[4] == tried[5]
+    assert tried[:-2] == list(EXACT)
+    assert tried[-2] == tried[-1]
 
 
 def _differs_late(comparison: Comparison, alone: np.ndarray, other: np.ndarray) -> None:

@@ -11,8 +11,8 @@ from benchmarks.tiny import tiny_adapter
 from rest_local import Engine
 from rest_local.calibration import tuning
 from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
-from rest_local.calibration.measuring import Measured, Timing, measure
-from rest_local.calibration.settings import candidates
+from rest_local.calibration.measuring import CHECKED, Measured, Timing, measure
+from rest_local.calibration.settings import SAME, Fidelity, candidates
 from rest_local.calibration.tuning import Tuning
 from rest_local.decoding.opening import key_of
 from rest_local.errors import ModelError
@@ -23,24 +23,44 @@ from rest_local.paths import cache_dir
 TinyModel = Callable[..., Path]
 
 
-def choices(options: ModelOptions, exact: bool) -> list[tuple[bool, str, str]]:
-    settings = candidates(ContextSettings(), options, exact)
+def choices(options: ModelOptions, fidelity: Fidelity) -> list[tuple[bool, str, str]]:
+    settings = candidates(ContextSettings(), options, fidelity)
     return [(s.flash_attention, s.cache_type_k, s.cache_type_v) for s in settings]
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_fixed_options_restrict_the_candidates(exact: bool) -> None:
-    assert choices(ModelOptions(cache_type_k="q8_0", cache_type_v="q4_0"), exact) == [(True, "q8_0", "q4_0")]
-    on = choices(ModelOptions(flash_attention="on"), exact)
+@pytest.mark.parametrize("fidelity", ["fast", "exact"])
+def test_fixed_options_restrict_the_candidates(fidelity: Fidelity) -> None:
+    assert choices(ModelOptions(cache_type_k="q8_0", cache_type_v="q4_0"), fidelity) == [(True, "q8_0", "q4_0")]
+    on = choices(ModelOptions(flash_attention="on"), fidelity)
     assert on
     assert all(flash for flash, _, _ in on)
-    off = choices(ModelOptions(flash_attention="off"), exact)
+    off = choices(ModelOptions(flash_attention="off"), fidelity)
     assert off
     assert not any(flash for flash, _, _ in off)
     assert all(v in ("f16", "bf16") for _, _, v in off)
-    only_k = choices(ModelOptions(cache_type_k="f32"), exact)
+    only_k = choices(ModelOptions(cache_type_k="f32"), fidelity)
     assert all(k == "f32" for _, k, _ in only_k)
     assert len(only_k) == len(set(only_k))
+
+
+def test_settings_of_the_same_bits_are_known_ones_or_none() -> None:
+    assert choices(ModelOptions(), "same") == list(SAME)
+    assert choices(ModelOptions(cache_type_k="q8_0"), "same") == [(True, "q8_0", "f16")]
+    for fixed in ({"flash_attention": "off"}, {"cache_type_k": "f16"}, {"cache_type_v": "bf16"}):
+        assert choices(ModelOptions(**fixed), "same") == []
+
+
+@pytest.mark.usefixtures("own_cache", "measured_prices")
+@pytest.mark.parametrize("exact", [None, False])
+def test_a_cpu_takes_settings_of_the_same_bits_unless_told_otherwise(tiny_model: TinyModel, exact: bool | None) -> None:
+    """Weights of Q8_0 have the same bits in every batch, F32 ones have not."""
+    for quant, same in (("Q8_0", exact is None), ("F32", False)):
+        with Engine.load(tiny_model("llama", quant=quant), n_ctx=256, exact=exact) as engine:
+            settings = engine.settings
+            found = (settings["flash_attention"], settings["cache_type_k"], settings["cache_type_v"])
+            assert (found in SAME) is same
+            assert engine.capability.kind == ("chain" if same else "tree")
+            assert not engine.exact
 
 
 def _generate(engine: Engine) -> list[int]:
@@ -126,7 +146,8 @@ def test_the_first_run_times_few_steps_and_stays_provisional(tiny_model: TinyMod
         patch.setattr(Context, "decode", counted)
         engine = Engine.load(path, n_ctx=256)
     with engine:
-        assert 0 < sum(spent) <= 15
+        # Where the weights are not the same in every batch, the first setting ends after 12 tokens.
+        assert 0 < sum(spent) <= 12 + 8 + sum(CHECKED)
         assert engine.calibration["state"] == "provisional"
         assert engine.calibration["estimated_from"]
         assert engine.self_test == {}
@@ -147,7 +168,7 @@ def tuned_model(own_cache: None, tiny_model: TinyModel) -> Path:
 def test_another_context_size_or_slot_count_needs_no_new_measurement(
     tuned_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "quick", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(tuning, "first_steps", lambda *_: pytest.fail("measured again"))
     for n_ctx, slots, cells in ((128, 1, None), (512, 3, None), (256, 2, 300)):
         with Engine.load(tuned_model, n_ctx=n_ctx, slots=slots, cells=cells) as engine:
             assert engine.n_ctx == n_ctx

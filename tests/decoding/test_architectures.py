@@ -159,7 +159,7 @@ def test_a_hundred_prompts_say_the_same_with_drafts_in_exact_settings(tiny_model
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_fast_drafts_leave_plain_output_at_near_ties_only(arch: str, tiny_model: TinyModel) -> None:
-    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512) as engine:
+    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, exact=False) as engine:
         assert engine.capability.kind == KINDS[arch]
         prompt = engine.tokenize(TEXT * 5)
         plain = finish(engine, prompt, 3 * SLIDING_WINDOW, policy="off")

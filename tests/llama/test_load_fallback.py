@@ -76,7 +76,7 @@ def choose(path: Path, n_gpu_layers: int = 0, *, exact: bool = False, **fixed: A
     options = ModelOptions(**fixed)
 
     def wanted(tried: ModelOptions) -> Sequence[ContextSettings]:
-        return contexts_to_try(tried, 256, 1, 1, None, exact)
+        return contexts_to_try(tried, 256, 1, 1, None, "exact" if exact else "same")
 
     return load_fallback.choose(path, n_gpu_layers, options, wanted)
 
@@ -92,7 +92,7 @@ def test_settings_that_work_stay_and_are_tried_once(model: Path, break_when: Bre
 def test_the_child_decodes_every_size_in_every_setting(model: Path) -> None:
     task = {
         "path": str(model), "n_gpu_layers": 0, "n_ctx": None, "options": load_fallback.asdict(ModelOptions()),
-        "settings": [each.to_dict() for each in contexts_to_try(ModelOptions(), 256, 1, 1, None, exact=True)],
+        "settings": [each.to_dict() for each in contexts_to_try(ModelOptions(), 256, 1, 1, None, "exact")],
     }  # fmt: skip
     ended = sandbox.run(load_fallback.__name__, json.dumps(task), 60)
     stages = [line["at"] for line in ended.lines if "at" in line]
@@ -280,7 +280,7 @@ def test_a_child_that_really_dies_is_seen(model: Path, monkeypatch: pytest.Monke
     )
     chosen = choose(model)
     assert chosen.options == ModelOptions(repack=False)
-    assert "crashed (SIGSEGV) while decoding 2 tokens (flash attention off, cache f16)" in chosen.warning
+    assert "crashed (SIGSEGV) while decoding 2 tokens (flash attention on, cache bf16)" in chosen.warning
 
 
 def test_fallbacks_never_repeat_the_wanted_settings() -> None:
