@@ -6,8 +6,9 @@
 - A turn of the user becomes its tool results, one message each, then its text and images. Images of a result are sent
   with the text after it: few templates accept them in a result.
 - A turn of the assistant becomes its text, its reasoning and its calls. Reasoning that Anthropic encrypted
-  (`redacted_thinking`) cannot be read and is left out.
-- A last turn of the assistant is the beginning of the answer (`Translated.begun`).
+  (`redacted_thinking`) cannot be read and is left out. Calls that Anthropic's servers ran are calls like others, each
+  with its result.
+- A last turn of the assistant is the beginning of the answer (`Translated.begun`), from the last of these results on.
 - A system message after the first turn stays where the template allows one there. Else it becomes text of the user's
   turn: in front of the conversation it would change the prompt's beginning, so that all of it is evaluated again.
 - Documents and search results become text. What would have to be fetched is refused.
@@ -155,7 +156,12 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
     turns = _turns(body, late_system)
     begun = ""
     if turns[-1].role == "assistant":
-        begun = _begun(turns.pop())
+        last = turns[-1]
+        ran = max((i for i, (_, block) in enumerate(last.blocks, 1) if _ran_there(block)), default=0)
+        begun = _begun(last.blocks[ran:])
+        del last.blocks[ran:]
+        if not ran:
+            turns.pop()
     messages = _Messages()
     if system := _system(body):
         messages.add("system", {"role": "system", "content": system})
@@ -267,12 +273,17 @@ def _blocks(content: Any, place: str) -> list[Block]:
     return [(f"{place}[{number}]", block) for number, block in enumerate(content)]
 
 
-def _begun(turn: _Turn) -> str:
-    """The text with which a last turn of the assistant begins the answer."""
-    for place, block in turn.blocks:
+def _begun(blocks: Sequence[Block]) -> str:
+    """The text of the last blocks of the assistant, with which the answer begins."""
+    for place, block in blocks:
         if block.get("type") == "tool_use":
             raise _wrong(place, "this call has no tool_result in a next message")
-    return "".join(_text(*block) for block in turn.blocks if block[1].get("type") not in _REASONING)
+    return "".join(_text(*block) for block in blocks if block[1].get("type") not in _REASONING)
+
+
+def _ran_there(block: JsonObject) -> bool:
+    """Whether it is a call that Anthropic's servers ran (`server_tool_use`, `mcp_tool_use`), or its result."""
+    return str(block.get("type")).endswith(("_tool_use", "_tool_result"))
 
 
 _REASONING = ("thinking", "redacted_thinking")
@@ -306,10 +317,7 @@ class _Messages:
 
     def _add_result(self, place: str, block: JsonObject) -> list[Block]:
         """Adds the text of a result; its images."""
-        known = block.get("tool_use_id")
-        if not isinstance(known, str) or known not in self._names:
-            shown = known[:80] if isinstance(known, str) else known
-            raise _wrong(f"{place}.tool_use_id", f"no tool_use before has the id {shown!r}")
+        known = self._known(place, block)
         inner = _blocks(block.get("content") or "", f"{place}.content")
         parts = [(at, part) for at, each in inner for part in _parts(at, each, in_result=True)]
         text = "\n".join(part["text"] for _, part in parts if part["type"] == "text")
@@ -318,11 +326,30 @@ class _Messages:
         self.add(place, {"role": "tool", "tool_call_id": known, "name": self._names[known], "content": text})
         return [(at, part) for at, part in parts if part["type"] != "text"]
 
+    def _known(self, place: str, block: JsonObject) -> str:
+        """The id of the call whose result the block is."""
+        known = block.get("tool_use_id")
+        if not isinstance(known, str) or known not in self._names:
+            shown = known[:80] if isinstance(known, str) else known
+            raise _wrong(f"{place}.tool_use_id", f"no tool_use before has the id {shown!r}")
+        return known
+
     def add_answer(self, turn: _Turn) -> None:
+        begin = 0
+        for end, (place, block) in enumerate(turn.blocks):
+            if _ran_there(block) and not str(block["type"]).endswith("_use"):
+                self._add_message(turn.place, turn.blocks[begin:end])
+                begin, known = end + 1, self._known(place, block)
+                text = _written(block.get("content"))
+                self.add(place, {"role": "tool", "tool_call_id": known, "name": self._names[known], "content": text})
+        self._add_message(turn.place, turn.blocks[begin:])
+
+    def _add_message(self, at: str, blocks: Sequence[Block]) -> None:
+        """Adds a message of the assistant. `at`: its place; nothing where there are no blocks."""
         texts, thoughts, calls = [], [], []
-        for place, block in turn.blocks:
+        for place, block in blocks:
             kind = block.get("type")
-            if kind == "tool_use":
+            if kind == "tool_use" or _ran_there(block):
                 calls.append(self._call(place, block))
             elif kind == "thinking":
                 thoughts.append(_field(place, block, "thinking"))
@@ -333,7 +360,8 @@ class _Messages:
             message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = calls
-        self.add(turn.place, message)
+        if blocks:
+            self.add(at, message)
 
     def _call(self, place: str, block: JsonObject) -> JsonObject:
         known, name = _field(place, block, "id"), _field(place, block, "name")
@@ -343,6 +371,25 @@ class _Messages:
         self._names[known] = name
         arguments = json.dumps(given, ensure_ascii=False)
         return {"id": known, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _written(content: Any) -> str:
+    """What a tool of Anthropic's servers has found: the text of its blocks; else JSON, without what only Anthropic can
+    read.
+    """
+    blocks = content if isinstance(content, list) else [{"text": content}]
+    texts = [block["text"] for block in blocks if isinstance(block, dict) and isinstance(block.get("text"), str)]
+    return "\n".join(texts) if len(texts) == len(blocks) else json.dumps(_readable(content), ensure_ascii=False)
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _readable(inner)
+            for key, inner in value.items()
+            if inner is not None and not key.startswith("encrypted_")
+        }
+    return [_readable(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _field(place: str, block: JsonObject, name: str) -> str:

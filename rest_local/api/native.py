@@ -98,12 +98,13 @@ class NativeAnswer(Answer[NativeBody]):
     def _final(self, number: int) -> dict[str, Any]:
         result, choice, request = self.results[number], self.choices[number], self._requests[number]
         selected, limited = self.body.response_fields, choice.ended or result.finish_reason == "length"
+        is_full = result.finish_reason == "length" and len(request.prompt) + len(result.tokens) >= self.engine.n_ctx
         shows_prompt = not selected or "prompt" in selected  # it costs half a microsecond a token
         fields = {
             "index": number,
             "content": choice.text,
             "tokens": choice.tokens if self.body.return_tokens else [],
-            "id_slot": 0,
+            "id_slot": result.slot if self.shows_steps else -1,
             "stop": True,
             "model": self.context.model,
             "tokens_predicted": len(result.tokens),
@@ -111,7 +112,7 @@ class NativeAnswer(Answer[NativeBody]):
             "generation_settings": self._generation_settings(request),
             "prompt": prompt_text(self.engine.model.vocabulary, request.prompt) if shows_prompt else "",
             "has_new_line": "\n" in choice.text,
-            "truncated": result.truncated,
+            "truncated": result.truncated or is_full,
             "stop_type": "limit" if limited else "word" if result.stopping_word else "eos",
             "stopping_word": result.stopping_word,
             "tokens_cached": result.timings.cached_tokens + result.timings.prompt_tokens + len(result.tokens),

@@ -376,10 +376,13 @@ class OllamaCall:
             requests = self.chat.requests()
             sends_tokens = not body.images  # images have no ids that a client could send back
         if body.context:  # the tokens of an earlier conversation
-            before, bos = checked_ids(engine, body.context), engine.model.vocabulary.bos
             (made,) = requests
-            prompt = made.prompt[1:] if list(made.prompt[:1]) == [bos] else made.prompt
-            requests = [replace(made, prompt=[*before, *prompt])]
+            prompt = list(made.prompt)
+            vocabulary = engine.model.vocabulary
+            # The start of a text is not repeated within it. Some models begin each turn with the same token.
+            if prompt[:1] == [vocabulary.bos] and (vocabulary.add_bos or vocabulary.bos not in prompt[1:]):
+                del prompt[0]
+            requests = [replace(made, prompt=[*checked_ids(engine, body.context), *prompt])]
         self.tokens = requests[0].prompt if sends_tokens else None
         return requests
 

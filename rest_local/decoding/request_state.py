@@ -197,7 +197,7 @@ class RequestState:
     def admit(self, slot: Slot, restore: Callable[[Slot], Restoring | None] = lambda slot: None) -> None:
         """Go to work in `slot`, after a pause as well. `restore`: as of `Slots`. Raises PromptEmpty, PromptTooLong."""
         begun = time.perf_counter()
-        self._slot = slot
+        self._slot, self.result.slot = slot, slot.number
         if self.has_begun:
             self._again = True
             self._n_given = self._follow_text()

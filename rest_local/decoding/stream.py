@@ -79,6 +79,7 @@ class Result:
     timings: Timings = field(default_factory=Timings)
     draft: DraftStatistics = field(default_factory=DraftStatistics)
     truncated: bool = False  # a context shift dropped some of the text before
+    slot: int = -1  # the number of the slot that it was made in, where there was one
 
     @property
     def cut(self) -> bool:

@@ -125,6 +125,11 @@ class Slot:
         self._joined = self.n_branches  # so many ids, from the first on, are attached to all tokens
         self._held = [0] * self.n_branches  # of the others: to how many
 
+    @property
+    def number(self) -> int:
+        """Its place among the slots of the context."""
+        return self.first_id // self.n_branches
+
     def common_prefix(self, tokens: Sequence[int]) -> int:
         """How many of these tokens the cells hold, from the first on; no part of an image."""
         return whole(tokens, common_prefix(self.tokens[: self.n_past], tokens))

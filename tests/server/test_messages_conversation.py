@@ -147,6 +147,43 @@ def test_a_last_message_of_the_assistant_begins_the_answer() -> None:
     assert made(user(), {"role": "assistant", "content": ""}).begun == ""
 
 
+SEARCHED: list[Any] = [
+    {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "q"}},
+    {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [
+        {"type": "web_search_result", "url": "http://x", "title": "t", "encrypted_content": "z", "page_age": None}]},
+]  # fmt: skip
+ADVISED: list[Any] = [
+    {"type": "server_tool_use", "id": "srvtoolu_2", "name": "advisor", "input": {}},
+    {"type": "advisor_tool_result", "tool_use_id": "srvtoolu_2",
+     "content": {"type": "advisor_result", "text": "Wait.", "encrypted_content": "z"}},
+]  # fmt: skip
+FROM_MCP: list[Any] = [
+    {"type": "mcp_tool_use", "id": "m", "name": "list", "server_name": "s", "input": {}},
+    {"type": "mcp_tool_result", "tool_use_id": "m", "is_error": False, "content": [text("a"), text("b")]},
+]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "name", "found"),
+    [
+        (SEARCHED, "web_search", '[{"type": "web_search_result", "url": "http://x", "title": "t"}]'),
+        (ADVISED, "advisor", '{"type": "advisor_result", "text": "Wait."}'),
+        (FROM_MCP, "list", "a\nb"),
+    ],
+)
+def test_tools_that_ran_elsewhere_are_calls_and_results(blocks: list[Any], name: str, found: str) -> None:
+    """Of a conversation that another server began: text, two calls one after another, text."""
+    again = [each | {key: "again" for key in ("id", "tool_use_id") if key in each} for each in blocks]
+    said = messages_of(user(), assistant(text("Look:"), *blocks, *again, text("Done.")), user(text("b")))
+    assert [each["role"] for each in said] == ["user", "assistant", "tool", "assistant", "tool", "assistant", "user"]
+    assert [each.get("content") for each in said] == ["hi", "Look:", found, "", found, "Done.", "b"]
+    assert said[1]["tool_calls"][0]["function"]["name"] == said[2]["name"] == name
+    assert said[4]["tool_call_id"] == said[3]["tool_calls"][0]["id"] == "again"
+    begun = made(user(), assistant(*blocks, text("Do")))
+    assert (begun.begun, [each.role for each in begun.body.messages]) == ("Do", ["user", "assistant", "tool"])
+    assert "no tool_use before" in refusal(user(), assistant(blocks[1], text("x")), user()).message
+
+
 def test_fields_of_the_answer() -> None:
     chat = made(
         user(), stop_sequences=["a", "b"], temperature=0.5, top_k=3, top_p=0.9, metadata={"user_id": "u1"},
@@ -304,7 +341,7 @@ RESULTS = [
     {"type": "document", "title": "T", "source": {"type": "content", "content": TEXT}},
     {"type": "search_result", "source": "s", "title": "t", "content": TEXT},
 ]
-SAID = {"user": [*TEXT, IMAGE], "system": "b", "assistant": CALLED}
+SAID = {"user": [*TEXT, IMAGE], "system": "b", "assistant": [*SEARCHED, *CALLED]}
 WHOLE: dict[str, Any] = {
     "model": "m",
     "max_tokens": 9,

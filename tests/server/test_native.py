@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from live import Live, data_of
+from live import Live, Scripted, data_of
 
 from rest_local.llama.options import SAMPLERS
 
@@ -45,6 +45,18 @@ def test_the_time_limit_of_a_prompt_counts_only_in_rest_local(demo: Live) -> Non
     assert demo.post("/completion", long).json()["tokens_predicted"] == 12
     ours = demo.post("/completion", long | {"rest_local": {"t_max_prompt_ms": 0.001}}).json()
     assert (ours["tokens_predicted"], ours["stop_type"]) == (0, "limit")
+
+
+@pytest.mark.parametrize(("n", "full"), [(7, False), (8, True)])
+def test_an_answer_that_fills_the_context_is_truncated(scripted: Scripted, n: int, full: bool) -> None:
+    """As llama-server tells it, in whose words a context shift would truncate, too."""
+    live = scripted(n_ctx=16, answer=None)
+    asked = live.later("/completion", {"prompt": [5] * 8})
+    for _ in range(n):
+        live.service.stream().give("x")
+    live.service.stream().end("length")
+    answer = asked.result(30).json()
+    assert (answer["tokens_predicted"], answer["truncated"]) == (n, full)
 
 
 def test_prompts_of_ids_and_texts(demo: Live) -> None:

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,25 @@ def test_an_answer_that_shifts_ends_after_ten_contexts(scripted: Callable[..., L
     for path, body in (("/api/generate", {"prompt": "a", "raw": True}), ("/api/generate", {"prompt": "a"})):
         live.post(path, {"shift": True, "stream": False, "options": options, **body})
     assert [stream.request.max_tokens for stream in live.service.streams] == [640, 640]
+
+
+@pytest.mark.parametrize(("begins_turns", "starts"), [(True, 4), (False, 1)])
+def test_a_later_turn_has_the_start_of_its_template_but_not_that_of_the_text(
+    scripted: Scripted, begins_turns: bool, starts: int
+) -> None:
+    """SmolLM2 begins each turn with its start token, and adds none in front of a text."""
+    live = scripted()
+    model = live.service.engine.model
+    (start,) = model.vocabulary.tokenize("<|im_start|>", special=True)
+    turn = "{{ m.role }} {{ m.content }}"
+    if begins_turns:
+        model.chat_template = "{% for m in messages %}<|im_start|>" + turn + "{% endfor %}<|im_start|>"
+    else:
+        model.chat_template = "{{ bos_token }}{% for m in messages %}" + turn + "{% endfor %}"
+    model.vocabulary = copy(model.vocabulary)
+    model.vocabulary.bos, model.vocabulary.add_bos = int(start), False
+    first = live.post("/api/generate", {"prompt": "a", "stream": False}).json()["context"]
+    live.post("/api/generate", {"prompt": "b", "stream": False, "context": first})
+    prompt = list(live.service.stream(1).request.prompt)
+    assert prompt[: len(first)] == first
+    assert prompt.count(int(start)) == starts

@@ -85,7 +85,8 @@ def test_saved_erased_and_restored(start: Start, tiny_model: Callable[..., Path]
     prompt = TEXT[: 1200 if arch is None else 400]
     said = complete(live, prompt)
     longer = prompt + said["content"] if arch is None else prompt
-    slot = slot_of(live)
+    slot = said["id_slot"]
+    assert slot == slot_of(live)
     n = next(each["n_past"] for each in live.get("/slots").json() if each["id"] == slot)
     told = act(live, "save", slot=slot)
     assert told.status_code == 200, told.text
