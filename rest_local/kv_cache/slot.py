@@ -226,6 +226,39 @@ class Slot:
         self.n_past = end
         return True
 
+    def copy_in_order(self, source: Slot, n: int) -> bool:
+        """Begin anew with copies of the first `n` cells of a slot, this one or another, and return True if that worked.
+        The copies are in the order of the tokens, and no cell below them is free (`use_lowest_cells`).
+
+        Images and what a drafting model knows are not copied, nor texts that have left a sliding window: then this
+        returns False, and the slot is as it was, or empty. Takes the time of copying the state twice.
+        """
+        tokens = source.tokens
+        if self.draft_text is not None or min(tokens[:n]) < 0:
+            return False
+        state, newest = source.part(0, n), source.part(n - 1, n)
+        if not state:
+            return False
+        n_saved = min(self.n_saved, n) if source is self else 0
+        self.begin_anew(tokens)
+        self.use_lowest_cells(newest)
+        if not self.add_part(state, n):
+            self.clear()
+            return False
+        self.n_saved = n_saved
+        return True
+
+    def use_lowest_cells(self, newest: bytes) -> None:
+        """Have the next tokens of this empty slot in the lowest cells that are free. `newest`: the state of one cell.
+
+        llama.cpp looks for room after the last place, and from the lowest cell on only where the tokens that come at
+        once are few for the free cells below. So a prompt may go above cells that its answer then fills, and attention
+        adds up in another order than that of the tokens. A single cell goes to the lowest place, and freeing it again
+        leaves that as the place where the next search begins.
+        """
+        self.backend.restore(self.first_id, newest)
+        self.clear()
+
     def states(self, most: int) -> list[tuple[int, bytes]] | None:
         """What memory that cannot be cut back holds: the whole state with the number of its tokens, then checkpoints
         before it, the newest first, as far as `most` bytes hold them. None where these do not hold the state.

@@ -55,7 +55,8 @@ class Slots:
             slot.costs = self.slots[0].costs
         self._shares = shares
         self._copies = copies
-        self._in_order = in_order
+        self._in_order = in_order and len(self.slots) > 1
+        self._newest: Slot | None = None  # was taken last
         self._idle = list(self.slots)  # least recently used first
         self.holes = 0  # upper bound of the cells that were freed below others that stayed: attention passes over them
         self._fragmentation_ms = 0.0  # what the holes have cost
@@ -97,11 +98,25 @@ class Slots:
             self.before_loss(slot)
         self._idle.remove(slot)
         slot.is_idle, slot.idle_since = False, 0.0
-        if match.source is not None:
+        disturbed = slot is not self._newest or match.source is not None
+        placed = self._in_order and disturbed and self._put_in_order(slot, match)
+        self._newest = slot
+        if match.source is not None and not placed:
             slot.share_prefix(match.source, match.kept)
         elif not match.kept:
             slot.clear()
         return slot
+
+    def _put_in_order(self, slot: Slot, match: Match) -> bool:
+        """Have what is kept of a prompt in the lowest cells that are free, in order. Another slot was in use since, and
+        may have freed cells below those of this one. False where that cannot be done.
+        """
+        if match.kept:
+            return slot.copy_in_order(match.source or slot, match.kept)
+        slot.clear()
+        if (donor := next((each for each in self.slots if each.n_past), None)) is not None:
+            slot.use_lowest_cells(donor.part(donor.n_past - 1, donor.n_past))
+        return True
 
     def release(self, slot: Slot) -> None:
         """The slot is idle from now on; its tokens are kept while there is room."""
