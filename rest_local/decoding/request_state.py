@@ -244,6 +244,7 @@ class RequestState:
         if not self._again:
             self.statistics.cached_tokens += n
             self.statistics.prompt_ms += 1e3 * seconds
+            self.result.timings = self.answer.timings  # for whoever is told of a prompt that is cut off
 
     def release(self) -> Slot | None:
         """Give the slot back; the text stays."""

@@ -66,8 +66,9 @@ class Piece:
 
 @dataclass
 class Result:
-    """A finished answer. `timings` and `draft` are complete when it has ended; `sources` names the source of each token
-    (`target`: the model's own choice, not drafted). `finish_reason`: `stop`, `length`, `cancelled` or `error`.
+    """A finished answer. `timings` and `draft` are complete when it has ended; before that, `timings` has the prompt
+    since it was admitted. `sources` names the source of each token (`target`: the model's own choice, not drafted).
+    `finish_reason`: `stop`, `length`, `cancelled` or `error`.
     """
 
     text: str = ""

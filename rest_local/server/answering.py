@@ -85,6 +85,7 @@ async def submit(request: HttpRequest, prepare: Callable[[], Sequence[Request]])
 
 async def respond(request: HttpRequest, answer: Answer[Any], streams: StreamGroup) -> Response:
     """The response. The streams, of which the answer was made, run until it is sent or the client disconnects."""
+    request.scope[LOG] = answer.counts  # asked when the request has ended, however it ends
     if answer.body.stream:
         streams.bound()
         return EventStream(streams, _events(request, answer, streams), answer.MEDIA_TYPE, answer.error_event)
@@ -94,7 +95,6 @@ async def respond(request: HttpRequest, answer: Answer[Any], streams: StreamGrou
                 answer.add(number, pieces)
                 if answer.choices[number].ended and pieces is not None:
                     streams.stop(number)
-    request.scope[LOG] = answer.counts()
     return json_response(answer.whole())
 
 
@@ -110,7 +110,6 @@ async def _events(request: HttpRequest, answer: Answer[Any], streams: StreamGrou
             if answer.choices[number].ended and pieces is not None:
                 streams.stop(number)
         if not answer.remaining:
-            request.scope[LOG] = answer.counts()
             events += answer.end()
         if not events and quiet is not None and time.monotonic() - sent >= quiet:
             events = answer.quiet()

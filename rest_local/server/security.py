@@ -293,7 +293,7 @@ class AccessLog:
                 "status": status,
                 "milliseconds": round(1e3 * (time.perf_counter() - begun), 1),
                 "client": (scope.get("client") or ("?",))[0],
-                **scope.get(LOG, {}),
+                **(scope[LOG]() if LOG in scope else {}),
             }
             level = logging.DEBUG if scope["path"] in POLLED else logging.INFO
             if not scope.get(FORWARDED):

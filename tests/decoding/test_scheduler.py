@@ -284,6 +284,17 @@ def test_passes_with_a_part_of_a_prompt_teach_the_cost_curve_nothing() -> None:
     assert (curve.ms != before).any()
 
 
+def test_a_prompt_that_is_cut_off_says_what_the_cells_held() -> None:
+    backend = FakeBackend(n_ctx=1024, n_batch=64)
+    scheduler = scheduler_of(backend)
+    for cached in (0, 64):  # the next attempt goes on where the first one was cut off
+        sequence = sequence_of(backend, [1, 2, 3, 4] * 100, 5)
+        scheduler.submit(sequence)
+        scheduler.step()
+        assert (sequence.result.timings.cached_tokens, sequence.result.timings.prompt_tokens) == (cached, 400 - cached)
+        scheduler.cancel(sequence)
+
+
 def test_two_long_prompts_take_turns() -> None:
     backend = FakeBackend(n_ctx=2048, n_batch=64, n_slots=2)
     scheduler = scheduler_of(backend)

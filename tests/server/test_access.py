@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live import Scripted
+from live import Scripted, sent
 
 from rest_local.server.security import JsonLines, TerminalLines
 
@@ -55,6 +55,21 @@ def test_a_request_is_one_line_without_what_was_said(scripted: Scripted, log: io
     assert good["completion_tokens"] > 0
     assert good["finish"] == ["stop"]
     assert "loop" not in good
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_prompt_whose_client_has_left_is_counted(scripted: Scripted, log: io.StringIO, stream: bool) -> None:
+    """Else nobody can tell whether the next attempt goes on where this one was cut off."""
+    live = scripted(answer=None)
+    connection = sent(live, "/v1/completions", {"prompt": "x", "stream": stream})
+    asked = live.service.stream()
+    connection.close()
+    assert asked.cancelled.wait(60)
+    live.stop()
+    (line,) = [line for line in lines(log) if line.get("event") == "request"]
+    counted = (line["prompt_tokens"], line["cached_tokens"], line["completion_tokens"])
+    assert counted == (len(asked.request.prompt), 0, 0)
+    assert line["finish"] == ["cancelled"]
 
 
 def test_an_answer_that_repeats_itself_is_said_to_be_one(scripted: Scripted, log: io.StringIO) -> None:
