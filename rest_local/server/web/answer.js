@@ -134,7 +134,7 @@ class Answer {
       words.push(`looked up in ${number(lookups.made)} of ${number(lookups.made + lookups.skipped)} steps`);
     }
     words.push({ stop: "ended by itself", length: "cut at the limit" }[how] || how);
-    if (request.body.temperature > 0) words.push(`seed ${request.body.seed}`);
+    if (request.body.temperature !== 0 && request.body.seed !== undefined) words.push(`seed ${request.body.seed}`);
     if (request.body.model) words.push(oneLine(request.body.model, 60));
     this.foot.replaceChildren(...words.map(word => make("span", "", word)));
   }

@@ -19,15 +19,15 @@ function common() {
   const body = {
     stream: true,
     return_progress: true,
-    temperature: Math.max(0, Number($("temperature").value) || 0),
     max_tokens: Math.max(1, Math.trunc(Number($("max-tokens").value)) || 1024),
     seed: given === "" ? Math.floor(Math.random() * 2 ** 31) : Math.trunc(Number(given)), // chosen here, so that an answer can be repeated
     rest_local: { origins: true, ...($("policy").value && { policy: $("policy").value }) },
   };
-  for (const [id, name] of [["top-p", "top_p"], ["top-k", "top_k"], ["min-p", "min_p"], ["repeat-penalty", "repeat_penalty"]]) {
+  for (const [id, name] of [["temperature", "temperature"], ["top-p", "top_p"], ["top-k", "top_k"], ["min-p", "min_p"], ["repeat-penalty", "repeat_penalty"]]) {
     if ($(id).value !== "" && Number.isFinite(Number($(id).value))) body[name] = Number($(id).value);
   }
   if (body.top_k !== undefined) body.top_k = Math.trunc(body.top_k);
+  if (body.temperature < 0) body.temperature = 0;
   if (server.chosen) body.model = server.chosen;
   if (boxes.some(box => !box.checked)) body.datastore = boxes.filter(box => box.checked).map(box => box.value);
   if ($("prediction").value) body.prediction = { type: "content", content: $("prediction").value };

@@ -149,7 +149,7 @@ function importedAnswer({ thought, reason, model, asked, timings, steps }) {
   return {
     thought: isText(thought) ? thought : "", reason: isText(reason) ? reason.slice(0, 40) : null,
     model: isText(model) ? model : "", draft: null, steps: whole ? steps : null,
-    asked: asked && Number.isFinite(asked.temperature) && Number.isFinite(asked.seed) ? { temperature: asked.temperature, seed: asked.seed } : {},
+    asked: asked && Number.isFinite(asked.seed) ? { ...(Number.isFinite(asked.temperature) && { temperature: asked.temperature }), seed: asked.seed } : {},
     timings: numbers ? Object.fromEntries(counts.map(name => [name, Number.isFinite(timings[name]) ? timings[name] : 0])) : null,
   };
 }

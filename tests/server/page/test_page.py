@@ -11,6 +11,7 @@ from live import Live, served
 from support.toy import demo_model
 
 from rest_local.decoding.engine import Engine
+from rest_local.llama.sampling_defaults import SamplingDefaults
 from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
@@ -66,6 +67,20 @@ def test_only_chosen_datastores_are_drafted_from(scripted: Callable[..., Live], 
     ask(page, "hello")
     assert live.service.stream().request.datastores == ("first",)
     done(page)
+
+
+def test_what_no_setting_says_is_as_the_server_samples(scripted: Callable[..., Live], opened: Open) -> None:
+    live = scripted()
+    live.service.engine.sampling = SamplingDefaults({"top_k": 7}, {"temperature": 0.25})
+    page = opened(live)
+    ask(page, "hello")
+    done(page)
+    page.locator("#temperature").fill("0")
+    page.locator("#message").focus()
+    ask(page, "hello")
+    done(page)
+    samplings = [live.service.stream(number).request.sampling for number in (0, 1)]
+    assert [(each.temperature, each.top_k) for each in samplings] == [(0.25, 7), (0.0, 7)]
 
 
 def test_focus_on_a_token_shows_its_source(quiet: Live, opened: Open) -> None:
