@@ -234,6 +234,8 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     yield from _section("self-test", self_test)
     yield from _section("calibration", calibration_rows(facts["calibration"]))
     yield "cost of a batch of n tokens, relative to one"
+    if facts["others_run"]:
+        yield "  other programs run now: what was just measured takes too long"
     yield from cost_table(facts["cost_curve"])
     if "exactness" in facts:
         yield from exactness_lines(facts["exactness"])
@@ -309,9 +311,12 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
             click.echo("\n".join(_of_installation(facts)))
         raise InstallationIncomplete(problems)
     opening.tell_snapshots(config)
+    from rest_local.llama.cores import others_run
+
+    busy = others_run()  # before threads of this process compute
     with opening.open_engine(config) as engine:
         engine.compare()
-        facts = {**examine(engine), "installation": state}
+        facts = {**examine(engine), "installation": state, "others_run": busy}
         if exactness:
             from rest_local.calibration.survey import survey
 

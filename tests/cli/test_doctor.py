@@ -106,6 +106,16 @@ def test_exactness_is_measured_only_when_asked_for(
     assert done.err.endswith("\x1b[2K"), "the bar is erased"
 
 
+@pytest.mark.parametrize("busy", [True, False])
+def test_times_that_other_programs_make_longer_are_said_to_be_so(
+    fake_engine: Install, call: Call, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    monkeypatch.setattr("rest_local.llama.cores.others_run", lambda: busy)
+    fake_engine()
+    assert ("other programs run now: what was just measured takes too long" in call("doctor").out) == busy
+    assert json.loads(call("doctor", "--json").out)["others_run"] == busy
+
+
 REQUIRES = [
     "numpy>=1.26", "click>=8.1", 'tomli>=2; python_version < "3"', "ray[data]>=2.40,<2.64; extra == 'ray'",
     "pyarrow>=14; extra == 'parquet'", "pytest>=8; extra == 'test'", "rest-local[ray]; extra == 'test'",
