@@ -244,9 +244,9 @@ def test_cells_after_a_shared_prefix_count_for_each_slot() -> None:
 # ---- Several slots -------------------------------------------------------------------------------------------------
 
 
-def slots_of(*texts: list[int]) -> tuple[Slots, list[list[int]]]:
+def slots_of(*texts: list[int], in_order: bool = False) -> tuple[Slots, list[list[int]]]:
     """Idle slots with these texts, and what is told about before it is lost."""
-    slots = Slots(FakeBackend(n_ctx=1000, n_slots=len(texts)), shares=True)
+    slots = Slots(FakeBackend(n_ctx=1000, n_slots=len(texts)), shares=True, in_order=in_order)
     lost: list[list[int]] = []
     slots.before_loss = lambda slot: lost.append(slot.tokens[: slot.n_past])
     for slot, tokens in zip(slots.slots, texts, strict=True):
@@ -330,3 +330,28 @@ def test_cells_that_idleness_has_cost_are_freed_and_leave_holes() -> None:
     slots.release(kept)
     slots.forget()
     assert slots.holes == 0
+
+
+def test_where_cells_are_in_order_idle_texts_are_freed_between_requests_only() -> None:
+    slots, lost = slots_of([1] * 20, [2] * 50, [3] * 30, in_order=True)
+    running = take(slots, [2] * 50)
+    for _ in range(200):
+        slots.charge(per_cell=1.0, per_token=2.5)
+    assert lost == [], "the running answer would go on in the cells that are freed"
+    slots.release(running)
+    take(slots, [2] * 60)
+    assert lost == [[1] * 20, [3] * 30]
+
+
+def test_a_text_that_others_came_after_is_copied_with_its_tokens() -> None:
+    slots, _ = slots_of([1] * 20, [2] * 50, in_order=True)
+    slots.release(take(slots, [1] * 21))
+    again = take(slots, [2] * 40 + [4] * 30)
+    assert (again.n_past, again.tokens[:40]) == (40, [2] * 40)
+    backend = again.backend
+    assert isinstance(backend, FakeBackend)
+    assert [(cell.pos, cell.token) for cell in backend.cells if cell.ids == {again.first_id}] == [
+        (pos, 2) for pos in range(40)
+    ]
+    other = take(slots, [*([2] * 30), 5])  # of the slot that runs
+    assert (other.n_past, len(backend.cells)) == (30, 40 + 30)

@@ -5,6 +5,7 @@ token sees exactly one cell at each earlier position.
 """
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -174,6 +175,19 @@ class FakeBackend:
         for cell in self.cells:
             if cell.mask >> source & 1 and p0 <= cell.pos < p1:
                 cell.mask |= 1 << target
+
+    def begin(self, seq: int) -> int:
+        return min((cell.pos for cell in self.cells if cell.mask >> seq & 1), default=-1)
+
+    def save(self, seq: int, *, partial: bool = False, on_device: bool = False) -> bytes:
+        return json.dumps([(cell.pos, cell.token) for cell in self.cells if cell.mask >> seq & 1]).encode()
+
+    def restore(self, seq: int, state: bytes | memoryview, *, partial: bool = False, on_device: bool = False) -> bool:
+        held = json.loads(bytes(state))
+        if len(self.cells) + len(held) > self.n_ctx:
+            return False
+        self.cells += [Cell(pos, token, 1 << seq) for pos, token in held]
+        return True
 
     def clear(self) -> None:
         self.cells = []
