@@ -316,7 +316,7 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
     busy = others_run()  # before threads of this process compute
     with opening.open_engine(config) as engine:
         engine.compare()
-        facts = {**examine(engine), "installation": state, "others_run": busy}
+        facts = examine(engine) | {"installation": state, "others_run": busy}
         if exactness:
             from rest_local.calibration.survey import survey
 
