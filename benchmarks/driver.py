@@ -37,8 +37,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device import Device
+from benchmarks.library import held_out_modules
 from benchmarks.synthetic import Shape, synthetic
-from rest_local.bench.demo import held_out_modules, standard_library
+from rest_local.bench.demo import standard_library
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.forward import Forward
 from rest_local.decoding.request import Request

@@ -3,7 +3,7 @@
     python -m benchmarks race --llama-server PATH --vocab GGUF --data FOLDER --json FILE [--work FOLDER]
         [--size 0.5B] [--rounds 5] [--minutes N] [--workloads NAME,...] [--sides NAME,...]
 
-- The model is a player (`rest_local.bench.player`): every runtime writes the recorded text at the price of a real
+- The model is a player (`benchmarks.player`): every runtime writes the recorded text at the price of a real
   model.
 - `benchmarks.race_texts` says what the workloads are.
 - Sides: llama-server without drafts and with each of its n-gram types (`+`: drafts of 48 to 64 tokens, where that is
@@ -39,11 +39,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import race_report
+from benchmarks import player, race_report
+from benchmarks.library import filters
 from benchmarks.program import Binary, Server, ServerFailed
 from benchmarks.race_texts import Task, Texts, named
-from rest_local.bench import player
-from rest_local.bench.demo import filters, standard_library
+from rest_local.bench.demo import standard_library
 from rest_local.calibration import known
 from rest_local.decoding.opening import open_history
 from rest_local.llama.cores import default_threads

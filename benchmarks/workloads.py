@@ -12,17 +12,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from rest_local.bench.demo import (
-    Prompt,
-    begin_of,
-    functions_in,
-    held_out_modules,
-    standard_library,
-    well_known_modules,
-)
+from benchmarks.library import begin_of, functions_in, held_out_modules, well_known_modules
+from rest_local.bench.demo import standard_library
 
 KINDS = ("unseen", "edit", "copy", "stored")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a kind."""
+
+    kind: str
+    title: str
+    text: str
 
 
 def prompts() -> Iterator[Prompt]:

@@ -1,23 +1,20 @@
-"""`rest-local demo`: one prompt decoded plain and drafted, side by side, then three lines of result."""
+"""`rest-local demo`: a question and an edit of some code, each answered plain and drafted, side by side."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_local.cli import inputs, opening, options
+from rest_local.cli import opening, options
 from rest_local.cli.sections import SectionedCommand, option
-from rest_local.cli.terminal import fitted, print_json
+from rest_local.cli.terminal import columns, counted, fitted, print_json
 from rest_local.decoding.config import EngineConfig
-from rest_local.errors import RestLocalError
 from rest_local.llama.options import ModelOptions
 
 if TYPE_CHECKING:
@@ -29,12 +26,10 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece
 
 COLOURS = {"target": "", "datastore": "bold green", "context": "bold cyan"}
-SHOWN_LINES = 14  # of each side: with two lines before, the border and five lines of result they fill 24 lines
+LEAST_LINES, MOST_LINES = 4, 14  # of text on each side
+OTHER_LINES = 13  # of the screen: a title and the border of both prompts, the result, and the command line
 
-SECONDS = 8.0  # for a prompt, after which no pair of runs begins
-SELF_TEST_SECONDS = 20.0  # that the demo waits for exact settings to be confirmed
-REPEATS = 1.05  # times plain speed: more than noise
-FREE = 0.97  # of plain speed: what the project promises at least where nothing can be drafted
+SECONDS = 5.0  # for a prompt, after which no pair of runs begins: with the model's loading less than 20 in all
 
 
 class Column:
@@ -80,13 +75,13 @@ class Screen:
         self._live: Live | None = None
         self._columns: dict[str, Column] = {}
 
-    def begin(self, prompt: Prompt, mode: str) -> None:
-        if not self._console.is_terminal:
-            return click.echo(f"== {prompt.title}, {mode} mode")
-        from rich.live import Live
+    def begin(self, prompt: Prompt) -> None:
+        click.echo(fitted(f"== {prompt.title}", sys.stdout))
+        if self._console.is_terminal:
+            from rich.live import Live
 
-        self._live = Live(console=self._console, refresh_per_second=12, transient=False)
-        return self._live.start()
+            self._live = Live(console=self._console, refresh_per_second=12, transient=False)
+            self._live.start()
 
     def piece(self, side: str, piece: Piece) -> None:
         if side not in self._columns:
@@ -112,7 +107,7 @@ class Screen:
 
         table = Table.grid(expand=True)
         width = max(self._console.width // max(len(self._columns), 1) - 4, 8)  # 4: the border and its padding
-        height = max(min(SHOWN_LINES, self._console.height - 4), 4)
+        height = max(min((self._console.height - OTHER_LINES) // 2, MOST_LINES), LEAST_LINES)
         panels = []
         for side, column in self._columns.items():
             table.add_column(ratio=1)
@@ -122,67 +117,28 @@ class Screen:
         return table
 
 
-@contextmanager
-def _datastore(config: EngineConfig, code: Path | None, say: Callable[[str], None]) -> Iterator[tuple[str, str]]:
-    """The path of the datastore to draft from, and what it holds: of `code` for as long as the demo runs, else of this
-    interpreter's standard library, which is kept for the next time.
-    """
-    from tempfile import TemporaryDirectory
-
-    from rest_local.bench.demo import ensure
-    from rest_local.llama.model import Model
-    from rest_local.retrieval.building.indexing import build_datastore
-
-    path = inputs.model_path(config.model)
-    if code is None:
-        yield str(ensure(path, report=say)), "Python's standard library"
-        return
-    with TemporaryDirectory() as folder:
-        say(f"indexing {code} ...")
-        with Model.open(path, vocab_only=True) as model:
-            built = build_datastore(Path(folder) / "code", [code], vocabulary=model.vocabulary)
-        yield str(built.path), f"{code} ({built.tokens:,} tokens)"
-
-
-@contextmanager
-def _engine(config: EngineConfig, fast: bool, say: Callable[[str], None]) -> Iterator[tuple[Engine, str]]:
-    """The engine and its mode: exact, unless `fast` or where this backend has no exact settings."""
-    if not fast:
-        with opening.open_engine(replace(config, exact=True)) as engine:
-            engine.compare(SELF_TEST_SECONDS)
-            if engine.capability.kind != "none":
-                yield engine, "exact"
-                return
-            reason = engine.capability.reason
-        say(f"the demo runs in fast mode ({reason})")
-    with opening.open_engine(config) as engine:
-        yield engine, "fast"
-
-
-def demo_prompts(engine: Engine, code: Path | None) -> list[Prompt]:
-    """Where drafting gains (an edit, or a changed copy for a model that cannot chat), and where nothing is found."""
-    from rest_local.bench.demo import copy_prompt, edit_prompt, unseen_prompt
-    from rest_local.paths import demo_model
-
-    chat = bool(engine.model.chat_template) and engine.model.path != demo_model()
-    return [edit_prompt(code) if chat else copy_prompt(code), unseen_prompt(chat)]
-
-
-def describe(comparison: Comparison) -> str:
-    """One line of result, within 80 columns for the demo model. The ratio is the median over pairs of runs, so it is
-    not that of two speeds, of which only the drafted one is shown.
-    """
-    speed = f"{comparison.drafted.tokens_per_second:.0f} tokens/s"
-    same = "same output" if comparison.identical else "output differs at near-ties"
-    if comparison.prompt.kind != "unseen":
-        accepted, tokens = comparison.drafted.result.draft.accepted, len(comparison.drafted.result.tokens)
-        what = f"{accepted / max(tokens, 1):.0%} drafted"
-    elif comparison.speedup >= REPEATS:  # the answer repeats itself
-        what = "not stored: repeats its own text"
-    else:
-        costs = "costs nothing" if comparison.speedup >= FREE else f"costs {1 - comparison.speedup:.0%}"
-        what = f"nothing to find: {costs}"
-    return f"{comparison.speedup:5.2f} x  {speed}, {same}: {comparison.prompt.title}, {what}"
+def result(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Yield the lines of the result: what was measured, and nothing that another model could contradict."""
+    rows = [("", "plain", "with drafts", "", "drafted", "output")]
+    for each in comparisons:
+        name = "edit" if each.prompt.begun else "question"
+        if not each.plain.result.tokens:
+            rows.append((name, "", "", "", "", "the model ended its answer at once"))
+            continue
+        rows.append((
+            name,
+            f"{each.plain.tokens_per_second:.0f} tokens/s",
+            f"{each.drafted.tokens_per_second:.0f} tokens/s",
+            f"{each.speedup:.2f} x",
+            f"{each.drafted.drafted_share:.0%}",
+            "the same" if each.same is None else f"differs after {counted(each.same, 'token')}",
+        ))  # fmt: skip
+    yield from columns(rows, right=(1, 2, 3, 4))
+    for row, each in zip(rows[1:], comparisons, strict=True):
+        if each.repeats:
+            yield f"The answer to the {row[0]} repeats itself, which is easy to draft."
+    if any(each.disturbed for each in comparisons):
+        yield "Other programs use the processors, so these times are not those of a quiet machine."
 
 
 _threads, _gpu_layers = options.device_options(option)
@@ -192,14 +148,13 @@ _threads, _gpu_layers = options.device_options(option)
 @option("-m --model MODEL", options.MODEL_HELP)
 @_threads
 @_gpu_layers
-@option("-n --tokens N", "Tokens a run.", default=160)
+@option("-n --tokens N", "Tokens of an answer, at most.", default=160)
 @option("--repeats N", f"Timed pairs of runs, as many as begin within {SECONDS:g} s.", default=3)
 @option(
     "--code PATH",
-    "Edit this file, or one of this folder, and draft from it instead of Python's standard library.",
+    "Edit this file, or one of this folder, instead of one of Python's standard library.",
     type=click.Path(exists=True, path_type=Path),
 )
-@option("--fast", "Measure fast mode: output can differ at near-ties.")
 @option("--json", "Print nothing but one line of JSON.", to="as_json")
 @options.load_options
 def demo(
@@ -210,63 +165,35 @@ def demo(
     tokens: int,
     repeats: int,
     code: Path | None,
-    fast: bool,
     as_json: bool,
 ) -> None:
-    """Show what drafting gains: the same prompt plain and drafted, side by side.
+    """Show what drafting gains: the same answers plain and drafted, side by side.
 
-    Without -m, a player edits a file: a model as slow as one of 1B, which writes a text that is known before. A model
-    with a chat template edits a file, too; any other one writes a changed copy of a function. A second prompt has
-    nothing to draft from. Exit code 1 if an output of exact mode differs from plain decoding.
+    The model answers a question and edits a passage of a file, whose first lines are given. Drafts come from the text
+    so far. Answers are greedy, and the last lines say what was measured.
     """
-    from tempfile import TemporaryDirectory
-
     from rich.console import Console
 
-    from rest_local.bench.demo import CONTEXT, compare, to_json, written
+    from rest_local.bench.demo import CONTEXT, compare, prompts
 
-    def say(line: str) -> None:
-        if not as_json:
-            click.echo(fitted(line, sys.stderr), err=True)
+    def tell(line: str) -> None:
+        click.echo(fitted(line, sys.stdout))
 
     config = EngineConfig(model=model, n_ctx=CONTEXT, threads=threads, n_gpu_layers=n_gpu_layers, options=load)
-    plays = model is None
     with ExitStack() as stack:
-        if plays:
-            path, prompts = written(Path(stack.enter_context(TemporaryDirectory())), code, tokens)
-        else:
-            path, prompts = inputs.model_path(model), []
-        config = replace(config, model=path)
-        store, held = stack.enter_context(_datastore(config, code, say))
-        engine, mode = stack.enter_context(_engine(replace(config, datastores=(store,)), fast or plays, say))
-        first, unseen = prompts or demo_prompts(engine, code)
+        engine = stack.enter_context(opening.open_engine(config))
+        screen = None
         if not as_json:
-            name = "A player, at the pace of a model of 1B," if plays else f"{path.name}, in {mode} mode,"
-            tell(f"{name} writes the same answer twice: plain,")
-            tell(f"and drafted from {held} and the text so far.")
-        audience = None if as_json else Screen(engine, Console())
-        if audience is not None:
-            stack.callback(audience.end)  # a live display gives the terminal back whatever happens
-        measured = partial(compare, engine, mode=mode, max_tokens=tokens, repeats=repeats, seconds=SECONDS)
-        comparisons = [measured(first, display=audience)]
-        if audience is not None:
-            audience.end()
-            tell(describe(comparisons[0]))
-        comparisons.append(measured(unseen))
+            tell(f"{Path(engine.model.path).name} writes each answer twice: plain, and with drafts.")
+            screen = Screen(engine, Console())
+            stack.callback(screen.end)  # a live display gives the terminal back whatever happens
+        comparisons = [
+            compare(engine, prompt, max_tokens=tokens, repeats=repeats, display=screen, seconds=SECONDS)
+            for prompt in prompts(code, bool(engine.model.chat_template))
+        ]
     if as_json:
-        print_json(to_json(comparisons))
-    else:
-        tell(describe(comparisons[1]))
-        if any(comparison.disturbed for comparison in comparisons):
-            tell("Other programs use the processors, so these times are not those of a quiet machine.")
-        if plays:
-            tell("A player's text is given, its times are real. Yours: rest-local demo -m MODEL")
-        else:
-            tell("Go on: rest-local chat -m MODEL, or rest-local serve -m MODEL for an editor")
-    broken = [c.prompt.kind for c in comparisons if c.mode == "exact" and not c.identical]
-    if broken:
-        raise RestLocalError(f"exact mode: drafted output differs from plain decoding ({', '.join(broken)})")
-
-
-def tell(line: str) -> None:
-    click.echo(fitted(line, sys.stdout))
+        print_json({"prompts": [each.to_json() for each in comparisons]})
+        return
+    for line in result(comparisons):
+        click.echo(line)
+    tell(f"Go on: rest-local chat{f' -m {model}' if model else ''}")

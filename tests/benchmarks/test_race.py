@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from support.toy import demo_model
 
-from benchmarks import lookup_server, race, race_report
+from benchmarks import lookup_server, player, race, race_report
 from benchmarks.program import Binary, Server
 from benchmarks.race_texts import WORKLOADS, Task, Texts, named
-from rest_local.bench import player
 from rest_local.decoding.engine import Engine
 from rest_local.llama.model import Model
 from tests.support.repository import Repository

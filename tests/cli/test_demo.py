@@ -1,8 +1,6 @@
-"""`rest-local demo` with a fake engine: what is shown, what is printed, how it ends."""
+"""`rest-local demo`: what is shown, what is printed, how it ends. With a fake engine, and once with the real model."""
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,67 +8,74 @@ import pytest
 from fake_cli_engine import HELLO, Call, FakeEngine, FakePiece, Install
 from rich.console import Console
 
-from rest_local.bench import demo as measurement
-from rest_local.bench.demo import Prompt
-from rest_local.cli import demo as demo_module
+from rest_local.bench.demo import QUESTION, Prompt
+from rest_local.catalog.stores import default_model
 from rest_local.cli.demo import Screen
+from rest_local.errors import ModelNotFound
+
+LOOP = [FakePiece("na", tuple([5, 6] * 20), ("target",) * 40)]
 
 
-@pytest.fixture
-def no_datastore(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def datastore(choice: Any, code: Path | None, say: Any) -> Iterator[tuple[str, str]]:
-        yield "stdlib", str(code or "the library")
-
-    monkeypatch.setattr(demo_module, "_datastore", datastore)
-
-
-@pytest.mark.usefixtures("no_datastore")
-def test_a_pipe_gets_both_texts_and_three_lines_of_result(fake_engine: Install, call: Call) -> None:
+def test_a_pipe_gets_both_texts_and_a_table_of_what_was_measured(fake_engine: Install, call: Call) -> None:
     engine = fake_engine()
-    done = call("demo", "-m", "demo", "--repeats", "1")
-    assert done.code == 0
-    lines = done.out.splitlines()
-    assert done.out.count("-- plain\nHello\n-- drafted\nHello\n") == 1
-    assert lines[-3] == " 1.50 x  150 tokens/s, same output: queue.py, put changed, 60% drafted"
-    assert lines[-2].endswith("csv.py, not stored: repeats its own text")
-    assert "rest-local chat -m MODEL" in lines[-1]
-    assert "{" not in done.out
+    done = call("demo", "-m", "model.gguf", "--repeats", "1")
+    assert (done.code, done.err, engine.closed) == (0, "", True)
+    assert done.out.count("-- plain\nHello\n-- drafted\nHello\n") == 2
+    *_, heading, question, edit, last = lines = done.out.splitlines()
+    assert heading.split() == ["plain", "with", "drafts", "drafted", "output"]
+    assert question == "question  100 tokens/s  150 tokens/s  1.50 x      60%  the same"
+    assert edit == "edit      100 tokens/s  150 tokens/s  1.50 x      60%  the same"
+    assert last == "Go on: rest-local chat -m model.gguf"
     assert max(map(len, lines)) <= 80
-    assert engine.config.datastores == ("stdlib",)
-    assert engine.config.exact
+    assert {arguments["sampling"].is_greedy for arguments in engine.arguments} == {True}
 
 
-@pytest.mark.usefixtures("no_datastore")
-def test_different_output_in_exact_mode_is_exit_1(fake_engine: Install, call: Call) -> None:
-    other = [FakePiece("x", (9,), ("target",))]
-    fake_engine(HELLO, HELLO, other, HELLO)  # the first drafted run of the first prompt
-    done = call("demo", "-m", "demo", "--repeats", "1")
-    assert done.code == 1
-    assert "exact mode: drafted output differs from plain decoding (edit)" in done.err
+def test_what_differs_repeats_or_ends_at_once_is_said(fake_engine: Install, call: Call) -> None:
+    other = [FakePiece("x", (72, 9), ("target",) * 2)]
+    fake_engine(HELLO, other, HELLO, HELLO, LOOP)
+    done = call("demo", "--repeats", "1")
+    assert done.code == 0
+    assert "  differs after 1 token\n" in done.out
+    assert "The answer to the edit repeats itself, which is easy to draft.\n" in done.out
+    fake_engine([])
+    done = call("demo", "--repeats", "1")
+    assert done.code == 0
+    assert "the model ended its answer at once\n" in done.out
+    assert " 0 tokens/s" not in done.out
 
 
-def test_without_a_model_a_player_writes_an_edit_of_the_users_file(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measurement, "PLAYER", (512, 1))
-    monkeypatch.setattr(measurement, "CONTEXT", 512)
-    code = tmp_path / "totals.py"
+def test_a_model_with_a_template_is_asked_and_any_other_continues_a_text(fake_engine: Install, call: Call) -> None:
+    engine = fake_engine()
+    engine.model.chat_template = "{{ messages }}"
+    call("demo", "--repeats", "1")
+    assert engine.prompts[0] == f"<user>{QUESTION}<assistant>"
+    assert engine.prompts[-1].startswith("<user>Rename `")
+    engine = fake_engine()
+    engine.model.chat_template = None
+    call("demo", "--repeats", "1")
+    assert not any("<user>" in prompt for prompt in engine.prompts)
+
+
+def test_the_users_file_is_edited_and_json_is_one_line(fake_engine: Install, call: Call, tmp_path: Path) -> None:
+    engine, code = fake_engine(), tmp_path / "totals.py"
+    engine.model.chat_template = "{{ messages }}"
     code.write_text("".join(f"def total_{i}(price):\n    return price + {i}\n\n\n" for i in range(50)))
-    done = call("demo", "-n", "500", "--repeats", "1", "--code", str(code))
-    assert done.code == 0, done.err
-    assert done.out.count("def total_0(new_price):\n    return new_price + 0\n") == 2
-    edit, unseen, last = done.out.splitlines()[-3:]
-    assert "same output: totals.py, one name changed" in edit
-    assert "same output: csv.py" in unseen
-    assert last == "A player's text is given, its times are real. Yours: rest-local demo -m MODEL"
+    done = call("demo", "--repeats", "1", "--json", "--code", str(code))
+    question, edit = json.loads(done.out)["prompts"]
+    assert (question["title"], question["text"], question["identical"]) == (QUESTION, "Hello", True)
+    assert edit["title"] == "totals.py: rename price to new_price"
+    assert "def total_0(new_price):\n    return new_price + 0\n" in engine.prompts[-1]
 
 
-def test_a_disk_without_room_for_a_player_is_told_in_one_line(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "PLAYER", (1 << 20, 1000))  # petabytes
-    done = call("demo")
+def test_a_folder_without_code_is_refused(fake_engine: Install, call: Call, tmp_path: Path) -> None:
+    fake_engine()
+    done = call("demo", "--code", str(tmp_path))
     assert done.code == 2
-    assert re.fullmatch(r"rest-local: error: .*: no room for \d+ MB; TMPDIR names another folder\n", done.err)
+    assert f"--code {tmp_path}: holds no source file" in done.err
+    (tmp_path / "empty.py").touch()
+    done = call("demo", "--code", str(tmp_path))
+    assert done.code == 2
+    assert done.err.endswith("empty.py: holds no name to change\n")
 
 
 def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() -> None:
@@ -78,7 +83,7 @@ def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() 
     engine: Any = FakeEngine([HELLO])
     screen = Screen(engine, console)
     with console.capture() as capture:
-        screen.begin(Prompt("stored", "a title", "text"), "fast")
+        screen.begin(Prompt("a title", "text"))
         for side in ("plain", "drafted"):
             for piece in HELLO:
                 screen.piece(side, piece)  # type: ignore[arg-type]
@@ -87,3 +92,17 @@ def test_terminal_shows_two_columns_with_tokens_in_the_colour_of_their_source() 
     assert "\x1b[1;32mH\x1b[0m" in shown  # datastore
     assert "\x1b[1;36ml\x1b[0m" in shown  # context
     assert any("plain" in line and "drafted" in line for line in shown.splitlines())
+
+
+def test_the_default_model_answers_in_sentences(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REST_LOCAL_MODEL")
+    try:
+        default_model()
+    except ModelNotFound as error:
+        pytest.skip(str(error))
+    done = call("demo", "-n", "24", "--repeats", "1", "--json")
+    assert done.code == 0, done.err
+    question, edit = json.loads(done.out)["prompts"]
+    assert len(question["text"].split()) > 8
+    assert edit["plain"]["n_tokens"] > 0
+    assert "SmolLM2" in done.err
