@@ -158,11 +158,3 @@ def demo_model() -> Path:
     if found is None:
         raise ModelNotFound(places[-1])
     return found
-
-
-def is_demo_model(path: Path) -> bool:
-    """Whether a file is the demo model, which completes Python: its chat template serves to try the APIs only."""
-    try:
-        return path.resolve() == demo_model().resolve()
-    except ModelNotFound:
-        return False

@@ -32,7 +32,7 @@ from typing import Any
 import tomlkit
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_BYTES = 25_000_000  # of a wheel
+MOST_BYTES = 2_500_000  # of a wheel
 LICENCE = "licenses/LICENSE"
 STRAY = ("__pycache__", ".pyc", "/work/", ".so", ".orig")
 COMMAND_SECONDS = 300
@@ -107,9 +107,8 @@ def wheel_problems(names: Sequence[str], known: set[str], project: dict[str, str
     for wanted in (LICENCE, "entry_points.txt", "METADATA"):
         if not any(name.endswith(f".dist-info/{wanted}") for name in names):
             yield f"{wanted} is not in the wheel"
-    for name in ("rest_local/py.typed", "rest_local/data/demo.gguf"):
-        if name not in names:
-            yield f"{name} is not in the wheel"
+    if "rest_local/py.typed" not in names:
+        yield "rest_local/py.typed is not in the wheel"
 
 
 def metadata_problems(text: str, project: dict[str, Any], version: str) -> Iterator[str]:
@@ -182,6 +181,7 @@ def use(commands: Path, folder: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "REST_LOCAL_"))}
     places = {f"REST_LOCAL_{name}": str(folder / name.lower()) for name in ("CACHE", "DATA", "CONFIG", "MODELS")}
     # Threads that wait for each other sleep: on a busy machine a spinning one takes the processor it waits for.
+    places["REST_LOCAL_MODEL"] = str(ROOT / "models" / "demo.gguf")  # the wheel has no model
     environment = {**kept, **places, "HF_HOME": str(folder / "hub"), "GOMP_SPINCOUNT": "0"}
 
     def call(*words: str | Path, program: str = "rest-local") -> str:
@@ -194,8 +194,7 @@ def use(commands: Path, folder: Path) -> None:
     where = call("-c", "import rest_local; print(rest_local.__file__)", program="python").strip()
     expect(Path(where).is_relative_to(commands.parent), f"rest_local is imported from {where}, not from the wheel")
     expect(version() in call("--version"), "rest-local --version tells another version")
-    doctor = call("doctor", "--json")
-    expect(str(commands.parent) in doctor, "doctor does not look at the demo model of the wheel")
+    call("doctor", "--json")
     expect(bool(call("generate", "-n", "8", "def main():").strip()), "generate writes nothing")
     (folder / "text.py").write_text("def area(width, height):\n    return width * height\n", "utf-8")
     expect("1 files" in call("index", "build", "text.py", "-o", "store"), "index build reads no file")

@@ -52,10 +52,11 @@ def test_the_wheel_holds_what_git_tracks_of_the_package_and_nothing_else(script:
     assert problems == [], "files that are new and not added yet are no fault here"
 
 
-def test_the_wheel_is_small_and_typed_and_has_the_demo_model(script: ModuleType, wheel: Path) -> None:
+def test_the_wheel_is_small_and_typed_and_has_no_model(script: ModuleType, wheel: Path) -> None:
     names = names_of(wheel)
     assert wheel.stat().st_size < script.MOST_BYTES
-    assert {"rest_local/py.typed", "rest_local/data/demo.gguf", "rest_local/data/recipes/python.toml"} <= {*names}
+    assert {"rest_local/py.typed", "rest_local/data/recipes/python.toml"} <= {*names}
+    assert not [name for name in names if name.endswith(".gguf")]
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "docs/", "scripts/"))]
 
 
@@ -94,11 +95,12 @@ def test_twine_accepts_the_wheel(wheel: Path) -> None:
 
 INFO = "rest_local-1.dist-info/"
 GOOD = [
-    "rest_local/a.py", "rest_local/py.typed", "rest_local/data/demo.gguf", "rest_local-1.data/data/share/man/man1/r.1",
+    "rest_local/a.py", "rest_local/py.typed", "rest_local/data/recipes/a.toml",
+    "rest_local-1.data/data/share/man/man1/r.1",
     f"{INFO}METADATA", f"{INFO}entry_points.txt", f"{INFO}licenses/LICENSE",
 ]  # fmt: skip
-KNOWN = {"rest_local/a.py", "rest_local/py.typed", "docs/man/r.1", "models/demo.gguf"}
-ADDED = {"models/demo.gguf": "rest_local/data/demo.gguf"}
+KNOWN = {"rest_local/a.py", "rest_local/py.typed", "docs/man/r.1", "datastore/a.toml"}
+ADDED = {"datastore/a.toml": "rest_local/data/recipes/a.toml"}
 
 
 def test_a_file_too_many_or_too_few_in_the_wheel_is_a_problem(script: ModuleType) -> None:

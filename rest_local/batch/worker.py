@@ -16,7 +16,7 @@ Contract:
 `fitted` says how many requests to decode at a time, and how many cells they get: an upper bound by what the memory has
 room for, of which the cost curve decides how much is used (`rest_local.decoding.batch`). An estimate that is too low
 costs time, never an answer: requests then wait until others have ended. On a CPU flash attention is on, unless the user
-fixed it: it skips the cells of other sequences. On one thread, 16 sequences of the demo model with 150 tokens each give
+fixed it: it skips the cells of other sequences. On one thread, 16 sequences of the toy model with 150 tokens each give
 1.7 to 1.9 times the tokens of one with it, and 1.1 to 1.2 times without.
 """
 

@@ -96,7 +96,7 @@ class DecodeProbe:
     """Times one decode of n tokens after `n_ctx` others. It fills the KV cache once per context length.
 
     A plain step precedes each decode, as in generation: llama.cpp keeps the graph of the last decode and builds a new
-    one for another size (0.2 ms for the demo model). The cache is cleared at another length; the next user of the
+    one for another size (0.2 ms for the toy model). The cache is cleared at another length; the next user of the
     backend has to clear it too.
     """
 

@@ -44,7 +44,7 @@ class Decoder(Protocol):
 PATIENT_MS = 1e9  # nothing reads along, so prompts are evaluated in parts as large as a batch: the fastest for all
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CLOSE = 0.5
-"""Share of the most tokens per second. The curve of a busy machine errs by as much: on the demo model it led to 2 at a
+"""Share of the most tokens per second. The curve of a busy machine errs by as much: on the toy model it led to 2 at a
 time in place of 16, which cost a third more. It also overstates what the cells of others cost with flash attention,
 which skips them. And on a GPU, 4 of 32 at a time give a quarter of the tokens."""
 

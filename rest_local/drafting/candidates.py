@@ -32,7 +32,7 @@ CELLS_PER_SOURCE = N_LENGTHS * N_ROWS * N_SHARES
 N_CELLS = len(SOURCES) * CELLS_PER_SOURCE
 _CONFIDENCES = N_ROWS * N_SHARES  # buckets of a draft model's own probability
 # Of forced text, by whether the text before it is split otherwise than the vocabulary does, and by kind, until it was
-# counted. In JSON answers the demo model had 0.80, 0.95, 0.91, 0.74, 0.11 and 0.54, 0.42, 0.00, 0.83, 0.52; text
+# counted. In JSON answers the toy model had 0.80, 0.95, 0.91, 0.74, 0.11 and 0.54, 0.42, 0.00, 0.83, 0.52; text
 # of Qwen's vocabulary, split as it splits it, 1.00, 1.00, 0.73, 0.70, 0.00.
 FORCED_RATES = {False: (0.95, 0.95, 0.75, 0.75, 0.03), True: (0.5, 0.4, 0.1, 0.6, 0.5)}
 

@@ -47,7 +47,7 @@ LIKELY = 0.4  # probability from which a candidate of another source is likely, 
 
 _LEVELS = np.array((0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 0.93, 0.99))  # upper ends of the buckets of the share
 # Rates until anything is counted, as parts of the share: of a token that another source proposes, and by rivals of one
-# that none does. As counted with the demo model.
+# that none does. As counted with the toy model.
 _AGREED = {False: 0.5, True: 0.8}  # by whether it was found by two tokens
 _NEW = {False: (0.25, 0.15, 0.07), True: (0.5, 0.25, 0.12)}
 

@@ -8,7 +8,7 @@
 - A text has the tokens on disk that it had in memory, so that what follows is evaluated in the same batches: in exact
   settings the answer after a restore has the bits of the one without it.
 - The thread that decodes copies cells, and nothing else; `saved.CellFiles` hashes, writes and reads in threads of its
-  own. A part takes 0.4 ms of it for the demo model (0.4 MB), by the bytes some 5 ms for a model of 8B (16 MB).
+  own. A part takes 0.4 ms of it for the toy model (0.4 MB), by the bytes some 5 ms for a model of 8B (16 MB).
 
 Where the memory cannot be cut back (recurrent state), a text is one file: the state after its last token and the
 checkpoints before it. It is found where the prompt begins with the whole text, or with that of a checkpoint.

@@ -39,7 +39,7 @@ PACE = 0.020
 """Seconds between two events of a stream at least: text that comes 50 times a second looks as if it came at once.
 
 An event costs the event loops of both processes 0.1 ms each and more, if a forward pass has replaced their code in the
-processor's caches. With 10 ms they took 40 ms of processor time for 300 tokens of the demo model, with 20 ms 28."""
+processor's caches. With 10 ms they took 40 ms of processor time for 300 tokens of the toy model, with 20 ms 28."""
 
 BACKLOG = 50_000
 """Tokens and alternatives, about 100 bytes each, that may wait for a stream's client; a step counts as one token."""
