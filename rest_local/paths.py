@@ -16,8 +16,6 @@ from typing import BinaryIO
 
 import platformdirs
 
-from rest_local.errors import ModelNotFound
-
 _UNFINISHED = re.compile(r"\.rest-local-new-[0-9a-f]{16}\Z")
 
 
@@ -148,13 +146,3 @@ def _sync_folder(folder: Path) -> None:
 def _made(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
-
-
-def demo_model() -> Path:
-    """The demo model: package data where installed, `models/demo.gguf` in a checkout. Raises ModelNotFound."""
-    package = Path(__file__).resolve().parent
-    places = (package / "data" / "demo.gguf", package.parent / "models" / "demo.gguf")
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise ModelNotFound(places[-1])
-    return found
