@@ -37,7 +37,7 @@ def replace_models(
     patch: pytest.MonkeyPatch, folder: Path, of: Callable[[Path], Any] = lambda path: ByteVocabulary()
 ) -> None:
     """In place of every model its vocabulary as `of` gives it. Datastores and the working directory are in `folder`."""
-    patch.delenv("REST_LOCAL_MODEL")
+    patch.delenv("REST_LOCAL_MODEL", raising=False)
     patch.setattr(group, "open_vocabulary", lambda path: nullcontext(of(path)))
     patch.setattr(group, "model_path", lambda value: Path(value or "toy.gguf"))
     patch.setenv("REST_LOCAL_DATASTORES", str(folder / "home"))

@@ -69,7 +69,7 @@ def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
 def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
     """An answer of a route that can send origins, on this address."""
     shows_steps = Settings(host=host, keys=(b"k",)).shows_steps
-    answered: Any = [SimpleNamespace(result=SimpleNamespace(finish_reason="stop"))]
+    answered: Any = [SimpleNamespace(result=SimpleNamespace(finish_reason="stop", cut=False))]
     more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
 
     context = RequestContext(engine, "m", shows_steps, "fingerprint")  # type: ignore[arg-type]
