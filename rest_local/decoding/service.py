@@ -53,6 +53,7 @@ from rest_local.decoding.stream import Piece, Result
 from rest_local.decoding.streaming import Chat, Stream
 from rest_local.errors import QueueFull, ServiceClosed
 from rest_local.llama.model import Model
+from rest_local.llama.sampling_defaults import SamplingDefaults
 from rest_local.stop import Closing
 
 if TYPE_CHECKING:
@@ -392,6 +393,11 @@ class AsyncEngine:
     @property
     def model(self) -> Model:
         return self._engine.model
+
+    @property
+    def sampling(self) -> SamplingDefaults:
+        """As of `Engine`."""
+        return self._engine.sampling
 
     @property
     def n_ctx(self) -> int:

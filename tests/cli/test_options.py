@@ -10,7 +10,7 @@ import pytest
 from fake_cli_engine import Call, Install
 
 import rest_local.decoding.engine
-from rest_local.cli import opening
+from rest_local.cli import opening, serve
 from rest_local.decoding.config import EngineConfig
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import ModelError
@@ -80,6 +80,22 @@ def test_options_are_the_fields_of_the_config(asked_for: list[EngineConfig], cal
             draft_gpu_layers=-1,
         )
     ]  # fmt: skip
+
+
+def test_serve_and_batch_take_sampling_options_as_defaults_of_requests(
+    asked_for: list[EngineConfig], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choice(named: object, config: EngineConfig, *others: object) -> None:
+        asked_for.append(config)
+        raise ModelError("as far as here")
+
+    monkeypatch.setattr(serve, "choice", choice)
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text('{"prompt": "x"}\n')
+    given = ("-m", "m.gguf", "--temp", "0", "--seed", "5")
+    for command in (("serve", "--port", "0"), ("batch", str(requests), "-o", str(tmp_path / "out"))):
+        assert call(*command, *given).err.endswith("error: as far as here\n")
+    assert [config.sampling for config in asked_for] == [{"temperature": 0.0, "seed": 5}] * 2
 
 
 def test_every_option_reaches_the_engine(fake_engine: Install, call: Call) -> None:
