@@ -171,9 +171,10 @@ class Scheduler:
             if not self.admitted and self.slots.starts_anew(match.kept):
                 self.slots.forget()
                 match = self.slots.match(text, keep, user)
-            if self.admitted and self._has_to_wait(state, match):
-                if self._give_way(state):
-                    continue
+            lacks_cells = bool(self.admitted) and self._lacks_cells(state, match)
+            if lacks_cells and self._give_way(state):
+                continue
+            if lacks_cells or self._comes_soon(state, match.kept):
                 self._held = state
                 return
             self.waiting.remove(state)
@@ -263,17 +264,17 @@ class Scheduler:
         """Whether a request waits, and one more could be served."""
         return bool(self.waiting) and self.slots.has_idle and len(self.admitted) < self._most
 
-    def _has_to_wait(self, state: RequestState, match: Match) -> bool:
-        """Whether it would only be sent back, or evaluate what another request is about to evaluate."""
+    def _lacks_cells(self, state: RequestState, match: Match) -> bool:
+        """Whether it would only be sent back."""
         kept = (match.source or match.slot, match.kept)
-        if self.cells_in_use(kept) + len(state.tokens) - match.kept > self.backend.n_cells:
-            return True
-        return self._shares and state.request.keep_prefix and self._comes_soon(state, match.kept)
+        return self.cells_in_use(kept) + len(state.tokens) - match.kept > self.backend.n_cells
 
     def _comes_soon(self, state: RequestState, kept: int) -> bool:
         """Whether another request is about to evaluate more of this prompt than the cells hold now. So eight requests
         with one system prompt that come together evaluate it once, and none of them later than it would be on its own.
         """
+        if not self._shares or not state.request.keep_prefix:
+            return False
         kind = (state.request.owner, state.request.background)
         together = [other for other in self.admitted if (other.request.owner, other.request.background) == kind]
         prefilling = (other.tokens[:-1] for other in together if other.is_prefilling)
@@ -332,11 +333,12 @@ class Scheduler:
         running = [each for each in states if not each.is_prefilling]  # anew: one that failed may have taken cells
         prompts = [each for each in states if each.is_prefilling]
         parts: list[Part] = []
+        was_image, self.was_image = self.was_image, False
         if prompts and (with_parts or not running):
             texts = [each for each in prompts if not each.at_image]
-            image = None if self.was_image and (running or texts) else self._image_part(prompts, len(running))
-            self.was_image = image is not None
+            image = None if was_image and (running or texts) else self._image_part(prompts, len(running))
             if image is not None:
+                self.was_image = True
                 return _Pass(states, with_parts, [], [image])
             parts = self._parts(texts, running) if texts else []
         return _Pass(states, with_parts, running, parts) if running or parts else None

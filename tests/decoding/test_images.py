@@ -147,6 +147,22 @@ def test_a_request_is_cancelled_while_its_image_is_encoded(opened: Open, held: H
         held.go_on.set()
 
 
+def test_after_an_image_whose_request_is_cancelled_passes_teach_what_they_cost_again(opened: Open) -> None:
+    engine = opened(slots=2)
+    scheduler = engine.context.scheduler
+    other = engine.prepare(engine.request("abc abc", max_tokens=50, sampling=GREEDY, ignore_end=True))
+    tokens, images = prompt(engine, "what is {}? ", 1)
+    seeing = engine.prepare(engine.request(tokens, images=images, max_tokens=5))
+    for state in (other, seeing):
+        engine.submit(state)
+    while not scheduler.was_image:
+        engine.step()
+    engine.cancel(seeing)
+    engine.step()
+    assert not scheduler.was_image
+    engine.cancel(other)
+
+
 def test_a_limit_of_time_ends_a_request_that_waits_for_its_image(opened: Open, held: Held) -> None:
     engine = opened()
     tokens, images = prompt(engine, "what is {}? ", 1)

@@ -584,6 +584,21 @@ def test_requests_in_the_background_give_up_their_cells() -> None:
         assert sequence.result.tokens == said(prompt, 8)
 
 
+def test_requests_in_the_background_keep_cells_that_others_do_not_need() -> None:
+    """Also while one of these waits for what another one is about to evaluate."""
+    backend = FakeBackend(n_ctx=2048, n_slots=4)
+    scheduler = scheduler_of(backend)
+    later = [sequence_of(backend, prompt, 20, background=True, ignore_end=True) for prompt in prompts_of(2, 200)]
+    submit_all(scheduler, later)
+    while not all(each.answer.begun for each in later):
+        scheduler.step()
+    held = [each.slot.n_past for each in later]
+    submit_all(scheduler, [sequence_of(backend, [3, 4, 5] * 100, 5) for _ in range(2)])
+    scheduler.step()
+    assert [each.slot.n_past for each in later if each.is_admitted] == held
+    run(scheduler, [])
+
+
 def test_a_prompt_does_not_wait_for_one_in_the_background_that_begins_alike() -> None:
     backend = FakeBackend(n_ctx=1024, n_slots=4)
     scheduler = scheduler_of(backend)
