@@ -73,12 +73,12 @@ def generate(
                     write_text(piece.text)
         except KeyboardInterrupt:
             stream.cancel()
-            _finish(engine, stream.result, printed, quiet, as_json)
+            _finish(engine, stream.result, printed, tokens, quiet, as_json)
             raise
-        _finish(engine, stream.result, printed, quiet, as_json)
+        _finish(engine, stream.result, printed, tokens, quiet, as_json)
 
 
-def _finish(engine: Engine, result: Result, printed: int, quiet: bool, as_json: bool) -> None:
+def _finish(engine: Engine, result: Result, printed: int, most: int, quiet: bool, as_json: bool) -> None:
     """Print the last line: the JSON, or the end of the text, and at a terminal the speed. After an interrupt that is
     also the text that was held back because it could have become a stop string.
     """
@@ -88,5 +88,9 @@ def _finish(engine: Engine, result: Result, printed: int, quiet: bool, as_json: 
     write_text(result.text[printed:] + "\n" * (not result.text.endswith("\n")))
     if result.loop:
         say(f"rest-local: {REPEATS}")
+    if not result.text and result.finish_reason == "stop":
+        say("rest-local: the model gave an empty answer")
+    if result.finish_reason == "length" and not 0 <= most <= result.timings.predicted_tokens:
+        say("rest-local: cut off: the context is full (--ctx)")
     if result.tokens and not quiet and sys.stderr.isatty():
         say(line_of(engine, result))

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,16 @@ def test_instruct_puts_the_prompt_into_the_template(fake_engine: Install, call: 
     engine = fake_engine()
     assert call("generate", "-m", "m.gguf", "--instruct", "say hello").code == 0
     assert engine.prompts == ["<user>say hello<assistant>"]
+
+
+def test_an_empty_answer_is_said(fake_engine: Install, call: Call) -> None:
+    fake_engine([])
+    done = call("generate", "x")
+    assert (done.code, done.out, done.err) == (0, "\n", "rest-local: the model gave an empty answer\n")
+
+
+def test_a_context_that_is_full_is_said_and_a_limit_is_not(call: Call, tiny_model: Callable[[str], Path]) -> None:
+    options = ("-m", str(tiny_model("llama")), "-c", "32", "--temp", "0", "--no-history")
+    full = "rest-local: cut off: the context is full (--ctx)\n"
+    assert full in call("generate", *options, "-n", "-1", "def").err
+    assert full not in call("generate", *options, "-n", "4", "def").err
