@@ -24,12 +24,6 @@ def _listed(name: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
-def filters() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the patterns of the files to index and of those to leave out: tests and what is held out."""
-    left_out = ("test/", "tests/", "idle_test/", "site-packages/", "dist-packages/")
-    return ("*.py",), (*left_out, *(f"/{module}" for module in held_out_modules()))
-
-
 def begin_of(text: str, characters: int) -> str:
     """Return `text` up to and including the first one-line `def` that starts at or after `characters`."""
     at = 0

@@ -1,7 +1,7 @@
 """Programs that a benchmark measures: start one that serves HTTP on a free port, post JSON to it, end it.
 
 Whatever goes wrong is ServerFailed with the last lines that the program wrote: it ends, hangs, or answers something
-else. `Binary` is a llama-server and what it can do.
+else. A server that waits for its turn can be paused. `Binary` is a llama-server and what it can do.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-from rest_local.llama.cores import set_spin_defaults
 
 HOST = "127.0.0.1"
 SHOWN = 500  # characters of a program's output in an error
@@ -32,9 +32,12 @@ class ServerFailed(Exception):
 
 
 class Server:
-    """A running server. `command`: without --host and --port. Use `with`. Raises ServerFailed if it cannot start."""
+    """A running server. `command`: without --host and --port. Use `with`. Raises ServerFailed if it cannot start.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    `home` takes the place of the user's home, so that no configuration or cache of the user is read or written.
+    """
+
+    def __init__(self, command: Sequence[str], home: Path | None = None) -> None:
         with socket.socket() as free:
             free.bind((HOST, 0))
             self.port: int = free.getsockname()[1]
@@ -46,7 +49,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env=environment(),
+                env=environment(home),
             )
         except OSError as error:
             self._output.close()
@@ -91,10 +94,53 @@ class Server:
             raise self._failed(f"answers {status}: {content[:SHOWN].decode('utf-8', 'replace')}")
         return answer, taken
 
+    def stream(self, path: str, body: Mapping[str, Any], seconds: float) -> Iterator[tuple[float, dict[str, Any]]]:
+        """Yield the events of a streamed answer, each with the seconds since the request. Raises ServerFailed, also if
+        the next event takes longer than `seconds`.
+        """
+        begun = time.perf_counter()
+        try:
+            with contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=seconds)) as connection:
+                content = json.dumps({**body, "stream": True}).encode()
+                connection.request("POST", path, content, {"Content-Type": "application/json"})
+                response = connection.getresponse()
+                if response.status != 200:
+                    said = response.read()[:SHOWN].decode("utf-8", "replace")
+                    raise self._failed(f"answers {response.status}: {said}")
+                for line in response:
+                    if line.startswith(b"data: {"):
+                        yield time.perf_counter() - begun, json.loads(line.removeprefix(b"data: "))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise self._failed(f"gives no answer ({type(error).__name__}: {error})") from error
+
+    def pause(self) -> None:
+        """Stop all its processes until `resume` or `close`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let its processes go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the process and all that it started. The process of a model has a session of its own, so the process
+        group is not enough.
+        """
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+        children: dict[int, list[int]] = {}
+        for line in listed.splitlines():
+            pid, parent = map(int, line.split())
+            children.setdefault(parent, []).append(pid)
+        family = [self._process.pid]
+        for pid in family:
+            family += children.get(pid, [])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def close(self) -> None:
         """End it and wait for that. A second call does nothing."""
         if self._output.closed:
             return
+        self.resume()
         self._process.terminate()
         try:
             self._process.wait(END_SECONDS)
@@ -163,8 +209,8 @@ def _said(path: str, argument: str) -> str:
     return (done.stdout + done.stderr).decode("utf-8", "replace")
 
 
-def environment() -> dict[str, str]:
-    """This process's, without what llama-server would take as options. Threads wait as in this project's contexts."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "LLAMA_API_KEY"))}
-    set_spin_defaults(found)
-    return found
+def environment(home: Path | None = None) -> dict[str, str]:
+    """This process's, without what llama-server would take as options. With `home`: that of a user who set nothing."""
+    foreign = ("LLAMA_ARG_", "LLAMA_API_KEY", *(("REST_LOCAL_", "XDG_") if home else ()))
+    found = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return found | ({"HOME": str(home)} if home else {})
