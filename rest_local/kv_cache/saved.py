@@ -547,13 +547,16 @@ class CellFiles:
             return self._lock.wait_for(lambda: not self._bytes, seconds)
 
     def close(self, seconds: float) -> None:
-        """Write what waits, for so long at most; a second call does nothing."""
+        """Write what waits, for so long at most; a second call does nothing. What is being written then to a disk that
+        hangs has another name, and is deleted by a later start.
+        """
+        over = time.monotonic() + seconds
         if not self.flush(seconds):
             log.warning("sessions: %d MB could not be written in time", self._bytes >> 20)
         self._closing = True
         self._drop_waiting()
         if self._writer is not None:
-            self._writer.join()
+            self._writer.join(max(over - time.monotonic(), 0.0))
         self._readers.shutdown(wait=True, cancel_futures=True)
 
     def get(self, name: str) -> Future[Cells | None]:

@@ -92,6 +92,49 @@ class Restoring:
         self._sessions.note_restored(self._slot.n_past - self._before, time.perf_counter() - self._begun)
 
 
+class RestoringStates:
+    """The same of memory that cannot be cut back, whose text is one file."""
+
+    def __init__(self, sessions: Sessions, slot: Slot, text: list[int]) -> None:
+        self._sessions, self._slot, self._text = sessions, slot, text
+        self._begun = time.perf_counter()
+        self._look()
+
+    def _look(self) -> None:
+        """Begin to read the file that has the most of the text, if there is one."""
+        self._n, self._name = self._sessions.longest(self._slot, self._text)
+        self._read = self._sessions.files.get(self._name) if self._name else None
+
+    @property
+    def found(self) -> bool:
+        """Whether there is something to read."""
+        return self._read is not None
+
+    def advance(self, seconds: float, patient: bool) -> bool:
+        """Have the states in the slot once they are read; whether that was all. `patient`: wait for them."""
+        over = time.perf_counter() + seconds
+        while self._read is not None:
+            if not patient and not self._read.done():
+                return False
+            try:
+                cells = self._read.result(max(over - time.perf_counter(), 0.0))
+            except TimeoutError:
+                return False
+            if cells is not None:
+                self._read = None
+                self._sessions.load(self._slot, self._name, cells, self._n, self._begun)
+            else:  # then the file is gone: there may be another
+                self._sessions.drop(self._name)
+                self._look()
+        return True
+
+    def end(self) -> None:
+        """Read no more."""
+        if self._read is not None:
+            self._read.cancel()
+            self._read = None
+
+
 class Sessions:
     """Those of one context, for the thread that decodes. `shares`: memory can be cut back."""
 
@@ -106,16 +149,16 @@ class Sessions:
 
     # Restoring
 
-    def restore(self, slot: Slot) -> Restoring | None:
-        """Begin to have more of the slot's text in it, as the disk has, but the last token. None: nothing, or done."""
+    def restore(self, slot: Slot) -> Restoring | RestoringStates | None:
+        """Begin to have more of the slot's text in it, as the disk has, but the last token. None: nothing."""
         if not slot.is_kept:
             return None
         text = _before_images(slot.tokens[: len(slot.tokens) - 1])
         if len(text) < slot.n_past + LEAST_RESTORED:
             return None
         if not self._shares:
-            self._restore_whole(slot, text)
-            return None
+            restoring = RestoringStates(self, slot, text)
+            return restoring if restoring.found else None
         part = self.files.part
         first = slot.n_past // part
         names = self.files.names(text, slot.user)
@@ -144,8 +187,9 @@ class Sessions:
         if n:
             log.info("restored %d tokens of a session in %.2f s", n, seconds)
 
-    def _restore_whole(self, slot: Slot, text: list[int]) -> None:
-        begun, best, best_name = time.perf_counter(), slot.n_past + LEAST_RESTORED - 1, ""
+    def longest(self, slot: Slot, text: list[int]) -> tuple[int, str]:
+        """Return how much of a text a file has, and its name; "" where none has LEAST_RESTORED more than the slot."""
+        best, best_name = slot.n_past + LEAST_RESTORED - 1, ""
         names: dict[int, str] = {}  # of the beginnings of this text, by their length
         for file in self.files.present():
             for n, name in self._marks_of(file):
@@ -153,17 +197,18 @@ class Sessions:
                     names[n] = names.get(n) or self.files.name_of(text[:n], slot.user)
                     if names[n] == name:
                         best, best_name = n, file
-        if not best_name:
-            return
-        cells = self.files.get(best_name).result()
-        if cells is None:  # then the file is gone: there may be another
-            self._marks[best_name] = []
-            self._restore_whole(slot, text)
-            return
-        self.files.touch([best_name])
-        if slot.load_states(list(zip(cells.head.marks, cells.records, strict=True)), best):
+        return best, best_name
+
+    def drop(self, name: str) -> None:
+        """Look for no text in this file."""
+        self._marks[name] = []
+
+    def load(self, slot: Slot, name: str, cells: Cells, n: int, begun: float) -> None:
+        """Have the first `n` tokens of a text from such a file in its slot. `begun`: when it was looked for."""
+        self.files.touch([name])
+        if slot.load_states(list(zip(cells.head.marks, cells.records, strict=True)), n):
             slot.n_saved = slot.n_past
-            self.note_restored(best, time.perf_counter() - begun)
+            self.note_restored(n, time.perf_counter() - begun)
 
     def _marks_of(self, file: str) -> list[tuple[int, str]]:
         """Where a text can be gone on with: lengths, and the names of the texts up to there."""
