@@ -2,8 +2,10 @@
 
     python -m benchmarks race_report FILE... [--write]
 
-- Ratios are of tokens per second of whole requests, paired by prompt: the geometric mean with its interval of 95%, and
-  the worst prompt.
+- Ratios are of speeds, of whole requests and of decoding alone, paired by prompt: the geometric mean with its interval
+  of 95%, and the worst prompt. Where answers differ in length, the time of a whole request is that for as many tokens
+  as llama-server wrote, so that a short answer does not count as a slow one. Pairs with an answer of fewer than SHORT
+  tokens have no ratio, because their time is too short to be measured.
 - Equal answers are compared with those that the same program gives without drafts in the same settings, or else with
   its plain answers.
 - `--write` puts the tables between the marks in docs/BENCHMARKS.md and the headline between those in README.md.
@@ -21,6 +23,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 PLAIN, OURS = "llama-server", "rest-local"
+SHORT = 16
 ROOT = Path(__file__).parents[1]
 Found = Mapping[str, Any]
 
@@ -33,6 +36,9 @@ class Gain:
     low: float
     high: float
     worst: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f}), {self.worst:.2f}"
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ class Summary:
     same: int | None
     repeats: float | None
     gain: Gain | None
+    decoding_gain: Gain | None
 
 
 def is_ours(side: str) -> bool:
@@ -78,7 +85,8 @@ def _summary(runs: Mapping[str, Any], sides: Mapping[str, Mapping[str, Any]], re
     every = list(runs.values())
     decoding = sum(run["seconds"] - run["first"] for run in every)
     plain = sides.get(reference or "", {})
-    ratios = [_speed(run) / _speed(sides[PLAIN][name]) for name, run in runs.items() if name in sides.get(PLAIN, {})]
+    both = [(run, sides[PLAIN][name]) for name, run in runs.items() if name in sides.get(PLAIN, {})]
+    pairs = [(run, usual) for run, usual in both if min(run["tokens"], usual["tokens"]) >= SHORT]
     repeats = [run["repeats"] for run in every if run["repeats"] is not None]
     return Summary(
         len(every),
@@ -87,16 +95,21 @@ def _summary(runs: Mapping[str, Any], sides: Mapping[str, Mapping[str, Any]], re
         median(run["first"] for run in every),
         sum(name in plain and run["answer"] == plain[name]["answer"] for name, run in runs.items()) if plain else None,
         fmean(repeats) if repeats else None,
-        _gain([math.log(ratio) for ratio in ratios]) if ratios else None,
+        _gain([usual["seconds"] / (run["first"] + _decoding(run) * (usual["tokens"] - 1)) for run, usual in pairs]),
+        _gain([_decoding(usual) / _decoding(run) for run, usual in pairs]),
     )
 
 
-def _speed(run: Mapping[str, Any]) -> float:
-    speed: float = run["tokens"] / run["seconds"]
-    return speed
+def _decoding(run: Mapping[str, Any]) -> float:
+    """Seconds for each token after the first one."""
+    taken: float = (run["seconds"] - run["first"]) / (run["tokens"] - 1)
+    return taken
 
 
-def _gain(logs: Sequence[float]) -> Gain:
+def _gain(ratios: Sequence[float]) -> Gain | None:
+    if not ratios:
+        return None
+    logs = [math.log(ratio) for ratio in ratios]
     middle = fmean(logs)
     error = 1.96 * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
     return Gain(*(math.exp(value) for value in (middle, middle - error, middle + error, min(logs))))
@@ -115,13 +128,13 @@ def lines(found: Found) -> Iterator[str]:
         load = found["loads"].get(workload, {})
         taken = ", ".join(f"{who} took {share:.1%} of the processors" for who, share in load.items())
         yield f"{workload}: {taken}"
-        yield f"  {'':30} tokens/s  request  first ms     same  to llama-server (95%), worst"
-        for side, each in sorted(by_side.items(), key=lambda pair: is_ours(pair[0])):
+        yield f"  {'':31} tokens/s  request first ms    same  request to llama-server's | decoding (95%), worst"
+        for side, each in sorted(by_side.items(), key=lambda pair: (is_ours(pair[0]), pair[0])):
             same = "" if each.same is None else f"{each.same}/{each.prompts}"
-            gain, repeats = each.gain, "" if each.repeats is None else f", repeats {each.repeats:.0%}"
-            ratio = f"{gain.mean:.3f} ({gain.low:.3f} to {gain.high:.3f}), {gain.worst:.2f}" if gain else ""
-            speeds = f"{each.decoding:8.1f} {each.request:8.1f} {1000 * each.first:9.0f}"
-            yield f"  {side:30} {speeds} {same:>8}  {ratio}{repeats}"
+            repeats = "" if each.repeats is None else f", repeats {each.repeats:.0%}"
+            ratios = " | ".join(str(gain) for gain in (each.gain, each.decoding_gain) if gain)
+            speeds = f"{each.decoding:8.1f} {each.request:8.1f} {1000 * each.first:8.0f}"
+            yield f"  {side:31} {speeds} {same:>7}  {ratios}{repeats}"
     yield from (f"{side} was left out: {reason}" for side, reason in found["failed"].items())
 
 
@@ -137,14 +150,20 @@ def section(races: Sequence[Found]) -> str:
     parts = []
     for found in races:
         result = summaries(found)
-        names = list(dict.fromkeys(side for by in result.values() for side in by))
-        names = sorted((side for side in names if side != PLAIN), key=lambda side: not is_ours(side))
-        parts += [about(found), "Tokens per second over those of llama-server, in the mean and for the worst prompt:"]
-        rows = [["", *(f"`{name}`" for name in names)]]
-        for workload, by_side in result.items():
-            best = max((each.gain.mean for side, each in by_side.items() if each.gain and side in names), default=0.0)
-            rows.append([workload, *(_cell(by_side.get(name), best) for name in names)])
-        parts.append(_table(rows))
+        sides = {side for by_side in result.values() for side in by_side} - {PLAIN}
+        names = sorted(sides, key=lambda side: (not is_ours(side), side))
+        parts.append(about(found))
+        for what in ("Whole requests", "Decoding alone"):
+            parts.append(f"{what}: times the speed of llama-server, in the mean and for the worst prompt.")
+            rows = [["", *(f"`{name}`" for name in names)]]
+            for workload, by_side in result.items():
+                gains = {
+                    side: each.gain if what == "Whole requests" else each.decoding_gain
+                    for side, each in by_side.items()
+                }
+                best = max((gain.mean for side, gain in gains.items() if gain and side in names), default=0.0)
+                rows.append([workload, *(_cell(gains.get(name), best) for name in names)])
+            parts.append(_table(rows))
         rows = [["", "prompts", "llama-server: tokens/s", "first text", "rest-local: tokens/s", "first text", "same"]]
         for workload, by_side in result.items():
             if PLAIN in by_side and OURS in by_side:
@@ -163,11 +182,11 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|---|" + "---:|" * (len(rows[0]) - 1), *others])
 
 
-def _cell(each: Summary | None, best: float) -> str:
-    if each is None or each.gain is None:
+def _cell(gain: Gain | None, best: float) -> str:
+    if gain is None:
         return ""
-    mean = f"**{each.gain.mean:.2f}**" if each.gain.mean == best else f"{each.gain.mean:.2f}"
-    return f"{mean} ({each.gain.worst:.2f})"
+    mean = f"**{gain.mean:.2f}**" if gain.mean == best else f"{gain.mean:.2f}"
+    return f"{mean} ({gain.worst:.2f})"
 
 
 def headline(races: Sequence[Found]) -> str:
@@ -178,7 +197,7 @@ def headline(races: Sequence[Found]) -> str:
             side = next((name for name in (f"{OURS} -d", OURS) if workload.endswith("code") and name in by_side), OURS)
             if side in by_side and (gain := by_side[side].gain) and (peer := best_peer(by_side)):
                 told.append([workload, found["model"], f"{gain.mean:.2f}", f"{peer[1]:.2f} (`{peer[0]}`)"])
-    head = ["", "model", "rest-local", "best of llama-server"]
+    head = ["", "model", "rest-local", "best of llama-server's sides"]
     ran = f"{races[0]['machine']}, commit {races[0]['revision']}"
     return f"Times the speed of llama-server as it comes ({ran}):\n\n{_table([head, *told])}"
 

@@ -240,6 +240,19 @@ def test_ratios_are_paired_by_prompt_and_answers_compared_within_a_program() -> 
     assert "chat: ngram-x was left out: ends with 1" in text
 
 
+def test_a_short_answer_does_not_count_as_a_slow_one() -> None:
+    found = results()
+    for run in found["runs"]:
+        if (run["workload"], run["side"]) == ("copy", "rest-local"):
+            run |= {"first": 1.0, "seconds": 2.0, "tokens": 17}
+        elif (run["workload"], run["side"]) == ("copy", "llama-server"):
+            run |= {"first": 1.0, "seconds": 9.0, "tokens": 129}
+    ours = race_report.summaries(found)["copy"]["rest-local"]
+    assert ours.gain is not None
+    assert ours.decoding_gain is not None
+    assert [ours.gain.mean, ours.decoding_gain.mean] == pytest.approx([1, 1])
+
+
 def test_tables_and_headline_are_made_of_the_results(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- race -->\nold\n<!-- /race -->\nafter\n")
