@@ -67,7 +67,7 @@ STARTS = re.compile(
 )
 # Rooms of servers, and files that take 5 s and more in one process.
 SLOW = (
-    "batch/", "models/", "router/", "server/", "soak/",
+    "batch/", "models/", "real/", "router/", "server/", "soak/",
     "benchmarks/test_simulated_drafters", "calibration/test_measuring", "calibration/test_self_test",
     "chat/test_renderer", "chat/tools/test_forced", "decoding/test_architectures", "decoding/test_constrain",
     "decoding/test_damaged_datastore", "decoding/test_engine_batch",

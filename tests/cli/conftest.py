@@ -1,16 +1,13 @@
 """Fixtures of the command line's tests: an engine that is not there, and a call of one command line."""
 
-import io
-import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_cli_engine import HELLO, FakeEngine, FakePiece
+from support.command import call  # noqa: F401 - a fixture
 
 from rest_local.cli import opening
-from rest_local.cli.main import run
 from rest_local.decoding.config import EngineConfig
 from rest_local.llama.sampling_defaults import SamplingDefaults
 
@@ -30,16 +27,3 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
         return engine
 
     return install
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return a function that runs one command line in this process, stdin given as bytes."""
-
-    def invoke(*arguments: str, stdin: bytes = b"") -> Any:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-        code = run(arguments)
-        out, err = capsys.readouterr()
-        return SimpleNamespace(code=code, out=out, err=err)
-
-    return invoke

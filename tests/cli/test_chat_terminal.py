@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.terminal import Terminal, needs_tmux
+from support.terminal import Terminal, answered, needs_tmux, prompted
 from terminal_chat import ANSWERS
 
 pytestmark = needs_tmux
@@ -44,16 +44,6 @@ def chat(data: Path, tmp_path: Path) -> Iterator[Open]:
             return terminal
 
         yield start
-
-
-def prompted(screen: str) -> bool:
-    """Whether an empty prompt is the last line: the terminal sends each key to it from then on."""
-    return screen.rpartition("\n")[2].strip() == ">"
-
-
-def answered(terminal: Terminal, answers: int = 1) -> str:
-    """Wait until so many answers are complete and the next message can be typed; returns the screen."""
-    return terminal.wait_until(lambda screen: screen.count("tokens/s") >= answers and prompted(screen), "whole answer")
 
 
 def test_what_is_typed_and_pasted_is_one_message(chat: Open) -> None:

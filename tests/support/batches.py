@@ -7,6 +7,7 @@ import random as randomness
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,22 @@ def answers_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def kill_and_go_on(folder: Path, name: str, *, kills: int, requests: int, random: randomness.Random) -> int:
+def kill_and_go_on(
+    folder: Path,
+    name: str,
+    *,
+    kills: int,
+    requests: int,
+    random: randomness.Random,
+    options: Sequence[str] = OPTIONS,
+) -> int:
     """Kill a batch so many times at random moments, then let it end. The number of kills after which it went on.
 
     The moment is after a random number of bytes of this run plus a few milliseconds, which is anywhere: while Python
     starts, while the model loads, between two answers, in the middle of a line.
     """
     source, output = write_requests(folder / "in.jsonl", requests), folder / name
-    command = [*COMMAND, str(source), "-o", str(output), *OPTIONS]
+    command = [*COMMAND, str(source), "-o", str(output), *options]
     advanced, killed = 0, 0
     while killed < kills:
         before = _size(output)

@@ -106,3 +106,13 @@ class Terminal:
     ) -> None:
         subprocess.run(["tmux", "-S", self._socket, "kill-server"], capture_output=True, check=False)
         self._folder.cleanup()
+
+
+def prompted(screen: str) -> bool:
+    """Return True if an empty prompt of `chat` is the last line: the terminal sends each key to it from then on."""
+    return screen.rpartition("\n")[2].strip() == ">"
+
+
+def answered(terminal: Terminal, answers: int = 1) -> str:
+    """Wait until so many answers of `chat` are complete and the next message can be typed; returns the screen."""
+    return terminal.wait_until(lambda screen: screen.count("tokens/s") >= answers and prompted(screen), "whole answer")
