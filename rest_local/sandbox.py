@@ -177,8 +177,7 @@ class Worker:
         assert child.stdout is not None
         until = time.monotonic() + wait
         try:
-            child.stdin.write(_LENGTH.pack(len(request)) + _SECONDS.pack(seconds) + request)
-            child.stdin.flush()
+            _write(child.stdin, _LENGTH.pack(len(request)) + _SECONDS.pack(seconds) + request, until)
             return _frame(child.stdout, until, most)
         except TimeoutError:
             raise TookTooLong from None
@@ -203,10 +202,13 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C at the terminal must not reach the child
+                bufsize=0,
             )
         except OSError as error:
             raise NotStarted(f"no process can be started: {error}") from error
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
+        os.set_blocking(self.process.stdin.fileno(), False)
         self._owner = os.getpid()
         try:
             _frame(self.process.stdout, time.monotonic() + START_SECONDS, 0)
@@ -255,11 +257,7 @@ def _frame(output: IO[bytes], until: float, most: int) -> bytes:
 def _read(output: IO[bytes], size: int, until: float) -> bytes:
     parts = []
     while size:
-        stop.check()
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if _is_ready(output, min(left, _POLL_SECONDS)):
+        if _wait(output, until):
             part = os.read(output.fileno(), min(size, 1 << 20))
             if not part:
                 raise EOFError
@@ -268,10 +266,27 @@ def _read(output: IO[bytes], size: int, until: float) -> bytes:
     return b"".join(parts)
 
 
-def _is_ready(output: IO[bytes], seconds: float) -> bool:
-    """Whether there is something to read within this time, or the end."""
+def _write(target: IO[bytes], data: bytes, until: float) -> None:
+    """Write all of the data. Raises TimeoutError at the time `until`, as for a child that has stopped reading."""
+    view = memoryview(data)
+    while view:
+        if _wait(target, until, select.POLLOUT):
+            view = view[os.write(target.fileno(), view) :]
+
+
+def _wait(pipe: IO[bytes], until: float, event: int = select.POLLIN) -> bool:
+    """Wait for a while until the pipe is ready. Raises TimeoutError at the time `until`; ServiceClosed."""
+    stop.check()
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return _is_ready(pipe, min(left, _POLL_SECONDS), event)
+
+
+def _is_ready(pipe: IO[bytes], seconds: float, event: int = select.POLLIN) -> bool:
+    """Whether the pipe can be read or written within this time, or has ended."""
     poll = select.poll()
-    poll.register(output, select.POLLIN)
+    poll.register(pipe, event)
     return bool(poll.poll(1e3 * seconds))
 
 

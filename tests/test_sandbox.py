@@ -89,6 +89,14 @@ def test_a_child_that_fails_or_was_taken_over_ends_and_the_next_works(
     assert worker.ask(b"x", 5.0) == b"x"
 
 
+def test_a_child_that_does_not_read_costs_no_more_than_its_time(worker: Worker) -> None:
+    worker.ask(b"", 5.0)
+    os.kill(pid(worker), signal.SIGSTOP)
+    with pytest.raises(TookTooLong):
+        worker.ask(bytes(1 << 22), 5.0, wait=0.1)  # more than a pipe holds
+    assert worker.ask(b"next", 5.0) == b"next"
+
+
 def test_a_child_that_does_not_start_is_told_apart(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     for command, cause in (("/nowhere/python", "No such file"), ("/bin/false", "ended before it began")):
         monkeypatch.setattr(sandbox, "command", lambda module, command=command: [command])

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
+QUIET_SECONDS = 10.0
+"""Between two events of a stream at most. A long prompt can take minutes; proxies end a silent connection after one."""
 COARSE_MS = 100  # where steps are hidden, times are rounded to multiples of this,
 GROUP_TOKENS = 16  # ids and log-probabilities are sent in groups of this size,
 GROUP_CHARACTERS = 64  # and text in groups of this: about 15 tokens
@@ -277,7 +279,6 @@ class Answer(Generic[BodyT]):
 
     MEDIA_TYPE = EVENT_STREAM  # of a stream; a protocol without server-sent events has another one
     SENDS_APART = False  # each event is sent by itself; else those of one moment are sent together
-    QUIET_SECONDS: float | None = None  # after so long without an event of a stream, `quiet` makes one; None: never
 
     def __init__(
         self,
@@ -330,8 +331,11 @@ class Answer(Generic[BodyT]):
         raise NotImplementedError
 
     def quiet(self) -> list[bytes]:
-        """Events of a stream in which nothing has happened for `QUIET_SECONDS`, so that its client goes on waiting."""
-        return []
+        """Events of a stream in which nothing has happened for QUIET_SECONDS, so that nobody takes it for dead.
+
+        A comment, which clients of server-sent events skip; llama-server sends the same.
+        """
+        return [b":\n\n"]
 
     def error_event(self, error: ApiError) -> bytes:
         """The last event of a stream that fails after it has begun."""
@@ -380,7 +384,7 @@ class Answer(Generic[BodyT]):
 
     def counts(self) -> dict[str, Any]:
         """Counts for the log of requests. They say nothing about the text."""
-        usage = Usage.of(self.results)
+        usage = Usage.of(self.results, self.per_prompt)
         return {
             "prompt_tokens": usage.prompt,
             "cached_tokens": usage.cached,

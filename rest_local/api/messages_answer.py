@@ -98,10 +98,6 @@ def _complete_arguments(text: str) -> dict[str, Any]:
     return {}
 
 
-PING_SECONDS = 10.0
-"""Between two events of a stream at most. Clients wait for a minute and longer; prompts can take several."""
-
-
 class MessagesCall:
     """A request, a `Call`. Raises CannotGenerate, ApiError 501 without a template.
 
@@ -133,8 +129,6 @@ class MessagesCall:
 
 class MessagesAnswer(Answer[ChatBody]):
     """One answer as Anthropic's message."""
-
-    QUIET_SECONDS = PING_SECONDS
 
     def __init__(self, call: MessagesCall, answered: Sequence[HasResult]) -> None:
         self._parser = call.chat.parser()

@@ -444,6 +444,9 @@ class OllamaAnswer(Answer[GenerationBody]):
         logprobs = self._logprobs(self.choices[0]) if self.choices[0].logprobs else {}
         return self._head() | self._said(content, thinking, calls) | logprobs | self._closing()
 
+    def quiet(self) -> list[bytes]:
+        return [line(self._head() | self._said() | {"done": False})]
+
     def error_event(self, error: ApiError) -> bytes:
         return line(ollama_shape(error))
 

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from rest_local.api.answers import Answer, Call, RequestContext
+from rest_local.api.answers import QUIET_SECONDS, Answer, Call, RequestContext
 from rest_local.api.bodies import Checked, check
 from rest_local.api.errors import ApiError
 from rest_local.api.requests import check_generates
@@ -95,23 +95,24 @@ async def respond(request: HttpRequest, answer: Answer[Any], streams: StreamGrou
                 answer.add(number, pieces)
                 if answer.choices[number].ended and pieces is not None:
                     streams.stop(number)
-    return json_response(answer.whole())
+    return await anyio.to_thread.run_sync(lambda: json_response(answer.whole()))
 
 
 async def _events(request: HttpRequest, answer: Answer[Any], streams: StreamGroup) -> AsyncIterator[bytes]:
     """The events of a stream; those of one moment are sent together, unless the protocol sends them apart."""
     if begin := answer.begin():
         yield b"".join(begin)
-    sent, quiet = time.monotonic(), answer.QUIET_SECONDS
-    async for news in streams.pieces(every=quiet):
+    sent = time.monotonic()
+    async for news in streams.pieces(every=QUIET_SECONDS):
         events: list[bytes] = []
         for number, pieces in news:
             events += answer.events(number, pieces, streams.streams[number].timings if answer.sends_timings else None)
             if answer.choices[number].ended and pieces is not None:
                 streams.stop(number)
         if not answer.remaining:
-            events += answer.end()
-        if not events and quiet is not None and time.monotonic() - sent >= quiet:
+            # In a thread, because a response is stored, and its reasoning counted.
+            events += await anyio.to_thread.run_sync(answer.end)
+        if not events and time.monotonic() - sent >= QUIET_SECONDS:
             events = answer.quiet()
         for data in events if answer.SENDS_APART or not events else [b"".join(events)]:
             yield data

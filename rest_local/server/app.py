@@ -114,7 +114,7 @@ def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_methods=sorted({each.method for each, _ in routes}),
-        allow_headers=["authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta"],
+        allow_headers=["*"],  # OpenAI's and Anthropic's packages send a dozen of their own
     )
     return [Middleware(AccessMiddleware, settings), cors]
 
@@ -180,6 +180,10 @@ class Serving(HttpServer):
     def begin_stop(self) -> None:
         """Refuse requests that are not decoding yet."""
         self.state.workers.stop()
+
+    def end_answers(self) -> None:
+        if self.state.service is not None:
+            threading.Thread(target=self.state.service.close, name="rest-local-end", daemon=True).start()
 
     def reload(self) -> None:
         """Open the newest commits of the datastores. Any thread; returns at once."""

@@ -192,6 +192,7 @@ def _refuse(transport: asyncio.Transport, most: int) -> None:
 
 DRAIN_SECONDS = 30
 IDLE_SECONDS = 75  # of a kept connection; editors send the next request within a minute
+END_SECONDS = 5  # for answers that are ended after that time
 BACKLOG = 128  # connections that wait to be accepted; asyncio also tries this often when descriptors run out
 
 
@@ -215,13 +216,14 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=drain_seconds,
+            timeout_graceful_shutdown=drain_seconds + END_SECONDS,
             limit_concurrency=connection_limit(descriptors) + 1,  # see `TimedProtocol.connection_made`
             backlog=BACKLOG,
             h11_max_incomplete_event_size=MAX_HEAD,
         )
         super().__init__(config)
         self.interrupted = self._captured = False
+        self._drain_seconds = drain_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = asyncio.Event()
 
@@ -230,6 +232,10 @@ class HttpServer(uvicorn.Server):
 
     def begin_stop(self) -> None:
         """Refuse requests that are not decoding yet. Called when the server stops, before the others are waited for."""
+
+    def end_answers(self) -> None:
+        """End the answers that still run after `drain_seconds`, so that each client gets an error. Else uvicorn cancels
+        them, and clients get half an answer or a bare 500."""
 
     def in_loop(self, call: Callable[[], object]) -> None:
         """Call something in the loop, if it runs. Any thread."""
@@ -255,7 +261,11 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.begin_stop()
-        await super().shutdown(sockets)
+        timer = asyncio.get_running_loop().call_later(self._drain_seconds, self.end_answers)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

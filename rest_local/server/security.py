@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rest_local.api.errors import ApiError
 from rest_local.server.answering import LOG
 from rest_local.server.settings import Settings, given_keys, opens
-from rest_local.server.streaming import response_of
+from rest_local.server.streaming import CONNECTION, ClientConnection, response_of
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/v1/health")
@@ -271,13 +271,16 @@ class AccessLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun, status = time.perf_counter(), CLIENT_GONE  # unless an answer is sent completely
         started = status
+        connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
+        cycle = None if connection is None else connection.cycle  # the connection may serve the next one at the end
 
         async def watched(message: Message) -> None:
             nonlocal status, started
             if message["type"] == "http.response.start":
                 started = message["status"]
             await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
+            gone = cycle is not None and cycle.disconnected  # what is sent reaches nobody
+            if message["type"] == "http.response.body" and not message.get("more_body", False) and not gone:
                 status = started
 
         try:

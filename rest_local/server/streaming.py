@@ -29,6 +29,7 @@ from rest_local.errors import ReaderTooSlow, RestLocalError, ServiceClosed
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
+    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
     from rest_local.decoding.stream import Piece
     from rest_local.decoding.streaming import Stream
@@ -212,9 +213,10 @@ async def watched(receive: Receive, gone: Callable[[], None]) -> AsyncIterator[N
 
 
 class ClientConnection(Protocol):
-    """`server.http.TimedProtocol`, for a stream."""
+    """`server.http.TimedProtocol`, for a stream. `cycle`: the request that it serves."""
 
     flow: FlowControl
+    cycle: RequestResponseCycle
 
     def write(self, data: bytes) -> None: ...
 

@@ -72,6 +72,26 @@ def test_a_prompt_whose_client_has_left_is_counted(scripted: Scripted, log: io.S
     assert line["finish"] == ["cancelled"]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/completion", "/v1/messages", "/api/chat"])
+def test_a_client_that_leaves_is_499_with_its_counts(
+    scripted: Scripted, log: io.StringIO, path: str, stream: bool
+) -> None:
+    live = scripted(answer=None)
+    said = [{"role": "user", "content": "hi"}]
+    connection = sent(live, path, {"model": "demo", "stream": stream, "max_tokens": 9, "messages": said, "prompt": "x"})
+    asked = live.service.stream()
+    asked.give("some text")
+    connection.close()
+    assert asked.cancelled.wait(30)
+    live.stop()
+    (line,) = [line for line in lines(log) if line.get("event") == "request"]
+    assert line["status"] == 499
+    assert line["prompt_tokens"] > 0
+    assert line["completion_tokens"] > 0
+    assert line["finish"] == ["cancelled"]
+
+
 def test_an_answer_that_repeats_itself_is_said_to_be_one(scripted: Scripted, log: io.StringIO) -> None:
     live = scripted(answer=("la la",) * 100)
     live.post("/v1/completions", {"prompt": "x"})

@@ -14,7 +14,7 @@ import pytest
 from live import Live, Scripted, pieces, prompt_of
 from pydantic import BaseModel, TypeAdapter
 
-from rest_local.api.messages_answer import SIGNATURE, Blocks, MessagesAnswer
+from rest_local.api.messages_answer import SIGNATURE, Blocks
 from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 from rest_local.chat.tools import answer as answer_formats
 
@@ -191,7 +191,7 @@ def test_an_answer_that_is_begun_is_read_in_each_format(signs: str, said: str, c
 
 def test_pings_come_while_nothing_else_does(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the prompt is evaluated, and while a thought that is not shown is generated; none after the end."""
-    monkeypatch.setattr(MessagesAnswer, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr("rest_local.server.answering.QUIET_SECONDS", 0.02)
     live = scripted(answer=None)
     body = BODY | {"stream": True, "thinking": {"type": "adaptive", "display": "omitted"}}
     names: list[str] = []

@@ -106,6 +106,15 @@ def test_pages_of_other_origins_may_not_call(scripted: Scripted) -> None:
     assert found == ORIGINS
 
 
+OPENAI_HEADERS = (  # what browsers ask for in the name of the packages
+    "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version,"
+    "x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout"
+)
+ANTHROPIC_HEADERS = (
+    "anthropic-beta,anthropic-dangerous-direct-browser-access,anthropic-version,content-type,x-api-key,x-stainless-lang"
+)
+
+
 def test_cors_names_the_origin_and_never_all(scripted: Scripted) -> None:
     live = scripted(allowed_origins=("http://friend.example",), keys=(b"k",))
     ask = {"origin": "http://friend.example", "access-control-request-method": "POST"}
@@ -119,6 +128,11 @@ def test_cors_names_the_origin_and_never_all(scripted: Scripted) -> None:
     assert allowed.headers["access-control-allow-origin"] == "http://friend.example"
     assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers
+    for headers in (OPENAI_HEADERS, ANTHROPIC_HEADERS):
+        with live.client() as client:
+            sdk = client.options("/v1/messages", headers=ask | {"access-control-request-headers": headers})
+        assert sdk.status_code == 200
+        assert set(headers.split(",")) <= set(sdk.headers["access-control-allow-headers"].replace(" ", "").split(","))
     without = scripted()
     assert "access-control-allow-origin" not in without.get("/health").headers
 

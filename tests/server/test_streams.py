@@ -16,6 +16,7 @@ from rest_local.decoding.results import Timings
 from rest_local.decoding.stream import Piece, Progress
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import DecodeFailed, ModelNotFound
+from rest_local.llama.options import MAX_SEED
 from rest_local.server.app import Serving
 from rest_local.server.http import listen
 from rest_local.server.settings import Settings
@@ -155,6 +156,62 @@ def test_a_stop_cancels_answers_after_the_drain_time(scripted: Scripted) -> None
     live.serving.stop()
     assert stream.cancelled.wait(30)
     connection.close()
+
+
+def asking(path: str) -> dict[str, Any]:
+    given = {"input": "x"} if path == "/v1/responses" else {"prompt": "x", "messages": CHAT["messages"]}
+    return {"model": "demo", "max_tokens": 99} | given
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, "/v1/messages", "/v1/responses", "/completion", "/api/chat"])
+def test_a_stop_ends_answers_with_an_error_after_the_drain_time(scripted: Scripted, path: str) -> None:
+    """No bare 500, and no stream without an end."""
+    live = scripted(drain_seconds=0, answer=None)
+    body = asking(path)
+    whole, stream = (live.later(path, body | {"stream": streams}) for streams in (False, True))
+    for number in range(2):
+        live.service.stream(number).give("some text")
+    live.serving.stop()
+    assert whole.result(30).status_code == 503
+    assert "no more requests" in whole.result(30).text
+    assert stream.result(30).status_code == 200
+    assert "no more requests" in stream.result(30).text.splitlines()[-1 if path == "/api/chat" else -2]
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, "/v1/responses", "/completion", "/v1/completions", "/api/chat"])
+def test_a_silent_stream_is_kept_alive(scripted: Scripted, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """While a long prompt is evaluated: proxies end a connection that is silent for a minute."""
+    monkeypatch.setattr("rest_local.server.answering.QUIET_SECONDS", 0.01)
+    live = scripted(answer=None)
+    body = asking(path) | {"stream": True}
+    with live.client() as client, client.stream("POST", path, json=body) as answer:
+        lines, quiet = answer.iter_lines(), ":"
+        if path == "/api/chat":
+            begin = json.loads(next(lines))
+            assert (begin["message"], begin["done"]) == ({"role": "assistant", "content": ""}, False)
+        else:
+            assert [line for line, _ in zip((each for each in lines if each == quiet), range(2), strict=False)]
+        live.service.say("Hello")
+        assert "Hello" in "".join(lines)
+
+
+def test_a_prompt_counts_once_for_all_answers_to_it(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    live = scripted()
+    prompts = ["one", "two and three and four"]
+    n = [len(live.post("/tokenize", {"content": each}).json()["tokens"]) for each in prompts]
+    with caplog.at_level("INFO", "rest_local.server"):
+        usage = live.post("/v1/completions", {"prompt": prompts, "n": 3}).json()["usage"]
+        live.stop()
+    told = [record.fields for record in caplog.records if hasattr(record, "fields")]
+    (line,) = [each for each in told if each.get("path") == "/v1/completions"]
+    assert usage["prompt_tokens"] == line["prompt_tokens"] == sum(n)
+    assert usage["completion_tokens"] == line["completion_tokens"] > 0
+
+
+def test_each_choice_has_a_seed_after_the_largest_too(hello: Live) -> None:
+    hello.post("/v1/completions", {"prompt": "x", "n": 3, "seed": MAX_SEED - 1})
+    seeds = [stream.request.sampling.seed for stream in hello.service.streams]
+    assert seeds == [MAX_SEED - 1, MAX_SEED, 0]
 
 
 def test_calls_are_503_while_the_model_loads() -> None:

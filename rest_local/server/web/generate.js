@@ -218,7 +218,8 @@ for (const form of document.querySelectorAll("form[data-mode]")) {
     start();
   });
   form.addEventListener("keydown", event => {
-    const sends = mode === "chat" ? !event.shiftKey : event.ctrlKey || event.metaKey;
+    // A phone's keyboard has no key for a new line but Enter.
+    const sends = mode === "chat" ? !event.shiftKey && !matchMedia("(pointer: coarse)").matches : event.ctrlKey || event.metaKey;
     if (event.key !== "Enter" || !sends || event.isComposing || event.target.tagName !== "TEXTAREA") return;
     event.preventDefault();
     start();

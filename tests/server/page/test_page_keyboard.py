@@ -168,6 +168,19 @@ def test_an_answer_is_read_aloud_in_whole_sentences(quiet: Live, opened: Open) -
     assert page.locator("[aria-live] [aria-live], [role=log]").count() == 0, "nothing else reads the answer"
 
 
+def test_enter_is_a_new_line_where_a_finger_types(hello: Live, opened: Open) -> None:
+    """A phone's keyboard has no Shift+Enter; the button sends."""
+    page = opened(hello, has_touch=True, is_mobile=True)
+    page.locator("#message").click()
+    page.keyboard.type("one")
+    page.keyboard.press("Enter")
+    page.keyboard.type("two")
+    expect(page.locator("#message")).to_have_value("one\ntwo")
+    page.locator("form[data-mode=chat] .send").click()
+    done(page)
+    expect(page.locator("#chat")).to_contain_text("two")
+
+
 def test_every_width_and_theme(hello: Live, opened: Open) -> None:
     page = opened(hello)
     text = f"{CODE}\n\n| a | {'b' * 200} |\n|---|---|\n| c | d |\n\n> quoted \u202e\nhttps://example.org/{'x' * 300}\n"
