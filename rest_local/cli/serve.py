@@ -219,6 +219,10 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 )
 @rare_option("--max-body BYTES", "Refuse larger requests.", type=click.IntRange(min=1024), default=MAX_BODY)
 @rare_option(
+    "--change-datastores",
+    "Let other users, too (other machines, several keys), add and delete documents of the open datastores.",
+)
+@rare_option(
     "--share-statistics",
     "Show draft statistics and each step's text to other users too (other machines, several keys); that tells "
     "what datastores and the history hold.",

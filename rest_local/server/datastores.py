@@ -63,13 +63,13 @@ async def search(request: HttpRequest) -> Response:
 async def add_document(request: HttpRequest) -> Response:
     body = await parse(request, DocumentBody)
     service, engine = state_of(request).loaded()
-    path = _path(engine, request.path_params["name"], may_be_new=True)
+    path = _changeable(request, engine, may_be_new=True)
     return json_response(await state_of(request).workers.run(request, lambda: _add(service, engine, path, body)))
 
 
 async def forget_document(request: HttpRequest) -> Response:
     service, engine = state_of(request).loaded()
-    path, document = _path(engine, request.path_params["name"]), request.path_params["document"]
+    path, document = _changeable(request, engine), request.path_params["document"]
 
     def work() -> int:
         known = engine.model.vocabulary.identity
@@ -111,6 +111,22 @@ def _path(engine: Engine, name: str, *, may_be_new: bool = False) -> Path:
     if not may_be_new and name not in list_datastores():
         raise ApiError(404, "no such datastore; GET /datastores lists them", code="datastore_not_found")
     return datastore_path(name)
+
+
+def _changeable(request: HttpRequest, engine: Engine, *, may_be_new: bool = False) -> Path:
+    """Of the datastore to change. Where there are other users than the one at this machine, all of them could delete
+    its documents, and put texts into drafts: they may only with an option, and only what is open here.
+
+    Raises ApiError 403, and as `_path`.
+    """
+    settings, name = state_of(request).settings, request.path_params["name"]
+    if settings.is_local:
+        return _path(engine, name, may_be_new=may_be_new)
+    if not settings.change_datastores:
+        raise ApiError(403, "other users may not change datastores; see --change-datastores", code="withheld")
+    if name not in _open_paths(engine):
+        raise ApiError(404, "no such datastore is open; GET /datastores lists them", code="datastore_not_found")
+    return _open_paths(engine)[name]
 
 
 def _list(engine: Engine, is_local: bool) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()  # of other web pages that may call, such as `http://localhost:3000`
     metrics: bool = False  # whether /metrics is available
     max_body: int = MAX_BODY  # of a request, in bytes
+    change_datastores: bool = False  # other users may add and delete documents of the open datastores
     statistics: bool = False  # send draft statistics, and text as the steps give it, to other users too
 
     def __post_init__(self) -> None:
