@@ -13,7 +13,8 @@ Contract:
   the models without users are unloaded and it is tried once more.
 - A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS, was to be
   unloaded, or ended with success (it got a signal to stop); then the next request starts it.
-- A model whose file has changed since it was loaded is loaded anew, when its running answers have ended.
+- A model whose file has changed since it was loaded is loaded anew, when its running answers have ended. One whose file
+  is gone, or was replaced by none that can be loaded, goes on.
 
 All methods must be called in the event loop.
 """
@@ -40,6 +41,7 @@ log = logging.getLogger("rest_local.server")
 
 STEADY_SECONDS = 5.0
 LOOK_SECONDS = 1.0  # between two looks for idle models, at most
+FILE_SECONDS = 1.0  # between two looks at the file of a model, at least
 
 State = tuple[tuple[str, int, int, int], ...]
 
@@ -60,6 +62,8 @@ class Entry:
     leaving: bool = False  # it is to be unloaded: new requests wait
     taken: int = 0  # bytes that the loaded model takes, as `need` estimated
     files: State = ()  # of the model that is loaded
+    looked_at: float = 0.0  # when these were compared with the disk
+    refused: State = ()  # of a file in its place that cannot be loaded
     meta: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -182,7 +186,13 @@ class Pool:
                 raise ApiError(503, "the server is stopping", code="busy", headers={"retry-after": "1"})
             process = entry.process
             if process is not None and process.is_serving and not entry.leaving:
-                if entry.files == entry.state_of_files:
+                if time.monotonic() - entry.looked_at < FILE_SECONDS:
+                    return process
+                entry.looked_at = time.monotonic()
+                changed = await asyncio.to_thread(self._has_changed, entry)
+                if entry.process is not process or entry.leaving or not process.is_serving:
+                    continue
+                if not changed:
                     return process
                 log.warning("model %s: its file has changed; it is loaded anew", entry.setup.name)
                 entry.leaving = True
@@ -195,6 +205,20 @@ class Pool:
                 await asyncio.shield(self._load_in_background(entry))
             finally:
                 entry.waiting -= 1
+
+    @staticmethod
+    def _has_changed(entry: Entry) -> bool:
+        """Whether there is another file to load in its place. Reads the disk, which may be slow."""
+        state = entry.state_of_files
+        if not state or state in (entry.files, entry.refused):
+            return False
+        try:
+            entry.need()
+        except (OSError, RestLocalError) as error:
+            entry.refused = state
+            log.warning("model %s: its file has changed, and the old one stays loaded: %s", entry.setup.name, error)
+            return False
+        return True
 
     def _load_in_background(self, entry: Entry) -> asyncio.Task[ModelProcess]:
         """The load that is going on, or a new one."""
@@ -234,7 +258,7 @@ class Pool:
 
     async def _start(self, entry: Entry) -> ModelProcess:
         """A new process that has loaded the model. Raises ModelProcessFailed."""
-        entry.files = entry.state_of_files
+        entry.files, entry.looked_at = entry.state_of_files, time.monotonic()
         process = ModelProcess(entry.setup, lambda ended: self._on_end(entry, ended))
         entry.process, entry.leaving = process, False
         try:

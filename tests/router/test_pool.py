@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rest_local.api.errors import ApiError
-from rest_local.errors import QueueFull
+from rest_local.errors import QueueFull, RestLocalError
+from rest_local.router import pool as pools
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcessFailed
@@ -230,4 +231,32 @@ async def test_a_model_that_can_never_fit_is_refused_with_the_figures(
         await use(pool, pool.entries[1])
     assert (caught.value.status, caught.value.code) == (400, "model_too_large")
     assert [entry.status for entry in pool.entries] == ["loaded", "unloaded"], "nothing was unloaded for it"
+    await pool.close()
+
+
+@looped
+async def test_a_model_goes_on_where_its_new_file_cannot_be_loaded(
+    pool_of: PoolOf, fakes: list[FakeProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As while the new file is still being copied."""
+    monkeypatch.setattr(pools, "FILE_SECONDS", 0.0)
+    pool = pool_of("one")
+    (one,) = pool.entries
+    one.path, need = tmp_path / "one.gguf", one.need
+    one.path.write_bytes(b"1")
+    await use(pool, one)
+
+    def broken() -> Need:
+        raise RestLocalError("it is half a file")
+
+    one.need = broken
+    one.path.write_bytes(b"22")
+    await use(pool, one)
+    one.path.unlink()
+    await use(pool, one)
+    assert len(fakes) == 1
+    one.need = need
+    one.path.write_bytes(b"333")
+    await use(pool, one)
+    assert len(fakes) == 2
     await pool.close()
