@@ -197,6 +197,7 @@ def default_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('the package must not be imported')")
     monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.delitem(sys.modules, package.name, raising=False)  # a client's test may have imported the real one
     monkeypatch.setattr("rest_local.catalog.stores.find_spec", importlib.util.find_spec)
     monkeypatch.delenv("REST_LOCAL_MODEL", raising=False)
     return package / "SmolLM2-135M-Instruct.Q4_1.gguf"

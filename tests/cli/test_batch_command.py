@@ -172,7 +172,7 @@ def wait_for_lines(process: subprocess.Popen[bytes], output: Path, count: int) -
 def test_an_interrupt_keeps_the_answers_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, word: str, code: int
 ) -> None:
-    requests, output = write_requests(tmp_path / "in.jsonl", 400), tmp_path / "out.jsonl"
+    requests, output = write_requests(tmp_path / "in.jsonl", 4000), tmp_path / "out.jsonl"
     command = [*COMMAND, str(requests), "-o", str(output), *SMALL]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT)
     wait_for_lines(process, output, 1)
@@ -180,9 +180,9 @@ def test_an_interrupt_keeps_the_answers_and_says_how_to_go_on(
     _, errors = process.communicate()
     assert process.returncode == code
     done = len(answers_of(output))
-    assert 0 < done < 400
+    assert 0 < done < 4000
     said = re.fullmatch(
-        rf"rest-local: {word}; (\d+) of 400 requests are answered in {re.escape(str(output))}; "
+        rf"rest-local: {word}; (\d+) of 4000 requests are answered in {re.escape(str(output))}; "
         r"the same command goes on from there\n",
         errors.decode(),
     )
