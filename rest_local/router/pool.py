@@ -8,7 +8,8 @@ Contract:
   users of no model, so no model is kept or unloaded because of them.
 - What a model will take is estimated before it is loaded. If that exceeds the limit by itself, it is refused. Else the
   least recently used models are unloaded until there is room; one that is in use is unloaded when its running answers
-  have ended, and its new requests wait until it is loaded again.
+  have ended, and its new requests wait until it is loaded again. Models for which there is room are loaded meanwhile,
+  but not the one that made room: so the model that waits gets it in the end.
 - If loading fails while other models are loaded, though the file has a sane header, as on a GPU whose memory is full,
   the models without users are unloaded and it is tried once more.
 - A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS, was to be
@@ -60,6 +61,7 @@ class Entry:
     waiting: int = 0  # requests that wait until it is loaded
     used_at: float = 0.0  # when the last request ended
     leaving: bool = False  # it is to be unloaded: new requests wait
+    makes_room_for: Entry | None = None  # the model that was loaded, or will be, in its place
     taken: int = 0  # bytes that the loaded model takes, as `need` estimated
     files: State = ()  # of the model that is loaded
     looked_at: float = 0.0  # when these were compared with the disk
@@ -103,6 +105,8 @@ class Pool:
         self.idle, self._limit, self._queue = idle, limit, queue
         self._changed = asyncio.Event()  # replaced at every change (`_tell_changed`)
         self._room = asyncio.Lock()  # one model is loaded at a time, in the order of the requests
+        self._next: Entry | None = None  # the model that waits for room
+        self._freed = 0  # bytes that were freed for it
         self._looking: asyncio.Task[None] | None = None  # for idle models
         self._closing = False
 
@@ -144,8 +148,9 @@ class Pool:
 
     async def unload(self, entry: Entry) -> None:
         """Unload a model when its running answers have ended; nothing if it is not loaded."""
-        async with self._room:
-            await self._unload(entry)
+        if entry.loading is not None and not entry.leaving:
+            await asyncio.wait([entry.loading])
+        await self._unload(entry)
 
     def begin_stop(self) -> None:
         """Let all processes end their running answers and take no other requests."""
@@ -234,27 +239,53 @@ class Pool:
             log.warning("%s", error)
 
     async def _load(self, entry: Entry) -> ModelProcess:
-        async with self._room:
-            if entry.process is not None:
-                if not entry.leaving and entry.process.is_serving:
+        if (first := entry.makes_room_for) is not None and first.loading is not None:
+            await asyncio.wait([first.loading])
+        entry.makes_room_for = None
+        try:
+            return await self._load_in_turn(entry)
+        finally:
+            if self._next is entry:
+                self._next, self._freed = None, 0
+
+    async def _load_in_turn(self, entry: Entry) -> ModelProcess:
+        while True:
+            async with self._room:
+                if entry.process is None:
+                    other = await self._in_the_way(entry)
+                elif entry.process.is_serving and not entry.leaving:
                     return entry.process
-                await self._unload(entry)
-            await self._make_room(entry)
+                else:
+                    other = entry
+                if other is None:
+                    return await self._start_with_room(entry)
+                first = None
+                if self._next is not None and self._next is not entry and other is not entry:
+                    first = self._next.loading
+                if first is None:
+                    other.leaving = True
+                    if other is not entry:
+                        self._next, other.makes_room_for = entry, entry
+            # Answers may take minutes, in which models can be loaded that have room.
+            await (self._unload(other) if first is None else asyncio.wait([first]))
+
+    async def _start_with_room(self, entry: Entry) -> ModelProcess:
+        """As `_start`; if that fails, once more without the models that are idle."""
+        try:
+            return await self._start(entry)
+        except ModelProcessFailed as error:
+            idle = [each for each in self.entries if each.process is not None and not each.users]
+            if not idle or self._closing:
+                raise
             try:
-                return await self._start(entry)
-            except ModelProcessFailed as error:
-                idle = [each for each in self.entries if each.process is not None and not each.users]
-                if not idle or self._closing:
-                    raise
-                try:
-                    await asyncio.to_thread(entry.need)
-                except (OSError, RestLocalError):  # the file is none that can be loaded, however much room there is
-                    raise error from None
-                names = ", ".join(each.names[0] for each in idle)
-                log.warning("model %s could not be loaded; it is tried without %s", entry.setup.name, names)
-                for each in idle:
-                    await self._unload(each)
-                return await self._start(entry)
+                await asyncio.to_thread(entry.need)
+            except (OSError, RestLocalError):  # the file is none that can be loaded, however much room there is
+                raise error from None
+            names = ", ".join(each.names[0] for each in idle)
+            log.warning("model %s could not be loaded; it is tried without %s", entry.setup.name, names)
+            for each in idle:
+                await self._unload(each)
+            return await self._start(entry)
 
     async def _start(self, entry: Entry) -> ModelProcess:
         """A new process that has loaded the model. Raises ModelProcessFailed."""
@@ -275,10 +306,11 @@ class Pool:
         self._tell_changed()
         return process
 
-    async def _make_room(self, entry: Entry) -> None:
-        """Unload the least recently used models until there is room for this one. Raises ApiError 400, 500."""
+    async def _in_the_way(self, entry: Entry) -> Entry | None:
+        """The least recently used model, or the one that waits for room, where there is none for this one. Raises
+        ApiError 400, 500."""
         if self._limit is None:
-            return
+            return None
         try:
             need = await asyncio.to_thread(entry.need)
         except (OSError, RestLocalError) as error:
@@ -291,14 +323,14 @@ class Pool:
                 code="model_too_large",
                 param="model",
             )
-        while True:
-            loaded = [each for each in self.entries if each is not entry and each.process is not None]
-            if sum(each.taken for each in loaded) + need.total <= self._limit:
-                return
-            await self._unload(min(loaded, key=lambda each: (each.users > 0, each.used_at)))
+        loaded = [each for each in self.entries if each is not entry and each.process is not None]
+        freed = 0 if self._next is entry else self._freed
+        if sum(each.taken for each in loaded) + freed + need.total <= self._limit:
+            return None
+        return min(loaded, key=lambda each: (each.users > 0, each.used_at), default=self._next)
 
     async def _unload(self, entry: Entry) -> None:
-        """Wait until no request uses the process, and stop it. `_room` must be held."""
+        """Wait until no request uses the process, and stop it."""
         process = entry.process
         if process is None:
             return
@@ -308,6 +340,8 @@ class Pool:
         if entry.process is process:
             await process.stop()
             entry.process = None
+            if entry.makes_room_for is not None and entry.makes_room_for is self._next:
+                self._freed += entry.taken
             log.info("model unloaded", extra={"fields": {"event": "unloaded", "model": entry.names[0]}})
         entry.leaving = False
 

@@ -260,3 +260,32 @@ async def test_a_model_goes_on_where_its_new_file_cannot_be_loaded(
     await use(pool, one)
     assert len(fakes) == 2
     await pool.close()
+
+
+@looped
+@pytest.mark.parametrize("why", ["it is to be unloaded", "its file has changed", "another model waits for its room"])
+async def test_a_model_that_has_room_does_not_wait_for_the_answer_of_another(
+    pool_of: PoolOf, fakes: list[FakeProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str
+) -> None:
+    monkeypatch.setattr(pools, "FILE_SECONDS", 0.0)
+    pool = pool_of("busy", "large", "small", limit=3)
+    busy, large, small = pool.entries
+    large.need = lambda: Need(3, 0, 0)
+    busy.path = tmp_path / "busy.gguf"
+    busy.path.write_bytes(b"1")
+    async with pool.using(busy):
+        if why == "it is to be unloaded":
+            waiting = asyncio.create_task(pool.unload(busy))
+        elif why == "its file has changed":
+            busy.path.write_bytes(b"22")
+            waiting = asyncio.create_task(use(pool, busy))
+        else:
+            waiting = asyncio.create_task(use(pool, large))
+        while not busy.leaving:
+            await asyncio.sleep(0.001)
+        await use(pool, small)
+        assert busy.users == 1
+    await waiting
+    if why == "another model waits for its room":
+        assert [entry.status for entry in pool.entries] == ["unloaded", "loaded", "unloaded"]
+    await pool.close()
