@@ -266,7 +266,7 @@ class ResponseAnswer(Answer[ChatBody]):
 
     @property
     def _cut(self) -> bool:
-        """Whether the last item is incomplete."""
+        """Return True if the last item is incomplete."""
         return self.finish_reason(0) == "length" or self._parser.unfinished
 
     def error_event(self, error: ApiError) -> bytes:

@@ -153,7 +153,7 @@ class Comparison:
 
     @property
     def repeats(self) -> bool:
-        """Whether the plain answer repeats itself."""
+        """Return True if the plain answer repeats itself."""
         return repeated_share(self.plain.result.tokens) > LOOPING
 
     def to_json(self) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """What the first batches on a machine tell.
+    """The times of the first batches on a machine, and which of them had the bits of plain steps.
 
     - `timed`: (tokens in a batch, time). The first plain step is left out, because it also builds graphs and reads
       weights from the disk.

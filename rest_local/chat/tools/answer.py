@@ -181,7 +181,7 @@ def _chosen(tools: Sequence[Tool], choice: Any) -> Sequence[Tool]:
     return chosen[:1]
 
 
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # of JSON, also one without its end
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # a JSON string, which may lack its end
 
 
 class AnswerParser:
@@ -199,7 +199,7 @@ class AnswerParser:
         self._tags = tags
         self._forced = forced
         self._source = Source(tools, new_id)
-        self._arguments: list[str] = []  # of the last call
+        self._last_arguments: list[str] = []
         self._reading = self._read()
 
     @property
@@ -209,15 +209,15 @@ class AnswerParser:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the answer has ended inside the arguments of its last call."""
-        text = "".join(self._arguments)
+        """Return True if the answer has ended inside the arguments of its last call."""
+        text = "".join(self._last_arguments)
         outside = _STRING.sub("", text)
         is_open = outside.count("{") + outside.count("[") > outside.count("}") + outside.count("]")
         return self.calls > 0 and (is_open or (self._source.cut and not text))
 
     @property
     def called(self) -> bool:
-        """Whether the client has to run calls: `finish_reason` is `tool_calls`."""
+        """Return True if the client has to run calls, so that `finish_reason` is `tool_calls`."""
         return self.calls > 0 and not self.unfinished
 
     def feed(self, text: str) -> list[Delta]:
@@ -241,9 +241,9 @@ class AnswerParser:
         out, self._source.out = joined(self._source.out), []
         for delta in out:
             if isinstance(delta, CallStart):
-                self._arguments = []
+                self._last_arguments = []
             elif isinstance(delta, CallArguments):
-                self._arguments.append(delta.text)
+                self._last_arguments.append(delta.text)
         return out
 
     def _read(self) -> Wait[None]:
