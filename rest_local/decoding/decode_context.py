@@ -242,12 +242,20 @@ class DecodeContext:
             backend.close()
             raise
 
-    def open_exact(self) -> tuple[DecodeContext, str]:
-        """Another context of the model, for exact requests; and a warning about what it gives up. Takes seconds and,
-        the first time, measures. Any thread. Raises ModelError where that does not fit the memory.
+    def open_exact(self) -> DecodeContext:
+        """Another context of the model, for exact requests. Takes seconds and, the first time, measures. Any thread.
+        Raises ModelError where that does not fit the memory, or a child process could not compute in its settings.
         """
         model, backend = self.model, self.backend
-        warning = "" if library.supports_gpu() else self._try_exact()  # on a GPU that was done at load
+        if not library.supports_gpu():  # on a GPU that was tried when the model was loaded
+            chosen = load_fallback.choose(
+                model.path,
+                model.n_gpu_layers,
+                model.options,
+                lambda options: contexts_to_try(options, TRIED_CONTEXT, backend.threads, 1, None, "exact"),
+            )
+            if chosen.warning:
+                raise ModelError(f"{chosen.warning}; for exact requests open it with `repack=False`")
         settings = settings_for(model.options, backend.n_ctx, backend.settings.threads)
         context = DecodeContext.open(model, settings, "exact", self.failed_stores, self.opener)
         if self.sessions is not None:
@@ -255,26 +263,7 @@ class DecodeContext:
         for told in context.warnings:
             if told not in self.warnings:
                 log.warning("%s", told)  # those of the engine were shown when it was loaded
-        return context, warning
-
-    def _try_exact(self) -> str:
-        """Compute in a child process in the settings of exact requests, and tell what they give up. Raises ModelError
-        where they need the weights to be loaded in another way.
-        """
-        model, threads = self.model, self.backend.threads
-        chosen = load_fallback.choose(
-            model.path,
-            model.n_gpu_layers,
-            model.options,
-            lambda options: contexts_to_try(options, TRIED_CONTEXT, threads, 1, None, "exact"),
-        )
-        if not chosen.warning:
-            return ""
-        if chosen.options.repack != model.options.repack:
-            raise ModelError(f"{chosen.warning}; for exact requests open it with `repack=False`")
-        log.warning("%s", chosen.warning)
-        model.options = chosen.options  # flash attention off, in contexts that are made from now on
-        return chosen.warning
+        return context
 
     @property
     def capability(self) -> Capability:

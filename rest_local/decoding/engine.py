@@ -486,9 +486,7 @@ class Engine(Closing):
             if len(self.contexts) == 1:
                 if self.model.closed:
                     raise ModelError(f"model {self.model.path}: is closed")
-                context, warning = shared.open_exact()
-                self._warnings += [warning] if warning else []
-                self.contexts.append(context)
+                self.contexts.append(shared.open_exact())
             return self.contexts[1]
 
     def _connect(self, context: DecodeContext, names: Sequence[str] | None, slot: Slot) -> Sources:

@@ -1,8 +1,9 @@
-"""Finds settings in which llama.cpp works with a model, so that it does not crash this process.
+"""Tries a model in a child process before this process loads it, because llama.cpp may crash, hang or find no memory.
 
-Contract: the settings that the user wants go in. If a child process can compute with them, they come out unchanged. If
-the child crashes, hangs, or runs out of memory, safer settings are tried in turn: no snapshots of a recurrent state
-(where memory is short), weights not repacked, flash attention off, fewer layers on the GPU, the CPU alone.
+Contract: the settings that the user wants go in. If a child process can compute with them, they come out unchanged.
+Where the child fails there are at most three retries: half and a quarter of the layers where the memory of a GPU is
+short, the CPU alone where a GPU fails, weights that are not repacked where a CPU does (gcc 11 and 12 compile AMX code
+that crashes). Where they fail too, an error names the cause and the way out.
 
 The child loads the model, makes a context for each of the settings, and decodes 1, 2, 8 and 32 tokens in it (on a GPU
 also a full batch, which needs the most memory). It reports each stage, so the last line names the one at which it
@@ -17,7 +18,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,61 +27,29 @@ from typing import Any
 import numpy as np
 
 from rest_local import paths, sandbox
-from rest_local.errors import ModelError, ModelInvalid, RestLocalError
+from rest_local.errors import ModelError, ModelInvalid, OptionError, RestLocalError
 from rest_local.llama import library
 from rest_local.llama.context import Context, ContextSettings
-from rest_local.llama.gguf import Files, check_headers, identity_of
+from rest_local.llama.gguf import Files, check_headers, identity_of, read_gguf
 from rest_local.llama.loaded import llama_cpp
 from rest_local.llama.loading import LoadParameters, ensure_loadable, one_line
 from rest_local.llama.model import Model
-from rest_local.llama.options import FLOAT_CACHE_TYPES, ModelOptions
+from rest_local.llama.options import ModelOptions
 from rest_local.sandbox import ChildResult, report
 
 log = logging.getLogger("rest_local.loading")
 progress = logging.getLogger("rest_local.tuning.progress")
 
-FORMAT = 1
+FORMAT = 2
 TIMEOUT_SECONDS = 120.0  # for a small file
 SECONDS_PER_BYTE = 4e-8  # in addition: 280 s for 4 GB, which are read at 25 MB/s in 160 s
 ALL_LAYERS = -1
 MEMORY_CHANGE = 0.1  # the choice is tried again after such a relative change in the free memory of a GPU
 SIZES = (1, 2, 8, 32)
 CPU_CONTEXT = 512  # tokens
-CONTEXT = "making a context"  # prefix of the names of these stages
 MEMORY = ("out of memory", "allocate", "cudamalloc", "outofdevicememory", "insufficient memory", "memoryerror")
 
 Wanted = Callable[[ModelOptions], Sequence[ContextSettings]]
-
-
-@dataclass(frozen=True)
-class Fallback:
-    """The features that are given up. `n_gpu_layers`: None for as many as the user wants."""
-
-    repack: bool = True
-    flash: bool = True
-    n_gpu_layers: int | None = None
-    snapshots: bool = True  # of a recurrent state
-
-    def applied(self, options: ModelOptions, n_gpu_layers: int) -> tuple[ModelOptions, int]:
-        """The options, and the layers on the GPU."""
-        if not self.repack:
-            options = replace(options, repack=False)
-        if not self.flash:
-            cache_type_v = options.cache_type_v if options.cache_type_v in FLOAT_CACHE_TYPES else None
-            options = replace(options, flash_attention="off", cache_type_v=cache_type_v)
-        if not self.snapshots:
-            options = replace(options, rollback=0)
-        if self.n_gpu_layers == 0:  # do not use a GPU that fails at all, not even for long prompts
-            options = replace(options, devices=("none",), kv_offload=False, tensor_split=(), override_tensor=())
-        return options, n_gpu_layers if self.n_gpu_layers is None else self.n_gpu_layers
-
-    def __str__(self) -> str:
-        given_up = ["weights not repacked"] if not self.repack else []
-        given_up += ["flash attention off"] if not self.flash else []
-        given_up += ["no snapshots of the recurrent state"] if not self.snapshots else []
-        if self.n_gpu_layers is not None:
-            given_up.append(f"{self.n_gpu_layers} layers on the GPU" if self.n_gpu_layers else "on the CPU alone")
-        return ", ".join(given_up)
 
 
 @dataclass(frozen=True)
@@ -94,17 +63,13 @@ class LoadChoice:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a trial failed. `kind`: `crash`, `hang`, `memory`, or `refused` (llama.cpp returned an error).
-
-    `during`: the stage. `n_layer`: number of layers of the model, 0 if unknown. `without_flash`: all settings without
-    flash attention worked.
+    """Why a trial failed, and at which stage. `kind`: `crash`, `hang`, `memory`, or `refused` (llama.cpp returned an
+    error).
     """
 
     kind: str
     cause: str
     during: str
-    n_layer: int = 0
-    without_flash: bool = False
 
     @classmethod
     def of(cls, ended: ChildResult) -> Failure | None:
@@ -112,16 +77,15 @@ class Failure:
         seen = ended.seen
         if ended.code == 0 and seen.get("done"):
             return None
-        during, n_layer = str(seen.get("at", "starting")), int(seen.get("n_layer", 0))
+        during, refused = str(seen.get("at", "starting")), str(seen.get("refused", ""))
         if ended.code is None:
-            return cls("hang", ended.end, during, n_layer)
-        refused = str(seen.get("refused", ""))
+            return cls("hang", ended.end, during)
         messages = f"{refused} {ended.errors}".lower()
         memory = ended.signal_name == "SIGKILL" or any(words in messages for words in MEMORY)
-        if refused:
-            return cls("memory" if memory else "refused", refused, during, n_layer)
-        passed = bool(seen.get("without_flash")) and not memory
-        return cls("memory" if memory else "crash", ended.end, during, n_layer, passed)
+        return cls("memory" if memory else "refused" if refused else "crash", refused or ended.end, during)
+
+    def __str__(self) -> str:
+        return f"llama.cpp {self.cause} while {self.during}"
 
 
 def choose(
@@ -135,8 +99,8 @@ def choose(
     plain steps for each of the settings.
 
     `wanted`: gives the settings of all contexts that may be made with given options. `n_ctx`: as for `attempt`.
-    Raises ModelNotFound, OptionError, and ModelInvalid for a model that `Model.open` refuses or that crashes in all
-    settings."""
+    Raises ModelNotFound, OptionError, and ModelInvalid for a model that `Model.open` refuses or that no trial survives.
+    """
     file = Path(path).expanduser()
     files = check_headers(file)
     requested = ALL_LAYERS if n_gpu_layers is None else n_gpu_layers
@@ -145,59 +109,53 @@ def choose(
     ensure_loadable(files, False, options)
     record = _record(files, layers, options, wanted(options), n_ctx)
     free = [device.free_bytes for device in library.devices() if device.name in library.gpus()] if layers else []
-    fallback, failure = _remembered(record, free) or _first_that_works(files, layers, options, wanted, n_ctx)
-    if failure is None or failure.kind != "refused":
-        _remember(record, fallback, failure, free)
-    warning = _warning(file, fallback, failure) if fallback != Fallback() and failure else ""
-    return LoadChoice(*fallback.applied(options, layers), warning)
+    if known := _remembered(record, free):
+        return known
+    asked = LoadChoice(options, layers)
+    progress.info("%s is new here and is tried in a child process first", file.name)
+    failure = _tried(files, asked, wanted, n_ctx)
+    if failure is None:
+        _remember(record, asked, free)
+        return asked
+    for given_up, safe in safer(failure, file, asked):
+        log.info("model %s: %s; trying it %s", file, failure, given_up)
+        if _tried(files, safe, wanted, n_ctx) is None:
+            warning = f"model {file}: {failure}; going on {given_up}, which is slower; {_way_out(failure, safe)}"
+            choice = replace(safe, warning=warning)
+            if failure.kind != "refused":
+                _remember(record, choice, free)
+            return choice
+    if failure.kind == "refused":
+        return asked  # it does not crash, and `Model.open` gives llama.cpp's own message
+    raise ModelInvalid(file, str(failure), _way_out(failure, asked))
 
 
-def _first_that_works(
-    files: Files, layers: int, options: ModelOptions, wanted: Wanted, n_ctx: int | None
-) -> tuple[Fallback, Failure | None]:
-    """The first settings that work, and the failure of the wanted settings. Raises ModelInvalid."""
-    path = files[0][0]
-    progress.info("%s is new here and is tried in a child process first", path.name)
-    first = _tried(files, Fallback(), layers, options, wanted, n_ctx)
-    if first is None or (first.kind == "refused" and (not layers or first.during.startswith(CONTEXT))):
-        return Fallback(), first  # llama.cpp refuses it without a crash, and will do so again with the right message
-    if first.without_flash:
-        return Fallback(flash=False), first
-    last = first
-    for fallback in safer(first, layers, options):
-        log.info("model %s: %s while %s; trying %s", path, last.cause, last.during, fallback)
-        failed = _tried(files, fallback, layers, options, wanted, n_ctx)
-        if failed is None:
-            return fallback, first
-        last = failed
-    if last.kind == "refused" and layers:
-        return Fallback(n_gpu_layers=0), first
-    raise ModelInvalid(
-        path,
-        f"llama.cpp {first.cause} while {first.during}, and in all safer settings as well ({last.cause})",
-        "get the file again, or build llama-cpp-python with another compiler or version",
+def safer(failure: Failure, path: Path, wanted: LoadChoice) -> list[tuple[str, LoadChoice]]:
+    """The retries, and what each gives up."""
+    options, layers = wanted.options, wanted.n_gpu_layers
+    if not layers:
+        plain = LoadChoice(replace(options, repack=False), 0)
+        return [("with weights that are not repacked", plain)] if failure.kind == "crash" and options.repack else []
+    header = read_gguf(path)
+    n_layer = header.number(f"{header.architecture}.block_count") + 1
+    most = min(layers, n_layer) if layers > 0 else n_layer
+    parts = [most // part for part in (2, 4) if most // part] if failure.kind == "memory" else []
+    cpu = replace(options, devices=("none",), kv_offload=False, tensor_split=(), override_tensor=())
+    return [
+        *((f"with {part} of {n_layer} layers on the GPU", LoadChoice(options, part)) for part in parts),
+        ("on the CPU alone", LoadChoice(cpu, 0)),
+    ]
+
+
+def _way_out(failure: Failure, choice: LoadChoice) -> str:
+    if failure.kind == "memory":
+        return "free memory, lower `n_gpu_layers` or `n_ctx`, or choose a smaller model"
+    if choice.options.devices == ("none",):
+        return "turn `flash_attention` off, or update the GPU's driver or llama-cpp-python"
+    return (
+        "turn `flash_attention` off, get the file again, or build llama-cpp-python with another compiler (gcc 13 or "
+        "newer, clang 16 or newer) or version"
     )
-
-
-def safer(failure: Failure, layers: int, options: ModelOptions) -> Iterator[Fallback]:
-    """The settings to try in turn after the wanted ones failed: at most nine, after a hang at most two."""
-    repacks, flashes = options.repack, options.flash_attention != "off"
-    plainer = [Fallback(repack=False)] if repacks else []
-    plainer += [Fallback(flash=False)] if flashes else []
-    plainer += [Fallback(repack=False, flash=False)] if repacks and flashes else []
-    on_cpu = [replace(fallback, n_gpu_layers=0) for fallback in (Fallback(), *plainer)]
-    if failure.kind == "hang":
-        yield from [on_cpu[0], on_cpu[-1]] if layers and len(on_cpu) > 1 else on_cpu[-1:] if layers else plainer[-1:]
-        return
-    kept = not (failure.kind == "memory" and options.rollback)
-    if not kept:
-        yield Fallback(snapshots=False)
-    if failure.kind == "crash" or not layers:
-        yield from plainer
-    if layers:
-        most = failure.n_layer + 1 if layers < 0 else min(layers, failure.n_layer + 1 or layers)
-        yield from (Fallback(n_gpu_layers=most // part, snapshots=kept) for part in (2, 4) if most // part > 0)
-        yield from on_cpu
 
 
 def timeout_seconds(files: Files) -> float:
@@ -210,31 +168,17 @@ def works(model: Model, settings: ContextSettings) -> bool:
     files = check_headers(model.path)
     failed = attempt(model.path, model.n_gpu_layers, model.options, [settings], settings.n_ctx, timeout_seconds(files))
     if failed is not None:
-        log.warning("model %s: llama.cpp %s while %s; settings are not used", model.path, failed.cause, failed.during)
+        log.warning("model %s: %s; these settings are not used", model.path, failed)
     return failed is None
 
 
-def _tried(
-    files: Files, fallback: Fallback, layers: int, options: ModelOptions, wanted: Wanted, n_ctx: int | None
-) -> Failure | None:
-    tried, n_gpu_layers = fallback.applied(options, layers)
+def _tried(files: Files, choice: LoadChoice, wanted: Wanted, n_ctx: int | None) -> Failure | None:
+    path, options = files[0][0], choice.options
     try:
-        return attempt(files[0][0], n_gpu_layers, tried, wanted(tried), n_ctx, timeout_seconds(files))
+        return attempt(path, choice.n_gpu_layers, options, wanted(options), n_ctx, timeout_seconds(files))
     except OSError as error:
-        log.warning("model %s: not tried in a child process: %s", files[0][0], error)
+        log.warning("model %s: not tried in a child process: %s", path, error)
         return None
-
-
-def _warning(path: Path, fallback: Fallback, failure: Failure) -> str:
-    """Cause and remedy in one line."""
-    if failure.kind == "memory":
-        remedy = "to choose yourself, free memory, or lower `n_gpu_layers` or `n_ctx`"
-    elif fallback.n_gpu_layers is not None:
-        remedy = "update the GPU's driver or llama-cpp-python"
-    else:
-        remedy = "build llama-cpp-python with another compiler (gcc 13 or newer, clang 16 or newer) or version"
-    cause = f"llama.cpp {failure.cause} while {failure.during}"
-    return f"model {path}: {cause}; going on {fallback}, which is slower; {remedy}"
 
 
 def _record(
@@ -256,23 +200,22 @@ def _path(record: bytes) -> Path:
     return paths.cache_dir() / f"loading-{hashlib.sha256(record).hexdigest()[:32]}.json"
 
 
-def _remembered(record: bytes, free: Sequence[int]) -> tuple[Fallback, Failure | None] | None:
+def _remembered(record: bytes, free: Sequence[int]) -> LoadChoice | None:
     """The remembered choice. None if there is none, its format is another, or the free memory of a GPU has changed."""
     try:
         data: Any = json.loads(_path(record).read_bytes())
-        fallback, failure = Fallback(**data["fallback"]), Failure(**data["failure"]) if data["failure"] else None
+        options = ModelOptions.from_dict(data["options"])
+        choice = LoadChoice(options, int(data["n_gpu_layers"]), str(data["warning"]))
         changes = [(now - then) / max(then, 1) for now, then in zip(free, data["free"], strict=True)]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OptionError):
         return None
     less, more = min(changes, default=0.0) < -MEMORY_CHANGE, max(changes, default=0.0) > MEMORY_CHANGE
-    lacked = failure is not None and failure.kind == "memory"
-    return None if less or (lacked and more) else (fallback, failure)
+    return None if less or (choice.warning and more) else choice
 
 
-def _remember(record: bytes, fallback: Fallback, failure: Failure | None, free: Sequence[int]) -> None:
+def _remember(record: bytes, choice: LoadChoice, free: Sequence[int]) -> None:
     try:
-        kept = {"fallback": asdict(fallback), "failure": asdict(failure) if failure else None, "free": list(free)}
-        content = json.dumps(kept)
+        content = json.dumps({**asdict(choice), "free": list(free)}, default=str)
         paths.write_atomically(_path(record), content.encode())
     except OSError as error:
         log.warning("the settings that work with the model cannot be stored: %s", error)
@@ -295,7 +238,7 @@ def attempt(
         "n_gpu_layers": n_gpu_layers,
         "n_ctx": n_ctx,
         "options": asdict(options),
-        "settings": [each.to_dict() for each in sorted(settings, key=lambda each: each.flash_attention)],
+        "settings": [each.to_dict() for each in settings],
     }
     return Failure.of(sandbox.run(__name__, json.dumps(task, default=str), timeout))
 
@@ -318,20 +261,14 @@ def compute(
     path: Path, n_gpu_layers: int, options: ModelOptions, settings: Sequence[ContextSettings], n_ctx: int | None
 ) -> None:
     """Run all stages and report each on stdout. Raises ModelError, OptionError; may crash, abort or hang."""
-    if n_gpu_layers:  # a cheap load on the CPU gives the number of layers, in case the device fails
-        on_cpu = LoadParameters.of(options, 0, vocab_only=False, on_cpu=True)
-        with _loaded(path, on_cpu, 0, options) as model:
-            report(n_layer=model.n_layer)
     report(at="loading it")
     parameters = LoadParameters.of(replace(options, mlock=False), n_gpu_layers, vocab_only=False)
     model = _loaded(path, parameters, n_gpu_layers, options)
     refused: ModelError | None = None
     accepted = 0
     for each in settings:
-        if each.flash_attention and accepted and refused is None:
-            report(without_flash=True)
         flash = f"flash attention {'on' if each.flash_attention else 'off'}, cache {each.cache_type_k}"
-        report(at=f"{CONTEXT} ({flash})")
+        report(at=f"making a context ({flash})")
         try:
             context = Context(model, _for_model(model, each, n_ctx, on_cpu=not n_gpu_layers))
         except ModelError as error:  # measuring leaves such settings out, too
