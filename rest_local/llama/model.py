@@ -62,7 +62,6 @@ class Model(Closing):
             bindings.llama_model_get_vocab(pointer),
             self._vocabulary_name(),
             (cache_key, options.override_kv),  # overridden keys can change the tokenizer
-            self._pre_tokenizer(),
             VocabularyOpener(path.absolute(), options.override_kv),
         )
         self.n_vocab = self.vocabulary.size
@@ -135,11 +134,6 @@ class Model(Closing):
 
     def __repr__(self) -> str:
         return f"<Model {self.name!r} {self.description}{' closed' if self.closed else ''}>"
-
-    def _pre_tokenizer(self) -> str:
-        """Its name in the file, or what overrides it, which the metadata do not show."""
-        given = [str(each.value) for each in self.options.override_kv if each.key == "tokenizer.ggml.pre"]
-        return given[-1] if given else self.metadata.get("tokenizer.ggml.pre", "")
 
     def _vocabulary_name(self) -> str:
         """A name of the tokenizer, not of the model, because models with one tokenizer share datastores."""

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from rest_local import stop
 from rest_local.errors import ModelError, OptionError
-from rest_local.llama.bulk import BulkTokenizer, bulk_tokenizer
 from rest_local.llama.loaded import bindings, llama_cpp
 
 _SPACE = " \t\n\v\f\r"  # C's isspace
@@ -220,15 +219,6 @@ class Tokenizer:
                 return np.concatenate(found)
             stop.check()
         return np.concatenate([*found, np.array(after, np.int32)])
-
-    def bulk(self, pre: str) -> BulkTokenizer | None:
-        """A new tokenizer for many texts, if the vocabulary has one. pre: `tokenizer.ggml.pre`."""
-        split = self._user_defined.split
-        return bulk_tokenizer(self._kind, pre, self._spelled, split, self._call, self._whole_text)
-
-    def _whole_text(self, text: str) -> NDArray[np.int32]:
-        valid = text.encode("utf-8", "replace").decode()
-        return self.tokenize(valid, special=False, add_special=False, most=None)
 
     def _pieces(self, text: str, special: bool, owner: str | None) -> Iterator[NDArray[np.int32]]:
         memo: dict[str, NDArray[np.int32]] = {}

@@ -12,7 +12,7 @@ import codecs
 import ctypes
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -46,16 +46,14 @@ class Opener(Protocol):
 class Vocabulary:
     """The vocabulary of one loaded model.
 
-    `pointer`: llama_vocab_p. `name`: for messages. `pre`: the file's name for the pre-tokenizer. `cache_key`:
+    `pointer`: llama_vocab_p. `name`: for messages. `cache_key`:
     identifies the file; vocabularies with the same key are hashed once per process. `opener`: for `reopen`."""
 
-    def __init__(
-        self, pointer: int, name: str, cache_key: object = None, pre: str = "", opener: Opener | None = None
-    ) -> None:
+    def __init__(self, pointer: int, name: str, cache_key: object = None, opener: Opener | None = None) -> None:
         self._lease = Lease(pointer, lambda: ModelError(f"vocabulary {name}: its model is closed; open it again"))
         self._tokenizer = Tokenizer(self._lease, name)
         self.name = name
-        self._pre, self._opener = pre, opener
+        self._opener = opener
         self._cache_key = cache_key
         self._pieces: dict[int, bytes] = {}  # a cache; some 15 MB for all tokens of a vocabulary of 150 000
         self._grammar_tokens: Tokens | None = None
@@ -111,13 +109,6 @@ class Vocabulary:
         ModelError if the model is closed meanwhile."""
         data = text.encode("utf-8", "replace") if isinstance(text, str) else text
         return self._tokenizer.tokenize(data.decode("utf-8", "replace"), special, add_special, most, owner)
-
-    def bulk(self) -> Callable[[Sequence[str]], list[NDArray[np.int32]]] | None:
-        """A tokenizer for many texts, several times as fast, with the ids of `tokenize` (`rest_local.llama.bulk`).
-
-        Each call makes a new one, which keeps words: up to 100 MB. None for a vocabulary that it does not know. Takes
-        0.3 s."""
-        return self._tokenizer.bulk(self._pre)
 
     def reopen(self) -> Opener | None:
         """Opens the same vocabulary in another process; None if it was made of no file."""

@@ -1,8 +1,7 @@
 """What passes through a build: texts with the state of their file, and documents, which are tokenized texts.
 
-Knows no model. A tokenizer may offer `bulk`, which is several times as fast and holds the GIL: then texts are tokenized
-here, about a megabyte at a time, and a build uses a process for each core (`retrieval.building.shards`). Without it
-each text is tokenized in a thread.
+Knows no model. Each text is tokenized in a thread; a large build has a process for each core besides
+(`retrieval.building.shards`).
 """
 
 from __future__ import annotations
@@ -62,16 +61,10 @@ class Document(NamedTuple):
     states: tuple[FileState, ...] = ()
 
 
-BATCH_CHARACTERS = 1 << 20
-
-Bulk = Callable[[Sequence[str]], list[Int32Array]]
-
-
 class DocumentTokenizer(Protocol):
     """A vocabulary. `tokenize` is called from several threads at once.
 
-    It may have two more methods. `bulk() -> Bulk | None`: a tokenizer for many texts, for one thread, with the ids of
-    `tokenize`. `reopen() -> Opener | None`: how another process opens the same vocabulary.
+    It may have one more method. `reopen() -> Opener | None`: how another process opens the same vocabulary.
     """
 
     @property
@@ -95,16 +88,28 @@ def opener_of(tokenizer: DocumentTokenizer) -> Opener | None:
 
 
 def tokenize_documents(texts: Texts, tokenizer: DocumentTokenizer, workers: int | None = None) -> Iterator[Document]:
-    """The document of each text that was read, in order. workers: threads without `bulk`, by default one for each core.
+    """Yield the document of each text that was read, in order. `workers`: threads, by default one for each core. They
+    run at once, because a tokenizer that is called through ctypes does not hold the GIL.
 
-    Some megabytes of text or four documents for each thread are in memory, whatever the size of the corpus.
+    Four documents for each thread are in memory, whatever the size of the corpus.
     """
     given = (text if isinstance(text, Text) else Text(*text) for text in texts)
-    read = (text for text in given if text.text is not None)
-    make: Callable[[], Bulk | None] | None = getattr(tokenizer, "bulk", None)
-    if bulk := make() if make else None:
-        return _in_batches(read, tokenizer, bulk)
-    return _in_threads(read, tokenizer.tokenize, workers or os.cpu_count() or 1)
+    waiting: deque[tuple[Text, Future[Int32Array]]] = deque()
+    workers = workers or os.cpu_count() or 1
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
+    try:
+        for text in given:
+            if text.text is None:
+                continue
+            waiting.append((text, pool.submit(tokens_of, text, tokenizer.tokenize)))
+            if len(waiting) >= 4 * workers:
+                done, future = waiting.popleft()
+                yield _document(done, future.result())
+        while waiting:
+            done, future = waiting.popleft()
+            yield _document(done, future.result())
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def counted(documents: Iterable[Document], progress: Callable[[str, int], None]) -> Iterator[Document]:
@@ -112,13 +117,6 @@ def counted(documents: Iterable[Document], progress: Callable[[str, int], None])
     for document in documents:
         progress("tokenized", len(document.tokens))
         yield document
-
-
-def _in_batches(texts: Iterable[Text], tokenizer: DocumentTokenizer, bulk: Bulk) -> Iterator[Document]:
-    for batch in grouped(texts, lambda text: len(text.text or ""), BATCH_CHARACTERS):
-        plain = iter(bulk([encodable(text.text or "") for text in batch if not text.parts]))
-        for text in batch:
-            yield _document(text, tokens_of(text, tokenizer.tokenize) if text.parts else next(plain))
 
 
 Item = TypeVar("Item")
@@ -137,23 +135,6 @@ def grouped(items: Iterable[Item], size_of: Callable[[Item], int], most: int) ->
         total += size
     if group:
         yield group
-
-
-def _in_threads(texts: Iterable[Text], tokenize: Callable[..., Int32Array], workers: int) -> Iterator[Document]:
-    """Works in threads, because a tokenizer that is called through ctypes does not hold the GIL."""
-    waiting: deque[tuple[Text, Future[Int32Array]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
-    try:
-        for text in texts:
-            waiting.append((text, pool.submit(tokens_of, text, tokenize)))
-            if len(waiting) >= 4 * workers:
-                done, future = waiting.popleft()
-                yield _document(done, future.result())
-        while waiting:
-            done, future = waiting.popleft()
-            yield _document(done, future.result())
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _document(text: Text, tokens: Int32Array) -> Document:

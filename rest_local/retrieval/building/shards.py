@@ -44,7 +44,7 @@ from rest_local.retrieval.sources.walk import Walk, list_files, read_files
 from rest_local.retrieval.staging import PLAN, delete, remove_orphans
 
 FIXED_MEMORY = 400 << 20
-"""Of a process that builds a shard, whatever its size: Python, the vocabulary, known words, a batch of text."""
+"""Of a process that builds a shard, whatever its size: Python, the vocabulary, some texts."""
 SORTED_MEMORY = {2: 17, 3: 23}
 """Bytes for each token while a segment is sorted, by the width of a token: its bytes twice, 4 for each of them, 4 for
 the position, and a little."""
