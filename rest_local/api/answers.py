@@ -175,7 +175,7 @@ class Choice:
             self._held.logprobs += piece.logprobs
             if self._texts is not None and piece.tokens:
                 part.origins += origins([self._texts.feed(token) for token in piece.tokens], piece)
-                part.steps.append(len(piece.tokens))
+                part.steps += piece.steps
         for each in self._ending:
             part.text = each.feed(part.text)
         return self._release(part, *self._groups)

@@ -52,6 +52,7 @@ from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
 
 log = logging.getLogger("rest_local.engine")
+FRAME_MS = 20.0  # 50 pieces of text in a second are more than a reader sees
 TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
 WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
@@ -198,7 +199,7 @@ class DecodeContext:
         self.auto.drafter = drafter
         self.auto.successors = SuccessorTable(model.n_vocab)
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
-        self.scheduler: Scheduler = Scheduler(backend, capability, tuning.curve)
+        self.scheduler: Scheduler = Scheduler(backend, capability, tuning.curve, frame_ms=FRAME_MS)
         self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.drafter = self.scheduler.forward.drafter = drafter
         self.opener = NO_DRAFTER
@@ -309,7 +310,7 @@ class DecodeContext:
         if not self.scheduler.step():
             return False
         if not self.scheduler.was_image:
-            self.after_pass(time.perf_counter() - begun)
+            self.after_pass((time.perf_counter() - begun) / self.scheduler.forward.n_passes)
         return True
 
     @property

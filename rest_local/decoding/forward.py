@@ -32,6 +32,7 @@ from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability, EvaluatesRows
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 from rest_local.planning.plan import TreeFailed
+from rest_local.planning.policy import StepCost
 
 ABORTED = 2  # of `llama_decode`: `Context.abort` was called
 Part = tuple[RequestState, int]  # a request, and how many of its pending tokens the pass evaluates
@@ -71,6 +72,8 @@ class Forward:
     idle slot, so that drafts can stay; False: there is none. `overlaps`: the device computes on its own after `decode`
     returns; None to measure it.
 
+    `frame_ms`: the time in which a reader sees one piece of text. Steps that are faster may come several at a time.
+
     `chosen`: the last step has asked samplers. If it broke off after that, its requests cannot go on: a sampler cannot
     go back to where the cells are.
     """
@@ -81,10 +84,13 @@ class Forward:
         capability: Capability,
         make_room: Callable[[], bool] = lambda: False,
         overlaps: bool | None = None,
+        frame_ms: float = 0.0,
     ) -> None:
         self.backend, self.capability = backend, capability
         self.overlaps = bool(overlaps)
         self.chosen = False
+        self.n_passes = 1  # in the last step
+        self._frame_ms = frame_ms
         self.drafter: Drafter | None = None
         self._measured = overlaps is None
         self._make_room = make_room
@@ -124,6 +130,9 @@ class Forward:
             logits = self._read_logits(running, clock)
             self.chosen = True
             outcomes = self._take(running, slots, logits, clock) + _commit(parts, slots[len(running) :], clock)
+            self.n_passes = 1
+            if len(states) == 1 and self.drafter is None and isinstance(taken := outcomes[0], VerifiedStep):
+                self._go_on(states[0], slots[0], taken, clock)
             done = True
             if self.drafter is not None:
                 held = list(zip(slots, before, texts, strict=True))
@@ -283,6 +292,37 @@ class Forward:
                 _put_back(slot, n_past)
                 outcomes.append(error_of(error))
         return outcomes
+
+    def _go_on(self, state: RequestState, slot: Slot, taken: VerifiedStep, clock: PassClock) -> None:
+        """Do the next steps of the only request at once, as long as its policy has nothing to decide and nobody could
+        see their text one by one. Each takes a few calls beside the decode; all other work is done once for all.
+
+        A decode that fails is undone, and left to the next step.
+        """
+        backend, chooser, tokens = self.backend, state.chooser, taken.verdict.tokens
+        most = min(state.free_steps(taken), int(self._frame_ms / max(clock.decode_ms, 1.0)) - 1)
+        free: list[StepCost] = []
+        token = tokens[-1]
+        while len(free) < most and not state.ends(token):
+            begun, n_past = time.perf_counter(), slot.n_past
+            backend.batch.replace(token, slot.position(n_past))
+            self._broken_off = True
+            code = backend.decode()
+            self._broken_off = code not in (0, 1, -1)
+            if code:
+                _put_back(slot, n_past, self._broken_off)
+                break
+            row = backend.logits(1)[0]
+            decode_ms = 1e3 * (time.perf_counter() - begun)
+            token = chooser.sample(row)
+            chooser.accept(token)
+            tokens.append(token)
+            slot.n_past += 1
+            state.tokens.append(token)
+            free.append(StepCost(n_past, 0, 0, decode_ms, 1e3 * (time.perf_counter() - begun) - decode_ms))
+        if free:
+            state.note_free_steps(free)
+            self.n_passes += len(free)
 
     # One request by itself, without a scheduler
 

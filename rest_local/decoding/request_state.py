@@ -28,7 +28,7 @@ from rest_local.decoding.images import Encode, PromptImages
 from rest_local.decoding.logprobs import TokenLogprobs, entropy_of, logprobs_of
 from rest_local.decoding.request import Request
 from rest_local.decoding.results import PassClock, Step, StepClock, Timings
-from rest_local.decoding.stream import Answer, Piece, Progress, Result
+from rest_local.decoding.stream import TARGET, Answer, Piece, Progress, Result
 from rest_local.decoding.verify import Chooser, Relaxed, TokenConstraint, Verdict, prune, verify, verify_chain
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
 from rest_local.drafting.growth import Decode, Draft, likely_outcome, origins_of
@@ -39,11 +39,10 @@ from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpe
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 from rest_local.kv_cache.slots import Restoring
 from rest_local.llama.projector import Rows
-from rest_local.planning.policy import NEWEST, NO_CHECKPOINT, Checkpoint, Policy, StepContext
+from rest_local.planning.policy import NEWEST, NO_CHECKPOINT, Checkpoint, Policy, StepContext, StepCost
 
 log = logging.getLogger("rest_local.faults")
 
-TARGET = "target"  # the source of a token that the model chose and no source drafted
 LEAST_LIKELY = 0.2  # probability of an outcome from which the step after it is drafted ahead
 LAST_PART = 32  # tokens of a prompt without messages, after the last cut: prompts of editors change at the end
 APART = 8  # tokens: control tokens that are closer together stand between the same two messages
@@ -112,7 +111,7 @@ class RequestState:
         self._waits_since: float | None = None  # for an image
         self._slot: Slot | None = None
         self._sources: Lookup | None = None
-        self._connect, self._ends, self._finished = connect, ends, finished
+        self._connect, self.ends, self._finished = connect, ends, finished
         self._is_control = is_control
         self._cuts: list[int] | None = None  # of the prompt, once they are needed
         self._relaxed, self._constraint, self._decode, self._remaining = relaxed, constraint, decode, remaining
@@ -401,6 +400,21 @@ class RequestState:
         self.statistics.count_plain(done, not len(self.tree))
         self.statistics.step_ms += done.decode_ms + done.batch_ms + clock.own
 
+    def free_steps(self, taken: VerifiedStep) -> int:
+        """Return how many steps may follow this one at once: it drafted nothing, and neither will they."""
+        if len(taken.tree) or self._constraint or self._relaxed or self._remaining or self.request.logprobs is not None:
+            return 0
+        if not self.answer.begun or taken.rows:
+            return 0
+        return min(self.policy.free_steps, self.answer.left - 1, self.room)
+
+    def note_free_steps(self, steps: Sequence[StepCost]) -> None:
+        """Do what such steps have left, whose tokens are in the text."""
+        self.sources.extend(self.tokens[-len(steps) :])
+        self.slot.checkpoint_answer()
+        self.policy.learn_free(steps)
+        self.statistics.count_free(steps, self.drafted.skipped)
+
     def finish_step(self, taken: VerifiedStep) -> Step:
         """The part of a step that no forward pass has to wait for; the next step may be drafted by now."""
         begun = time.perf_counter()
@@ -412,18 +426,19 @@ class RequestState:
             if not overlapped:
                 self.clock.entropy = 1e3 * (time.perf_counter() - caught_up)
         self.statistics.count_step(tree, verdict, relaxed)
-        sources = [SOURCES[tree.source[node]] for node in verdict.path] + [TARGET]
+        n_own = len(verdict.tokens) - len(verdict.path)
+        sources = [SOURCES[tree.source[node]] for node in verdict.path] + [TARGET] * n_own
         for place in relaxed:
             sources[place] += RELAXED_MARK
         told, top = after_sampling or [], self.request.logprobs
         if top is not None and after_sampling is None:
             told = [logprobs_of(row, token, top) for row, token in zip(rows, verdict.tokens, strict=True)]
-        origins = origins_of(drafted, verdict.tokens[:-1], self._decode) if self._decode else []
+        origins = origins_of(drafted, verdict.tokens[: len(verdict.path)], self._decode) if self._decode else []
         if not overlapped:  # the next step waits for it
             ms = 1e3 * (time.perf_counter() - begun)
             self.clock.late += ms
             self.statistics.step_ms += ms
-        return Step(verdict.tokens, sources, told, [*origins, None])
+        return Step(verdict.tokens, sources, told, [*origins, *([None] * n_own)])
 
     def _verify(self, rows: NDArray[np.float32]) -> tuple[Verdict, list[int], list[int], list[TokenLogprobs] | None]:
         """The verdict, the row that each of its tokens was chosen from, the places of the tokens that passed only
@@ -431,7 +446,7 @@ class RequestState:
         """
         tree, order = self.tree, self.layout.order if self.layout else []
         if tree.n_leaves <= 1 and self._relaxed is None and self._remaining is None:
-            verdict = verify_chain(tree, rows, self.chooser, self._ends)
+            verdict = verify_chain(tree, rows, self.chooser, self.ends)
             return verdict, list(range(len(verdict.tokens))), [], None
         visited: list[int] = []
         relaxed: list[int] = []
@@ -442,7 +457,7 @@ class RequestState:
             row = rows[place]
             token = chosen = self.chooser.sample(row)
             if self._relaxed is not None:
-                chosen = self._relaxed.relax(token, tree, node, row, self._ends)
+                chosen = self._relaxed.relax(token, tree, node, row, self.ends)
                 if chosen != token:
                     relaxed.append(len(visited))
             if self._remaining is not None:
@@ -451,7 +466,7 @@ class RequestState:
             visited.append(place)
             return chosen
 
-        return verify(tree, choose, self._ends), visited, relaxed, None if self._remaining is None else told
+        return verify(tree, choose, self.ends), visited, relaxed, None if self._remaining is None else told
 
     def _rows_of_logits(self, logits: NDArray[np.float32], visited: Sequence[int]) -> Iterator[LogitsRow]:
         """The rows of the step before its tokens are committed, each with the two tokens that it follows: those that

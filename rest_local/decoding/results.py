@@ -283,6 +283,16 @@ class Statistics:
         for node in path:
             self.by_source[SOURCES[tree.source[node]]]["accepted"] += 1
 
+    def count_free(self, steps: Sequence[StepCost], skipped: bool) -> None:
+        """Count steps of one token after a plain one that drafted nothing. `skipped`: by choice of the policy."""
+        ms = sum(step.decode_ms for step in steps)
+        self.steps += len(steps)
+        self.lookups_skipped += skipped * len(steps)
+        self.plain_steps += len(steps)
+        self.plain_ms += ms
+        self.decode_ms += ms
+        self.step_ms += ms + sum(step.driver_ms for step in steps)
+
     def count_plain(self, done: PassClock, plain: bool) -> None:
         """Take the time of a pass; `plain`: this request had no draft in it. A pass after one of another size takes
         longer than in plain decoding (cold caches; on a GPU a new graph, 2 times), so a plain one after another counts.

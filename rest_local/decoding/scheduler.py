@@ -60,7 +60,7 @@ class _Pass:
 
 
 class Scheduler:
-    """Not thread safe. `curve` tells how large a part of a prompt may be. `overlaps`: as for `Forward`.
+    """Not thread safe. `curve` tells how large a part of a prompt may be. `overlaps`, `frame_ms`: as for `Forward`.
 
     Where the device computes on its own, the text of a pass is delivered once the next pass is submitted. No pass is
     submitted for an answer that has ended: its tokens say so, and where there are stop strings, its text is read first.
@@ -71,12 +71,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, backend: Backend, capability: Capability, curve: CostCurve, overlaps: bool | None = None
+        self,
+        backend: Backend,
+        capability: Capability,
+        curve: CostCurve,
+        overlaps: bool | None = None,
+        frame_ms: float = 0.0,
     ) -> None:
         self.backend = backend
         in_order = capability.shares and capability.kind == "chain"
         self.slots = Slots(backend, capability.shares, capability.copies, in_order)
-        self.forward = Forward(backend, capability, self.slots.evict, overlaps)
+        self.forward = Forward(backend, capability, self.slots.evict, overlaps, frame_ms)
         self.waiting: deque[RequestState] = deque()
         self.admitted: list[RequestState] = []  # the oldest first
         self.stall_ms = STALL_MS
@@ -85,7 +90,7 @@ class Scheduler:
         self._shares = capability.shares
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
-        self._passes = 0
+        self._uncharged_passes = 0
         self.generating = 0  # of them, passes that generated tokens
         self._full = False  # a request was sent back, and none has ended since
         self._held: RequestState | None = None  # has to wait until another one ends or gets on with its prompt
@@ -448,11 +453,12 @@ class Scheduler:
 
     def _charge_idle(self, n_running: int) -> None:
         """Every few passes, because asking the curve costs as much as a lookup."""
-        self._passes += 1
-        self.generating += n_running > 0
-        if self._passes % CHARGED_PASSES == 0 and (self.slots.idle_cells or self.slots.holes):
+        self._uncharged_passes += self.forward.n_passes
+        self.generating += self.forward.n_passes if n_running else 0
+        if self._uncharged_passes >= CHARGED_PASSES and (self.slots.idle_cells or self.slots.holes):
             per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
-            self.slots.charge(CHARGED_PASSES * per_cell, self._curve.per_token(self.cells_in_use()))
+            self.slots.charge(self._uncharged_passes * per_cell, self._curve.per_token(self.cells_in_use()))
+            self._uncharged_passes = 0
 
     def _receive(self, state: RequestState, outcome: Outcome, begun: float) -> None:
         if isinstance(outcome, RestLocalError):

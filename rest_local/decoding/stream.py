@@ -6,6 +6,7 @@ are the text of the result. Knows neither slots nor scheduling.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from bisect import bisect_left
@@ -20,6 +21,7 @@ from rest_local.decoding.results import DraftStatistics, Statistics, Step, Timin
 from rest_local.drafting.growth import Origin
 from rest_local.llama.vocabulary import Detokenizer
 
+TARGET = "target"  # the source of a token that the model chose and no source drafted
 LEAST_TOKENS = 4  # of an answer that is compared: the first step is the slowest
 LOOP_TOKENS, LOOP_REPEATS = 128, 4  # what an answer that has fallen into a loop has repeated at least
 LONGEST_LOOP = 256  # tokens that are repeated at most
@@ -51,9 +53,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that became certain in one step, and the tokens of the step with the source of each (`target`: it was not
-    drafted); log-probabilities and origins by token, where the request wants them. Before the first token, `progress`
-    without text or tokens, where it wants that.
+    """Text that became certain in one step, or in several that came at once, and their tokens with the source of each
+    (`target`: it was not drafted, and ends a step); log-probabilities and origins by token, where the request wants
+    them. Before the first token, `progress` without text or tokens, where it wants that.
     """
 
     text: str
@@ -62,6 +64,14 @@ class Piece:
     logprobs: tuple[TokenLogprobs, ...] = ()
     origins: tuple[Origin | None, ...] = ()
     progress: Progress | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        """Return how many of the tokens each step gave."""
+        ends = [place for place, source in enumerate(self.sources, 1) if source == TARGET]
+        if self.sources and self.sources[-1] != TARGET:
+            ends.append(len(self.sources))  # a limit has cut the last step
+        return [end - begin for begin, end in itertools.pairwise([0, *ends])]
 
 
 @dataclass

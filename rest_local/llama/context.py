@@ -86,6 +86,10 @@ class Batch:
         columns = (np.broadcast_to(np.asarray(each, np.int32), n).tolist() for each in (pos, first_id, n_ids, output))
         self.load(np.asarray(tokens, np.int32).tolist(), *columns)
 
+    def replace(self, token: int, pos: int) -> None:
+        """Replace the one token of a batch by the next one of the same sequences. 1 us."""
+        self._token[0], self._pos[0] = token, pos
+
     def load(self, tokens: list[int], pos: list[int], first_id: list[int], n_ids: list[int], output: list[int]) -> None:
         """`fill` from lists of one length. 20 us for 16 tokens after a forward pass, with cold caches; numpy: 66 us."""
         n = len(tokens)

@@ -178,6 +178,8 @@ class Auto(Policy):
             prepared = None
         found = sources.rows(depth=_depth(self._run)) if wanted and prepared is None else []
         lookup_us = 1e6 * (time.perf_counter() - begun)
+        if not (found or forced or text or prepared or at.n_other or self.successors):
+            return Draft(DraftTree(), lookup_us=lookup_us)
         plan = self.plan(at.n_ctx, at.limit)
         most = len(plan.cost) - 1 if at.n_other else at.limit
         if prepared:
@@ -299,6 +301,17 @@ class Auto(Policy):
             self.model_stats.learn(drafted.confidences(tokens))
             self._settle_passes(drafted.added(tokens), done)
         self.account(done)
+
+    @property
+    def free_steps(self) -> int:
+        """Return how many of the next steps are known to draft nothing."""
+        return self._to_skip
+
+    def learn_free(self, steps: Sequence[StepCost]) -> None:
+        """Keep the costs of steps of a rest, to be counted when it ends."""
+        self._to_skip -= len(steps)
+        self._skipped += len(steps)
+        self._uncounted += steps
 
     def _settle_passes(self, added: int, done: StepCost) -> None:
         """Charge the passes of this step with their time, and credit the tokens that they alone gave."""

@@ -37,25 +37,43 @@ LOOKUP_MS = 0.15  # milliseconds of a lookup, and of other work of the driver, b
 TRIAL_SHARE = 0.01  # of plain time, for each of what is tried though it is not expected to pay: lookups, passes of a
 # drafting model, rows of logits, an entropy
 SMOOTHING = 1 / 16  # weight of what was seen last: of a lookup, a request, a step with a drafting model
+POOLED = 4  # lookups of a bucket of its own that count as much as those of all buckets
 START = 0.3  # plain steps that a lookup is expected to save before any is made; with 0.1 a fast model loses up to 17%
 
 
 class Gains:
     """Plain steps that a lookup saves, by bucket of the entropy (0: unknown) and by how many lengths of REPEATS repeat.
-    All requests of an engine share them.
+    All requests of an engine share them. A bucket with few lookups is taken to be like the others of its length.
     """
 
     def __init__(self) -> None:
-        self.saving = [[START] * (len(REPEATS) + 1) for _ in range(len(ENTROPIES) + 1)]
-        self.seen = [[0] * (len(REPEATS) + 1) for _ in range(len(ENTROPIES) + 1)]
         self.learned = 0  # calls of `learn`
+        self._any = [_Mean(START) for _ in range(len(REPEATS) + 1)]
+        self._own = [[_Mean(0.0) for _ in self._any] for _ in range(len(ENTROPIES) + 1)]
+
+    def saving(self, bucket: int) -> list[float]:
+        """Return what is expected in a bucket, by the number of lengths that repeat."""
+        pairs = zip(self._any, self._own[bucket], strict=True)
+        return [(POOLED * every.mean + own.seen * own.mean) / (POOLED + own.seen) for every, own in pairs]
 
     def learn(self, bucket: int, length: int, saving: float) -> None:
         """Count a lookup."""
         self.learned += 1
-        self.seen[bucket][length] += 1
-        weight = max(SMOOTHING, 1 / (self.seen[bucket][length] + 1))
-        self.saving[bucket][length] += weight * (saving - self.saving[bucket][length])
+        self._any[length].learn(saving, 1)
+        self._own[bucket][length].learn(saving, 0)
+
+
+@dataclass
+class _Mean:
+    """A mean that forgets: over all values while they are few, then over some 1/SMOOTHING."""
+
+    mean: float
+    seen: int = 0
+
+    def learn(self, value: float, prior: int) -> None:
+        """Count a value. `prior`: how many values the first mean stands for."""
+        self.seen += 1
+        self.mean += max(SMOOTHING, 1 / (self.seen + prior)) * (value - self.mean)
 
 
 class Trigger:
@@ -112,7 +130,7 @@ class Trigger:
         self._decided = known
         _, price, bucket = known
         self._longest_wait = longest_wait(price)
-        self._pays = [saving >= price for saving in self.gains.saving[bucket]]
+        self._pays = [saving >= price for saving in self.gains.saving(bucket)]
         self._least_paying = next((length for length, pays in enumerate(self._pays) if pays), len(self._pays))
 
     def learn(self, saving: float) -> None:

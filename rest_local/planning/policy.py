@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -126,6 +127,14 @@ class Policy:
         times. The next forward pass waits for this call, so anything over some 10 us is left to `catch_up`.
         """
 
+    @property
+    def free_steps(self) -> int:
+        """Return how many steps of one token may follow the last `draft`, which was empty, without another one."""
+        return 0
+
+    def learn_free(self, steps: Sequence[StepCost]) -> None:
+        """Learn from such steps."""
+
     def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
         """Learn from rows of the step, float32 [n_vocab] each, with the two tokens before each. The next forward pass
         waits for this call, and overwrites the rows.
@@ -141,3 +150,8 @@ class Off(Policy):
     """The policy `off`: plain decoding without lookups."""
 
     name = "off"
+
+    @property
+    def free_steps(self) -> int:
+        """Return a number without meaning: no step has anything to decide."""
+        return sys.maxsize

@@ -325,7 +325,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     made = Forward.__init__
 
     def choose(overlaps: bool) -> None:
-        def init(self: Forward, backend: Any, capability: Any, make_room: Any = lambda: False, _: Any = None) -> None:
+        def init(self: Forward, backend: Any, capability: Any, make_room: Any = lambda: False, *_: Any) -> None:
             made(self, backend, capability, make_room, overlaps)
 
         monkeypatch.setattr(Forward, "__init__", init)

@@ -12,7 +12,7 @@ from support.prices import FixedCurve
 
 from rest_local import Engine, Sampling
 from rest_local.decoding.logprobs import entropy_of
-from rest_local.decoding.request_state import TARGET
+from rest_local.decoding.stream import TARGET
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SOURCE_NUMBER
 from rest_local.drafting.growth import Draft

@@ -1,5 +1,6 @@
 """Many requests over the fake backend, whose arithmetic is exact: other requests never change an answer."""
 
+import contextlib
 import itertools
 import math
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.examples import few
 from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Recurrent, logits_of, plain
 from support.fake_sequences import (
@@ -411,9 +412,13 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backend, capability = self.memory()
-        self.scheduler: Scheduler = scheduler_of(self.backend, capability=capability)
+        self.backend, self.capability = self.memory()
         self.sequences: list[tuple[list[int], int, RequestState]] = []
+
+    @initialize(frame_ms=st.sampled_from([0.0, 4.0]))
+    def start(self, frame_ms: float) -> None:
+        """Begin with a scheduler that does one pass in a step, or up to four."""
+        self.scheduler: Scheduler = scheduler_of(self.backend, capability=self.capability, frame_ms=frame_ms)
 
     @rule(
         common=st.integers(0, 40), prompt=st.lists(st.integers(0, N_VOCAB - 2), min_size=1, max_size=30),
@@ -513,6 +518,37 @@ def test_tokens_that_are_evaluated_again_and_parts_of_prompts_fit_one_batch() ->
     run(scheduler_of(backend, capability=HYBRID), sequences)
     check_said(asked, sequences, 30)
     assert backend.restored
+
+
+@pytest.mark.parametrize("call", range(2, 9))
+@pytest.mark.parametrize("fault", [1, -1, -2, 2, KeyboardInterrupt()])
+def test_a_fault_among_steps_that_are_done_at_once_changes_no_token(call: int, fault: int | BaseException) -> None:
+    backend = FakeBackend(n_ctx=64)
+    backend.failures = {call: fault}
+    scheduler = scheduler_of(backend, frame_ms=8.0)
+    prompt = [1, 2, 3]
+    sequence = sequence_of(backend, prompt, 30)
+    scheduler.submit(sequence)
+    while scheduler.busy:
+        with contextlib.suppress(KeyboardInterrupt):
+            scheduler.step()
+        check_cells(scheduler)
+    tokens = sequence.result.tokens
+    assert tokens == said(prompt, 30)[: len(tokens)]
+    assert len(tokens) == 30 or fault not in (-1, -2, 2)  # 1: the cells are full, which ends the only request
+
+
+@pytest.mark.parametrize("n", range(1, 12))
+def test_text_that_comes_at_once_ends_where_the_answer_ends(n: int) -> None:
+    text = "".join(chr(97 + token) for token in said([5, 6], 40))
+    scheduler = scheduler_of(FakeBackend(n_ctx=64), frame_ms=100.0)
+    limited = ask(scheduler, [5, 6], n)
+    assert limited.result.text == text[:n]
+    stopped = ask(scheduler, [5, 6], 40, stop=(text[n : n + 2],))
+    assert stopped.result.text == text[: text.index(text[n : n + 2])]
+    full = ask(scheduler_of(FakeBackend(n_ctx=2 + n), frame_ms=100.0), [5, 6], 40)
+    assert full.result.tokens == said([5, 6], n + 1)
+    assert full.result.finish_reason == "length"
 
 
 def steps_until_done(scheduler: Scheduler, sequence: RequestState) -> int:

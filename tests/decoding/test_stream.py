@@ -5,12 +5,23 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.decoding.results import Statistics, Step
 from rest_local.decoding.scheduler import shifted
-from rest_local.decoding.stream import LONGEST_LOOP, LOOP_REPEATS, LOOP_TOKENS, Answer, Result, StopFinder, loop_of
+from rest_local.decoding.stream import (
+    LONGEST_LOOP,
+    LOOP_REPEATS,
+    LOOP_TOKENS,
+    TARGET,
+    Answer,
+    Piece,
+    Result,
+    StopFinder,
+    loop_of,
+)
 
 LETTERS: Any = SimpleNamespace(feed=chr, finish=lambda: "")  # every token is the number of a letter
 
@@ -113,3 +124,12 @@ def test_a_loop_is_seen_after_some_rounds_and_only_at_the_end() -> None:
         assert bool(any(found)) == (period <= LONGEST_LOOP)
         assert loop_of([*text, 77]) == 0
     assert Result(tokens=[5, 6] * 64).loop == 2
+
+
+@pytest.mark.parametrize(
+    ("sources", "steps"),
+    [("", []), ("t", [1]), ("ttt", [1, 1, 1]), ("cct", [3]), ("cctt", [3, 1]), ("ctc", [2, 1]), ("cc", [2])],
+)
+def test_a_piece_knows_the_steps_of_its_tokens(sources: str, steps: list[int]) -> None:
+    names = tuple({"t": TARGET, "c": "context"}[each] for each in sources)
+    assert Piece("", tuple(range(len(names))), names).steps == steps

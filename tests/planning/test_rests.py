@@ -9,6 +9,7 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.verify import verify
 from rest_local.drafting.sources import Sources
 from rest_local.planning.auto import SKIPPED, SKIPPED_STEP, Auto
+from rest_local.planning.plan import ENTROPIES
 from rest_local.planning.policy import StepContext, StepCost
 
 SIZES = [1, 2, 4, 8, 16, 64]
@@ -115,7 +116,8 @@ def test_decisions_and_what_is_learned_are_those_of_steps_without_a_rest(
     assert played.rested or curve is SLOW  # where most lookups pay
     assert played.lookups == expected.lookups
     assert played.sizes == expected.sizes
-    assert policy.trigger.gains.saving == oracle.trigger.gains.saving
+    for bucket in range(len(ENTROPIES) + 1):
+        assert policy.trigger.gains.saving(bucket) == oracle.trigger.gains.saving(bucket)
     assert (policy.curve.ms == oracle.curve.ms).all()
     assert (policy.curve.covariance == oracle.curve.covariance).all()
     assert policy.driver == oracle.driver

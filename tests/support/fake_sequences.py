@@ -62,9 +62,13 @@ class Owned:
 
 
 def scheduler_of(
-    backend: FakeBackend, curve: CostCurve = FLAT, capability: Capability = TREE, overlaps: bool | None = None
+    backend: FakeBackend,
+    curve: CostCurve = FLAT,
+    capability: Capability = TREE,
+    overlaps: bool | None = None,
+    frame_ms: float = 0.0,
 ) -> Scheduler:
-    return Scheduler(backend, capability, curve, overlaps)
+    return Scheduler(backend, capability, curve, overlaps, frame_ms)
 
 
 def sequence_of(
