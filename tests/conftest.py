@@ -73,7 +73,7 @@ SLOW = (
     "decoding/test_damaged_datastore", "decoding/test_engine_batch",
     "decoding/test_forced_drafts", "decoding/test_generation", "decoding/test_heads_exact",
     "decoding/test_drafter_refusals", "decoding/test_images", "decoding/test_overlap",
-    "decoding/test_plain_speed", "decoding/test_policies", "decoding/test_recurrent", "decoding/test_recycled_logits",
+    "decoding/test_plain_speed", "decoding/test_policies", "decoding/test_recurrent",
     "decoding/test_scheduler.py", "decoding/test_turns", "drafting/test_head_texts", "grammar/test_grammar.py",
     "llama/test_model_damaged", "llama/test_load_fallback", "llama/test_model_options", "llama/test_projector",
     "llama/test_special", "planning/test_draft_model_queries", "planning/test_rests", "planning/test_trigger",

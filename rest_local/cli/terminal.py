@@ -263,7 +263,6 @@ NAMES = {
     "model": "the draft model",
     "grammar": "the grammar",
     "prediction": "the prediction",
-    "logits": "recycled logits",
     "edit": "the edited text",
 }
 

@@ -33,7 +33,6 @@ from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.drafting.models.drafter import Drafter
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener
-from rest_local.drafting.recycled import SuccessorTable
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError, OptionError
 from rest_local.kv_cache import saved
@@ -197,7 +196,6 @@ class DecodeContext:
         self.warnings = [told for told in (warning, _beyond_training(model, backend)) if told]
         self.auto = Auto(tuning.curve)
         self.auto.drafter = drafter
-        self.auto.successors = SuccessorTable(model.n_vocab)
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
         self.scheduler: Scheduler = Scheduler(backend, capability, tuning.curve, frame_ms=FRAME_MS)
         self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores

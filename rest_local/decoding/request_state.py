@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -32,7 +32,6 @@ from rest_local.decoding.stream import TARGET, Answer, Piece, Progress, Result
 from rest_local.decoding.verify import Chooser, Relaxed, TokenConstraint, Verdict, prune, verify, verify_chain
 from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
 from rest_local.drafting.growth import Decode, Draft, likely_outcome, origins_of
-from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import ROOT, DraftTree, Layout
 from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
@@ -376,8 +375,6 @@ class RequestState:
         if not slot.accept(self.tree, self.layout, verdict.path):
             slot.clear()  # evaluated by the next pass: a decode now would overwrite the logits of the other requests
         slot.checkpoint_answer()
-        if self.policy.logits_ms:
-            self.policy.learn_logits(self._rows_of_logits(logits, visited))
         self.tokens += tokens
         self.sources.extend(tokens)
         rows = self._rows_to_finish(logits, visited, overlaps)
@@ -467,23 +464,6 @@ class RequestState:
             return chosen
 
         return verify(tree, choose, self.ends), visited, relaxed, None if self._remaining is None else told
-
-    def _rows_of_logits(self, logits: NDArray[np.float32], visited: Sequence[int]) -> Iterator[LogitsRow]:
-        """The rows of the step before its tokens are committed, each with the two tokens that it follows: those that
-        verification has read, newest first, then those of rejected nodes, likeliest first.
-        """
-        tree, order = self.tree, self.layout.order if self.layout else []
-        before, root = [*NO_BIGRAM, *self.tokens[-2:]][-2:]
-        rejected = sorted(
-            set(range(1, len(order) + 1)).difference(visited), key=lambda place: -tree.probability[order[place - 1]]
-        )
-        for place in (*reversed(visited), *rejected):
-            if not place:
-                yield (before, root), logits[0]
-                continue
-            node = order[place - 1]
-            parent = tree.parent[node]
-            yield (root if parent == ROOT else tree.token[parent], tree.token[node]), logits[place]
 
     def _rows_to_finish(
         self, logits: NDArray[np.float32], visited: Sequence[int], overlaps: bool

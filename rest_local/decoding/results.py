@@ -104,7 +104,7 @@ class DraftStatistics:
     generated     tokens that the steps gave, including those after the end of the answer
     drafted       draft tokens that were verified; `accepted` of them were right
     relaxed       of the accepted ones, those that pass only because verification is relaxed
-    by_source     the same counts by source: datastore, history, context, prediction, model, grammar, logits
+    by_source     the same counts by source: datastore, history, context, prediction, model, grammar, edit
     plain_step_ms what a step of plain decoding takes here, 0 where that is not known (`Statistics.plain_step_ms`)
     """
 

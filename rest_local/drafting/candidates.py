@@ -17,11 +17,10 @@ from typing import Protocol
 
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, Int64Array, Rows
 
-SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar", "logits", "edit")
+SOURCES = ("datastore", "context", "history", "prediction", "model", "grammar", "edit")
 SOURCE_NUMBER = {name: number for number, name in enumerate(SOURCES)}
 MODEL = SOURCE_NUMBER["model"]
 GRAMMAR = SOURCE_NUMBER["grammar"]
-LOGITS = SOURCE_NUMBER["logits"]
 
 # Upper bounds of the buckets
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, inf)

@@ -38,7 +38,6 @@ from rest_local.drafting.candidates import (
     model_rates,
 )
 from rest_local.drafting.growth import Calibrated
-from rest_local.drafting.recycled import SLOTS, SPREAD, logits_rates
 
 STRENGTH = 8.0  # observations that the estimate of the marginal counts for in a cell, and the prior in a marginal
 HALVE_AT = 400.0  # observations at which a cell halves its counts
@@ -126,11 +125,12 @@ def shipped_rates() -> tuple[float, ...]:
         **data["rates"],
         "model": model_rates(),
         "grammar": grammar_rates(),
-        "logits": logits_rates(),
     }
     return tuple(rate for source in SOURCES for rate in rates[source])
 
 
+SLOTS = 1 << 18  # weights of each of the two lists
+SPREAD = 0x237B1  # odd, so that the slots of neighbouring ids lie far apart
 RATE = 0.5  # of a step, and squared error that a weight starts with; 0.3 to 0.7 are within half a percent of log loss
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.candidates import GRAMMAR, PrecedingBigram, SourceRows
 from rest_local.drafting.growth import Draft, DraftModelBudget, Growth, Promise
 from rest_local.drafting.models.drafter import Drafter, DraftText
-from rest_local.drafting.recycled import LogitsRow, RecycledRows, SuccessorTable
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DEPTH, DraftTree
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
@@ -36,7 +35,6 @@ from rest_local.planning.plan import (
     StepOverhead,
     Trigger,
     grow,
-    is_flat,
     longest_wait,
     refuse,
 )
@@ -81,8 +79,6 @@ class Auto(Policy):
         self.drafter: Drafter | None = None  # a model that drafts, for all requests
         self.model_stats = ModelStats()
         self.watches_entropy = True
-        self.successors: SuccessorTable | None = None  # the source `logits`
-        self.row_budget = Budget()  # of rows of logits: what they take, and half of what their drafts save
         self._prices = Prices(curve, self.driver)
         self._savings = Savings()
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
@@ -164,8 +160,6 @@ class Auto(Policy):
         plain = self.plain_ms(at.n_ctx)
         self.budget.earn(plain)
         self.pass_budget.earn(plain, TRIAL_SHARE)
-        if self.successors is not None and is_flat(self._prices.at(at.n_ctx)[0][at.n_other :]):
-            self.row_budget.earn(plain, TRIAL_SHARE)
         if at.limit < 1:
             return NOTHING
         wanted = self.looks_up(at, sources.repeats)
@@ -178,7 +172,7 @@ class Auto(Policy):
             prepared = None
         found = sources.rows(depth=_depth(self._run)) if wanted and prepared is None else []
         lookup_us = 1e6 * (time.perf_counter() - begun)
-        if not (found or forced or text or prepared or at.n_other or self.successors):
+        if not (found or forced or text or prepared or at.n_other):
             return Draft(DraftTree(), lookup_us=lookup_us)
         plan = self.plan(at.n_ctx, at.limit)
         most = len(plan.cost) - 1 if at.n_other else at.limit
@@ -228,8 +222,6 @@ class Auto(Policy):
         promise: Promise | None = None,
     ) -> Growth:
         """What grows from these rows, which follow the tokens `newest`."""
-        if self.successors is not None and is_flat(self._prices.at(at.n_ctx)[0][at.n_other :]):
-            found.append(RecycledRows(self.successors, newest))
         estimate, calibrate = self.acceptance.estimate, self.calibrator.calibrate
         return Growth(found, estimate, most, at.leaves, calibrate, at.forced, promise, newest)
 
@@ -295,8 +287,6 @@ class Auto(Policy):
             return
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
-        if self.successors is not None and done.n_nodes:
-            self._settle_rows(drafted, tokens, done)
         if done.query_ms:
             self.model_stats.learn(drafted.confidences(tokens))
             self._settle_passes(drafted.added(tokens), done)
@@ -319,28 +309,6 @@ class Auto(Policy):
         saved = added * plain - done.query_ms
         self.pass_budget.settle(saved)
         self.model_stats.learn_gain(saved / plain)
-
-    @property
-    def logits_ms(self) -> float:
-        """Milliseconds of this step that the table of the source `logits` may take; 0 if not even one row fits."""
-        left = self.row_budget.credit
-        return 0.0 if self.successors is None or left < self.successors.row_ms else left
-
-    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
-        """Keep the likeliest tokens of these rows for drafts."""
-        assert self.successors is not None
-        self.row_budget.settle(-self.successors.refresh(rows, self.row_budget.credit))
-
-    def _settle_rows(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        """Account for the nodes that no other source has proposed."""
-        nodes, accepted = drafted.recycled(tokens, done.n_nodes)
-        if nodes:
-            cost = self._prices.at(done.n_ctx)[0]
-            first = done.n_other + done.n_other_nodes
-            last = min(first + done.n_nodes, LARGEST - 1)
-            each = (cost[last] - cost[min(first, last)]) / done.n_nodes
-            saved = accepted * self.plain_ms(done.n_ctx) - nodes * each
-            self.row_budget.settle(max(saved / 2, -self.row_budget.credit))
 
     def catch_up(self) -> None:
         """Count the proposals of the newest steps, submitted or not."""

@@ -35,7 +35,7 @@ ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0, inf)  # nats: upper ends of the buck
 REPEATS = (1, 2, 3, 8)  # lengths of the newest tokens that are searched in the request's own text
 LOOKUP_MS = 0.15  # milliseconds of a lookup, and of other work of the driver, before any is measured
 TRIAL_SHARE = 0.01  # of plain time, for each of what is tried though it is not expected to pay: lookups, passes of a
-# drafting model, rows of logits, an entropy
+# drafting model, an entropy
 SMOOTHING = 1 / 16  # weight of what was seen last: of a lookup, a request, a step with a drafting model
 POOLED = 4  # lookups of a bucket of its own that count as much as those of all buckets
 START = 0.3  # plain steps that a lookup is expected to save before any is made; with 0.1 a fast model loses up to 17%
@@ -406,15 +406,3 @@ def draft(
     growth = Growth(sources, estimate, limit, leaves, calibrate, force)
     grow([growth], worth, limit)
     return growth.draft
-
-
-FLAT = 1.3  # plain steps
-
-
-def is_flat(cost: Sequence[float]) -> bool:
-    """Whether 8 tokens cost at most FLAT plain steps: elsewhere the source `logits` does not pay. With the demo
-    model's answers (docs/LOG.md) it gains 2 to 10% on curves on which 8 tokens take 1.03 and 1.15 plain
-    steps, and on those on which they take 1.6 to 2.6 it gains nothing and loses up to 2%. `cost`: by the number of
-    tokens less one.
-    """
-    return cost[min(8, len(cost)) - 1] <= FLAT * cost[0]

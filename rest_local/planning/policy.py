@@ -11,13 +11,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rest_local.calibration.cost import LARGEST
 from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
 from rest_local.drafting.growth import Draft, Force
-from rest_local.drafting.recycled import LogitsRow
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
 
@@ -92,11 +91,6 @@ class Policy:
     name: str
     watches_entropy = False  # whether `StepContext.entropies` is worth computing
 
-    @property
-    def logits_ms(self) -> float:
-        """Milliseconds that `learn_logits` may take after this step; 0: it is not called."""
-        return 0.0
-
     def fork(self) -> Self:
         """Make the policy of another request. Forks share what is learned, but not the budget. One that holds nothing
         of a request is its own fork.
@@ -134,11 +128,6 @@ class Policy:
 
     def learn_free(self, steps: Sequence[StepCost]) -> None:
         """Learn from such steps."""
-
-    def learn_logits(self, rows: Iterable[LogitsRow]) -> None:
-        """Learn from rows of the step, float32 [n_vocab] each, with the two tokens before each. The next forward pass
-        waits for this call, and overwrites the rows.
-        """
 
     def catch_up(self) -> None:
         """Do the part of learning that can wait. It is called once after each `learn`, on any fork. On a GPU it is

@@ -12,7 +12,6 @@ from support.fake_sequences import Silent
 from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
 from rest_local.drafting.candidates import N_CELLS, Merged
 from rest_local.drafting.growth import Calibrated, Draft
-from rest_local.drafting.recycled import SuccessorTable
 from rest_local.drafting.sources import Lookup, Sources
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.planning.acceptance import RATE, SLOTS, Acceptance, TokenCalibrator
@@ -274,22 +273,6 @@ def test_requests_of_one_pass_share_what_drafts_cost_by_their_nodes() -> None:
     half = _credit_after(StepCost(0, 4, 0, 19.0, 0.0, n_other=1, n_other_nodes=4))
     assert half == pytest.approx(alone / 2)
     assert half < 0
-
-
-def test_requests_share_the_budget_of_rows_of_logits_and_a_step_without_time_for_a_row_reads_none() -> None:
-    auto = Auto(CostCurve.from_points([0], [1, 64], [[1.0, 1.2]]))
-    auto.successors = SuccessorTable(10)
-    one, other = auto.fork(), auto.fork()
-    assert one.successors is other.successors
-    assert one.row_budget is other.row_budget
-    one.draft(Silent(), StepContext(10, 4, 4))
-    assert auto.row_budget.credit > 0
-    auto.successors.row_ms = auto.row_budget.credit * 1.01
-    assert one.logits_ms == 0
-    auto.successors.row_ms = auto.row_budget.credit * 0.99
-    assert one.logits_ms == other.logits_ms == auto.row_budget.credit
-    auto.successors = None
-    assert auto.logits_ms == 0
 
 
 # ---- What may be lost ----------------------------------------------------------------------------------------------

@@ -59,14 +59,13 @@ def draft_whatever_it_costs(patch: pytest.MonkeyPatch, most: int = 6) -> None:
 
 
 def forget_learned(engine: Engine) -> None:
-    """Have cells, planner and recycled logits begin anew, as in an engine that was just opened. Else what was learned
+    """Have cells and planner begin anew, as in an engine that was just opened. Else what was learned
     in other tests decides whether what drafts is asked.
     """
     engine.forget()
     for context in engine.contexts:
         auto = decode_context.Auto(context.tuning.curve)
         auto.drafter = context.auto.drafter
-        auto.successors = decode_context.SuccessorTable(engine.model.n_vocab)
         context.auto = context._policies[auto.name] = auto
 
 

@@ -8,7 +8,6 @@ Planners that a test makes itself take a `FixedCurve`, and `FixedAuto` where the
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.drafter import Drafter, PassTimes
 from rest_local.drafting.models.heads import Head
-from rest_local.drafting.recycled import SuccessorTable
 from rest_local.grammar import constraint as forced
 from rest_local.llama.context import Context
 from rest_local.planning.auto import Auto
@@ -61,17 +59,6 @@ class FixedAuto(Auto):
             query_ms=QUERY_MS if done.query_ms else 0.0,
         )
         super().learn(drafted, tokens, told)
-
-
-class FixedTable(SuccessorTable):
-    """Reading a row takes as long as one is taken to take before any was measured."""
-
-    def __init__(self, *sizes: int) -> None:
-        super().__init__(*sizes)
-        self._looks = count()
-
-    def _now(self) -> float:
-        return 5e-5 * next(self._looks)
 
 
 class Free(PassTimes):
@@ -115,7 +102,6 @@ _FIXED: list[tuple[Any, str, Any, Any]] = [  # where, its name, what it is, what
     (decode_context, "tune", decode_context.tune, _fixed_tune(decode_context.tune)),
     (decode_context, "_opened", decode_context._opened, _free_drafter(decode_context._opened)),
     (decode_context, "Auto", decode_context.Auto, FixedAuto),
-    (decode_context, "SuccessorTable", decode_context.SuccessorTable, FixedTable),
     (verify, "_clock", verify._clock, lambda: 0.0),
     (forced, "_clock", forced._clock, lambda: 0.0),
     (segment, "perf_counter_ns", segment.perf_counter_ns, lambda: 0),

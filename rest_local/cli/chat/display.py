@@ -180,7 +180,7 @@ def _in(text: str, **style: Any) -> str:
 LONG_QUESTION = 4000  # characters, about a thousand tokens: seconds on a CPU
 COLOURS = {
     "datastore": "green", "context": "cyan", "history": "blue", "prediction": "yellow", "model": "magenta",
-    "grammar": "bright_black", "logits": "bright_cyan", "edit": "bright_yellow",
+    "grammar": "bright_black", "edit": "bright_yellow",
 }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ const LEGEND = {
   drafter: ["draft model", "a smaller model"],
   grammar: ["grammar", "text that the grammar forces"],
   edit: ["edited text", "a file or an old text of this conversation, as it is written now"],
-  logits: ["recycled logits", "what was likely after the same token before"],
 };
 const CHAT = "/v1/chat/completions";
 const LONG_PROMPT = 300; // tokens that take long enough to show how far they are read

@@ -1,7 +1,7 @@
 "use strict";
 // The figures of an answer, in numbers, in words and as a chart; the legend of the sources.
 
-const RARE = ["drafter", "grammar", "logits", "edit"];
+const RARE = ["drafter", "grammar", "edit"];
 let shown = null; // the answer whose figures are shown
 let marked = null; // the step under the pointer or the focus
 let painting = false;

@@ -138,7 +138,7 @@ def test_every_style_has_a_name_and_enough_contrast(quiet: Live, opened: Open) -
     page = opened(quiet, width=375)
     ask(page, "hello")
     stream = quiet.service.stream()
-    for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar", "logits", "edit"):
+    for source in ("target", "context", "datastore", "history", "prediction", "model", "grammar", "edit"):
         stream.give(TEXT, source, origin=None if source == "target" else origin(source=source))
         stream.give("~~~\n")
     stream.end()
