@@ -37,10 +37,9 @@ from rest_local.drafting.tree import MIN_PROBABILITY, ROOT, DraftTree
 from rest_local.errors import DatastoreError
 from rest_local.retrieval.datastore import Datastore
 
-LIKELY = (
-    0.4  # probability from which a grammar is asked what follows a candidate: JSON answers with lookups take 1 106,
-)
-# 1 118 and 1 128 forward passes with 0.2, 0.4 and 0.6
+# The probability of a candidate from which a grammar is asked what follows it. JSON answers with lookups take 1 106,
+# 1 118 and 1 128 forward passes with 0.2, 0.4 and 0.6.
+LIKELY = 0.4
 
 Calibrated = tuple[int, float, tuple[int, ...]]  # a token, its corrected probability, the features that corrected it
 
