@@ -51,7 +51,7 @@ from rest_local.planning.policies import make_policy
 from rest_local.planning.policy import Policy
 
 log = logging.getLogger("rest_local.engine")
-FRAME_MS = 20.0  # 50 pieces of text in a second are more than a reader sees
+FRAME_MS = 30.0  # 33 pieces of text in a second are more than a reader sees
 TRIED_CONTEXT = 512  # tokens; the length does not matter on a CPU
 WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"

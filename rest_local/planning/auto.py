@@ -43,6 +43,8 @@ from rest_local.planning.policy import NO_CHECKPOINT, NOTHING, Policy, StepConte
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+LEARNED_TOGETHER = 16  # plain steps
+ENTROPY_SHARE = 0.0025  # of a plain step; without entropies there are rests, in which a step costs a third
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
@@ -82,7 +84,7 @@ class Auto(Policy):
         self._prices = Prices(curve, self.driver)
         self._savings = Savings()
         self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
-        self._uncounted: list[StepCost] = []  # plain steps of rests, likewise
+        self._unlearned_plain: list[StepCost] = []  # likewise
         self._make_own(Gains())
 
     def _make_own(self, gains: Gains) -> None:
@@ -112,7 +114,8 @@ class Auto(Policy):
 
     def begin(self, n_ctx: int) -> None:
         """Start a new request."""
-        self._count_skipped()
+        self._end_rest()
+        self._learn_plain()
         self._n_other = 0
         self._run = 0
         plain = self.plain_ms(n_ctx)
@@ -152,8 +155,8 @@ class Auto(Policy):
             self._to_skip -= 1
             self._skipped += 1
             return SKIPPED_STEP
-        if self._to_skip or self._skipped or self._uncounted:
-            self._count_skipped()
+        if self._to_skip or self._skipped:
+            self._end_rest()
         self._n_other = at.n_other
         self._n_again, self._checkpoint = at.n_again, at.checkpoint
         self._saving = 0.0
@@ -245,25 +248,28 @@ class Auto(Policy):
         """Whether this step makes a lookup. `repeats`: see `Sources.repeats`."""
         plain = self.plain_ms(at.n_ctx)
         price = self.driver.lookup / plain
-        self.watches_entropy = longest_wait(price) > 1 and at.entropy_ms <= TRIAL_SHARE * plain
+        self.watches_entropy = longest_wait(price) > 1 and at.entropy_ms <= ENTROPY_SHARE * plain
         if self.trigger.fires(at.entropies if self.watches_entropy else (), repeats, price):
             return True
         if not (self.watches_entropy or at.n_other or at.forced or self.drafter):
             self._to_skip = max(0, min(self.trigger.skip_steps(repeats), self._prices.steps_left(at.n_ctx)))
         return False
 
-    def _count_skipped(self) -> None:
-        """End the rest: do what its steps left undone, as if each had done it."""
+    def _end_rest(self) -> None:
+        """Do what its steps left undone, as if each had done it."""
         rested, self._skipped, self._to_skip = self._skipped, 0, 0
         self.trigger.count_skipped(rested)
         self.budget.earn_again(rested)
-        steps = self._uncounted
+
+    def _learn_plain(self) -> None:
+        """Learn from the steps of one token since the last call. Many together cost little more than one."""
+        steps = self._unlearned_plain
         if steps:
             self.curve.observe_all([(1, step.n_ctx, step.decode_ms) for step in steps])
             self._prices.count_steps(len(steps))
             for step in steps:
-                self.driver.learn_step(0, step.driver_ms)
-            self._prices.at(steps[-1].n_ctx)
+                if step.lookup_ms is None:
+                    self.driver.learn_step(0, step.driver_ms)
             steps.clear()
 
     def _text_to_ask(self, sources: Lookup, n_ctx: int) -> DraftText | None:
@@ -282,11 +288,18 @@ class Auto(Policy):
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
         if (prepared := self._prepared) is not None:
             prepared.right = prepared.tokens == tokens
-        if drafted is SKIPPED_STEP:
-            self._uncounted.append(done)
-            return
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
+        if not (done.n_nodes or done.n_other or done.n_again or done.prompted or self.drafter):
+            self._run = 0
+            self._unlearned_plain.append(done)
+            if done.lookup_ms is not None:
+                self.driver.learn_lookup(done.lookup_ms)
+                self.trigger.learn(0.0)
+            if len(self._unlearned_plain) >= LEARNED_TOGETHER:
+                self._learn_plain()
+            return
+        self._learn_plain()
         if done.query_ms:
             self.model_stats.learn(drafted.confidences(tokens))
             self._settle_passes(drafted.added(tokens), done)
@@ -301,7 +314,7 @@ class Auto(Policy):
         """Keep the costs of steps of a rest, to be counted when it ends."""
         self._to_skip -= len(steps)
         self._skipped += len(steps)
-        self._uncounted += steps
+        self._unlearned_plain += steps
 
     def _settle_passes(self, added: int, done: StepCost) -> None:
         """Charge the passes of this step with their time, and credit the tokens that they alone gave."""

@@ -36,6 +36,7 @@ REPEATS = (1, 2, 3, 8)  # lengths of the newest tokens that are searched in the 
 LOOKUP_MS = 0.15  # milliseconds of a lookup, and of other work of the driver, before any is measured
 TRIAL_SHARE = 0.01  # of plain time, for each of what is tried though it is not expected to pay: lookups, passes of a
 # drafting model, an entropy
+PATIENCE = 4  # trials in vain make the next ones rarer, down to this part of TRIAL_SHARE
 SMOOTHING = 1 / 16  # weight of what was seen last: of a lookup, a request, a step with a drafting model
 POOLED = 4  # lookups of a bucket of its own that count as much as those of all buckets
 START = 0.3  # plain steps that a lookup is expected to save before any is made; with 0.1 a fast model loses up to 17%
@@ -88,6 +89,9 @@ class Trigger:
         """Start a new request."""
         self._cell = 0, 0  # bucket of the entropy, and lengths that repeat
         self._since = 0  # steps since the last lookup
+        self._is_trial = False  # the last lookup was not expected to pay
+        self._patience = 1  # how many times as long it waits for a trial, after trials in vain
+        self._decided = None
 
     def fires(self, entropies: Sequence[float], repeats: Callable[[int], bool], price: float) -> bool:
         """Whether to make a lookup at a price in plain steps. `repeats(n)`: whether the newest n tokens occur earlier
@@ -107,6 +111,7 @@ class Trigger:
         while length < len(REPEATS) and repeats(REPEATS[length]):
             length += 1
         self._cell = bucket, length
+        self._is_trial = waited and not self._pays[length]
         return waited or self._pays[length]
 
     def skip_steps(self, repeats: Callable[[int], bool]) -> int:
@@ -129,13 +134,14 @@ class Trigger:
         """By the number of lengths in REPEATS that repeat: whether a lookup pays; and the least such number."""
         self._decided = known
         _, price, bucket = known
-        self._longest_wait = longest_wait(price)
+        self._longest_wait = longest_wait(price * self._patience)
         self._pays = [saving >= price for saving in self.gains.saving(bucket)]
         self._least_paying = next((length for length, pays in enumerate(self._pays) if pays), len(self._pays))
 
     def learn(self, saving: float) -> None:
         """Count the lookup of this step. `saving`: plain steps that its draft is expected to save, 0 without one."""
         self.gains.learn(*self._cell, saving)
+        self._patience = min(2 * self._patience, PATIENCE) if self._is_trial and not saving else 1
         self._since = 0
 
 
@@ -155,7 +161,7 @@ def in_words(plain_ms: float) -> str:
     )
 
 
-REFRESH_MS = 100.0  # of plain steps, after which the price table is computed again: with what the curve has observed it
+REFRESH_MS = 200.0  # of plain steps, after which the price table is computed again: with what the curve has observed it
 # takes 0.2 ms
 RETURN = 0.25  # of what a draft costs beyond a plain step, that it must be expected to save: the tree that looks best
 # has the luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.planning.plan import ENTROPIES, REPEATS, TRIAL_SHARE, Gains, Trigger, longest_wait
+from rest_local.planning.plan import ENTROPIES, PATIENCE, REPEATS, TRIAL_SHARE, Gains, Trigger, longest_wait
 
 PRICE = 0.1
 WAIT = longest_wait(PRICE)
@@ -39,7 +39,7 @@ def test_lookups_that_are_not_expected_to_pay_take_a_bounded_share(price: float)
             looked.append(step)
             trigger.learn(0.0)
     late = sum(step >= 3000 for step in looked)
-    assert late >= 3000 // longest_wait(price) - 1
+    assert late >= 3000 // longest_wait(PATIENCE * price) - 1
     assert price * late <= 3000 * TRIAL_SHARE * 1.2 + price
 
 
@@ -64,7 +64,7 @@ def test_predictable_text_is_noticed_within_the_longest_wait() -> None:
     trigger = Trigger()
     run(trigger, 3000, lambda step: None, lambda step: 0.0)
     looked = run(trigger, 200, lambda step: None, lambda step: 1.0)
-    assert looked[0] < WAIT
+    assert looked[0] < PATIENCE * WAIT
     assert len(looked) > 100
 
 
@@ -91,7 +91,9 @@ class Thorough(Trigger):
         bucket = 1 + bisect_left(ENTROPIES, entropies[-1]) if entropies else 0
         self._cell = bucket, sum(repeats(n) for n in REPEATS)
         self._since += 1
-        return self.gains.saving(bucket)[self._cell[1]] >= price or self._since >= longest_wait(price)
+        pays = self.gains.saving(bucket)[self._cell[1]] >= price
+        self._is_trial = not pays
+        return pays or self._since >= longest_wait(price * self._patience)
 
 
 @st.composite
