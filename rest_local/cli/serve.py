@@ -1,4 +1,4 @@
-"""`rest-local serve`: models that answer HTTP requests, each in a process of its own."""
+"""`rest-local serve`: models that answer HTTP requests: one in one process, of several each in a process of its own."""
 
 from __future__ import annotations
 
@@ -246,12 +246,13 @@ def serve(
 
     The options of sampling are for requests that do not name them.
 
-    Each model has a process of its own and is loaded when a request names it; the first -m is loaded at once. Ctrl-C,
+    A model is loaded when a request names it, the first -m at once. Of several each has a process of its own. Ctrl-C,
     SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
     datastores' newest commits instead.
     """
     from rest_local.router.app import Routing
     from rest_local.router.memory import default_limit
+    from rest_local.router.supervisor import supervise
     from rest_local.server.http import ignore_hangups, listen_on_all, log_to_stderr
     from rest_local.server.settings import Settings
 
@@ -269,11 +270,14 @@ def serve(
         for each in named:
             own = template if each is named[0] else None
             choices.append(choice(each, config, live, also.get(each.name, ()), own, chat_template_kwargs))
+        eager = named[0].eager
+        _announce(settings, sockets[0].getsockname()[1], len(choices))
+        if len(choices) == 1 and idle is None:
+            supervise(settings, choices[0], sockets, eager=eager, limit=memory, queue=queue)
+            return
         if memory is None and len(choices) > 1:
             memory = default_limit()
-        routing = Routing(settings, choices, eager=named[0].eager, limit=memory, idle=idle, queue=queue)
-        _announce(settings, sockets[0].getsockname()[1], len(choices))
-        routing.run(sockets)
+        Routing(settings, choices, eager=eager, limit=memory, idle=idle, queue=queue).run(sockets)
 
 
 def _keys(path: Path | None) -> tuple[bytes, ...]:

@@ -1,1 +1,1 @@
-"""The process that clients reach: it loads models on demand, each in a process, and forwards requests to them."""
+"""The server that clients reach: it loads models on demand, and forwards requests to those in other processes."""

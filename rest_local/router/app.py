@@ -2,7 +2,8 @@
 
 Every route of `rest_local.server` is one of this application, too. A call marked `of_server` is answered here; any
 other is forwarded to the process of the model that it names: in the field `model` of a body, else in the query
-(`?model=NAME`), else the default model. Host, origin, key and size are checked here.
+(`?model=NAME`), else the default model. A model that is loaded in this process (`LocalModel`) answers its calls itself.
+Host, origin, key and size are checked here.
 
 `GET /slots` and `GET /metrics` do not load a model.
 
@@ -52,15 +53,17 @@ from rest_local.api.bodies import Body, load
 from rest_local.api.errors import ApiError, responses_error, shape_of
 from rest_local.api.models import Row, named_row
 from rest_local.api.response_storage import ResponseStorage
+from rest_local.router.local import LocalModel
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
 from rest_local.server.http import DRAIN_SECONDS, IDLE_SECONDS, HttpServer, TimedProtocol
-from rest_local.server.operations import Routes, post
+from rest_local.server.operations import Endpoint, Routes, post
 from rest_local.server.security import CLIENT, FORWARDED, SECRET
 from rest_local.server.settings import ANY_MODEL, Settings
+from rest_local.server.state import STATE
 from rest_local.server.streaming import CONNECTION, json_response, watched
 
 PREFIX = "rest-local-server-"
@@ -123,8 +126,8 @@ class ModelBody(Body):
     model: str
 
 
-async def forward(request: HttpRequest, checks_name: bool) -> Response:
-    """The answer of the model's process. `checks_name`: which refuses the names of other models itself.
+async def forward(request: HttpRequest, endpoint: Endpoint, checks_name: bool) -> Response:
+    """The answer of the model, in this process by `endpoint`. `checks_name`: it refuses names of other models itself.
 
     Raises ApiError 400, 403, 404, and what `Pool.using` raises.
     """
@@ -137,6 +140,8 @@ async def forward(request: HttpRequest, checks_name: bool) -> Response:
     entry = router.entry(await _model_of(request, router, body, checks_name))
     load = request.method not in ("GET", "HEAD") or request.url.path not in _STATISTICS
     if load or entry.status == "loaded":
+        if entry.is_local:
+            return Answered(router.pool, entry, request, endpoint, load=load)
         return Forwarded(router.pool, entry, body, load=load)
     if request.url.path == "/slots":
         return json_response([])
@@ -185,10 +190,34 @@ ROUTES: Routes = (
 
 def create_router(state: RouterState) -> Starlette:
     shared = tuple(
-        (operation, endpoint if operation.of_server else partial(forward, checks_name=operation.streams))
+        (
+            operation,
+            endpoint if operation.of_server else partial(forward, endpoint=endpoint, checks_name=operation.streams),
+        )
         for operation, endpoint in model_app.ROUTES
     )
     return model_app.assemble((*shared, *ROUTES), state, state.settings)
+
+
+class Answered(Response):
+    """The answer of a model in this process, by `endpoint`. `load`: as for `Pool.using`."""
+
+    def __init__(
+        self, pool: Pool, entry: Entry, request: HttpRequest, endpoint: Endpoint, *, load: bool = True
+    ) -> None:
+        super().__init__()
+        self._pool, self._entry, self._request, self._endpoint, self._load = pool, entry, request, endpoint, load
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.AsyncExitStack() as used:
+            with anyio.CancelScope() as here:
+                async with watched(receive, here.cancel):  # a client that leaves waits no more; the load goes on
+                    model = await used.enter_async_context(self._pool.using(self._entry, load=self._load))
+            if here.cancelled_caught:
+                return
+            scope[STATE] = cast("LocalModel", model).state
+            response = await self._endpoint(self._request)
+            await response(scope, receive, send)
 
 
 NDJSON = "application/x-ndjson"
@@ -226,7 +255,8 @@ class Forwarded(Response):
     async def _forward(self, scope: Scope, send: Send) -> None:
         unreached, ended = 0, 0
         while True:
-            async with self._pool.using(self._entry, load=self._load) as process:
+            async with self._pool.using(self._entry, load=self._load) as model:
+                process = cast("ModelProcess", model)
                 try:
                     exchange = await Exchange.begin(process, *_of_client(scope), self._body)
                 except OSError as error:
@@ -431,6 +461,8 @@ class Routing(HttpServer):
     models   the first one is the default
     eager    load the default model at the start; if that fails, the server ends with its error
     limit, idle, queue   as for `Pool`
+    local    load the models in this process
+    folder   private to the server, for what outlives the process of a model; None: a new one, removed at the end
     """
 
     def __init__(
@@ -443,31 +475,33 @@ class Routing(HttpServer):
         idle: float | None = None,
         queue: int = 64,
         drain_seconds: int = DRAIN_SECONDS,
+        local: bool = False,
+        folder: Path | None = None,
     ) -> None:
         self.settings = settings
-        self._private = PrivateFolder()
-        self.folder = self._private.path
+        self._opened = contextlib.ExitStack()
+        self.folder = folder or self._opened.enter_context(contextlib.closing(PrivateFolder())).path
         secret = secrets.token_hex(16).encode()
         anything = (ANY_MODEL,) if ANY_MODEL in settings.aliases else ()
         entries = []
         for each in models:
             own = replace(settings, aliases=(*each.aliases, *anything))
             setup = Setup(own, each.name, each.load, queue, drain_seconds, secret, self.folder)  # type: ignore[arg-type]
-            entries.append(Entry(setup, each.path, each.need, each.aliases))
+            entries.append(Entry(setup, each.path, each.need, each.aliases, is_local=local))
         self.pool = Pool(entries, limit=limit, idle=idle, queue=queue)
         self.state = RouterState(settings, self.pool, self.folder)
         self._eager = eager
         self._error: ModelProcessFailed | ApiError | None = None
         self.loaded = threading.Event()  # or failed
         # The second descriptor is for the connection to the process of the model.
-        super().__init__(create_router(self.state), drain_seconds, descriptors=2)
+        super().__init__(create_router(self.state), drain_seconds, descriptors=1 if local else 2)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until stopped. Raises ModelProcessFailed for the default model at the start, KeyboardInterrupt."""
         try:
             super().run(sockets)
         finally:
-            self._private.close()
+            self._opened.close()
         if self.interrupted:
             raise KeyboardInterrupt
         if isinstance(self._error, ApiError):
@@ -481,6 +515,12 @@ class Routing(HttpServer):
 
     def begin_stop(self) -> None:
         self.pool.begin_stop()
+
+    def end_answers(self) -> None:
+        self.pool.end_answers()
+
+    def on_ready(self) -> None:
+        """Called in the loop when the models that are loaded at the start are."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve with the processes of the models, and end them."""
@@ -504,6 +544,7 @@ class Routing(HttpServer):
             if self._eager:
                 await self.pool.load(self.pool.entries[0])
             self.state.ready = True
+            self.on_ready()
         except (ModelProcessFailed, ApiError) as error:
             if not self.should_exit:  # else the stop caused it
                 self._error = error

@@ -1,4 +1,5 @@
 """The models of a server and their processes: loaded on demand, restarted after a crash, unloaded for room or idleness.
+A single model may be loaded in this process instead (`LocalModel`), to which the same rules apply.
 
     async with pool.using("qwen") as process: ...
 
@@ -35,6 +36,7 @@ from rest_local.api.models import find_name
 from rest_local.catalog.quantization import in_bytes
 from rest_local.errors import QueueFull, RestLocalError
 from rest_local.llama.gguf import shards_of
+from rest_local.router.local import LocalModel
 from rest_local.router.memory import Need
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 
@@ -45,18 +47,20 @@ LOOK_SECONDS = 1.0  # between two looks for idle models, at most
 FILE_SECONDS = 1.0  # between two looks at the file of a model, at least
 
 State = tuple[tuple[str, int, int, int], ...]
+Model = ModelProcess | LocalModel
 
 
 @dataclass
 class Entry:
     """A model that can be served, and its process."""
 
-    setup: Setup  # of its process
+    setup: Setup
     path: Path  # its first file
     need: Callable[[], Need]  # what it will take; called before each load, as the file may have changed
     aliases: tuple[str, ...] = ()  # further names
-    process: ModelProcess | None = None
-    loading: asyncio.Task[ModelProcess] | None = None
+    is_local: bool = False  # it is loaded in this process
+    process: Model | None = None
+    loading: asyncio.Task[Model] | None = None
     users: int = 0  # requests that use the process
     waiting: int = 0  # requests that wait until it is loaded
     used_at: float = 0.0  # when the last request ended
@@ -126,7 +130,7 @@ class Pool:
         raise no_such_model()
 
     @contextlib.asynccontextmanager
-    async def using(self, entry: Entry, *, load: bool = True) -> AsyncIterator[ModelProcess]:
+    async def using(self, entry: Entry, *, load: bool = True) -> AsyncIterator[Model]:
         """The model's process, which is not unloaded meanwhile. Loads the model if need be, unless `load` is false:
         that is no use of the model either, which may be idle.
 
@@ -172,6 +176,12 @@ class Pool:
             if entry.process is not None:
                 entry.process.kill()
 
+    def end_answers(self) -> None:
+        """End the answers of a model in this process that still run. Other processes do so by themselves."""
+        for entry in self.entries:
+            if isinstance(entry.process, LocalModel):
+                entry.process.state.end_answers()
+
     async def close(self) -> None:
         """Stop all processes, which end their running answers. Returns when they have ended.
 
@@ -185,7 +195,7 @@ class Pool:
         stops = [entry.process.stop() for entry in self.entries if entry.process is not None]
         await asyncio.gather(*stops, *tasks, return_exceptions=True)
 
-    async def _process(self, entry: Entry, load: bool = True) -> ModelProcess:
+    async def _process(self, entry: Entry, load: bool = True) -> Model:
         while True:
             if self._closing:
                 raise ApiError(503, "the server is stopping", code="busy", headers={"retry-after": "1"})
@@ -225,20 +235,20 @@ class Pool:
             return False
         return True
 
-    def _load_in_background(self, entry: Entry) -> asyncio.Task[ModelProcess]:
+    def _load_in_background(self, entry: Entry) -> asyncio.Task[Model]:
         """The load that is going on, or a new one."""
         if entry.loading is None:
             entry.loading = asyncio.create_task(self._load(entry))
             entry.loading.add_done_callback(lambda task: self._on_loaded(entry, task))
         return entry.loading
 
-    def _on_loaded(self, entry: Entry, task: asyncio.Task[ModelProcess]) -> None:
+    def _on_loaded(self, entry: Entry, task: asyncio.Task[Model]) -> None:
         entry.loading = None
         error = None if task.cancelled() else task.exception()
         if error is not None and not entry.waiting and not self._closing:  # else the requests that wait get it
             log.warning("%s", error)
 
-    async def _load(self, entry: Entry) -> ModelProcess:
+    async def _load(self, entry: Entry) -> Model:
         if (first := entry.makes_room_for) is not None and first.loading is not None:
             await asyncio.wait([first.loading])
         entry.makes_room_for = None
@@ -248,7 +258,7 @@ class Pool:
             if self._next is entry:
                 self._next, self._freed = None, 0
 
-    async def _load_in_turn(self, entry: Entry) -> ModelProcess:
+    async def _load_in_turn(self, entry: Entry) -> Model:
         while True:
             async with self._room:
                 if entry.process is None:
@@ -269,7 +279,7 @@ class Pool:
             # Answers may take minutes, in which models can be loaded that have room.
             await (self._unload(other) if first is None else asyncio.wait([first]))
 
-    async def _start_with_room(self, entry: Entry) -> ModelProcess:
+    async def _start_with_room(self, entry: Entry) -> Model:
         """As `_start`; if that fails, once more without the models that are idle."""
         try:
             return await self._start(entry)
@@ -287,10 +297,14 @@ class Pool:
                 await self._unload(each)
             return await self._start(entry)
 
-    async def _start(self, entry: Entry) -> ModelProcess:
+    async def _start(self, entry: Entry) -> Model:
         """A new process that has loaded the model. Raises ModelProcessFailed."""
         entry.files, entry.looked_at = entry.state_of_files, time.monotonic()
-        process = ModelProcess(entry.setup, lambda ended: self._on_end(entry, ended))
+        process: Model
+        if entry.is_local:
+            process = LocalModel(entry.setup)
+        else:
+            process = ModelProcess(entry.setup, lambda ended: self._on_end(entry, ended))
         entry.process, entry.leaving = process, False
         try:
             if self._closing:

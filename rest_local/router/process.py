@@ -1,5 +1,6 @@
 """The process of one model: how its parent starts, follows and stops it (`ModelProcess`), and what it does itself
-(`serve`): the server of `rest_local.server`, on a port of the loopback that only the parent can use.
+(`serve`): the server of `rest_local.server`, on a port of the loopback that only the parent can use. (With one model it
+is another server, which clients reach: `rest_local.router.supervisor`.)
 
 Protocol: the parent writes a `Setup` to stdin (its length in 8 bytes, little-endian, and the pickle), then lines of
 JSON, `{"do": "stop"}` or `{"do": "reload"}`. The process writes lines of JSON to stdout:
@@ -20,6 +21,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
     from rest_local.decoding.engine import Engine
-    from rest_local.server.app import Serving
+    from rest_local.server.http import HttpServer
     from rest_local.server.state import State
 
 STOP_SECONDS = 60.0
@@ -57,6 +59,31 @@ class Setup:
     drain_seconds: int
     secret: bytes  # that every request has to bring
     folder: Path | None = None  # private to this server (`State.folder`)
+    sockets: tuple[int, ...] = ()  # descriptors that the process inherits
+
+    def open(self, parent: ParentChannel) -> tuple[HttpServer, list[socket.socket]]:
+        """Return the server, and the sockets that it listens on. Called in the process."""
+        from rest_local.api.models import meta
+        from rest_local.server.app import Serving
+        from rest_local.server.http import listen
+
+        def loaded(state: State) -> None:
+            assert state.engine is not None
+            parent.tell("loaded", meta=meta(state.engine))
+
+        listening = listen(replace(self.settings, host="127.0.0.1", port=0))
+        parent.tell("listening", port=listening.getsockname()[1])
+        serving = Serving(
+            self.settings,
+            self.name,
+            self.load,
+            queue=self.queue,
+            drain_seconds=self.drain_seconds,
+            secret=self.secret,
+            folder=self.folder,
+            on_loaded=loaded,
+        )
+        return serving, [listening]
 
 
 class ModelProcessFailed(RestLocalError):
@@ -187,6 +214,7 @@ async def _started(setup: Setup) -> Process:
         stdout=subprocess.PIPE,
         limit=LONGEST_LINE,
         start_new_session=True,
+        pass_fds=setup.sockets,
     )
     data = pickle.dumps(setup)
     assert child.stdin is not None
@@ -233,46 +261,29 @@ def _exactly(file: RawIOBase, n: int) -> bytes:
 
 def serve(setup: Setup, commands: RawIOBase, parent: ParentChannel) -> int:
     """Serve `setup` and obey `commands`. The exit code."""
-    from rest_local.api.models import meta
-    from rest_local.server.app import Serving
-    from rest_local.server.http import listen, log_to_stderr
-
-    def loaded(state: State) -> None:
-        assert state.engine is not None
-        parent.tell("loaded", meta=meta(state.engine))
+    from rest_local.server.http import log_to_stderr
 
     log_to_stderr()
     try:
-        with listen(replace(setup.settings, host="127.0.0.1", port=0)) as listening:
-            serving = Serving(
-                setup.settings,
-                setup.name,
-                setup.load,
-                queue=setup.queue,
-                drain_seconds=setup.drain_seconds,
-                secret=setup.secret,
-                folder=setup.folder,
-                on_loaded=loaded,
-            )
-            threading.Thread(target=obey, args=(commands, serving), name="rest-local-commands", daemon=True).start()
-            parent.tell("listening", port=listening.getsockname()[1])
-            serving.run([listening])
+        server, sockets = setup.open(parent)
+        threading.Thread(target=obey, args=(commands, server), name="rest-local-commands", daemon=True).start()
+        server.run(sockets)
     except RestLocalError as error:
         parent.tell("failed", message=str(error), exit_code=error.exit_code)
         return error.exit_code
     return 0
 
 
-def obey(commands: RawIOBase, serving: Serving) -> None:
+def obey(commands: RawIOBase, server: HttpServer) -> None:
     """Carry out the parent's commands, also several at a time, until it closes the pipe, or is gone."""
     try:
         for line in commands:
             if json.loads(line)["do"] == "reload":
-                serving.reload()
+                server.reload()
             else:
-                serving.stop()
+                server.stop()
     finally:
-        serving.stop()
+        server.stop()
 
 
 if __name__ == "__main__":

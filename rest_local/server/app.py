@@ -39,9 +39,8 @@ from rest_local.server.operations import Operation, Routes, describe, get
 from rest_local.server.page import page
 from rest_local.server.security import AccessLog, AccessMiddleware, BodyMiddleware, Drained, Inner
 from rest_local.server.settings import Settings
-from rest_local.server.state import State, state_of
+from rest_local.server.state import State, server_of
 from rest_local.server.streaming import json_response, on_error
-from rest_local.stop import Stop
 
 if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 async def openapi(request: HttpRequest) -> Response:
     """The description of this server."""
     operations: tuple[Operation, ...] = request.app.state.operations
-    return json_response(describe(operations, bool(state_of(request).settings.keys)))
+    return json_response(describe(operations, bool(server_of(request).settings.keys)))
 
 
 ROUTES: Routes = (
@@ -126,8 +125,6 @@ def _pattern(path: str) -> str:
 
 log = logging.getLogger("rest_local.server")
 
-WORKERS_SECONDS = 10.0  # for worker threads to stop; a chat template may take half of that
-
 
 class Serving(HttpServer):
     """One server and its engine. `run` it in the main thread, or in any other without signals.
@@ -154,11 +151,10 @@ class Serving(HttpServer):
         on_loaded: Callable[[State], None] | None = None,
     ) -> None:
         self.settings, self.state = settings, State(settings, name, folder=folder)
-        self._load, self._start, self._queue = load, start or _start, queue
+        self._load, self._start, self._queue = load, start or start_service, queue
         self._on_loaded = on_loaded or log_loaded
         self.loaded = threading.Event()  # or failed
         self._error: BaseException | None = None
-        self._stop = Stop()  # of loading
         super().__init__(create_app(self.state, secret), drain_seconds)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -168,68 +164,55 @@ class Serving(HttpServer):
         try:
             super().run(sockets)
         finally:
-            stopped = self._error is None  # an error of loading from here on is caused by the stop
-            self._stop.set()
+            self.state.begin_stop()
             loader.join()
-            self._close()
+            self.state.close()
         if self.interrupted:
             raise KeyboardInterrupt
-        if self._error is not None and not stopped:
+        if self._error is not None:
             raise self._error
 
     def begin_stop(self) -> None:
-        """Refuse requests that are not decoding yet."""
-        self.state.workers.stop()
+        self.state.begin_stop()
 
     def end_answers(self) -> None:
-        if self.state.service is not None:
-            threading.Thread(target=self.state.service.close, name="rest-local-end", daemon=True).start()
+        self.state.end_answers()
 
     def reload(self) -> None:
         """Open the newest commits of the datastores. Any thread; returns at once."""
-        threading.Thread(target=self._reopen, name="rest-local-reload", daemon=True).start()
+        reload_datastores(self.state)
 
-    def _reopen(self) -> None:
+    def _open(self) -> None:
         try:
-            service, engine = self.state.service, self.state.engine
-            if service is not None and engine is not None:
-                reopen(service, engine)
+            self.state.load(self._load, lambda engine: self._start(engine, self._queue))
+            self._on_loaded(self.state)
+        except BaseException as error:  # `run` raises it
+            if not self.should_exit:  # else the stop caused it
+                self._error = error
+            self.stop()
+        self.loaded.set()
+
+
+def reload_datastores(state: State) -> None:
+    """Open the newest commits of the datastores of a model, if it is loaded. Any thread; returns at once."""
+
+    def work() -> None:
+        try:
+            if state.service is not None and state.engine is not None:
+                reopen(state.service, state.engine)
                 log.info("datastores opened again", extra={"fields": {"event": "reload"}})
         except RestLocalError as error:
             log.warning("%s", error)
 
-    def _open(self) -> None:
-        try:
-            with self._stop.here():
-                self.state.engine = self._load()
-            self.state.service = self._start(self.state.engine, self._queue)
-            self._on_loaded(self.state)
-        except BaseException as error:  # `run` raises it
-            self._error = error
-            self.stop()
-        self.loaded.set()
-
-    def _close(self) -> None:
-        service, engine = self.state.service, self.state.engine
-        self.state.service = None
-        self.state.workers.stop()
-        if not self.state.workers.ended(WORKERS_SECONDS):
-            log.warning("a request is still being prepared after %.0f s", WORKERS_SECONDS)
-        if service is not None:
-            service.close()
-        for pooled in (self.state.embedder, self.state.ranker):
-            if pooled is not None:
-                pooled.close()
-        self.state.scoring.close()
-        if engine is not None:
-            engine.close()
+    threading.Thread(target=work, name="rest-local-reload", daemon=True).start()
 
 
 def log_loaded(state: State) -> None:
     log.info("model loaded", extra={"fields": {"event": "loaded", "model": state.model_id}})
 
 
-def _start(engine: Engine, queue: int) -> Service:
+def start_service(engine: Engine, queue: int) -> Service:
+    """Start the service of an engine in which `queue` requests may wait."""
     from rest_local.decoding.service import Service
 
     if engine.generates:

@@ -196,46 +196,23 @@ END_SECONDS = 5  # for answers that are ended after that time
 BACKLOG = 128  # connections that wait to be accepted; asyncio also tries this often when descriptors run out
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn's server with other settings and signal handlers.
+class Stoppable:
+    """What signals stop: SIGTERM, Ctrl-C and a hangup.
 
-    drain_seconds  that running answers may take when it stops
-    descriptors    that each connection may need
-    interrupted    Ctrl-C ended it
+    should_exit  it is to end
+    force_exit   at once, because a second signal came
+    interrupted  Ctrl-C ended it
     """
 
-    def __init__(self, app: ASGIApp, drain_seconds: int = DRAIN_SECONDS, descriptors: int = 1) -> None:
-        config = uvicorn.Config(
-            app,
-            http=TimedProtocol,  # of h11, which bounds a request's head; httptools reads headers of any size
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=drain_seconds + END_SECONDS,
-            limit_concurrency=connection_limit(descriptors) + 1,  # see `TimedProtocol.connection_made`
-            backlog=BACKLOG,
-            h11_max_incomplete_event_size=MAX_HEAD,
-        )
-        super().__init__(config)
-        self.interrupted = self._captured = False
-        self._drain_seconds = drain_seconds
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped = asyncio.Event()
+    should_exit = force_exit = interrupted = False
+    _captured = False
+    _loop: asyncio.AbstractEventLoop | None = None  # in which it runs
 
     def reload(self) -> None:
         """Open the datastores' newest commits, at SIGHUP if no terminal can end the process. At once; any thread."""
 
-    def begin_stop(self) -> None:
-        """Refuse requests that are not decoding yet. Called when the server stops, before the others are waited for."""
-
-    def end_answers(self) -> None:
-        """End the answers that still run after `drain_seconds`, so that each client gets an error. Else uvicorn cancels
-        them, and clients get half an answer or a bare 500."""
+    def on_stop(self) -> None:
+        """Called in the loop after each `stop` and each signal to stop."""
 
     def in_loop(self, call: Callable[[], object]) -> None:
         """Call something in the loop, if it runs. Any thread."""
@@ -243,33 +220,9 @@ class HttpServer(uvicorn.Server):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call)
 
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
-
-    async def main_loop(self) -> None:
-        """Unlike uvicorn's method, wakes up once a second, for the date in headers, and not ten times to look whether
-        it has to stop: each time costs as much as an event of a stream.
-        """
-        while not await self.on_tick(0):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), 1.0)
-
-    def on_stop(self) -> None:
-        """Called in the loop after each `stop` and each signal to stop."""
-        self._stopped.set()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.begin_stop()
-        timer = asyncio.get_running_loop().call_later(self._drain_seconds, self.end_answers)
-        try:
-            await super().shutdown(sockets)
-        finally:
-            timer.cancel()
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's method, does not raise the signal again: to end on SIGTERM is a success.
+        """Handle signals while the block runs. To end on SIGTERM is a success.
 
         Within itself it changes nothing: what SIGHUP does depends on how it was handled before.
         """
@@ -302,8 +255,66 @@ class HttpServer(uvicorn.Server):
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
-        self.handle_exit(number, frame)
-        self.stop()
+        self._terminate(number, frame)
+
+
+class HttpServer(Stoppable, uvicorn.Server):
+    """uvicorn's server with other settings and signal handlers.
+
+    drain_seconds  that running answers may take when it stops
+    descriptors    that each connection may need
+    """
+
+    def __init__(self, app: ASGIApp, drain_seconds: int = DRAIN_SECONDS, descriptors: int = 1) -> None:
+        config = uvicorn.Config(
+            app,
+            http=TimedProtocol,  # of h11, which bounds a request's head; httptools reads headers of any size
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=drain_seconds + END_SECONDS,
+            limit_concurrency=connection_limit(descriptors) + 1,  # see `TimedProtocol.connection_made`
+            backlog=BACKLOG,
+            h11_max_incomplete_event_size=MAX_HEAD,
+        )
+        super().__init__(config)
+        self._drain_seconds = drain_seconds
+        self._stopped = asyncio.Event()
+
+    def begin_stop(self) -> None:
+        """Refuse requests that are not decoding yet. Called when the server stops, before the others are waited for."""
+
+    def end_answers(self) -> None:
+        """End the answers that still run after `drain_seconds`, so that each client gets an error. Else uvicorn cancels
+        them, and clients get half an answer or a bare 500."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    async def main_loop(self) -> None:
+        """Unlike uvicorn's method, wakes up once a second, for the date in headers, and not ten times to look whether
+        it has to stop: each time costs as much as an event of a stream.
+        """
+        while not await self.on_tick(0):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), 1.0)
+
+    def on_stop(self) -> None:
+        self._stopped.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.begin_stop()
+        timer = asyncio.get_running_loop().call_later(self._drain_seconds, self.end_answers)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
 
 def ignore_hangups() -> None:

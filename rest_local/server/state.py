@@ -7,6 +7,7 @@ sets it, and the work ends at the next part, within milliseconds. The model must
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
     from rest_local.llama.embedding import Embedder, Ranker
 
 
+log = logging.getLogger("rest_local.server")
+
 MAX_SCORING = 4  # requests that are scored or wait for it
+WORKERS_SECONDS = 10.0  # for worker threads to stop; a chat template may take half of that
+STATE = "rest_local.state"  # in the scope of a request: the `State` of the model that the router chose for it
 
 T = TypeVar("T")
 
@@ -157,14 +162,12 @@ def server_of(request: Request) -> Any:
 
 @dataclass
 class State:
-    """The state of one server.
+    """The model of one server: `load` it, and `close` it after its last request.
 
     engine, service   set when the model is loaded
     embedder, ranker  made for the first request that needs one
     folder            private to this server, outlives the process of a model and is removed when the server ends; None
                       where there is none, and state is kept in memory
-
-    `Serving` closes the engine, the service, the embedder, the ranker and `scoring`.
     """
 
     settings: Settings
@@ -177,6 +180,38 @@ class State:
     scoring: Scoring = field(default_factory=Scoring)
     workers: Workers = field(default_factory=Workers)
     started: int = field(default_factory=lambda: int(time.time()))
+    _loading: Stop = field(default_factory=Stop)
+
+    def load(self, load: Callable[[], Engine], start: Callable[[Engine], Service]) -> None:
+        """Load the engine and start its service. Raises what `load` raises, and ServiceClosed after `begin_stop`."""
+        with self._loading.here():
+            self.engine = load()
+        self.service = start(self.engine)
+
+    def begin_stop(self) -> None:
+        """Refuse requests that are not decoding yet, and break off loading. Any thread."""
+        self._loading.set()
+        self.workers.stop()
+
+    def end_answers(self) -> None:
+        """End the answers that still run, each with an error. Any thread; returns at once."""
+        if self.service is not None:
+            threading.Thread(target=self.service.close, name="rest-local-end", daemon=True).start()
+
+    def close(self) -> None:
+        """Free everything. Must be called after `load` has returned."""
+        service, self.service = self.service, None
+        self.begin_stop()
+        if not self.workers.ended(WORKERS_SECONDS):
+            log.warning("a request is still being prepared after %.0f s", WORKERS_SECONDS)
+        if service is not None:
+            service.close()
+        for pooled in (self.embedder, self.ranker):
+            if pooled is not None:
+                pooled.close()
+        self.scoring.close()
+        if self.engine is not None:
+            self.engine.close()
 
     @cached_property
     def responses(self) -> ResponseStorage:
@@ -226,5 +261,6 @@ class State:
 
 
 def state_of(request: Request) -> State:
-    state: State = request.app.state.server
+    """Return the state of the model that answers a request."""
+    state: State = request.scope.get(STATE) or request.app.state.server
     return state

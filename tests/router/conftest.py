@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ class Routed(Live):
     def process(self, name: str) -> ModelProcess:
         process = self.entry(name).process
         assert process is not None
-        return process
+        return cast("ModelProcess", process)
 
     def statuses(self) -> dict[str, str]:
         return {row["id"]: row["status"]["value"] for row in self.get("/v1/models").json()["data"]}
@@ -103,8 +103,11 @@ class Forked:
         return code
 
 
-async def forked(warm: Warm, setup: Setup) -> Forked:
-    """In the place of `process._started`: half a second instead of two."""
+async def forked(warm: Warm, fresh: Callable[[Setup], Awaitable[Any]], setup: Setup) -> Forked:
+    """In the place of `process._started`: half a second instead of two. One that inherits sockets is a fresh one."""
+    if setup.sockets:
+        process: Forked = await fresh(setup)
+        return process
     (its_stdin, commands), (told, its_stdout) = os.pipe(), os.pipe()
     code = "import os, sys; os.setsid(); from rest_local.router.process import main; sys.exit(main())"
     child, ending = warm.started(code, [its_stdin, its_stdout, 2])
@@ -120,12 +123,12 @@ async def forked(warm: Warm, setup: Setup) -> Forked:
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_are_forked() -> Iterator[None]:
-    """One test of `test_processes.py` starts the command, with fresh processes."""
+    """Tests that start the command have fresh processes."""
     with contextlib.ExitStack() as stack:
         if can_fork():
             warm = stack.enter_context(Warm(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warm-")))))
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            patch.setattr(processes, "_started", partial(forked, warm))
+            patch.setattr(processes, "_started", partial(forked, warm, processes._started))
         yield
 
 
@@ -145,7 +148,7 @@ def files(tmp_path: Path) -> Callable[..., list[Path]]:
 @contextlib.contextmanager
 def router_of(models: Sequence[ModelChoice], settings: Settings | None = None, **options: Any) -> Iterator[Routed]:
     """A router of `models` in a thread, with those loaded that it loads at its start; stopped at the end."""
-    routing = Routing(replace(settings or Settings(), port=0), models, drain_seconds=5, **options)
+    routing = Routing(replace(settings or Settings(), port=0), models, **({"drain_seconds": 5} | options))
     errors: list[BaseException] = []
 
     with listen(routing.settings) as listening:

@@ -53,6 +53,7 @@ class FakeProcess:
         self.loaded_at = 0.0
         self.stopping = self.is_ended = False
         self.exit_code = -9
+        self.ended = asyncio.Event()
         self.made.append(self)
 
     @property
@@ -83,6 +84,7 @@ class FakeProcess:
         """It ends, by itself unless it is stopping."""
         if not self.is_ended:
             self.is_ended = True
+            self.ended.set()
             self._on_end(self)
 
     def how_it_ended(self) -> str:

@@ -4,16 +4,15 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support.serving import process
 from support.toy import demo_model
 
 from rest_local.decoding.config import AUTO_PROJECTOR, EngineConfig
@@ -114,70 +113,59 @@ def test_requests_at_the_moment_of_a_kill_are_answered(pair: Routed, waits: bool
     assert answers(lambda: pair.ask("one"), 8) == [200] * 8
 
 
+@pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize(
     ("content", "need", "why"),
     [(b"", 3 * GIGABYTE, "3.2 GB"), (b"PK\x03\x04" + bytes(100), GIGABYTE, "a zip archive")],
     ids=["too large", "no model"],
 )
 def test_a_default_model_that_cannot_be_loaded_ends_the_server(
-    routed: Start, files: Files, content: bytes, need: int, why: str
+    routed: Start, files: Files, content: bytes, need: int, why: str, local: bool
 ) -> None:
     (one,) = files("one")
     if content:
         one.write_bytes(content)
-    live = routed([choice(one, need=need)], limit=2 * GIGABYTE)
+    live = routed([choice(one, need=need)], limit=2 * GIGABYTE, local=local)
     live.thread.join(PATIENCE)
     (error,) = live.errors
     assert isinstance(error, ModelProcessFailed)
     assert why in str(error)
 
 
-def test_files_that_change_or_are_gone(routed: Start, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("local", [False, True])
+def test_files_that_change_or_are_gone(
+    routed: Start, files: Files, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
     """A changed file is loaded anew. A model whose file is gone goes on, until another one is there. Requests that come
     while a model is loaded wait for the same load, as many as the queue holds."""
     monkeypatch.setattr(pools, "FILE_SECONDS", 0.0)
     (one,) = files("one")
-    live = routed([choice(one)], queue=1)
-    first = live.process("one").pid
+    live = routed([choice(one)], queue=1, local=local)
+    first = live.process("one")
     assert live.ask("one").status_code == 200
-    assert live.process("one").pid == first
+    assert live.process("one") is first
     os.utime(one, ns=(1, 1))
     assert set(answers(lambda: live.ask("one"), 6)) == {200, 503}
-    second = live.process("one").pid
-    assert second != first
+    second = live.process("one")
+    assert second is not first
     content = one.read_bytes()
     one.unlink()
-    assert (live.ask("one").status_code, live.process("one").pid) == (200, second)
+    assert (live.ask("one").status_code, live.process("one")) == (200, second)
     one.write_bytes(content)
     assert live.ask("one").status_code == 200
-    assert live.process("one").pid != second
-
-
-@pytest.fixture
-def server() -> Iterator[subprocess.Popen[str]]:
-    """The command, with its stderr."""
-    command = [sys.executable, "-m", "rest_local", "serve", "--port", "0", "--no-history", "--no-code"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for each in Path(f"/proc/{pid}/task").glob("*/children") for child in each.read_text().split()]
+    assert live.process("one") is not second
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are read from /proc")
-def test_the_processes_of_models_end_with_a_server_that_is_killed(server: subprocess.Popen[str]) -> None:
-    assert server.stderr is not None
-    for line in server.stderr:
-        if '"loaded"' in line:
-            break
-    children = children_of(server.pid)
-    assert children
-    server.kill()
-    server.wait()
-    until(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))
+@pytest.mark.parametrize("options", [(), ("--idle", "10m")], ids=["one process", "a router"])
+def test_the_processes_of_models_end_with_a_server_that_is_killed(options: tuple[str, ...]) -> None:
+    with process("--no-code", *options) as server:
+        server.url()
+        children = server.children()
+        assert children
+        server.process.kill()
+        server.process.wait()
+        until(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))
 
 
 def test_a_need_is_files_cache_and_process(tmp_path: Path) -> None:
@@ -223,10 +211,11 @@ def test_a_conversation_goes_on_after_its_process_was_killed(pair: Routed) -> No
     assert gone.json()["error"]["code"] == "previous_response_not_found"
 
 
-def test_keys_keep_their_responses_apart_in_every_process(routed: Start, files: Files) -> None:
+@pytest.mark.parametrize("local", [False, True])
+def test_keys_keep_their_responses_apart_in_every_process(routed: Start, files: Files, local: bool) -> None:
     """And a server that ends leaves none."""
     (one,) = files("one")
-    live = routed([choice(one)], settings=Settings(keys=(b"mine", b"other")))
+    live = routed([choice(one)], settings=Settings(keys=(b"mine", b"other")), local=local)
     made = respond(live, "def first():", key="mine").json()
     assert respond(live, "x", key="other", previous_response_id=made["id"]).status_code == 400
     assert respond(live, "x", key="mine", previous_response_id=made["id"]).status_code == 200

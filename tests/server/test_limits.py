@@ -16,7 +16,7 @@ from starlette.requests import Request
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.errors import ServiceClosed
 from rest_local.llama.tokenizer import Tokenizer
-from rest_local.server import app, http, streaming
+from rest_local.server import http, state, streaming
 from rest_local.server.http import SPARE_DESCRIPTORS, connection_limit, listen
 from rest_local.server.settings import Settings
 from rest_local.server.state import Workers
@@ -241,7 +241,7 @@ def test_a_thread_that_does_not_stop_cannot_keep_the_server_running(
     scripted: Scripted, held: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A system call in a thread cannot be interrupted: the server ends without the thread."""
-    monkeypatch.setattr(app, "WORKERS_SECONDS", 0.5)
+    monkeypatch.setattr(state, "WORKERS_SECONDS", 0.5)
     live = scripted(drain_seconds=1)
     with sent(live, "/completion", {"prompt": LONG, "rest_local": {"context_shift": True}}):
         assert held.inside.wait(60)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 
@@ -28,6 +29,11 @@ class Process:
             if line.startswith("{") and json.loads(line).get("event") == "loaded":
                 return address
         raise AssertionError("the model was not loaded")
+
+    def children(self) -> list[int]:
+        """Its child processes, as /proc lists them."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(child) for each in tasks for child in each.read_text().split()]
 
     def end(self) -> tuple[int, str]:
         """Its exit code and its last words."""

@@ -1,0 +1,158 @@
+"""The parent of a server with one model. It holds the listening sockets and serves nothing: its child is the server,
+which clients reach directly (`Routing` with the model in its own process).
+
+- A child that crashes is started again: at once, or, where it had served for less than STEADY_SECONDS or cannot be
+  started, with the next connection. Connections wait in the sockets meanwhile.
+- The child ends with its parent (`rest_local.router.process`), and the parent with a child that ends by itself with
+  success: a signal has stopped it. An error of the first start ends the parent with the same error.
+- Signals are those of `rest_local.server.app`. A second one kills the child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rest_local.router.app import ModelChoice, PrivateFolder, Routing
+from rest_local.router.pool import STEADY_SECONDS
+from rest_local.router.process import ModelProcess, ModelProcessFailed, ParentChannel, Setup
+from rest_local.server.http import DRAIN_SECONDS, Stoppable
+from rest_local.server.settings import Settings
+
+log = logging.getLogger("rest_local.server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSetup(Setup):
+    """What the child serves; it is pickled. `eager`, `limit`: as for `Routing`."""
+
+    choice: ModelChoice
+    eager: bool
+    limit: int | None
+
+    def open(self, parent: ParentChannel) -> tuple[Routing, list[socket.socket]]:
+        # With the protocol that asyncio looks for before it disables Nagle's algorithm (`server.http.listen`).
+        sockets = [socket.socket(proto=socket.IPPROTO_TCP, fileno=each) for each in self.sockets]
+        return _Child(self, parent), sockets
+
+
+class _Child(Routing):
+    def __init__(self, setup: ServerSetup, parent: ParentChannel) -> None:
+        super().__init__(
+            setup.settings,
+            [setup.choice],
+            eager=setup.eager,
+            limit=setup.limit,
+            queue=setup.queue,
+            drain_seconds=setup.drain_seconds,
+            local=True,
+            folder=setup.folder,
+        )
+        self._parent = parent
+
+    def on_ready(self) -> None:
+        self._parent.tell("loaded", meta={})
+
+
+class Supervisor(Stoppable):
+    """Keeps the child of one server running. `run` it in the main thread, or in any other without signals."""
+
+    def __init__(self, setup: ServerSetup, sockets: Sequence[socket.socket]) -> None:
+        self._setup, self._sockets = setup, sockets
+        self._process: ModelProcess | None = None
+        self._connected = asyncio.Event()  # or stopped
+
+    def run(self) -> None:
+        """Serve until stopped. Raises ModelProcessFailed for the first start, and KeyboardInterrupt."""
+        asyncio.run(self.serve())
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    async def serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        with self.capture_signals():
+            await self._serve_once(is_first=True)
+            while not self.should_exit:
+                await self._serve_once()
+
+    async def _serve_once(self, *, is_first: bool = False) -> None:
+        """Start the child and wait until it has ended, and until it is to be started again."""
+        self._process = process = ModelProcess(self._setup, lambda ended: None)
+        try:
+            await process.start()
+            await process.ended.wait()
+        except ModelProcessFailed as error:
+            await process.stop()
+            if not self.should_exit:  # else the stop caused it
+                if is_first:
+                    raise
+                log.warning("%s", error)
+        if process.exit_code == 0:
+            self.stop()
+        if self.should_exit:
+            return
+        fields = {"event": "crash", "model": self._setup.name, "how": process.how_it_ended()}
+        log.error("the process of the model ended by itself", extra={"fields": fields})
+        if not process.loaded_at or time.monotonic() - process.loaded_at < STEADY_SECONDS:
+            await self._connection()
+
+    async def _connection(self) -> None:
+        """Wait until a client connects, or for the stop."""
+        loop = asyncio.get_running_loop()
+        self._connected.clear()
+        for each in self._sockets:
+            loop.add_reader(each, self._connected.set)
+        await self._connected.wait()
+        self._leave_sockets(loop)
+
+    def _leave_sockets(self, loop: asyncio.AbstractEventLoop) -> None:
+        for each in self._sockets:
+            if each.fileno() >= 0:
+                loop.remove_reader(each)
+
+    def reload(self) -> None:
+        """Have the child open the newest commits of its datastores. Any thread; returns at once."""
+        self.in_loop(lambda: self._process.reload() if self._process is not None else None)
+
+    def on_stop(self) -> None:
+        self._leave_sockets(asyncio.get_running_loop())
+        for each in self._sockets:
+            each.close()  # the child closes its own: from then on connections are refused
+        self._connected.set()
+        if self._process is not None:
+            if self.force_exit:
+                self._process.kill()
+            else:
+                self._stopping = asyncio.create_task(self._process.stop())
+
+
+def supervise(
+    settings: Settings,
+    choice: ModelChoice,
+    sockets: Sequence[socket.socket],
+    *,
+    eager: bool = True,
+    limit: int | None = None,
+    queue: int = 64,
+) -> None:
+    """Serve one model on listening sockets. Options are those of `Routing`. Raises what `Supervisor.run` raises."""
+    with contextlib.closing(PrivateFolder()) as folder:
+        setup = ServerSetup(
+            settings=settings,
+            name=choice.name,
+            load=choice.load,  # type: ignore[arg-type]
+            queue=queue,
+            drain_seconds=DRAIN_SECONDS,
+            secret=b"",  # nothing forwards requests to it
+            folder=folder.path,
+            sockets=tuple(each.fileno() for each in sockets),
+            choice=choice,
+            eager=eager,
+            limit=limit,
+        )
+        Supervisor(setup, sockets).run()
