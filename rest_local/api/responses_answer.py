@@ -205,18 +205,17 @@ class Writer:
 
 
 class ResponseCall:
-    """A request, a `Call`. `owner`: whose kept responses it may continue. `turn`, `chat`: set by `requests`."""
+    """A request, a `Call`, which may continue kept responses of its owner. `turn`, `chat`: set by `requests`."""
 
-    def __init__(self, context: RequestContext, body: ResponseBody, storage: ResponseStorage, owner: str) -> None:
-        self.context, self.storage = context, storage
-        self._body, self._owner = body, owner
+    def __init__(self, context: RequestContext, body: ResponseBody, storage: ResponseStorage) -> None:
+        self.context, self.storage, self._body = context, storage, body
 
     def count(self) -> int:
         return len(self.requests()[0].prompt)
 
     def requests(self) -> list[Request]:
         self.storage.sweep()
-        self.turn = Turn.of(self._body, self.storage, self._owner)
+        self.turn = Turn.of(self._body, self.storage, self.context.owner)
         self.chat = Chat(self.context, self.turn.chat)
         try:
             return self.chat.requests()

@@ -16,7 +16,6 @@ from rest_local.api.answers import QUIET_SECONDS, Answer, Call, RequestContext
 from rest_local.api.bodies import Checked, check
 from rest_local.api.errors import ApiError
 from rest_local.api.requests import check_generates
-from rest_local.server.settings import owner_of
 from rest_local.server.state import state_of
 from rest_local.server.streaming import EventStream, Pulse, StreamGroup, json_response
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.streaming import Stream
 
 LOG = "rest_local.log"
+OWNER = "rest_local.owner"  # in the scope of a request: whose it is (`server.settings.owner_of`)
 SLOW_BODY_SECONDS = 60.0
 
 
@@ -50,9 +50,8 @@ def context_of(request: HttpRequest, model: str | None) -> RequestContext:
     state = state_of(request)
     _, engine = state.loaded()
     check_generates(engine)
-    settings, fingerprint = state.settings, f"rest-local-{state.started}"
-    owner = owner_of(request.headers, settings)
-    return RequestContext(engine, state.check_model(model), settings.shows_steps, fingerprint, owner)
+    model, fingerprint = state.check_model(model), f"rest-local-{state.started}"
+    return RequestContext(engine, model, state.settings.shows_steps, fingerprint, request.scope[OWNER])
 
 
 async def generate(request: HttpRequest, call: Call) -> Response:
@@ -70,7 +69,7 @@ async def submit(request: HttpRequest, prepare: Callable[[], Sequence[Request]])
     """
     state = state_of(request)
     service, _ = state.loaded()
-    pulse, entries, owner = Pulse(), 1, owner_of(request.headers, state.settings)
+    pulse, entries, owner = Pulse(), 1, request.scope[OWNER]
     client = owner or str(request.client)
 
     def work() -> list[Stream]:

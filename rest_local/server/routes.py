@@ -33,9 +33,8 @@ from rest_local.api.responses_answer import ResponseCall
 from rest_local.errors import RestLocalError
 from rest_local.kv_cache.saved import NamedSlots
 from rest_local.llama.embedding import Embedder, Ranker
-from rest_local.server.answering import context_of, generate, parse, respond, submit
+from rest_local.server.answering import OWNER, context_of, generate, parse, respond, submit
 from rest_local.server.operations import Endpoint, Operation, Routes, delete, get, post
-from rest_local.server.settings import owner_of
 from rest_local.server.state import State, server_of, state_of
 from rest_local.server.streaming import json_response
 
@@ -102,7 +101,7 @@ async def create_response(request: HttpRequest) -> Response:
 
 async def _response_call(request: HttpRequest) -> ResponseCall:
     body = await parse(request, ResponseBody)
-    return ResponseCall(context_of(request, body.model), body, server_of(request).responses, _owner(request))
+    return ResponseCall(context_of(request, body.model), body, server_of(request).responses)
 
 
 async def retrieve_response(request: HttpRequest) -> Response:
@@ -129,15 +128,11 @@ async def _kept(request: HttpRequest) -> KeptResponse:
     """The response that the path names. Raises ApiError 404."""
     wanted = str(request.path_params["id"])
     kept: KeptResponse | None = await anyio.to_thread.run_sync(
-        server_of(request).responses.get, wanted, _owner(request)
+        server_of(request).responses.get, wanted, request.scope[OWNER]
     )
     if kept is None:
         raise ApiError(404, f"no response {wanted[:80]!r} is kept", code="response_not_found", param="id")
     return kept
-
-
-def _owner(request: HttpRequest) -> str:
-    return owner_of(request.headers, server_of(request).settings)
 
 
 async def embeddings(request: HttpRequest) -> Response:
@@ -354,7 +349,7 @@ async def act_on_slot(request: HttpRequest) -> Response:
     body = await parse(request, SlotBody)
     if action != "erase" and body.filename is None:
         raise ApiError(400, "filename: Field required", code="missing", param="filename")
-    files = _files(state, owner_of(request.headers, state.settings))
+    files = _files(state, request.scope[OWNER])
 
     def work() -> dict[str, Any]:
         slot, name, begun = int(number), body.filename or "", time.perf_counter()

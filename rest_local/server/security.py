@@ -32,8 +32,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rest_local.api.errors import ApiError
-from rest_local.server.answering import LOG
-from rest_local.server.settings import Settings, given_keys, opens
+from rest_local.server.answering import LOG, OWNER
+from rest_local.server.settings import NOBODY, Settings, owner_of
 from rest_local.server.streaming import CONNECTION, ClientConnection, response_of
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -148,10 +148,11 @@ class BodyMiddleware:
     """Requires the key on every route except /health, and limits the body."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._keys, self._max_body = app, settings.keys, settings.max_body
+        self._app, self._settings, self._max_body = app, settings, settings.max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        scope[OWNER] = owner_of(headers, self._settings)
         error = self._wrong(scope, headers)
         if error is not None:
             await response_of(error, scope["path"])(scope, receive, send)
@@ -159,7 +160,7 @@ class BodyMiddleware:
         await self._app(scope, self._bounded(receive), send)
 
     def _wrong(self, scope: Scope, headers: Headers) -> ApiError | None:
-        if self._keys and scope["path"] not in OPEN and not opens(self._keys, given_keys(headers)):
+        if scope[OWNER] == NOBODY and scope["path"] not in OPEN:
             scheme = 'Basic realm="rest-local: the key is the password"' if scope["path"] == "/" else "Bearer"
             message = "give the server's API key as `Authorization: Bearer KEY`"
             return _closing_error(401, message, "invalid_api_key", {"www-authenticate": scheme})
