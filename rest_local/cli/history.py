@@ -62,7 +62,7 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
     from rest_local.cli.chat.conversation import forget_sessions, session_names
     from rest_local.paths import data_dir, delete_unfinished
     from rest_local.retrieval.history import forget_history, list_histories
-    from rest_local.router.app import sweep
+    from rest_local.router.private_folder import sweep
 
     if (name is not None) + everything > 1 or not (name is not None or everything or prompts):
         raise click.UsageError("give the NAME that `rest-local history list` shows, --all or --prompts")

@@ -27,11 +27,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -41,7 +38,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
-from filelock import FileLock, Timeout
 from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -56,6 +52,7 @@ from rest_local.api.response_storage import ResponseStorage
 from rest_local.router.local import LocalModel
 from rest_local.router.memory import Need
 from rest_local.router.pool import Entry, Pool
+from rest_local.router.private_folder import PrivateFolder
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server import app as model_app
 from rest_local.server.answering import parse, read
@@ -66,9 +63,6 @@ from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.state import STATE
 from rest_local.server.streaming import CONNECTION, json_response, watched
 
-PREFIX = "rest-local-server-"
-LOCK = "lock"
-YOUNGEST = 60.0  # seconds: a younger folder may not be locked yet
 _SMALL = 1 << 14  # bytes of a body that is parsed in the event loop
 _STATISTICS = ("/slots", "/metrics")
 
@@ -552,36 +546,3 @@ class Routing(HttpServer):
             if not self.state.ready:
                 self.stop()
             self.loaded.set()
-
-
-class PrivateFolder:
-    """A new folder of mode 0700 for what the models' processes share and must not outlive the server, locked until
-    `close` removes it. Raises OSError if it cannot be made.
-
-    A server that was killed leaves its folder. The next server of the same user removes it: a folder whose lock is free
-    belongs to none that runs.
-    """
-
-    def __init__(self) -> None:
-        sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = FileLock(self.path / LOCK, thread_local=False)
-        self._lock.acquire()
-
-    def close(self) -> None:
-        """Remove it. Idempotent."""
-        self._lock.release()
-        shutil.rmtree(self.path, ignore_errors=True)
-
-
-def sweep() -> None:
-    """Remove the folders that killed servers of this user have left. Folders of other users are left alone."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError, Timeout):
-            if time.time() - folder.stat().st_mtime < YOUNGEST or folder.is_symlink() or not folder.is_dir():
-                continue
-            if folder.stat().st_uid != os.getuid():
-                continue
-            with FileLock(folder / LOCK, timeout=0, thread_local=False):
-                pass
-            shutil.rmtree(folder, ignore_errors=True)

@@ -18,8 +18,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rest_local.router.app import ModelChoice, PrivateFolder, Routing
+from rest_local.router.app import ModelChoice, Routing
 from rest_local.router.pool import STEADY_SECONDS
+from rest_local.router.private_folder import PrivateFolder
 from rest_local.router.process import ModelProcess, ModelProcessFailed, ParentChannel, Setup
 from rest_local.server.http import DRAIN_SECONDS, Stoppable
 from rest_local.server.settings import Settings

@@ -16,9 +16,10 @@ import pytest
 
 from rest_local.router import memory
 from rest_local.router import process as processes
-from rest_local.router.app import PREFIX, ModelChoice, PrivateFolder, Routing, sweep
+from rest_local.router.app import ModelChoice, Routing
 from rest_local.router.memory import Need
 from rest_local.router.pool import Pool
+from rest_local.router.private_folder import PREFIX, PrivateFolder, sweep
 from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 from rest_local.server.http import listen
 from rest_local.server.settings import Settings
@@ -220,6 +221,12 @@ def test_it_is_private_and_goes_with_its_server(temporary: Path) -> None:
     folder.close()
     folder.close()
     assert not list(temporary.iterdir())
+
+
+def test_removing_what_is_left_imports_no_server() -> None:
+    """`history forget` does it, too."""
+    code = "import sys, rest_local.router.private_folder; sys.exit(bool({'starlette', 'uvicorn'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_what_a_killed_server_left_is_removed_by_the_next(temporary: Path) -> None:
