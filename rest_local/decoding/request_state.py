@@ -512,6 +512,11 @@ class RequestState:
         self.report_progress()
         self.answer.receive(taken.verdict.tokens, begun)
 
+    @property
+    def is_undelivered(self) -> bool:
+        """Return True if a step was received whose text cannot be read yet."""
+        return self._taken is not None
+
     def deliver(self) -> None:
         """Finish the step that was received, and make its text readable; nothing where that was done."""
         taken, self._taken = self._taken, None

@@ -117,15 +117,15 @@ class Scheduler:
         """Admit the requests that can be admitted, and do one forward pass; False where all wait for images."""
         self._charged_to = time.perf_counter()
         self._expire()
-        self._admit()
+        if self.waiting:
+            self._admit()
         self._shift()
         self._look_ahead()
         if any(each.is_restoring for each in self.admitted):
             self._restore()
         served = [each for each in self.admitted if not each.is_restoring]
         first = [each for each in served if not each.request.background]
-        others = [each for each in served if each.request.background]
-        done = self._pass(first) or self._pass(others)
+        done = self._pass(first) or self._pass([each for each in served if each.request.background])
         if self.waiting and not self.admitted:
             time.sleep(HELD_S)
         self._uncharged_ms += 1e3 * (time.perf_counter() - self._charged_to)
@@ -143,7 +143,7 @@ class Scheduler:
 
     def deliver(self) -> None:
         """Finish what the last pass left to be done, request by request."""
-        for state in list(self.admitted):
+        for state in [each for each in self.admitted if each.is_undelivered]:
             self._try(state, state.deliver)
 
     def _draft_ahead(self, state: RequestState) -> None:

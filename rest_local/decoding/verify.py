@@ -117,6 +117,10 @@ def verify_chain(
     chain: DraftTree, logits: NDArray[np.float32], chooser: Chooser, ends: Callable[[int], bool]
 ) -> Verdict:
     """`verify` for a tree of one branch or none, whose rows are in order, in less time."""
+    if not chain.token:
+        token = chooser.sample(logits[0])
+        chooser.accept(token)
+        return Verdict([], [token])
     tokens: list[int] = []
     drafted = [*chain.token, None]
     for row, right in zip(logits, drafted, strict=True):

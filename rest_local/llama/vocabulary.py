@@ -55,6 +55,7 @@ class Vocabulary:
         self.name = name
         self._opener = opener
         self._cache_key = cache_key
+        self._is_end: dict[int, bool] = {}  # of the tokens that were asked about
         self._pieces: dict[int, bytes] = {}  # a cache; some 15 MB for all tokens of a vocabulary of 150 000
         self._grammar_tokens: Tokens | None = None
         self._grammar_lock = threading.Lock()
@@ -159,7 +160,12 @@ class Vocabulary:
 
     def is_end(self, token: int) -> bool:
         """Whether a generation ends at this token (EOS, EOT, end of message ...). False outside the vocabulary."""
-        return 0 <= token < self.size and bool(llama_cpp.llama_vocab_is_eog(self.pointer, token))
+        known = self._is_end.get(token)  # a call of llama.cpp takes ten times as long
+        if known is None:
+            if not 0 <= token < self.size:
+                return False
+            known = self._is_end[int(token)] = bool(llama_cpp.llama_vocab_is_eog(self.pointer, token))
+        return known
 
     @cached_property
     def ends(self) -> NDArray[np.int32]:
