@@ -274,6 +274,7 @@ def test_passes_with_a_part_of_a_prompt_teach_the_cost_curve_nothing() -> None:
     scheduler.submit(sequence_of(backend, [1, 2, 3], 400, Draws(2), policy=policy))
     scheduler.step()
     scheduler.step()
+    policy.begin(3)  # a new request: the curve learns what was seen so far
     before = curve.ms.copy()
     scheduler.submit(sequence_of(backend, [5] * 600, 5, policy=policy))
     scheduler.step()
