@@ -194,12 +194,11 @@ class DecodeContext:
         self.model, self.backend, self.tuning, self.exact = model, backend, tuning, tuning.fidelity == "exact"
         capability, warning = _capability(model, backend, tuning)
         self.warnings = [told for told in (warning, _beyond_training(model, backend)) if told]
-        self.auto = Auto(tuning.curve)
-        self.auto.drafter = drafter
+        self.auto = Auto(tuning.curve, drafter)
         self._policies: dict[str, Policy] = {Auto.name: self.auto}
-        self.scheduler: Scheduler = Scheduler(backend, capability, tuning.curve, frame_ms=FRAME_MS)
+        self.scheduler: Scheduler = Scheduler(backend, capability, tuning.curve, frame_ms=FRAME_MS, drafter=drafter)
         self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
-        self.drafter = self.scheduler.forward.drafter = drafter
+        self.drafter = drafter
         self.opener = NO_DRAFTER
         if drafter:
             for slot in self.scheduler.slots.slots:
@@ -308,7 +307,7 @@ class DecodeContext:
         if not self.scheduler.step():
             return False
         if not self.scheduler.was_image:
-            self.after_pass((time.perf_counter() - begun) / self.scheduler.forward.n_passes)
+            self.after_pass((time.perf_counter() - begun) / self.scheduler.n_decodes)
         return True
 
     @property

@@ -1,22 +1,22 @@
-"""One forward pass for any number of requests: draft, submit, finish the pass before, read logits, verify.
+"""The stages of a forward pass for any number of requests: draft, submit, read logits, verify.
 
 Contract:
 
 - Requests that generate give roots and trees, others a part of their prompt. All of it is one `llama_decode`.
 - The node budget is shared: best first over all trees, by marginal gain under t(n).
-- Whatever ends a pass (success, an interrupt, an error), the cells are back at the committed tokens when `step` has
-  returned or raised.
+- Whatever ends a pass (success, an interrupt, an error), the cells are back at the committed tokens after `verify`, or
+  after `undo`.
 
 On a GPU `llama_decode` returns before the work is done, and reading the logits waits for it. Only what the next
 submission needs stands between the two. The rest of a pass (`RequestState.deliver`) is left to the caller: between the
-next submission and its logits (`meanwhile`), or at once where a decode returns with everything computed (`overlaps` is
-False, as on a CPU).
+next submission and its logits, or at once where a decode returns with everything computed (`overlaps` is False, as on
+a CPU).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
@@ -26,11 +26,12 @@ from rest_local.decoding.images import ImageRows
 from rest_local.decoding.request_state import RequestState, VerifiedStep, error_of
 from rest_local.decoding.results import PassClock, Step
 from rest_local.drafting.growth import Draft
-from rest_local.drafting.models.drafter import Drafter, DraftText, Evaluated
+from rest_local.drafting.models.drafter import Drafter, Evaluated
 from rest_local.drafting.tree import DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability, EvaluatesRows
 from rest_local.kv_cache.slot import BatchBuilder, Slot
+from rest_local.kv_cache.slots import Slots
 from rest_local.planning.plan import TreeFailed
 from rest_local.planning.policy import StepCost
 
@@ -65,11 +66,27 @@ class _ErrorsOf:
             raise RequestFailed(self._state, error_of(error)) from error
 
 
-class Forward:
-    """Steps over one backend.
+class Pass:
+    """One forward pass: the requests in it, and what their slots held before. A request that ends meanwhile has no slot
+    any more.
+    """
 
-    `capability`: which drafts the model can verify; it may change between two steps. `make_room` frees the cells of an
-    idle slot, so that drafts can stay; False: there is none. `overlaps`: the device computes on its own after `decode`
+    def __init__(self, running: Sequence[RequestState], parts: Sequence[Part], idle_cells: int) -> None:
+        self.running, self.parts = running, parts
+        self.states = [*running, *(state for state, _ in parts)] if parts else running
+        self.slots = [state.slot for state in self.states]
+        self.before = [slot.n_past for slot in self.slots]
+        self.texts = [state.sources.draft_text for state in self.states]  # what a drafting model knows of each
+        self.clock = PassClock(sum(self.before) + idle_cells, len(running), bool(parts))
+        self.n_decodes = 1  # of these requests, with those that followed at once
+
+
+class Forward:
+    """The stages of a pass over one backend, in order: `begin`, `draft`, `submit`, `draft_ahead`, `logits`, `verify`,
+    `go_on`; `undo` in place of the rest where one of them fails.
+
+    `capability`: which drafts the model can verify; it may change between two steps. `slots`: idle ones give up
+    their cells, so that drafts can stay. `overlaps`: the device computes on its own after `decode`
     returns; None to measure it.
 
     `frame_ms`: the time in which a reader sees one piece of text. Steps that are faster may come several at a time.
@@ -82,73 +99,51 @@ class Forward:
         self,
         backend: Backend,
         capability: Capability,
-        make_room: Callable[[], bool] = lambda: False,
+        slots: Slots | None = None,
         overlaps: bool | None = None,
         frame_ms: float = 0.0,
+        drafter: Drafter | None = None,
     ) -> None:
         self.backend, self.capability = backend, capability
         self.overlaps = bool(overlaps)
         self.chosen = False
-        self.n_passes = 1  # in the last step
         self._frame_ms = frame_ms
-        self.drafter: Drafter | None = None
+        self.drafter = drafter
         self._measured = overlaps is None
-        self._make_room = make_room
+        self._slots = slots
         self._spare_s = 0.0  # for which the last pass was waited for, with what was drafted ahead in that time
         self._ahead_s = 0.0  # that drafting ahead took in this pass
         self._usual_ahead_s = 0.0  # that it takes
         self._broken_off = False  # whether the last decode ended neither well nor with everything restored
 
-    def step(
-        self,
-        running: Sequence[RequestState],
-        parts: Sequence[Part] = (),
-        idle_cells: int = 0,
-        meanwhile: Callable[[], None] = lambda: None,
-        ahead: Callable[[RequestState], None] = RequestState.draft_ahead,
-    ) -> list[Outcome]:
-        """One pass. By request, those of `parts` last: what it gave, at least a token for each of `running`, or the
-        error of that request alone.
+    def begin(self, running: Sequence[RequestState], parts: Sequence[Part] = (), idle_cells: int = 0) -> Pass:
+        """Return a pass for requests that generate and parts of prompts. `idle_cells`: tokens that idle slots keep."""
+        self.chosen = self._broken_off = False
+        return Pass(running, parts, idle_cells)
 
-        `idle_cells`: tokens that idle slots keep. `meanwhile`: called once, when the pass is submitted. `ahead`: called
-        for each of `running` after that, where the device computes long enough. Raises DecodeFailed and RequestFailed
-        where nothing was evaluated (code 1: there is no room for it in the cells), and what `meanwhile` and `ahead`
-        raise.
-        """
-        states = _all(running, parts)
-        slots = [state.slot for state in states]  # a request that ends meanwhile has none
-        texts = [] if self.drafter is None else [state.sources.draft_text for state in states]
-        before = [slot.n_past for slot in slots]
-        clock = PassClock(sum(before) + idle_cells, len(running), bool(parts))
-        done = self.chosen = self._broken_off = False
+    def undo(self, at_work: Pass) -> None:
+        """Have the cells hold what they held before a pass that cannot be finished."""
+        for slot, n_past in zip(at_work.slots, at_work.before, strict=True):
+            _put_back(slot, n_past, self._broken_off)
+
+    def step(self, running: Sequence[RequestState], parts: Sequence[Part] = ()) -> list[Outcome]:
+        """Do one pass, for callers without a scheduler. Raises DecodeFailed, RequestFailed."""
+        at_work = self.begin(running, parts)
         try:
-            self._draft(running, clock)
-            self._submit(running, parts, clock)
-            meanwhile()
-            if self.overlaps and not parts and self.drafter is None:
-                self._draft_ahead(running, ahead)
-            logits = self._read_logits(running, clock)
-            self.chosen = True
-            outcomes = self._take(running, slots, logits, clock) + _commit(parts, slots[len(running) :], clock)
-            self.n_passes = 1
-            if len(states) == 1 and self.drafter is None and isinstance(taken := outcomes[0], VerifiedStep):
-                self._go_on(states[0], slots[0], taken, clock)
-            done = True
-            if self.drafter is not None:
-                held = list(zip(slots, before, texts, strict=True))
-                self.drafter.observe(_evaluated(running, parts, held, outcomes, clock.again))
-            return outcomes
-        finally:
-            if not done:
-                for slot, n_past in zip(slots, before, strict=True):
-                    _put_back(slot, n_past, self._broken_off)
+            self.draft(at_work)
+            self.submit(at_work)
+            return self.verify(at_work, self.logits(at_work))
+        except BaseException:
+            self.undo(at_work)
+            raise
 
     # Drafts
 
-    def _draft(self, running: Sequence[RequestState], clock: PassClock) -> None:
-        """A tree for each request; then, of all trees together, the nodes that are worth it. Nothing is drafted in a
-        pass with a part of a prompt: a draft has no cheap place in such a batch.
+    def draft(self, at_work: Pass) -> None:
+        """Draft a tree for each request, then take the nodes of all trees together that are worth it. Nothing is
+        drafted in a pass with a part of a prompt: a draft has no cheap place in such a batch. Raises RequestFailed.
         """
+        running, clock = at_work.running, at_work.clock
         n_other, n_again = len(running) - 1, sum(state.slot.n_again for state in running)
         for state in running:
             with _ErrorsOf(state):
@@ -193,9 +188,11 @@ class Forward:
 
     # The pass
 
-    def _submit(self, running: Sequence[RequestState], parts: Sequence[Part], clock: PassClock) -> None:
-        """Have everything evaluated. Without room: without cells of idle slots, then with smaller trees, then none."""
-        states = _all(running, parts)
+    def submit(self, at_work: Pass) -> None:
+        """Have everything evaluated. Without room: without cells of idle slots, then with smaller trees, then none.
+        Raises DecodeFailed where nothing was evaluated (code 1: there is no room in the cells), and RequestFailed.
+        """
+        running, parts, states, clock = at_work.running, at_work.parts, at_work.states, at_work.clock
         clock.begun = time.perf_counter()
         rebuilt = False
         while True:
@@ -222,7 +219,7 @@ class Forward:
                 clock.n_nodes = sum(len(state.tree) for state in running)
                 clock.again = [state.slot.n_again for state in running]
                 return
-            if code == 1 and self._make_room():
+            if code == 1 and self._slots is not None and self._slots.evict():
                 continue
             if code == 1 and any(len(state.tree) for state in running):  # no room, restored
                 for state in running:
@@ -243,23 +240,32 @@ class Forward:
                         state.slot.clear()
                 raise DecodeFailed(code, len(batch.token))
 
-    def _draft_ahead(self, running: Sequence[RequestState], ahead: Callable[[RequestState], None]) -> None:
-        """Prepare the next drafts, where the last pass left the time that this takes."""
+    def draft_ahead(self, at_work: Pass) -> list[tuple[RequestState, Exception]]:
+        """Prepare the next drafts while the device computes, where the last pass left the time that this takes. Return
+        the requests that failed at it.
+        """
+        if not self.overlaps or at_work.parts or self.drafter is not None:
+            return []
         if self._spare_s < self._usual_ahead_s:
             self._usual_ahead_s *= 0.99  # so that it is tried again in some hundred passes
-            return
-        begun = time.perf_counter()
-        for state in running:
-            if not state.done:
-                ahead(state)
+            return []
+        begun, failed = time.perf_counter(), []
+        for state in at_work.running:
+            try:
+                if not state.done:
+                    state.draft_ahead()
+            except Exception as error:
+                failed.append((state, error))
         self._ahead_s = time.perf_counter() - begun
         self._usual_ahead_s += 0.1 * (self._ahead_s - self._usual_ahead_s)
+        return failed
 
-    def _read_logits(self, running: Sequence[RequestState], clock: PassClock) -> NDArray[np.float32]:
+    def logits(self, at_work: Pass) -> NDArray[np.float32]:
         """Wait for the pass: float32 [roots and nodes, n_vocab], overwritten by the next one.
 
         A pass of prompts alone is waited for as well, or the first step of an answer would be charged with it.
         """
+        running, clock = at_work.running, at_work.clock
         begun = time.perf_counter() - self._ahead_s
         if running:
             logits = self.backend.logits(clock.n_running + clock.n_nodes)
@@ -272,10 +278,12 @@ class Forward:
             self.overlaps = clock.ready - begun > clock.submitted - clock.submitting
         return logits
 
-    def _take(
-        self, running: Sequence[RequestState], slots: list[Slot], logits: NDArray[np.float32], clock: PassClock
-    ) -> list[Outcome]:
-        """Verify and commit, request by request."""
+    def verify(self, at_work: Pass, logits: NDArray[np.float32]) -> list[Outcome]:
+        """Verify, commit and learn, request by request. Return what the pass gave each, at least a token for those that
+        generate, or the error of that request alone; those of `parts` last.
+        """
+        running, slots, clock = at_work.running, at_work.slots, at_work.clock
+        self.chosen = True
         outcomes: list[Outcome] = []
         row = 0
         for number, state in enumerate(running):
@@ -291,14 +299,21 @@ class Forward:
             except Exception as error:  # of its sampler, say: not a reason to end the others
                 _put_back(slot, n_past)
                 outcomes.append(error_of(error))
+        outcomes += _commit(at_work.parts, slots[len(running) :], clock)
+        if self.drafter is not None:
+            self.drafter.observe(_evaluated(at_work, outcomes))
         return outcomes
 
-    def _go_on(self, state: RequestState, slot: Slot, taken: VerifiedStep, clock: PassClock) -> None:
+    def go_on(self, at_work: Pass, outcomes: Sequence[Outcome]) -> None:
         """Do the next steps of the only request at once, as long as its policy has nothing to decide and nobody could
         see their text one by one. Each takes a few calls beside the decode; all other work is done once for all.
 
         A decode that fails is undone, and left to the next step.
         """
+        taken = outcomes[0]
+        if len(outcomes) > 1 or self.drafter is not None or not isinstance(taken, VerifiedStep):
+            return
+        state, slot, clock = at_work.running[0], at_work.slots[0], at_work.clock
         backend, chooser, tokens = self.backend, state.chooser, taken.verdict.tokens
         most = min(state.free_steps(taken), int(self._frame_ms / max(clock.decode_ms, 1.0)) - 1)
         free: list[StepCost] = []
@@ -322,7 +337,7 @@ class Forward:
             free.append(StepCost(n_past, 0, 0, decode_ms, 1e3 * (time.perf_counter() - begun) - decode_ms))
         if free:
             state.note_free_steps(free)
-            self.n_passes += len(free)
+            at_work.n_decodes += len(free)
 
     # One request by itself, without a scheduler
 
@@ -370,28 +385,22 @@ def _commit(parts: Sequence[Part], slots: list[Slot], clock: PassClock) -> list[
     return outcomes
 
 
-def _evaluated(
-    running: Sequence[RequestState],
-    parts: Sequence[Part],
-    held: Sequence[tuple[Slot, int, DraftText | None]],
-    outcomes: Sequence[Outcome],
-    again: Sequence[int],
-) -> list[Evaluated]:
-    """What a drafting model learns from this pass: the committed tokens, and their rows in the batch. `held`: by
-    request, its slot, the tokens in it before the pass, and what the model knows of its text. `again`: the tokens
-    before its root that were evaluated again.
-    """
+def _evaluated(at_work: Pass, outcomes: Sequence[Outcome]) -> list[Evaluated]:
+    """What a drafting model learns from this pass: the committed tokens, and their rows in the batch."""
     found: list[Evaluated] = []
     row = 0
-    for state, (slot, n_past, text), outcome, before in zip(running, held, outcomes, again, strict=False):
-        row += before
+    held = list(zip(at_work.slots, at_work.before, at_work.texts, strict=True))
+    for state, (slot, n_past, text), outcome, again in zip(
+        at_work.running, held, outcomes, at_work.clock.again, strict=False
+    ):
+        row += again  # tokens before its root that were evaluated again
         if isinstance(outcome, VerifiedStep) and text is not None:
             order = state.layout.order if state.layout else []
             rows = [row, *(row + 1 + order.index(node) for node in outcome.verdict.path)]
             if slot.n_past == n_past + len(rows):
                 found.append(Evaluated(text, n_past, slot.tokens[n_past : slot.n_past], rows))
         row += 1 + len(state.tree)
-    for (slot, n_past, text), (_, n) in zip(held[len(running) :], parts, strict=True):
+    for (slot, n_past, text), (_, n) in zip(held[len(at_work.running) :], at_work.parts, strict=True):
         if text is not None and slot.n_past == n_past + n:
             found.append(Evaluated(text, n_past, slot.tokens[n_past : n_past + n], range(row, row + n)))
         row += n
@@ -410,10 +419,6 @@ def _image_of(running: Sequence[RequestState], parts: Sequence[Part]) -> ImageRo
     (state, n) = parts[0]
     with _ErrorsOf(state):
         return state.images.rows(state.slot, n)
-
-
-def _all(running: Sequence[RequestState], parts: Sequence[Part]) -> Sequence[RequestState]:
-    return [*running, *(state for state, _ in parts)] if parts else running
 
 
 def _simplify(running: Sequence[RequestState], states: Sequence[RequestState]) -> bool:

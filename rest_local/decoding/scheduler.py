@@ -27,6 +27,7 @@ from itertools import islice
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.forward import ABORTED, Forward, Outcome, Part, RequestFailed
 from rest_local.decoding.request_state import RequestState, error_of
+from rest_local.drafting.models.drafter import Drafter
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
 from rest_local.kv_cache.slot import LOST, Slot, count_cells
@@ -60,7 +61,8 @@ class _Pass:
 
 
 class Scheduler:
-    """Not thread safe. `curve` tells how large a part of a prompt may be. `overlaps`, `frame_ms`: as for `Forward`.
+    """Not thread safe. `curve` tells how large a part of a prompt may be. `overlaps`, `frame_ms`, `drafter`: as for
+    `Forward`.
 
     Where the device computes on its own, the text of a pass is delivered once the next pass is submitted. No pass is
     submitted for an answer that has ended: its tokens say so, and where there are stop strings, its text is read first.
@@ -77,11 +79,12 @@ class Scheduler:
         curve: CostCurve,
         overlaps: bool | None = None,
         frame_ms: float = 0.0,
+        drafter: Drafter | None = None,
     ) -> None:
         self.backend = backend
         in_order = capability.shares and capability.kind == "chain"
         self.slots = Slots(backend, capability.shares, capability.copies, in_order)
-        self.forward = Forward(backend, capability, self.slots.evict, overlaps, frame_ms)
+        self.forward = Forward(backend, capability, self.slots, overlaps, frame_ms, drafter)
         self.waiting: deque[RequestState] = deque()
         self.admitted: list[RequestState] = []  # the oldest first
         self.stall_ms = STALL_MS
@@ -90,6 +93,7 @@ class Scheduler:
         self._shares = capability.shares
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
+        self.n_decodes = 1  # in the newest pass
         self._uncharged_passes = 0
         self.generating = 0  # of them, passes that generated tokens
         self._full = False  # a request was sent back, and none has ended since
@@ -145,9 +149,6 @@ class Scheduler:
         """Finish what the last pass left to be done, request by request."""
         for state in [each for each in self.admitted if each.is_undelivered]:
             self._try(state, state.deliver)
-
-    def _draft_ahead(self, state: RequestState) -> None:
-        self._try(state, state.draft_ahead)
 
     def _try(self, state: RequestState, call: Callable[..., object], *given: object) -> None:
         """Call it; an error ends the request."""
@@ -311,24 +312,33 @@ class Scheduler:
     def _pass(self, states: list[RequestState]) -> bool:
         """One forward pass for these, or another one for fewer or with less in it. False: there was nothing to do."""
         begun = time.perf_counter()
-        tried = self._plan(states)
+        tried, forward = self._plan(states), self.forward
         if tried is None:
             return False
         while tried is not None:
+            at_work = forward.begin(tried.running, tried.parts, self.slots.idle_cells)
             try:
-                outcomes = self.forward.step(
-                    tried.running, tried.parts, self.slots.idle_cells, self.deliver, self._draft_ahead
-                )
+                forward.draft(at_work)
+                forward.submit(at_work)
+                self.deliver()  # the pass before, while a device computes this one
+                for state, error in forward.draft_ahead(at_work):
+                    self.fail(state, error)
+                logits = forward.logits(at_work)
+                outcomes = forward.verify(at_work, logits)
+                forward.go_on(at_work, outcomes)
             except (DecodeFailed, RequestFailed) as error:
+                forward.undo(at_work)
                 tried = self._plan_again(tried, error)
-                continue
-            except BaseException:  # an interrupt: tokens were chosen that will not be delivered
-                if self.forward.chosen:
+            except BaseException:
+                forward.undo(at_work)
+                if forward.chosen:  # an interrupt: tokens were chosen that will not be delivered
                     for state in tried.running:
                         self._finish(state, "cancelled")
                 raise
-            self._hand_out(tried, outcomes, begun)
-            break
+            else:
+                self.n_decodes = at_work.n_decodes
+                self._hand_out(tried, outcomes, begun)
+                break
         return True
 
     def _plan(self, states: list[RequestState], with_parts: bool = True) -> _Pass | None:
@@ -453,8 +463,8 @@ class Scheduler:
 
     def _charge_idle(self, n_running: int) -> None:
         """Every few passes, because asking the curve costs as much as a lookup."""
-        self._uncharged_passes += self.forward.n_passes
-        self.generating += self.forward.n_passes if n_running else 0
+        self._uncharged_passes += self.n_decodes
+        self.generating += self.n_decodes if n_running else 0
         if self._uncharged_passes >= CHARGED_PASSES and (self.slots.idle_cells or self.slots.holes):
             per_cell = self._curve.per_cell(min(max(n_running, 1), LARGEST))
             self.slots.charge(self._uncharged_passes * per_cell, self._curve.per_token(self.cells_in_use()))

@@ -73,12 +73,13 @@ class Auto(Policy):
 
     name = "auto"
 
-    def __init__(self, curve: CostCurve) -> None:
+    def __init__(self, curve: CostCurve, drafter: Drafter | None = None) -> None:
+        """`drafter`: a model that drafts, for all requests."""
         self.curve = curve
         self.acceptance = Acceptance()
         self.calibrator = TokenCalibrator()
         self.driver = StepOverhead()
-        self.drafter: Drafter | None = None  # a model that drafts, for all requests
+        self.drafter = drafter
         self.model_stats = ModelStats()
         self.watches_entropy = True
         self._prices = Prices(curve, self.driver)
@@ -290,16 +291,6 @@ class Auto(Policy):
             prepared.right = prepared.tokens == tokens
         if drafted.proposals:
             self._unlearned.append((drafted, tokens))
-        if not (done.n_nodes or done.n_other or done.n_again or done.prompted or self.drafter):
-            self._run = 0
-            self._unlearned_plain.append(done)
-            if done.lookup_ms is not None:
-                self.driver.learn_lookup(done.lookup_ms)
-                self.trigger.learn(0.0)
-            if len(self._unlearned_plain) >= LEARNED_TOGETHER:
-                self._learn_plain()
-            return
-        self._learn_plain()
         if done.query_ms:
             self.model_stats.learn(drafted.confidences(tokens))
             self._settle_passes(drafted.added(tokens), done)
@@ -335,6 +326,16 @@ class Auto(Policy):
         """Charge what the draft cost beyond a plain step and credit what it saved; refine the cost curve and the
         driver's times.
         """
+        if not (done.n_nodes or done.n_other or done.n_again or done.prompted or self.drafter):
+            self._run = 0
+            self._unlearned_plain.append(done)
+            if done.lookup_ms is not None:
+                self.driver.learn_lookup(done.lookup_ms)
+                self.trigger.learn(0.0)
+            if len(self._unlearned_plain) >= LEARNED_TOGETHER:
+                self._learn_plain()
+            return
+        self._learn_plain()
         self._run = done.n_accepted + (self._run if 0 < done.n_accepted == done.n_nodes else 0)
         if done.updates_curve:
             size = 1 + done.n_other + done.n_nodes + done.n_again + done.n_other_nodes

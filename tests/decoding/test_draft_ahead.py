@@ -3,7 +3,7 @@ what is drafted and learned is what would have been drafted and learned afterwar
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from support.fake_sequences import run, said, scheduler_of, sequence_of
 from support.fake_sources import Keen
 from support.prices import FLAT
 
-from rest_local.decoding.forward import Forward
+from rest_local.decoding.forward import Forward, Pass
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.candidates import SourceRows
@@ -135,11 +135,12 @@ class Recorder(Keen):
         return drafted
 
 
-def in_any_time(forward: Forward, running: Sequence[RequestState], ahead: Callable[[RequestState], None]) -> None:
-    """As `Forward._draft_ahead`, however long the pass takes."""
-    for state in running:
-        if not state.done:
-            ahead(state)
+def in_any_time(forward: Forward, at_work: Pass) -> list[tuple[RequestState, Exception]]:
+    """As `Forward.draft_ahead`, however long the pass takes."""
+    for state in at_work.running:
+        if not state.done and not at_work.parts:
+            state.draft_ahead()
+    return []
 
 
 def answers(prompts: list[list[int]], ahead: bool, seeds: bool, n: int, monkeypatch: Any) -> tuple[Any, ...]:
@@ -147,7 +148,7 @@ def answers(prompts: list[list[int]], ahead: bool, seeds: bool, n: int, monkeypa
     with monkeypatch.context() as patch:
         if not ahead:
             patch.setattr(RequestState, "draft_ahead", lambda state: None)
-        patch.setattr(Forward, "_draft_ahead", in_any_time)
+        patch.setattr(Forward, "draft_ahead", in_any_time)
         patch.setattr("time.perf_counter", iter(np.arange(1e6) * 1e-6).__next__)
         policy = Recorder(FLAT)
         policy.drafts, Recorder.used = [], 0

@@ -69,15 +69,15 @@ def test_requests_are_taken_as_slots_become_free_and_an_iterator_that_is_left_fr
 def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: Engine) -> None:
     """No reader waits for the next token, so no prompt is cut into parts."""
     scheduler, evaluated = engine.context.scheduler, []
-    real, before = scheduler.forward.step, scheduler.stall_ms
+    real, before = scheduler.forward.begin, scheduler.stall_ms
 
-    def step(running: Any, parts: Any, *more: Any) -> Any:
+    def begin(running: Any, parts: Any, *more: Any) -> Any:
         if running:
             evaluated.extend(sequence for sequence, _ in parts)
         return real(running, parts, *more)
 
     engine.forget()
-    scheduler.forward.step = step  # type: ignore[method-assign]
+    scheduler.forward.begin = begin  # type: ignore[method-assign]
     try:
         requests = [Request([7 + n, *([5] * 60)], max_tokens=4 + 3 * n, ignore_end=True) for n in range(9)]
         answers = engine.batch(requests)
@@ -86,7 +86,7 @@ def test_prompts_are_evaluated_whole_next_to_others_and_only_in_a_batch(engine: 
         for _ in answers:
             pass
     finally:
-        scheduler.forward.step = real  # type: ignore[method-assign]
+        scheduler.forward.begin = real  # type: ignore[method-assign]
     assert evaluated
     assert len({id(sequence) for sequence in evaluated}) == len(evaluated)
     assert scheduler.stall_ms == before

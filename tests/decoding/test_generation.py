@@ -12,7 +12,6 @@ from support.fake_sequences import TREE, Alone
 from support.fake_sources import SHAPES, Fortune, Keen, fortune
 from support.prices import FLAT
 
-from rest_local.decoding.results import PassClock
 from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
 from rest_local.drafting.tree import DraftTree
@@ -118,7 +117,7 @@ def test_a_draft_is_never_longer_than_the_room_in_the_context() -> None:
     task.evaluate(list(range(1, 11)))
     while task.room > 1:
         task.sequence.answer.left = 1000
-        task.forward._draft([task.sequence], PassClock(task.slot.n_past, 1, False))
+        task.forward.draft(task.forward.begin([task.sequence]))
         assert len(task.sequence.tree) < task.room
         task.sequence.tokens.append(0)  # as if a token more was committed
         task.slot.n_past += 1

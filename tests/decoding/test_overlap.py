@@ -325,8 +325,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     made = Forward.__init__
 
     def choose(overlaps: bool) -> None:
-        def init(self: Forward, backend: Any, capability: Any, make_room: Any = lambda: False, *_: Any) -> None:
-            made(self, backend, capability, make_room, overlaps)
+        def init(self: Forward, backend: Any, capability: Any, slots: Any, _: Any, *more: Any) -> None:
+            made(self, backend, capability, slots, overlaps, *more)
 
         monkeypatch.setattr(Forward, "__init__", init)
 

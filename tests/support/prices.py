@@ -102,6 +102,7 @@ _FIXED: list[tuple[Any, str, Any, Any]] = [  # where, its name, what it is, what
     (decode_context, "tune", decode_context.tune, _fixed_tune(decode_context.tune)),
     (decode_context, "_opened", decode_context._opened, _free_drafter(decode_context._opened)),
     (decode_context, "Auto", decode_context.Auto, FixedAuto),
+    (decode_context, "FRAME_MS", decode_context.FRAME_MS, 0.0),  # each step by itself
     (verify, "_clock", verify._clock, lambda: 0.0),
     (forced, "_clock", forced._clock, lambda: 0.0),
     (segment, "perf_counter_ns", segment.perf_counter_ns, lambda: 0),
