@@ -42,7 +42,7 @@ from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
-from rest_local.llama.cores import can_wait_briefly, others_run, wait_briefly
+from rest_local.llama.cores import can_wait_briefly, others_run, release_team, wait_briefly
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
 from rest_local.paths import cache_dir
@@ -230,6 +230,7 @@ class DecodeContext:
         busy = others_run()
         wait_briefly(busy)  # else measuring on a busy machine can take a hundred times as long
         backend, tuning = tune(model, settings, fidelity)
+        release_team()  # another thread may decode from now on
         try:
             drafter, refusal = _opened(opener, backend)
             context = cls(model, backend, tuning, failed_stores, drafter, busy)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.errors import ModelError, PromptEmpty, PromptTooLong
-from rest_local.llama.cores import default_threads
+from rest_local.llama.cores import default_threads, release_team
 from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
@@ -70,6 +70,7 @@ class Pooled:
             llama_cpp.llama_memory_clear(self._memory, True)
         address = ids.ctypes.data_as(bindings.llama_token_p)
         code = llama_cpp.llama_decode(self._pointer, llama_cpp.llama_batch_get_one(address, len(ids)))
+        release_team()
         if code:
             raise ModelError(f"embeddings: llama_decode returned {code} for {len(ids)} tokens")
         found = llama_cpp.llama_get_embeddings_seq(self._pointer, 0)

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from rest_local import sandbox, stop
 from rest_local.errors import GenerationError, ModelInvalid, ModelNotFound, OptionError, ProjectorInvalid
 from rest_local.llama import library, needed
+from rest_local.llama.cores import release_team
 from rest_local.llama.gguf import check_header, identity_of, read_gguf
 from rest_local.llama.loaded import llama_cpp
 from rest_local.llama.loading import cause_of, one_line
@@ -281,6 +282,7 @@ class Projector(Closing):
         mtmd, decoded = _mtmd(), self._decode(chunk.digest, chunk.data)
         with library.log_lines.collected_errors() as errors:
             code = mtmd.mtmd_encode_chunk(self.pointer, decoded[chunk.number])
+        release_team()
         if code:
             why = f": {errors[0][:200]}" if errors else ""
             raise GenerationError(f"the projector could not encode the image{why}")

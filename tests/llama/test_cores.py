@@ -168,3 +168,32 @@ def test_threads_wait_briefly_while_there_are_more_than_processors_and_compute_t
     more = first + processors + 1
     assert counts == [first, more, more, first, more, first]
     assert different == 1
+
+
+LOADED = """
+import json, os, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from rest_local import Engine
+from rest_local.llama.loaded import bindings
+if not hasattr(bindings._lib, "omp_pause_resource_all"):
+    print("null")
+    sys.exit()
+threads = lambda: len(os.listdir("/proc/self/task"))
+with ThreadPoolExecutor(1) as pool:
+    engine = pool.submit(lambda: Engine.load(sys.argv[1], n_ctx=512, threads=2, history=False)).result()
+    before = threads()
+    list(engine.generate([1, 2, 3], max_tokens=4))  # this thread has its own team of two from now on
+    print(json.dumps([before, threading.active_count(), threads()]))
+"""
+
+
+def test_a_thread_that_has_loaded_a_model_keeps_no_openmp_threads(tiny_model: Callable[..., Path]) -> None:
+    """They would count, and those of the thread that decodes would sleep after each operation."""
+    command = [sys.executable, "-c", LOADED, str(tiny_model("llama", quant="Q8_0"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    if found is None:
+        pytest.skip("this llama.cpp does not use an OpenMP runtime that can be paused")
+    before, of_python, decoding = found
+    assert before == of_python
+    assert decoding == before + 1
