@@ -168,8 +168,8 @@ def can_wait_briefly() -> bool:
 
 
 def release_team() -> None:
-    """End the threads that OpenMP keeps for the calling thread. Call it in a thread that has decoded and lives on without
-    decoding. Takes 0.1 ms, and as much again when the thread decodes after all.
+    """End the threads that OpenMP keeps for the calling thread. Call it in a thread that has computed and lives on.
+    Takes 0.1 ms, and as much again when the thread computes after all.
 
     GNU's runtime counts the threads of every team. Where they are more than the processors, those that wait sleep after
     100 turns: a step of SmolLM2 on 2 cores took 12 ms in place of 8 while the thread lived that had loaded the model.
@@ -178,9 +178,6 @@ def release_team() -> None:
 
     if hasattr(bindings._lib, "GOMP_parallel") and hasattr(bindings._lib, "omp_pause_resource_all"):
         bindings._lib.omp_pause_resource_all(_PAUSE_SOFT)
-
-
-_PAUSE_SOFT = 1  # of omp_pause_resource_t
 
 
 def wait_briefly(brief: bool) -> None:
@@ -224,5 +221,6 @@ class _IdleTeam:
         self._thread.join()
 
 
+_PAUSE_SOFT = 1  # of omp_pause_resource_t
 _waiting = threading.Lock()
 _idle_team: _IdleTeam | None = None
