@@ -78,10 +78,10 @@ def test_between_steps_prices_heal_within_their_share_of_the_time(probed: Probed
     while scheduler.busy and steps < 300:
         scheduler.step()
         curve.observe(1, 10, 10.0)
-        calibrating.after_pass(0.010)
+        calibrating.after_pass(0.050)  # with other work, so that 300 passes are enough
         steps += 1
     spent = sum(float(TRUE.expected(0)[n - 1]) for n in probed.sizes)
-    assert 0 < spent <= 1.2 * SHARE * steps * 10.0
+    assert 0 < spent <= 1.2 * SHARE * steps * 50.0
     assert max(probed.sizes) <= calibration.LARGEST_BETWEEN
     for n in (2, 3, 4, 6, 8, 12, 16):
         ratio = curve.expected(0)[n - 1] / curve.expected(0)[0]
