@@ -7,8 +7,6 @@ about 1% of its norm; then the arg-max flips at near-ties. The result is a rate 
 `SelfTest` is the test of `--exact`, in steps short enough to run between other work:
 
 - The guarantee needs every row of the plan, at least LEAST_ROWS, without a difference.
-- Each decode uses another number of threads, as long as no row differs. So the guarantee holds for any number, and
-  exact mode may use fewer while other programs run. After a difference the test starts again with all threads.
 - The rows compared so far are stored (`SelfTest.to_dict`), and a later process continues there.
 - The backend belongs to the test, which clears its KV cache.
 
@@ -25,10 +23,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.calibration.threads import halvings
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
-from rest_local.kv_cache.backend import Backend, ThreadedBackend, remove_tail
+from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 from rest_local.llama.context import ABORTED
 
@@ -291,19 +288,16 @@ def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
 class SelfTest:
     """Compares chains of up to `longest` drafted tokens with plain decoding. `text`: real token ids, repeated if they
     are too few. `known`: a result of `to_dict` to continue from.
-
-    `any_threads`: no difference between numbers of threads was found so far.
     """
 
     def __init__(
-        self, backend: ThreadedBackend, text: Sequence[int], longest: int, known: Mapping[str, Any] | None = None
+        self, backend: Backend, text: Sequence[int], longest: int, known: Mapping[str, Any] | None = None
     ) -> None:
         self.backend = backend
         self.longest = min(longest, backend.max_outputs - 1)
         self._text = np.asarray(text, np.int32)
         self.segments = plan_segments(backend.n_ctx, self.longest + 1)
         self.comparison = Comparison.from_dict(known) if known else Comparison()
-        self.any_threads = known.get("any_threads") is True if known else backend.threads > 1
         self.plain_ms = float("inf")  # the fastest plain step so far
         self._steps = self._run()
 
@@ -330,12 +324,7 @@ class SelfTest:
                 if isinstance(error, DecodeFailed) and error.code == ABORTED:
                     break
                 raise
-            finally:
-                self.backend.use_threads(self.backend.threads)
-            if self.any_threads and self.comparison.different:
-                self.any_threads, self.comparison = False, Comparison()
-                self._steps = self._run()
-            elif over:
+            if over:
                 break
             if time.perf_counter() - begun >= seconds:
                 break
@@ -358,7 +347,6 @@ class SelfTest:
             **self.comparison.to_dict(),
             "rows_needed": self.rows_needed,
             "complete": self.complete,
-            "any_threads": self.any_threads,
             "exact": guarantees_exactness(self.comparison, self.rows_needed),
         }
 
@@ -373,35 +361,17 @@ class SelfTest:
                 continue
             found = Comparison()
             if cells != (segment.position, segment.offset):
-                if segment.position and self.any_threads:
-                    yield from self._compare_texts(runner, segment, found)
-                else:
-                    yield from self._fill(runner, segment, self.backend.threads)
+                yield from self._fill(runner, segment)
             yield from self._compare(runner, segment, found, np.random.default_rng(number))
             self.comparison.merge(found)
             cells = segment.position + segment.n, segment.offset
         self.backend.clear()
 
-    def _compare_texts(self, runner: Runner, segment: Segment, found: Comparison) -> Iterator[None]:
-        """Evaluate the text before the segment with one thread and with all, and compare the next row."""
-        rows: list[NDArray[np.float32]] = []
-        for threads in (1, self.backend.threads):
-            yield from self._fill(runner, segment, threads)
-            restore = _checkpoint(self.backend, segment.position)
-            rows.append(
-                runner.evaluate(self._tokens(segment, segment.position, segment.position + 1).tolist(), 1)[0].copy()
-            )
-            restore()
-            runner.n_past = segment.position
-        found.add(*rows)
-        found.rows = 0  # it is no row of the plan
-
-    def _fill(self, runner: Runner, segment: Segment, threads: int) -> Iterator[None]:
+    def _fill(self, runner: Runner, segment: Segment) -> Iterator[None]:
         """Evaluate the text before the segment."""
         self.backend.clear()
         runner.n_past = 0
         for begin in range(0, segment.position, self.backend.n_batch):
-            self.backend.use_threads(threads)
             runner.prefill(self._tokens(segment, begin, min(begin + self.backend.n_batch, segment.position)))
             yield
 
@@ -417,24 +387,16 @@ class SelfTest:
             keep = min(end - at, int(rng.integers(1, size + 1)) if rng.random() < 0.5 else size)
             chain = self._tokens(segment, at, at + size)
             chain[keep:] = rng.choice(self._text, size - keep)
-            self._use_some_threads(rng)
             drafted += [row.copy() for row in runner.evaluate(chain.tolist(), keep)[:keep]]
             yield
         restore()
         runner.n_past = begin
         for at, row in zip(range(begin, end), drafted, strict=True):
-            self._use_some_threads(rng)
             begun = time.perf_counter()
             alone = runner.evaluate(self._tokens(segment, at, at + 1).tolist(), 1)[0]
             self.plain_ms = min(self.plain_ms, 1e3 * (time.perf_counter() - begun))
             found.add(alone, row)
             yield
-
-    def _use_some_threads(self, rng: np.random.Generator) -> None:
-        """Use a random number of threads in the next decode, half of the time all, while that makes no difference."""
-        if self.any_threads:
-            most = self.backend.threads
-            self.backend.use_threads(most if rng.random() < 0.5 else int(rng.choice(halvings(most))))
 
     def _tokens(self, segment: Segment, begin: int, end: int) -> NDArray[np.int32]:
         """A copy of the text at positions [begin, end), int32."""
@@ -466,7 +428,7 @@ def _checkpoint(backend: Backend, position: int) -> Callable[[], None]:
     return restore
 
 
-class ClosableBackend(ThreadedBackend, Protocol):
+class ClosableBackend(Backend, Protocol):
     """A backend whose decodes can be aborted, and whose memory can be freed."""
 
     def abort(self) -> bool: ...
@@ -481,9 +443,7 @@ class Background:
     `close`. `make`: creates the self-test on it.
     """
 
-    def __init__(
-        self, open_backend: Callable[[], ClosableBackend], make: Callable[[ThreadedBackend], SelfTest]
-    ) -> None:
+    def __init__(self, open_backend: Callable[[], ClosableBackend], make: Callable[[Backend], SelfTest]) -> None:
         self._open, self._make = open_backend, make
         self._backend: ClosableBackend | None = None
         self._test: SelfTest | None = None

@@ -35,13 +35,13 @@ from rest_local.calibration.cost import (
     Deviations,
     isotonic,
 )
-from rest_local.calibration.threads import BUSY_DELAY
 from rest_local.errors import DecodeFailed
-from rest_local.kv_cache.backend import Backend, ThreadedBackend, remove_tail
+from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 ROUNDS = 5  # at first; three times as many if they disagree
 
+BUSY_DELAY = 0.25  # of its time that a thread waits for a processor; half with one other program for each
 PREEMPTIONS_PER_SECOND = 20.0  # of the threads; 110 to 250 were counted on a busy machine
 
 
@@ -191,12 +191,10 @@ class FirstSteps:
     - `timed`: (tokens in a batch, time). The first plain step is left out, because it also builds graphs and reads
       weights from the disk.
     - `longest`: the most drafted tokens of a batch in which every row had the bits of a plain step; 0 if none did.
-    - `any_threads`: another number of threads gave the same bits.
     """
 
     timed: list[tuple[int, Timing]]
     longest: int
-    any_threads: bool
 
 
 CHECKED = (
@@ -212,7 +210,7 @@ FIRST_MS = 1000.0
 
 
 def first_steps(
-    backend: ThreadedBackend, text: Sequence[int], meter: LoadMeter | None = None, *, compare: bool = True
+    backend: Backend, text: Sequence[int], meter: LoadMeter | None = None, *, compare: bool = True
 ) -> FirstSteps:
     """Evaluate the beginning of `text` in plain steps and in batches, and time both. `compare`: also compare the logits
     bit by bit, and end with the first batch if that differs already.
@@ -258,7 +256,6 @@ def first_steps(
             timed.append((n, timing))
         return all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(plain, rows, strict=False))
 
-    any_threads = False
     try:
         alone(min(most, 8))
         for n in (each for each in CHECKED if each <= most):
@@ -266,13 +263,7 @@ def first_steps(
                 same[n] = has_plain_bits(n)
                 if compare and not same[n] and n == CHECKED[0]:
                     break
-        if compare and backend.threads > 1 and same:
-            backend.use_threads(max(backend.threads // 2, 1))
-            kept = len(timed)
-            any_threads = has_plain_bits(min(same))
-            del timed[kept:]
     finally:
-        backend.use_threads(backend.threads)
         backend.clear()
     longest = 0
     for n in sorted(same):
@@ -282,7 +273,7 @@ def first_steps(
     if plain_times:
         plain_times.sort(key=lambda timing: timing.ms)
         timed.insert(0, (1, plain_times[len(plain_times) // 2]))
-    return FirstSteps(timed, longest, any_threads)
+    return FirstSteps(timed, longest)
 
 
 def measure(

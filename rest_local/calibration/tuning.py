@@ -18,7 +18,7 @@ import logging
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -54,9 +54,8 @@ from rest_local.calibration.settings import (
     resized,
     usable,
 )
-from rest_local.calibration.threads import ThreadGovernor
 from rest_local.errors import ModelError, OptionError
-from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability, ThreadedBackend
+from rest_local.kv_cache.backend import LONGEST_CHAIN, Backend, Capability
 from rest_local.llama import library
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import default_threads
@@ -95,7 +94,6 @@ class Tuning:
     model: Mapping[str, Any] = field(default_factory=dict)
     fidelity: Fidelity = "fast"
     longest: int = LONGEST_CHAIN
-    same_threads: bool = False  # another number of threads gave the same bits in the first steps
 
     @property
     def final(self) -> bool:
@@ -120,13 +118,6 @@ class Tuning:
             "estimated_from": self.estimate or None,
             "seconds": round(self.seconds, 3),
         }
-
-    @property
-    def any_threads(self) -> bool:
-        """Return True if the number of threads may change in the middle of an answer without changing its bits."""
-        if self.fidelity == "exact":
-            return self.exact and self.self_test.get("any_threads") is True
-        return self.fidelity == "fast" or self.same_threads
 
     @property
     def rows_compared(self) -> int:
@@ -162,7 +153,6 @@ class Tuning:
             "format": FORMAT, "settings": self.settings.to_dict(), "curve": json.loads(self.curve.to_json()),
             "self_test": self.self_test, "exact": self.exact, "measured_at": self.measured_at, "final": self.final,
             "estimate": self.estimate, "fidelity": self.fidelity, "longest": self.longest,
-            "same_threads": self.same_threads,
             "unsuitable": [settings.to_dict() for settings in self.unsuitable],
             known.FIELD: dict(self.model),
         })  # fmt: skip
@@ -188,7 +178,6 @@ class Tuning:
             if data["fidelity"] not in get_args(Fidelity) or not 0 <= int(data["longest"]) <= LONGEST_CHAIN:
                 raise ValueError("not a tuning: fidelity or longest")
             found.fidelity, found.longest = data["fidelity"], int(data["longest"])
-            found.same_threads = data["same_threads"] is True
             return found
         except (KeyError, TypeError, AttributeError, OverflowError, OptionError) as error:
             raise ValueError(f"not a tuning: {error}") from error
@@ -266,7 +255,6 @@ def _tune_anew(
                     name,
                     fidelity="same",
                     longest=first.longest,
-                    same_threads=first.any_threads,
                 )
             context.close()
             break  # the weights make the difference, which another cache does not change
@@ -279,19 +267,16 @@ def _tune_anew(
     )
 
 
-def load_meter(model: Model, context: Context, governor: ThreadGovernor | None = None) -> LoadMeter:
-    """A meter that detects other processes if the CPU computes. The machine also counts as busy while `governor` yields
-    to them.
-    """
-    yields = (lambda: governor.yields) if governor else None
-    return LoadMeter(lambda: context.threads if on_cpu(model) else 0, yields)
+def load_meter(model: Model, context: Context, known_busy: Callable[[], bool] | None = None) -> LoadMeter:
+    """A meter that detects other processes if the CPU computes. `known_busy`: another way to know that."""
+    return LoadMeter(lambda: context.threads, known_busy) if on_cpu(model) else LoadMeter(lambda: 0)
 
 
 def _first_curve(model: Model, context: Context, compare: bool) -> tuple[CostCurve, str, FirstSteps]:
     """Return a curve from the first steps, the name of the shipped curve with its shape, and the steps. Clears the KV
     cache. If that fails, the context is closed.
     """
-    first = FirstSteps([], 0, False)
+    first = FirstSteps([], 0)
     try:
         if not model.has_encoder:  # such a model is decoded plainly, and real steps tell what that costs
             text = self_test_text(model, context.n_ctx)
@@ -390,7 +375,7 @@ def _first_that_works(model: Model, settings: Sequence[ContextSettings]) -> Cont
 
 
 def exact_self_test(
-    model: Model, context: ThreadedBackend, capability: Capability, known: Mapping[str, Any] | None = None
+    model: Model, context: Backend, capability: Capability, known: Mapping[str, Any] | None = None
 ) -> SelfTest:
     """The self-test of `--exact` in this context, which it clears. `known`: an earlier result to continue from."""
     return SelfTest(context, real_text(model, N_CTX), capability.longest, known)

@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from rest_local.calibration.cost import CERTAIN, LARGEST, SIZES, CostCurve
 from rest_local.calibration.exactness import N_CTX, Background, SelfTest
 from rest_local.calibration.measuring import LoadMeter, Measured, Progress, probe_slot
 from rest_local.calibration.settings import Fidelity, capability_of, contexts_to_try, settings_for
-from rest_local.calibration.threads import Level, ThreadGovernor, levels
 from rest_local.calibration.tuning import (
     Tuning,
     exact_self_test,
@@ -36,13 +35,13 @@ from rest_local.drafting.models.opening import NO_DRAFTER, Opener
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import DecodeFailed, ModelError, OptionError
 from rest_local.kv_cache import saved
-from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability, ThreadedBackend
+from rest_local.kv_cache.backend import LONGEST_CHAIN, Backend, Capability
 from rest_local.kv_cache.saved import PART, SESSIONS, CellFiles, NamedSlots, Run
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
-from rest_local.llama.cores import can_wait_briefly, others_run, release_team, wait_briefly
+from rest_local.llama.cores import LOOK_S, others_run, release_team, wait_briefly
 from rest_local.llama.model import Model
 from rest_local.llama.options import Rope
 from rest_local.paths import cache_dir
@@ -206,8 +205,9 @@ class DecodeContext:
         self.sessions: Sessions | None = None
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
         self._self_test = self._background() if self.exact and tuning.testing else None
-        self._governor = ThreadGovernor(self._levels(), busy) if backend.threads > 1 else None
-        meter = load_meter(model, backend, self._governor)
+        self._others_run = busy and backend.threads > 1  # at the last look at the machine
+        self._decoded_s = 0.0  # of passes since that look
+        meter = load_meter(model, backend, lambda: self._others_run)
         tuning.curve.busy_now = meter.busy
         self._calibration = Calibration(
             self.scheduler, tuning.curve, lambda: self_test_text(model, backend.n_ctx), meter, enabled=capability.shares
@@ -287,23 +287,10 @@ class DecodeContext:
             self._sources[slot.first_id] = sources
         return sources
 
-    @property
-    def threads(self) -> int:
-        """Threads of the next forward pass."""
-        return self._governor.level.threads if self._governor else self.backend.threads
-
-    def _levels(self) -> list[Level]:
-        """Return those of the governor. The number of threads stays where the user gave it, and where another number
-        would change bits that have to stay the same.
-        """
-        given = self.backend.settings.threads > 0
-        return levels(self.backend.threads, not given and self.tuning.any_threads, can_wait_briefly())
-
     def step(self, number: int) -> bool:
         """One forward pass; False where all requests wait for images. `number`: a name for `abort`."""
         self.backend.number_decodes(number)
-        if self._governor is not None:  # the pass before may have been that of another context
-            wait_briefly(self._governor.level.brief)
+        wait_briefly(self._others_run)  # the pass before may have been that of another context
         begun = time.perf_counter()
         if not self.scheduler.step():
             return False
@@ -344,19 +331,14 @@ class DecodeContext:
         return self.capability.kind != "none"
 
     def after_pass(self, seconds: float) -> None:
-        """A forward pass took `seconds`: change the number of threads, continue the self-test, or time a batch whose
-        price is uncertain, if it is time to; save a little of an idle text.
+        """A forward pass took `seconds`: look at what else runs, continue the self-test, or time a batch whose price
+        is uncertain, if it is time to; save a little of an idle text.
         """
         if self.sessions is not None:
             self.sessions.after_pass(seconds)
-        if (governor := self._governor) is not None:
-            n_tokens = self.backend.batch.n_tokens
-            if n_tokens > LARGEST:
-                governor.restart()
-            elif governor.after_pass(n_tokens, seconds, self._plain_steps):
-                self.backend.use_threads(governor.level.threads)
-                if self.drafter is not None:
-                    self.drafter.use_threads(governor.level.threads)
+        self._decoded_s += seconds
+        if self._decoded_s >= LOOK_S and self.backend.threads > 1:
+            self._others_run, self._decoded_s = others_run(), 0.0
         if (background := self._self_test) is not None:
             self._continue(lambda: background.after_pass(seconds))
         elif self._drafts:
@@ -444,11 +426,6 @@ class DecodeContext:
             self.backend.close()
             wait_briefly(False)
 
-    def _plain_steps(self, passes: Mapping[int, int]) -> float:
-        """What passes cost by the curve, in plain steps. `passes`: how many there were, by their number of tokens."""
-        line = self.tuning.curve.at(sum(slot.n_past for slot in self.scheduler.slots.slots))
-        return float(sum(count * line[n - 1] for n, count in passes.items()) / line[0])
-
     # The self-test in the background
 
     def _background(self) -> Background:
@@ -459,7 +436,7 @@ class DecodeContext:
         )
         drafts = capability_of(self.model, self.backend, "exact")
 
-        def make(context: ThreadedBackend) -> SelfTest:
+        def make(context: Backend) -> SelfTest:
             return exact_self_test(self.model, context, drafts, self.tuning.self_test)
 
         return Background(lambda: Context(self.model, own), make)
@@ -473,8 +450,7 @@ class DecodeContext:
             return
         if test is None:
             return
-        known = self.tuning.self_test.get("any_threads") == test.any_threads
-        if known and not test.complete and test.comparison.rows <= self.tuning.rows_compared:
+        if not test.complete and test.comparison.rows <= self.tuning.rows_compared:
             return
         self.tuning.note_self_test(test.to_dict())
         self.tuning.store()
@@ -487,8 +463,6 @@ class DecodeContext:
         background.close()
         capability, warning = _capability(self.model, self.backend, self.tuning)
         self.scheduler.forward.capability = capability
-        if self._governor is not None:
-            self._governor.levels = self._levels()
         if told := failure or warning:
             self.warnings.append(told)
             log.warning("%s", told)

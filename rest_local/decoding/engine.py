@@ -213,8 +213,7 @@ class Engine(Closing):
     @property
     def self_test(self) -> dict[str, Any]:
         """Rows compared with plain decoding in these settings, differences, flips per 10 000 and the largest gap; empty
-        where nothing was compared yet (`compare`). In exact settings also `any_threads`: whether rows that were
-        computed with different numbers of threads were compared, without a difference.
+        where nothing was compared yet (`compare`).
         """
         return self.context.tuning.self_test
 
@@ -229,11 +228,6 @@ class Engine(Closing):
         request runs. Raises ModelError, and ValueError where the clock stands still.
         """
         return self.context.tune(report)
-
-    @property
-    def threads_in_use(self) -> int:
-        """Threads of the next forward pass: fewer than `settings` says while other programs want the processors."""
-        return self.context.threads
 
     def save_cells(self, path: Path) -> bool:
         """Write what the KV cache holds of a text to a file, for `load_cells` of a later engine; False, with a warning

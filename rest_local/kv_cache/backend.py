@@ -52,14 +52,6 @@ class Backend(Protocol):
     def clear(self) -> None: ...
 
 
-class ThreadedBackend(Backend, Protocol):
-    """A backend that can decode with 1 to `threads` threads."""
-
-    threads: int
-
-    def use_threads(self, n: int) -> None: ...
-
-
 @runtime_checkable
 class EvaluatesRows(Protocol):
     """A backend that evaluates images: `Context`, with a projector. Only requests with images need it."""

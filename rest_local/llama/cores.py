@@ -36,6 +36,7 @@ cost a tenth of the speed, sleeping at once two thirds). On a busy one 300 000 s
 LLVM's runtime, in a llama.cpp that clang built, yields the CPU while it spins; no value of its KMP_BLOCKTIME was
 better than its default."""
 
+LOOK_S = 0.5  # seconds of forward passes between two looks of a running engine, which take 1 ms on a quiet machine
 LOOKS = 3
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 

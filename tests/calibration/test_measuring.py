@@ -148,15 +148,3 @@ def test_a_context_of_small_batches_is_checked_as_far_as_it_goes(n_batch: int) -
     found = first_steps(FakeBackend(n_batch=n_batch), TEXT)
     assert found.longest == {1: 0, 2: 1, 5: 3}[n_batch]
     assert all(n <= n_batch for n, _ in found.timed)
-
-
-def test_another_number_of_threads_is_compared() -> None:
-    backend = FakeBackend()
-    assert not first_steps(backend, TEXT).any_threads  # one thread has nothing to compare with
-    backend.threads = 4
-    assert first_steps(backend, TEXT).any_threads
-    right = backend.compute
-    backend.compute = lambda history, n: right(history, n) + (backend.threads_used < 4)
-    found = first_steps(backend, TEXT)
-    assert (found.longest > 0, found.any_threads) == (True, False)
-    assert backend.threads_used == 4

@@ -148,69 +148,6 @@ def test_the_part_before_the_first_token_is_bounded_by_the_time_of_a_plain_step(
     assert quick.to_dict()["exact"]
 
 
-class Threaded(FakeBackend):
-    """A backend of four threads. `used`: how many computed the newest rows, and the text in the cells."""
-
-    def __init__(self, n_ctx: int) -> None:
-        super().__init__(n_ctx)
-        self.threads = 4
-        self.counts, self.of_text = set[int](), set[int]()
-
-    def decode(self) -> int:
-        self.counts.add(self.threads_used)
-        if self.batch.n_tokens and not self.batch.output[0]:
-            self.of_text.add(self.threads_used)
-        return super().decode()
-
-    def clear(self) -> None:
-        self.of_text.clear()
-        super().clear()
-
-
-def test_every_number_of_threads_is_compared_and_all_threads_are_left_in_use() -> None:
-    backend = Threaded(1024)
-    found = finish(SelfTest(backend, TEXT, 63)).to_dict()
-    assert found["exact"]
-    assert found["any_threads"]
-    assert backend.counts == {1, 2, 4}
-    assert backend.threads_used == 4
-    assert not finish(SelfTest(FakeBackend(1024), TEXT, 63)).to_dict()["any_threads"], "one thread is not any number"
-
-
-@pytest.mark.parametrize("position", [0, 60, 800])
-def test_bits_that_depend_on_the_number_of_threads_are_exact_with_all_of_them_only(position: int) -> None:
-    """800: in the last segment."""
-    backend = Threaded(1024)
-    backend.compute = lambda history, n: (
-        logits_of(history) * np.float32(1 + (backend.threads_used == 2) * (len(history) > position) * 1e-3)
-    )
-    test = SelfTest(backend, TEXT, 16)
-    found = finish(test).to_dict()
-    assert found["exact"]
-    assert not found["any_threads"]
-    assert found["rows"] == test.rows_needed, "compared anew"
-    assert found["different"] == 0
-
-
-def test_a_text_whose_cells_depend_on_the_number_of_threads_is_found() -> None:
-    backend = Threaded(1024)
-    backend.compute = lambda history, n: logits_of(history) + np.float32(1e-3 * (1 in backend.of_text))
-    found = finish(SelfTest(backend, TEXT, 16)).to_dict()
-    assert found["exact"]
-    assert not found["any_threads"]
-
-
-def test_a_later_process_knows_that_the_number_of_threads_matters() -> None:
-    backend = Threaded(1024)
-    backend.compute = lambda history, n: logits_of(history) + np.float32(1e-3 * (backend.threads_used == 1))
-    first = SelfTest(backend, TEXT, 16)
-    while first.any_threads or first.comparison.rows < 100:
-        first.run(0.0)
-    again = Threaded(1024)
-    assert finish(SelfTest(again, TEXT, 16, first.to_dict())).to_dict()["exact"]
-    assert again.counts == {4}
-
-
 class ExactContext:
     """An exact context over a fake backend, with an unfinished self-test. `stored`: the tunings that were written."""
 

@@ -11,7 +11,7 @@ from support.half_right import TEXT, HalfRight, finish, half_right
 
 from benchmarks.tiny import ARCHITECTURES, SLIDING_WINDOW
 from rest_local import Engine, Sampling
-from rest_local.calibration.threads import ThreadGovernor
+from rest_local.decoding import decode_context
 from rest_local.decoding.stream import Result
 from rest_local.llama import cores
 from rest_local.llama.context import Context, ContextSettings
@@ -107,35 +107,32 @@ def test_what_is_kept_of_a_prompt_changes_nothing(exact: tuple[str, Engine]) -> 
         assert kept[1:5] == [len(long) - 1, len(long), 50, 49]
 
 
-@pytest.mark.parametrize(("arch", "most"), [("gpt-oss", 2), ("lfm2", 2), ("llama", 4), ("mamba", 2)])
-def test_threads_that_change_at_every_pass_change_no_bit_of_exact_answers(
-    arch: str, most: int, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+def test_threads_wait_briefly_while_other_programs_run_and_no_bit_changes(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between parts of the prompt, too, and with drafts. Where nothing can be verified, the number stays."""
-    used = set[int]()
-    rng = np.random.default_rng(5)
-
-    def any_level(governor: ThreadGovernor, *_: object) -> bool:
-        governor.level = governor.levels[int(rng.integers(0, len(governor.levels)))]
-        used.add(governor.level.threads)
-        return True
-
-    monkeypatch.setattr(cores, "cores", lambda *_: most)  # whatever this machine has
+    """Between parts of the prompt, too, and with drafts."""
+    told, busy = list[bool](), [False]
+    monkeypatch.setattr(cores, "cores", lambda *_: 2)  # whatever this machine has
+    monkeypatch.setattr(decode_context, "LOOK_S", 0.0)
+    monkeypatch.setattr(decode_context, "others_run", lambda: busy[0])
+    wait = decode_context.wait_briefly
+    monkeypatch.setattr(decode_context, "wait_briefly", lambda brief: (told.append(brief), wait(brief))[1])
     options = ModelOptions(n_batch=64)  # parts of the prompt are no longer than drafts
-    with Engine.load(tiny_model(arch, quant="Q8_0"), n_ctx=512, options=options, exact=True) as engine:
-        assert engine.threads_in_use == most
+    with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, options=options, exact=True) as engine:
         prompt, sampling = engine.tokenize(TEXT * 8), SEEDED
         assert len(prompt) > 3 * 64
-        with monkeypatch.context() as patch:
-            patch.setattr(ThreadGovernor, "after_pass", lambda *_: False)
-            plain = finish(engine, prompt, 20, policy="off", sampling=sampling, logprobs=3)
-        monkeypatch.setattr(ThreadGovernor, "after_pass", any_level)
+        plain = finish(engine, prompt, 20, policy="off", sampling=sampling, logprobs=3)
+        assert told
+        assert not any(told)
         for policy in ("off", half_right(engine, prompt, plain.tokens)):
             engine.forget()
+            told.clear()
+            busy[0] = not busy[0]
             changing = finish(engine, prompt, 20, policy=policy, sampling=sampling, logprobs=3)
             assert changing.tokens == plain.tokens
             assert changing.logprobs == plain.logprobs
-    assert used == {1, 2, most}
+            assert told[1:] == [busy[0]] * (len(told) - 1)
+            assert len(told) > 3
 
 
 def test_a_hundred_prompts_say_the_same_with_drafts_in_exact_settings(tiny_model: TinyModel) -> None:
