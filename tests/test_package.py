@@ -35,7 +35,7 @@ BELOW: dict[str, set[str]] = {
     "calibration": {"kv_cache", "drafting", "retrieval", "llama"},
     "catalog": {"calibration", "retrieval", "llama"},
     "planning": {"calibration", "drafting", "retrieval", "llama"},
-    "decoding": {"catalog", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "chat"},
+    "decoding": {"catalog", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "grammar", "chat"},
     "editing": {"decoding"},
     "bench": {"decoding", "calibration", "kv_cache", "planning", "drafting", "retrieval", "llama", "grammar", "chat"},
     "api": {"decoding", "llama", "chat", "grammar"},

@@ -12,7 +12,7 @@ from rest_local.api.answers import Answer, HasResult, Part, RequestContext, Usag
 from rest_local.api.bodies import ChatBody
 from rest_local.api.errors import ApiError, anthropic_shape
 from rest_local.api.messages import CountBody, Translated, serial, translated
-from rest_local.api.openai import Chat
+from rest_local.api.openai import ChatCall
 from rest_local.api.requests import template_of
 from rest_local.chat.tools import CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.request import Request
@@ -122,16 +122,16 @@ class MessagesCall:
     def answer(self, answered: Sequence[HasResult]) -> MessagesAnswer:
         return MessagesAnswer(self, answered)
 
-    def _translated(self) -> tuple[Translated, Chat]:
+    def _translated(self) -> tuple[Translated, ChatCall]:
         made = translated(self.body, late_system=self._able.late_system and self._able.system_with_results)
-        return made, Chat(self.context, made.body, begun=made.begun)
+        return made, ChatCall(self.context, made.body, begun=made.begun)
 
 
 class MessagesAnswer(Answer[ChatBody]):
     """One answer as Anthropic's message."""
 
     def __init__(self, call: MessagesCall, answered: Sequence[HasResult]) -> None:
-        self._parser = call.chat.parser()
+        self._parser = call.chat.made.parser()
         super().__init__(call.context, call.chat.body, answered, [self._parser])
         self._id, self._prompt_tokens = new_id("msg_"), call.n_prompt
         omitted = call.body.thinking is not None and call.body.thinking.display == "omitted"

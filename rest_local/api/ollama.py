@@ -45,7 +45,7 @@ from rest_local.api.bodies import (
 )
 from rest_local.api.errors import ApiError, ollama_shape
 from rest_local.api.models import written
-from rest_local.api.openai import Chat, chat_logprobs
+from rest_local.api.openai import ChatCall, chat_logprobs
 from rest_local.api.requests import checked_ids, grammar_of, infill_tokens, longest_prompt, request_of
 from rest_local.api.vectors import Embed, check_embeds, embeddings
 from rest_local.chat.tools import CallStart, Content, Delta, Reasoning
@@ -356,7 +356,7 @@ class OllamaCall:
 
     def __init__(self, context: RequestContext, body: OllamaChatBody | GenerateBody, began: float) -> None:
         self.context, self.body, self.began = context, body, began
-        self.chat: Chat | None = None  # without a template
+        self.chat: ChatCall | None = None  # without a template
         self.tokens: Sequence[int] | None = None  # of the prompt, before those of the answer; None: not for the client
         if body.shift and (body.options.num_predict is None or body.options.num_predict < 0):
             body.options.num_predict = CONTEXTS * context.engine.n_ctx
@@ -365,14 +365,14 @@ class OllamaCall:
         engine, body = self.context.engine, self.body
         if isinstance(body, OllamaChatBody):
             self.plain: GenerationBody = chat_body(body, chat_messages(body), body.tools)
-            self.chat = Chat(self.context, self.plain)
+            self.chat = ChatCall(self.context, self.plain)
             return self.chat.requests()
         if body.raw or body.suffix or not engine.model.chat_template:
             requests = self._continued(body)
             sends_tokens = not body.raw and not body.suffix
         else:
             self.plain = chat_body(body, prompt_messages(body), None)
-            self.chat = Chat(self.context, self.plain)
+            self.chat = ChatCall(self.context, self.plain)
             requests = self.chat.requests()
             sends_tokens = not body.images  # images have no ids that a client could send back
         if body.context:  # the tokens of an earlier conversation
@@ -413,7 +413,7 @@ class OllamaAnswer(Answer[GenerationBody]):
     SENDS_APART = True
 
     def __init__(self, call: OllamaCall, answered: Sequence[HasResult]) -> None:
-        super().__init__(call.context, call.plain, answered, [call.chat.parser()] if call.chat else [])
+        super().__init__(call.context, call.plain, answered, [call.chat.made.parser()] if call.chat else [])
         self._ignored, self._began, self._tokens = ignored(call.body), call.began, call.tokens
         self._of_chat = isinstance(call.body, OllamaChatBody)
         self._calls = Calls()

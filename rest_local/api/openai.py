@@ -7,7 +7,7 @@ or with the model's tokens for them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rest_local.api.answers import (
@@ -26,11 +26,10 @@ from rest_local.api.answers import (
 from rest_local.api.bodies import MAX_PROMPTS, AllowedTools, ChatBody, CompletionBody, NamedTool
 from rest_local.api.errors import ApiError
 from rest_local.api.requests import (
-    chat_grammar,
-    chat_text,
     grammar_of,
     infill_tokens,
     longest_prompt,
+    own_grammar,
     prompt_text,
     prompts_of,
     request_of,
@@ -38,111 +37,72 @@ from rest_local.api.requests import (
     shifts_context,
     template_of,
 )
-from rest_local.chat.conversation import content_text, fixed_beginning
-from rest_local.chat.images import Images, take_images
-from rest_local.chat.tools import (
-    AnswerFormat,
-    AnswerParser,
-    CallStart,
-    Content,
-    Delta,
-    Reasoning,
-    Tool,
-    message_of,
-    tools_of,
-)
-from rest_local.decoding.engine import NO_PROJECTOR_HERE
+from rest_local.chat.tools import AnswerParser, CallStart, Content, Delta, Reasoning, Tool, message_of, tools_of
+from rest_local.decoding.chat import FREE, Chat
 from rest_local.decoding.request import Request
-from rest_local.errors import OptionError, PromptTooLong
+from rest_local.errors import PromptTooLong
 
 if TYPE_CHECKING:
-    from rest_local.decoding.images import ImagePrompt
     from rest_local.decoding.logprobs import TokenLogprobs
     from rest_local.llama.vocabulary import Vocabulary
 
 
-class Chat:
+class ChatCall:
     """One chat, a `Call`. `begun`: text with which the client has begun the answer; the model goes on after it.
 
-    As in llama-server, the text of a last message of the assistant begins the answer as well, unless the message has
-    calls or the answer is forced into a form. Raises ApiError 501 if the model has no chat template.
+    Raises ApiError 501 if the model has no chat template.
     """
 
     def __init__(self, context: RequestContext, body: ChatBody, *, begun: str = "") -> None:
+        template_of(context.engine)
         self.context, self._engine, self.body, self._begun = context, context.engine, body, begun
         self._tools, self._choice = chosen_tools(body)
-        self._form = AnswerFormat.of(template_of(self._engine).source, self._engine.model.vocabulary.special_token)
-        self._rendered = self._opening = ""
 
     def count(self) -> int:
         """Tokens of the prompt, also where it is longer than the context. Raises OptionError, TemplateFailed."""
-        messages, images = self._messages()
-        return len(self._tokens(self._prompt(messages, images), images)[0])
+        chat = self._chat()
+        return len(self._engine.image_prompt(chat.prompt, chat.images, owner=self.context.owner)[0])
 
     def prompt(self) -> str:
         """The text of the prompt. Raises OptionError, TemplateFailed."""
-        return self._prompt(*self._messages())
+        return self._chat().prompt
 
     def requests(self) -> list[Request]:
-        engine, body = self._engine, self.body
+        engine, body, owner = self._engine, self.body, self.context.owner
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
-        messages, images = self._messages()
-        text = self._prompt(messages, images)
-        prompt, chunks = self._tokens(text, images, longest_prompt(engine, body))
+        self.made = chat = self._chat()
+        prompt, chunks = engine.image_prompt(chat.prompt, chat.images, most=longest_prompt(engine, body), owner=owner)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        grammar = chat_grammar(body, self._form, self._tools, self._choice, text)
+        grammar = chat.grammar() or own_grammar(body)
         kept = 0
         if shifts_context(engine, body) and body.n_keep is None:  # keep the tools and the system prompt
-            kept = len(self._tokens(fixed_beginning(messages, text, self._render), images)[0])
+            kept = len(engine.image_prompt(chat.beginning(), chat.images, owner=owner)[0])
         return [
             request_of(engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
             for i in range(body.n or 1)
         ]
 
     def answer(self, answered: Sequence[HasResult]) -> ChatAnswer:
-        return ChatAnswer(self.context, self.body, answered, [self.parser() for _ in answered])
+        return ChatAnswer(self.context, self.body, answered, [self.made.parser() for _ in answered])
 
-    def parser(self) -> AnswerParser:
-        forced = self._choice not in (None, "auto", "none")
-        parser = self._form.parser(self._tools, self._rendered, forced=forced)
-        parser.feed(self._opening)
-        return parser
-
-    def _messages(self) -> tuple[list[Any], Images]:
-        """The messages without one that begins the answer, with marks in the places of images. Raises OptionError for
-        images without a projector."""
-        messages, images = take_images([message.model_dump(exclude_none=True) for message in self.body.messages])
-        if images and self._engine.projector is None:
-            raise OptionError(NO_PROJECTOR_HERE, images.first_place)
-        if self._continues(messages):
-            self._begun = content_text(messages.pop().get("content"), ("messages", len(messages), "content"))
-        return messages, images
-
-    def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        last, body = messages[-1], self.body
-        if len(messages) == 1 or last["role"] not in ("assistant", "model") or body.continue_final_message is False:
-            return False
-        if any(last.get(name) for name in ("tool_calls", "function_call", "reasoning_content", "reasoning")):
-            return False
-        return self._choice in (None, "auto", "none") and schema_of(body) is None
-
-    def _prompt(self, messages: Sequence[Mapping[str, Any]], images: Images) -> str:
-        """The text of the prompt, with what the client has begun of the answer."""
-        self._rendered = self._render(messages)
-        self._opening = self._form.opening(self._rendered) if self._begun else ""
-        text = self._rendered + self._opening + self._begun
-        images.check_all_in(text)
-        return text
-
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        begins = self.body.add_generation_prompt is not False
-        return chat_text(self._engine, messages, self._tools, self.body.chat_template_kwargs, begins)
-
-    def _tokens(self, text: str, images: Images, most: int | None = None) -> ImagePrompt:
-        if images:
-            return self._engine.image_prompt(text, images, most=most)
-        return self._engine.tokenize(text, most=most, owner=self.context.owner), ()
+    def _chat(self) -> Chat:
+        """The conversation. A forced call takes precedence over a schema."""
+        body, forced, schema = self.body, self._choice not in FREE, schema_of(self.body)
+        if forced and body.grammar:
+            raise ApiError(400, "give a grammar or force a call, not both", param="grammar")
+        return Chat(
+            self._engine.model,
+            [message.model_dump(exclude_none=True) for message in body.messages],
+            tools=self._tools,
+            tool_choice=self._choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            json_schema=None if forced else True if schema == {} else schema,
+            template_variables=body.chat_template_kwargs,
+            begun=self._begun,
+            continues=body.continue_final_message is not False,
+            add_generation_prompt=body.add_generation_prompt is not False,
+        )
 
 
 def chosen_tools(body: ChatBody) -> tuple[list[Tool], Any]:
@@ -154,7 +114,7 @@ def chosen_tools(body: ChatBody) -> tuple[list[Tool], Any]:
             text = f"tool_choice.allowed_tools: no tool is called {min(unknown)[:80]!r}"
             raise ApiError(400, text, code="invalid_value", param="tool_choice")
         return [tool for tool in tools if tool.name in allowed], choice.allowed_tools.mode
-    return [] if choice == "none" else tools, choice.model_dump() if isinstance(choice, NamedTool) else choice
+    return tools, choice.model_dump() if isinstance(choice, NamedTool) else choice
 
 
 class Completion:

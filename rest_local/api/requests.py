@@ -8,15 +8,14 @@ around a gap they are not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rest_local.api.bodies import MAX_PROMPTS, ChatBody, Extension, GenerationBody, NativeBody, PromptField
+from rest_local.api.bodies import MAX_PROMPTS, Extension, GenerationBody, NativeBody, PromptField
 from rest_local.api.errors import ApiError
 from rest_local.chat.conversation import ChatTemplate, content_text
-from rest_local.chat.tools import AnswerFormat, Tool, format_of
+from rest_local.decoding.chat import chat_template
 from rest_local.decoding.request import STRICT, Request
-from rest_local.decoding.streaming import chat_template
 from rest_local.decoding.verify import Relaxed
 from rest_local.errors import CannotGenerate, OptionError, PromptTooLong
 from rest_local.grammar import Grammar, any_object, gbnf, json_schema, lark
@@ -156,26 +155,12 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
     """
     schema = schema_of(body)
     if body.grammar or schema is None:
-        return _own_grammar(body)
+        return own_grammar(body)
     return any_object() if schema is True or schema == {} else json_schema(schema)
 
 
-def chat_grammar(body: ChatBody, form: AnswerFormat, tools: Sequence[Tool], choice: Any, prompt: str) -> Grammar | None:
-    """As `grammar_of`, with the reasoning of models that reason in front.
-
-    A forced call takes precedence over a schema, and a schema over calls that the model may choose to make. Raises what
-    `grammar_of` raises, and OptionError for an unknown `tool_choice`.
-    """
-    schema = schema_of(body)
-    forced = form.forced(tools, choice, prompt, parallel=body.parallel_tool_calls is not False)
-    if forced is not None and body.grammar:
-        raise ApiError(400, "give a grammar or force a call, not both", param="grammar")
-    if forced is not None or body.grammar or schema is None:
-        return forced or _own_grammar(body)
-    return form.schema(None if schema is True or schema == {} else schema, prompt)
-
-
-def _own_grammar(body: GenerationBody) -> Grammar | None:
+def own_grammar(body: GenerationBody) -> Grammar | None:
+    """The grammar that a body has itself."""
     if not body.grammar:
         return None
     return gbnf(body.grammar) if isinstance(body.grammar, str) else lark(body.grammar.value)
@@ -199,24 +184,6 @@ def schema_of(body: GenerationBody) -> Schema | None:
 REPOSITORY = "project"
 PREFIX_SHARE = 0.75
 """Share of the free context for the text before the gap if the text after it is long too; llama-server's value."""
-
-
-def chat_text(
-    engine: Engine,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Tool] = (),
-    variables: Mapping[str, Any] | None = None,
-    add_generation_prompt: bool = True,
-) -> str:
-    """The conversation in the model's template. Raises OptionError, TemplateFailed, ApiError 501 without one."""
-    template = template_of(engine)
-    return template.render(
-        messages,
-        tools=tools,
-        variables=variables,
-        add_generation_prompt=add_generation_prompt,
-        calls_as_text=format_of(template.source).write,
-    )
 
 
 def check_generates(engine: Engine) -> None:

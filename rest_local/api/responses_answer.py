@@ -23,7 +23,7 @@ from rest_local.api.answers import (
 )
 from rest_local.api.bodies import ChatBody
 from rest_local.api.errors import ApiError, responses_error
-from rest_local.api.openai import Chat, chat_logprobs
+from rest_local.api.openai import ChatCall, chat_logprobs
 from rest_local.api.response_storage import ResponseStorage, item_id
 from rest_local.api.response_tools import InputText, Toolbox
 from rest_local.api.responses import PREFIXES, ResponseBody, Turn, seal
@@ -216,7 +216,7 @@ class ResponseCall:
     def requests(self) -> list[Request]:
         self.storage.sweep()
         self.turn = Turn.of(self._body, self.storage, self.context.owner)
-        self.chat = Chat(self.context, self.turn.chat)
+        self.chat = ChatCall(self.context, self.turn.chat)
         try:
             return self.chat.requests()
         except OptionError as error:
@@ -230,7 +230,7 @@ class ResponseAnswer(Answer[ChatBody]):
     """One response, which is kept for later requests."""
 
     def __init__(self, call: ResponseCall, answered: Sequence[HasResult]) -> None:
-        self._parser = call.chat.parser()
+        self._parser = call.chat.made.parser()
         super().__init__(call.context, call.turn.chat, answered, [self._parser])
         self._turn, self._keep = call.turn, call.storage.keep
         self._writer = Writer(call.turn.id, call.turn.toolbox, sealed=call.turn.body.includes_reasoning)

@@ -32,7 +32,7 @@ from rest_local import __version__
 from rest_local.api.answers import RequestContext
 from rest_local.api.bodies import ChatBody, CompletionBody, EmbeddingBody, check
 from rest_local.api.errors import ApiError, at_field
-from rest_local.api.openai import Chat, Completion
+from rest_local.api.openai import ChatCall, Completion
 from rest_local.api.vectors import embeddings
 from rest_local.batch.jobs import CHAT, COMPLETION, EMBEDDING, LIMITS, Job
 from rest_local.catalog.describe import header_of
@@ -187,9 +187,9 @@ class Worker(Closing):
         except Exception as error:  # a fault in one job is its answer: the others go on
             return failed(job, error)
 
-    def _call(self, job: Job) -> Chat | Completion:
+    def _call(self, job: Job) -> ChatCall | Completion:
         if job.url == CHAT:
-            return Chat(self._context, self._filled(check(job.body, ChatBody), job))
+            return ChatCall(self._context, self._filled(check(job.body, ChatBody), job))
         return Completion(self._context, self._filled(check(job.body, CompletionBody), job))
 
     def _filled(self, body: Any, job: Job) -> Any:
@@ -241,7 +241,7 @@ class _Running:
     """A job whose requests are decoded. `numbers`: of its requests, in the order of its choices."""
 
     job: Job
-    call: Chat | Completion
+    call: ChatCall | Completion
     numbers: list[int] = field(default_factory=list)
     finished: dict[int, Finished] = field(default_factory=dict)
 

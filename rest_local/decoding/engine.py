@@ -33,8 +33,10 @@ from numpy.typing import NDArray
 
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.measuring import Measured, Progress
-from rest_local.chat.images import Images, take_images
+from rest_local.chat.images import Images
+from rest_local.chat.tools import tools_of
 from rest_local.decoding.batch import Finished, answers
+from rest_local.decoding.chat import Chat
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.decode_context import DecodeContext
 from rest_local.decoding.following import DatastoreSwap, Follower
@@ -54,7 +56,7 @@ from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.results import Statistics, Totals
 from rest_local.decoding.scheduler import shifted
 from rest_local.decoding.stream import Answer, Piece, Result
-from rest_local.decoding.streaming import Chat, ChatStream, Stream
+from rest_local.decoding.streaming import ChatStream, Stream
 from rest_local.decoding.verify import Relaxed
 from rest_local.drafting.sources import Sources
 from rest_local.errors import CannotGenerate, ModelError, OptionError, PromptEmpty, PromptTooLong
@@ -272,7 +274,8 @@ class Engine(Closing):
         OpenAI's form.
 
         `messages`: in OpenAI's form, rendered by the model's own chat template. Parts of type `image_url` hold images
-        as `data:` URLs, where the model has a projector.
+        as `data:` URLs, where the model has a projector. The model goes on after the text of a last message of the
+        assistant, and the answer has what comes after it.
         `tools`: functions that the model may call, in OpenAI's form. `tool_choice`: `auto`, `none`, `required`, or an
         object that names the function to call. `parallel_tool_calls`: a forced call may be several.
         `json_schema`: the schema that the text of the answer has to be valid for; True for any JSON object.
@@ -319,30 +322,33 @@ class Engine(Closing):
     def chat_request(self, messages: Sequence[Mapping[str, Any]], **given: Unpack[ChatOptions]) -> tuple[Request, Chat]:
         """The request that `chat` makes, and what makes its result a message. Any thread. Raises as `chat`."""
         options: dict[str, Any] = {**given}
-        messages, images = take_images(messages)
-        chat = Chat(self.model, messages, **{name: options.pop(name) for name in CHAT_ONLY & options.keys()})
+        of_chat = {name: options.pop(name) for name in CHAT_ONLY & options.keys()}
+        chat = Chat(self.model, messages, **of_chat | {"tools": tools_of(of_chat.get("tools"))})
         sampling = options.get("sampling", Sampling())
-        if chat.grammar is not None:
+        if (grammar := chat.grammar()) is not None:
             if sampling.grammar is not None:
                 raise OptionError("sampling: a forced tool call or json_schema is a grammar as well; give one of them")
-            options["sampling"] = replace(sampling, grammar=chat.grammar)
-        if "keep_tokens" not in options and (self.config.context_shift or options.get("context_shift", False)):
-            options["keep_tokens"] = len(self.image_prompt(chat.beginning(), images)[0])
-        if not images:
-            return self.request(chat.prompt, **options), chat
-        images.check_all_in(chat.prompt)
-        prompt, chunks = self.image_prompt(chat.prompt, images)
-        return self.request(prompt, images=chunks, **options), chat
+            options["sampling"] = replace(sampling, grammar=grammar)
+        shifts = self.config.context_shift or options.get("context_shift", False)
+        if "keep_tokens" not in options and shifts:
+            options["keep_tokens"] = len(self.image_prompt(chat.beginning(), chat.images)[0])
+        most = None if shifts else self.n_ctx
+        prompt, chunks = self.image_prompt(chat.prompt, chat.images, most=most, owner="")
+        if chunks:
+            options["images"] = chunks
+        return self.request(prompt, **options), chat
 
-    def image_prompt(self, text: str, images: Images | Mapping[str, bytes], *, most: int | None = None) -> ImagePrompt:
+    def image_prompt(
+        self, text: str, images: Images | Mapping[str, bytes], *, most: int | None = None, owner: str | None = None
+    ) -> ImagePrompt:
         """The tokens of a text with images: `prompt` and `images` of a request. From any thread.
 
         `images`: by the text that stands for each of them in `text`, such as `<image>`, the bytes of a file in PNG,
-        JPEG, GIF or WebP. `most`: tokens. Takes a tenth of a second for each image that is new. Raises OptionError
-        where there is no projector, and for what cannot be read as an image; PromptTooLong.
+        JPEG, GIF or WebP. `most`: tokens. `owner`: as for `tokenize`. Takes a tenth of a second for each image that is
+        new. Raises OptionError where there is no projector, and for what cannot be read as an image; PromptTooLong.
         """
         if not images:
-            return self.tokenize(text, most=most), ()
+            return self.tokenize(text, most=most, owner=owner), ()
         given = images if isinstance(images, Images) else Images(dict(images))
         if self.projector is None:
             raise OptionError(NO_PROJECTOR_HERE, given.first_place)

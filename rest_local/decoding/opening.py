@@ -27,9 +27,9 @@ from rest_local.catalog.describe import header_of, snapshots_of
 from rest_local.catalog.quantization import in_bytes
 from rest_local.catalog.stores import model_file, projector_of
 from rest_local.chat.transcripts import TurnRenderer
+from rest_local.decoding.chat import chat_template
 from rest_local.decoding.config import AUTO_PROJECTOR, NO_DRAFT_MODEL, NO_PROJECTOR, TRAINED, EngineConfig
 from rest_local.decoding.decode_context import WITHOUT_DRAFTER, DecodeContext
-from rest_local.decoding.streaming import chat_template
 from rest_local.drafting.models.head_kinds import check_is_model
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener, has_usable_mtp, mtp_inside, opener_of
 from rest_local.errors import (

@@ -45,12 +45,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rest_local.decoding.chat import Chat
 from rest_local.decoding.config import EngineConfig, EngineOptions
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.request import ChatOptions, Request, RequestOptions
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.stream import Piece, Result
-from rest_local.decoding.streaming import Chat, Stream
+from rest_local.decoding.streaming import Stream
 from rest_local.errors import QueueFull, ServiceClosed
 from rest_local.llama.model import Model
 from rest_local.llama.sampling_defaults import SamplingDefaults

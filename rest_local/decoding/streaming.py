@@ -1,87 +1,20 @@
 """`Stream` and `ChatStream` are what callers of `Engine` and `Service` hold: the pieces of an answer
 as they come, and its result.
 
-`Chat` is one call of `Engine.chat`: a conversation becomes a prompt, and the text of the answer a message. Messages and
-tools are in OpenAI's form; the model's own chat template is applied between them. The module knows neither slots nor
-scheduling.
+The module knows neither slots nor scheduling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rest_local.chat.conversation import ChatTemplate, fixed_beginning
-from rest_local.chat.tools import AnswerFormat, AnswerParser, message_of, tools_of
+from rest_local.chat.tools import AnswerParser
+from rest_local.decoding.chat import Chat
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.results import Statistics, Timings
 from rest_local.decoding.stream import Piece, Result
-from rest_local.errors import ModelError, OptionError, RestLocalError
-from rest_local.llama.model import Model
-
-
-def chat_template(model: Model) -> ChatTemplate:
-    """The model's own template. Raises ModelError where it has none."""
-    if not model.chat_template:
-        raise ModelError(f"model {model.path}: has no chat template; give its prompts as plain text")
-    piece = model.vocabulary.piece
-    bos, eos = (
-        None if token is None else piece(token).decode("utf-8", "replace")
-        for token in (model.vocabulary.bos, model.vocabulary.eos)
-    )
-    return ChatTemplate(model.chat_template, bos, eos, model.template_variables)
-
-
-class Chat:
-    """The prompt of a conversation (`prompt`, text with special tokens spelled out), the grammar that `tool_choice` or
-    `json_schema` asks for (None where the answer is free), and the message that an answer is.
-
-    Raises ModelError where the model has no chat template, OptionError, TemplateFailed.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        tool_choice: str | Mapping[str, Any] = "auto",
-        parallel_tool_calls: bool = True,
-        json_schema: Mapping[str, Any] | bool | None = None,
-        template_variables: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._template = chat_template(model)
-        self._format = AnswerFormat.of(self._template.source, model.vocabulary.special_token)
-        self._messages = messages
-        self._tools = tools_of(tools) if tool_choice != "none" else []
-        self._variables = template_variables
-        self.prompt = self._render(messages)
-        self.grammar = self._format.forced(self._tools, tool_choice, self.prompt, parallel=parallel_tool_calls)
-        if json_schema is not None:
-            if self.grammar is not None:
-                raise OptionError("json_schema: a forced tool call has the schema of the tool; leave one of them out")
-            self.grammar = self._format.schema(None if json_schema is True else json_schema, self.prompt)
-
-    def beginning(self) -> str:
-        """The part of the prompt before the first message that is not a system message: the tools and the system
-        prompt, which a context shift should keep. Renders the template once more.
-        """
-        return fixed_beginning(self._messages, self.prompt, self._render)
-
-    def parser(self) -> AnswerParser:
-        """Splits the text of an answer into reasoning, text and calls while it comes."""
-        return self._format.parser(self._tools, self.prompt)
-
-    def message(self, result: Result) -> dict[str, Any]:
-        """The answer as a message: `content`, and `reasoning_content` and `tool_calls` where there are any."""
-        parser = self.parser()
-        return message_of([*parser.feed(result.text), *parser.finish(cut=result.cut)])
-
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return self._template.render(
-            messages, tools=self._tools, variables=self._variables, calls_as_text=self._format.format.write
-        )
-
+from rest_local.errors import RestLocalError
 
 Advance = Callable[[Callable[[], bool], "float | None"], bool]
 """`advance(until, timeout)` lets the answer go on until `until()` is true; False where `timeout` seconds were over."""

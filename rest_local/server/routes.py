@@ -25,7 +25,7 @@ from rest_local.api.errors import ApiError, headers_of, loading, no_such_model, 
 from rest_local.api.messages import CountBody, MessagesBody
 from rest_local.api.messages_answer import MessagesCall
 from rest_local.api.native import NativeCompletion
-from rest_local.api.openai import Chat, Completion
+from rest_local.api.openai import ChatCall, Completion
 from rest_local.api.requests import checked_ids, prompt_text
 from rest_local.api.response_storage import KeptResponse, items_of
 from rest_local.api.responses import ResponseBody, listed
@@ -61,14 +61,14 @@ def _generating(path: str, summary: str, kind: Any, call: Any) -> tuple[Operatio
 
 async def chat_tokens(request: HttpRequest) -> Response:
     body = await parse(request, bodies.ChatBody)
-    return await _counted(request, Chat(context_of(request, body.model), body))
+    return await _counted(request, ChatCall(context_of(request, body.model), body))
 
 
 async def response_tokens(request: HttpRequest) -> Response:
     return await _counted(request, await _response_call(request))
 
 
-async def _counted(request: HttpRequest, call: Chat | ResponseCall) -> Response:
+async def _counted(request: HttpRequest, call: ChatCall | ResponseCall) -> Response:
     count = await state_of(request).workers.run(request, call.count)
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
@@ -320,7 +320,7 @@ async def detokenize(request: HttpRequest) -> Response:
 
 async def apply_template(request: HttpRequest) -> Response:
     body = await parse(request, bodies.ChatBody)
-    chat = Chat(context_of(request, body.model), body)
+    chat = ChatCall(context_of(request, body.model), body)
     return json_response({"prompt": await state_of(request).workers.run(request, chat.prompt)})
 
 
@@ -391,7 +391,7 @@ def _lines(path: str, summary: str, body: type[ollama.AnswerBody]) -> Operation:
 
 
 ROUTES: Routes = (
-    _generating("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, Chat),
+    _generating("/v1/chat/completions", "Continue a conversation", bodies.ChatBody, ChatCall),
     (post("/v1/chat/completions/input_tokens", "Count a conversation's tokens", bodies.ChatBody), chat_tokens),
     (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
     (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),

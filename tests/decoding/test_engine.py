@@ -333,6 +333,34 @@ def test_a_chat_is_the_continuation_of_its_prompt(engine: Engine) -> None:
     assert "".join(piece.text for piece in plain) == text
 
 
+def test_a_chat_goes_on_after_a_last_message_of_the_assistant(engine: Engine) -> None:
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "The sum"}]}
+    prompt = engine.chat_prompt([*QUESTION, begun])
+    assert prompt == engine.chat_prompt(QUESTION) + "The sum"
+    stream = engine.chat([*QUESTION, begun], max_tokens=4)
+    assert list(stream.state.request.prompt) == engine.tokenize(prompt)
+    said = stream.wait().text
+    assert stream.message == {"role": "assistant", "content": said}
+
+
+def test_a_message_that_has_ended_or_whose_answer_is_forced_is_not_gone_on_with(engine: Engine) -> None:
+    said = {"role": "assistant", "content": "The sum"}
+    for messages, options in (
+        ([*QUESTION, said | {"tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}], {}),
+        ([*QUESTION, said | {"reasoning_content": "I add."}], {}),
+        ([said], {}),
+        ([*QUESTION, said], {"json_schema": NUMBER}),
+        ([*QUESTION, said], {"tools": [ADD], "tool_choice": "required"}),
+    ):
+        _, chat = engine.chat_request(messages, **options)  # type: ignore[arg-type]
+        assert not chat.prompt.endswith("The sum")
+
+
+def test_a_forced_call_that_is_cut_before_its_arguments_is_no_text(engine: Engine) -> None:
+    _, chat = engine.chat_request(QUESTION, tools=[ADD], tool_choice="required")
+    assert chat.message(Result(text='<tool_call>\n{"name": ', finish_reason="length"))["content"] in (None, "")
+
+
 def test_a_forced_call_is_in_the_message(engine: Engine) -> None:
     stream = engine.chat(QUESTION, max_tokens=80, tools=[ADD], tool_choice="required", parallel_tool_calls=False)
     list(stream)

@@ -39,7 +39,7 @@ class FakeEngine:
     """The part of an engine that the server reads."""
 
     generates = True
-    tokenize = Engine.tokenize
+    tokenize, image_prompt = Engine.tokenize, Engine.image_prompt
     request = Engine.request
 
     def __init__(self, n_ctx: int = 512) -> None:
