@@ -8,7 +8,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from live import Live
 
 from rest_local.api.response_storage import KeptResponse, ResponseStorage, item_id, items_of, new_response_id
 
@@ -191,3 +193,20 @@ def test_without_a_folder_they_are_in_a_temporary_one(tmp_path: Path, monkeypatc
     del store
     gc.collect()
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_other_requests_are_answered_while_a_response_is_stored(
+    hello: Live, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """A request within `keep` ends in a timeout where the event loop itself stores the response."""
+    statuses: list[int] = []
+    keep = ResponseStorage.keep
+
+    def slowly(self: ResponseStorage, kept: KeptResponse) -> bool:
+        statuses.append(httpx.get(f"{hello.url}/health", timeout=20).status_code)
+        return keep(self, kept)
+
+    monkeypatch.setattr(ResponseStorage, "keep", slowly)
+    assert hello.post("/v1/responses", {"model": "demo", "input": "hi", "stream": stream}).status_code == 200
+    assert statuses == [200]
