@@ -39,14 +39,14 @@ def engine() -> Iterator[FakeEngine]:
 
 
 def piece(number: int, text: str, n_tokens: int) -> Piece:
-    """The piece of a step, with content that differs from any other's."""
+    """The piece of a step, with content that differs from any other's. Its last token is the model's own choice."""
     tokens = tuple(range(300 + 5 * number, 300 + 5 * number + n_tokens))
     return Piece(
         text,
         tokens,
-        tuple("datastore" if token % 2 else "target" for token in tokens),
+        tuple("target" if token == tokens[-1] else "datastore" for token in tokens),
         tuple(TokenLogprobs(token, -float(token), ((token, -1.0),)) for token in tokens),
-        tuple(origin(line=token) if token % 2 else None for token in tokens),
+        tuple(None if token == tokens[-1] else origin(line=token) for token in tokens),
     )
 
 
