@@ -39,8 +39,8 @@ CONNECTION = "rest_local.connection"  # in the state of a request: the `ClientCo
 PACE = 0.020
 """Seconds between two events of a stream at least: text that comes 50 times a second looks as if it came at once.
 
-An event costs the event loops of both processes 0.1 ms each and more, if a forward pass has replaced their code in the
-processor's caches. With 10 ms they took 40 ms of processor time for 300 tokens of the toy model, with 20 ms 28."""
+An event costs the event loop of a process 0.1 ms and more, if a forward pass has replaced its code in the processor's
+caches. Two processes took 40 ms of processor time for 300 tokens of the toy model with 10 ms, and 28 with 20 ms."""
 
 BACKLOG = 50_000
 """Tokens and alternatives, about 100 bytes each, that may wait for a stream's client; a step counts as one token."""
