@@ -89,7 +89,9 @@ class Scheduler:
         self.admitted: list[RequestState] = []  # the oldest first
         self.stall_ms = STALL_MS
         self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
-        self._part_ms = 0.0  # a token of the newest pass with LEAST_PART tokens of prompts; 0: none was measured
+        # What a token of a prompt added to the newest pass with LEAST_PART of them or more; 0: there was none.
+        self._part_ms = 0.0
+        self._seconds_without_part = 0.0  # of the newest pass without one
         self._shares = capability.shares
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
@@ -419,15 +421,13 @@ class Scheduler:
         return parts
 
     def _largest_part(self, n_running: int) -> int:
-        """A whole batch where no request generates; else what adds `stall_ms`, on the last slope of the cost curve.
-
-        However slow the machine is by the curve: no less than what takes `stall_ms` at the speed of the newest part.
+        """A whole batch where no request generates; else what adds `stall_ms`, at the speed of the newest part. Before
+        there was one, by the cost curve.
         """
         if not n_running:
             return self.backend.n_batch
-        slope = self._curve.per_token(sum(len(state.tokens) for state in self.admitted))
-        measured = int(min(self.stall_ms / self._part_ms, self.backend.n_batch)) if self._part_ms else 0
-        return max(LEAST_PART, measured, min(self.backend.n_batch, int(self.stall_ms / slope)))
+        ms = self._part_ms or self._curve.per_token(sum(len(state.tokens) for state in self.admitted))
+        return max(LEAST_PART, int(min(self.stall_ms / ms, self.backend.n_batch)))
 
     # What came of it
 
@@ -438,7 +438,10 @@ class Scheduler:
             seconds, n_prompts = time.perf_counter() - begun, sum(n for _, n in done.parts)
             self.part_seconds.append(seconds)
             if n_prompts >= LEAST_PART:  # the time of a few tokens is that of the pass
-                self._part_ms = 1e3 * seconds / n_prompts
+                alone = self._seconds_without_part if done.running else 0.0
+                self._part_ms = 1e3 * max(seconds - alone, 0.1 * seconds) / n_prompts
+        else:
+            self._seconds_without_part = (time.perf_counter() - begun) / self.n_decodes
         self._charge_idle(len(done.running))
         for state, outcome in zip(done.served, outcomes, strict=True):
             if not state.done:  # it failed while the pass was computed, or was cancelled when another was delivered

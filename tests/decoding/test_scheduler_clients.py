@@ -11,6 +11,7 @@ from support.fake_sequences import ask, check_cells, prompts_of, run, said, sche
 from support.fake_sources import Keen, fortune
 from support.prices import FLAT, FixedCurve
 
+from rest_local.calibration.cost import CostCurve
 from rest_local.decoding import scheduler as scheduling
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.results import Totals
@@ -349,3 +350,36 @@ def test_text_from_disk_counts_as_cached_where_the_prompt_began_only(paused: boo
     statistics = sequence.statistics
     assert statistics.cached_tokens == (0 if paused else 10)
     assert (statistics.prompt_ms > 1e6) != paused
+
+
+class Timed(FakeBackend):
+    """Takes 10 ms for each token, and notes how many there were."""
+
+    def __init__(self, clock: Clock, **options: Any) -> None:
+        super().__init__(**options)
+        self._clock, self.sizes = clock, list[int]()
+
+    def decode(self) -> int:
+        self._clock.now += 0.010 * self.batch.n_tokens
+        self.sizes.append(self.batch.n_tokens)
+        return super().decode()
+
+
+@pytest.mark.parametrize("per_token_ms", [0.001, 1000.0])
+def test_parts_of_prompts_go_by_the_speed_of_the_newest_whatever_the_curve_says(
+    clock: Clock, per_token_ms: float
+) -> None:
+    backend = Timed(clock, n_ctx=2048, n_batch=128, n_slots=2)
+    scheduler = scheduler_of(backend, CostCurve.from_points([0], [1, 64], [[per_token_ms, 64 * per_token_ms]]))
+    scheduler.stall_ms = 400.0
+    scheduler.submit(sequence_of(backend, [1, 2, 3], 100))
+    scheduler.step()
+    scheduler.step()
+    begun = len(backend.sizes)
+    long = sequence_of(backend, [5] * 600, 5)
+    scheduler.submit(long)
+    while not long.answer.begun:
+        scheduler.step()
+    parts = backend.sizes[begun + 2 : -2]  # the first goes by the curve, the last has what is left
+    assert parts
+    assert all(40 <= size <= 42 for size in parts), parts  # 400 ms, and the one that generates
