@@ -388,8 +388,7 @@ class DecodeContext:
                 made = saved.made_with(self.model, self.backend.settings, self.exact)
                 planned = saved.plan(slot, made, self._part, self.capability.shares, most=sys.maxsize)
                 assert planned is not None
-                copies = (call() for call in saved.parts(slot, planned.head.marks))
-                saved.write(path, planned.head, planned.states or copies)
+                saved.save(slot, path, planned)
                 return True
         except OSError as error:
             problem = error.strerror or str(error)
@@ -399,11 +398,13 @@ class DecodeContext:
     def load_cells(self, path: Path) -> int:
         """As `Engine.load_cells`."""
         slot = self.scheduler.slots.slots[0]
-        problem = saved.load(slot, path, saved.made_with(self.model, self.backend.settings, self.exact))
-        if problem:
-            log.warning("the cells in %s are not used, the text is evaluated again: %s", path, problem)
+        try:
+            return saved.load(slot, path, saved.made_with(self.model, self.backend.settings, self.exact)).tokens
+        except FileNotFoundError:
             return 0
-        return slot.n_past
+        except (OSError, saved.Unusable) as error:
+            log.warning("the cells in %s are not used, the text is evaluated again: %s", path, error)
+            return 0
 
     def named_slots(self, run: Run, user: str = "") -> NamedSlots | None:
         """What saves the slots by name, for one user; None where no sessions are kept."""

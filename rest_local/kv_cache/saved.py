@@ -231,53 +231,15 @@ def plan(slot: Slot, made: Mapping[str, str], part: int, shares: bool, most: int
     return SavePlan(Head(made, tokens, "states", [n for n, _ in states]), records, sum(map(len, records)))
 
 
-def parts(slot: Slot, marks: Sequence[int]) -> Iterator[Callable[[], bytes]]:
-    """What copies the parts of a slot that end at these marks, one by one."""
-    for begin, end in zip([0, *marks], marks, strict=False):
-        yield partial(slot.part, begin, end)
-
-
-def fills(slot: Slot, reader: Reader) -> Iterator[Callable[[], bool]]:
-    """What has the content of a file in an empty slot, call by call; False: there is no room for it."""
-    head = reader.head
-    if head.kind == "states":
-        states = list(zip(head.marks, reader.records(), strict=True))
-        yield partial(slot.load_states, states, len(head.tokens))
-        return
-    for end, record in zip(head.marks, reader.records(), strict=True):
-        yield partial(slot.add_part, record, end)
-
-
-def load(slot: Slot, path: Path, made: Mapping[str, str]) -> str:
-    """Have the text of a file in a slot, in the place of what it held. Returns why that cannot be done; nothing where
-    it was done, or there is no file.
-    """
-    try:
-        with Reader(path) as reader:
-            reader.check(made, slot.backend.n_ctx)
-            slot.begin_anew(list(reader.head.tokens))
-            if all(call() for call in fills(slot, reader)):
-                return ""
-            slot.clear()
-            return "there is no room for it, or it is of another context"
-    except FileNotFoundError:
-        return ""
-    except (OSError, Unusable) as error:
-        slot.clear()
-        return str(error)
-
-
 class Run(Protocol):
     """Calls something in the thread that decodes, between two passes."""
 
     def __call__(self, call: Callable[[], T], /) -> T: ...
 
 
-class SlotFileUnusable(OptionError):
-    """The file of a slot cannot be used here."""
-
-    def __init__(self, name: str, cause: str) -> None:
-        super().__init__(f"filename: {name!r} is not restored: {cause}")
+def directly(call: Callable[[], T]) -> T:
+    """Be the `Run` of the thread that decodes itself."""
+    return call()
 
 
 class Moved(NamedTuple):
@@ -285,6 +247,53 @@ class Moved(NamedTuple):
 
     tokens: int
     size: int
+
+
+def save(slot: Slot, path: Path, planned: SavePlan, run: Run = directly) -> Moved:
+    """Write the text of a slot to a file, as `plan` says. Raises OSError."""
+
+    def copies() -> Iterator[bytes]:
+        for begin, end in zip([0, *head.marks], head.marks, strict=False):
+            stop.check()
+            yield run(partial(slot.part, begin, end))
+
+    head = planned.head
+    return Moved(len(head.tokens), write(path, head, planned.states or copies()))
+
+
+def load(
+    slot: Slot,
+    path: Path,
+    made: Mapping[str, str],
+    run: Run = directly,
+    begin: Callable[[Slot, list[int]], None] = Slot.begin_anew,
+) -> Moved:
+    """Have the text of a file in a slot, in the place of what it held. `begin`: gives the slot its tokens. Raises
+    OSError, and Unusable; the slot is empty then, or as it was.
+    """
+    with Reader(path) as reader:
+        reader.check(made, slot.backend.n_ctx)
+        head, records = reader.head, zip(reader.head.marks, reader.records(), strict=True)
+        calls: Iterable[Callable[[], bool]] = (partial(slot.add_part, record, end) for end, record in records)
+        if head.kind == "states":
+            calls = [partial(slot.load_states, list(records), len(head.tokens))]
+        try:
+            run(partial(begin, slot, list(head.tokens)))
+            for call in calls:
+                stop.check()
+                if not run(call):
+                    raise Unusable("there is no room for it, or it is of another context")
+        except BaseException:
+            run(slot.clear)
+            raise
+        return Moved(len(head.tokens), reader.size)
+
+
+class SlotFileUnusable(OptionError):
+    """The file of a slot cannot be used here."""
+
+    def __init__(self, name: str, cause: str) -> None:
+        super().__init__(f"filename: {name!r} is not restored: {cause}")
 
 
 class NamedSlots:
@@ -304,8 +313,7 @@ class NamedSlots:
         with self._held(number) as slot:
             planned = self._run(partial(self._plan, slot, number))
             self._files.make_room(planned.size)
-            head = planned.head
-            return Moved(len(head.tokens), write(path, head, planned.states or self._parts(slot, head.marks)))
+            return save(slot, path, planned, self._run)
 
     def _plan(self, slot: Slot, number: int) -> SavePlan:
         if not slot.n_past or slot.user != self._user:
@@ -317,28 +325,14 @@ class NamedSlots:
             raise OptionError(f"id_slot: the state of slot {number} has more than {LARGEST_STATE >> 20} MB")
         return planned
 
-    def _parts(self, slot: Slot, marks: Sequence[int]) -> Iterator[bytes]:
-        for call in parts(slot, marks):
-            stop.check()
-            yield self._run(call)
-
     def restore(self, number: int, name: str) -> Moved:
         """Have a saved text in a slot, in the place of what it holds."""
         path = self._path(name)
         try:
-            with self._held(number) as slot, Reader(path) as reader:
-                reader.check(self._files.made, slot.backend.n_ctx)
-                try:
-                    self._run(partial(self._begin, slot, list(reader.head.tokens)))
-                    for call in fills(slot, reader):
-                        stop.check()
-                        if not self._run(call):
-                            raise Unusable("there is no room for it, or it is of another context")
-                except BaseException:
-                    self._run(slot.clear)
-                    raise
+            with self._held(number) as slot:
+                moved = load(slot, path, self._files.made, self._run, self._begin)
                 path.touch()
-                return Moved(len(reader.head.tokens), reader.size)
+                return moved
         except Unusable as error:
             raise SlotFileUnusable(name, str(error)) from error
 
