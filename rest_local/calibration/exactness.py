@@ -4,10 +4,10 @@ Real text is evaluated one token at a time (n = 1) and in batches, with and with
 every logit is compared bit by bit. llama.cpp chooses kernels by batch size, so a row can differ between the two by
 about 1% of its norm; then the arg-max flips at near-ties. The result is a rate and a largest gap, or "exact".
 
-`SelfTest` is the test of `--exact`, in steps short enough to run between other work:
+`SelfTest` is the test of `--exact`, which runs when the model is loaded:
 
 - The guarantee needs every row of the plan, at least LEAST_ROWS, without a difference.
-- The rows compared so far are stored (`SelfTest.to_dict`), and a later process continues there.
+- If there is no time for all rows, those compared so far are stored (`SelfTest.to_dict`), and the next load continues.
 - The backend belongs to the test, which clears its KV cache.
 
 The module knows nothing about models and files.
@@ -15,10 +15,11 @@ The module knows nothing about models and files.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,6 @@ from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
-from rest_local.llama.context import ABORTED
 
 Logits = NDArray[np.float32]
 Drafts = Literal["chains", "trees"]
@@ -249,9 +249,8 @@ miss a difference of 1% in three of four runs, 256 rows in one of 13."""
 
 SEGMENT = 32  # rows compared at a time; their logits take 19 MB for a vocabulary of 152k
 FIRST = 4  # rows of the first segment, which reveals unsuitable settings after about 8 plain steps
-N_CTX = 1024  # of the background test's backend: as much as the plan needs, which is also the length of the text
+N_CTX = 1024  # tokens that the plan needs, which is also the length of the text
 DEPTH = N_CTX - LEAST_ROWS  # attention works in blocks, so half as many rows from here on are compared too
-SHARE = 0.25  # of the time of forward passes, in the background
 
 
 @dataclass(frozen=True)
@@ -298,7 +297,7 @@ class SelfTest:
         self._text = np.asarray(text, np.int32)
         self.segments = plan_segments(backend.n_ctx, self.longest + 1)
         self.comparison = Comparison.from_dict(known) if known else Comparison()
-        self.plain_ms = float("inf")  # the fastest plain step so far
+        self.plain_ms = math.inf  # the fastest plain step so far
         self._steps = self._run()
 
     @property
@@ -312,34 +311,19 @@ class SelfTest:
         return self.comparison.different > 0 or self.comparison.rows >= self.rows_needed
 
     def run(self, seconds: float) -> bool:
-        """Continue for `seconds`, and for at least one decode. Returns `complete`. An aborted decode ends the call, and
-        the next call starts its segment again. Raises DecodeFailed.
-        """
+        """Continue for `seconds`, and for at least one decode. Returns `complete`. Raises DecodeFailed."""
         begun = time.perf_counter()
-        while not self.complete:
-            try:
-                over = next(self._steps, True)
-            except BaseException as error:  # the segment starts again
-                self._steps = self._run()
-                if isinstance(error, DecodeFailed) and error.code == ABORTED:
-                    break
-                raise
-            if over:
-                break
+        while not self.complete and not next(self._steps, True):
             if time.perf_counter() - begun >= seconds:
                 break
         return self.complete
 
-    def begin(self, seconds: float) -> bool:
-        """Run before the first token: the first segment, and all of them if its plain steps predict less than
-        `seconds`. Returns `complete`. Raises DecodeFailed.
-        """
-        while not self.complete and self.comparison.rows < FIRST:
+    def begin(self) -> float:
+        """Compare the first rows. Returns about how many seconds the others take. Raises DecodeFailed."""
+        while not self.complete and (self.comparison.rows < FIRST or self.plain_ms == math.inf):
             self.run(0.0)
         row_ms = 2.0 * self.plain_ms  # a row alone, its part of a chain, and of the text before DEPTH
-        if 1e-3 * row_ms * self.rows_needed < seconds:
-            self.run(seconds)
-        return self.complete
+        return 0.0 if self.complete else 1e-3 * row_ms * (self.rows_needed - self.comparison.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON. `exact`: whether the guarantee holds."""
@@ -426,53 +410,3 @@ def _checkpoint(backend: Backend, position: int) -> Callable[[], None]:
             raise DecodeFailed(-1, position)
 
     return restore
-
-
-class ClosableBackend(Backend, Protocol):
-    """A backend whose decodes can be aborted, and whose memory can be freed."""
-
-    def abort(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
-class Background:
-    """Runs the rest of a self-test in parts, while requests are decoded plainly or the engine is idle.
-
-    `open_backend`: opens a separate backend in the settings of the serving one; called for the first part, freed by
-    `close`. `make`: creates the self-test on it.
-    """
-
-    def __init__(self, open_backend: Callable[[], ClosableBackend], make: Callable[[Backend], SelfTest]) -> None:
-        self._open, self._make = open_backend, make
-        self._backend: ClosableBackend | None = None
-        self._test: SelfTest | None = None
-        self._credit = 0.0  # seconds
-
-    def after_pass(self, seconds: float) -> SelfTest | None:
-        """Continue for SHARE of the time of forward passes; the last pass took `seconds`. Returns None if earlier parts
-        have used up that share. Raises ModelError, DecodeFailed.
-        """
-        self._credit += SHARE * seconds
-        return self.run(0.0) if self._credit > 0 else None
-
-    def run(self, seconds: float) -> SelfTest:
-        """Run for `seconds`, and for at least one decode. Raises ModelError if memory is short, and DecodeFailed."""
-        begun = time.perf_counter()
-        if self._test is None:
-            self._backend = self._open()
-            self._test = self._make(self._backend)
-        self._test.run(seconds)
-        self._credit -= time.perf_counter() - begun
-        return self._test
-
-    def abort(self) -> None:
-        """Abort the running decode, from any thread."""
-        if backend := self._backend:
-            backend.abort()
-
-    def close(self) -> None:
-        """Free the backend. A second call does nothing."""
-        backend, self._backend, self._test = self._backend, None, None
-        if backend:
-            backend.close()

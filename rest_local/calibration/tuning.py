@@ -68,6 +68,7 @@ progress = log.getChild("progress")  # messages about work that takes a while
 FORMAT = 9
 CONTEXTS = (64, 512, 2048)  # context lengths that `tune_thoroughly` measures, as far as they fit
 SELF_TEST_S = 2.0
+EXACT_TEST_S = 60.0  # of a load, for the self-test of `--exact`: all of it takes as long as some 600 plain steps
 
 
 @dataclass
@@ -118,11 +119,6 @@ class Tuning:
             "estimated_from": self.estimate or None,
             "seconds": round(self.seconds, 3),
         }
-
-    @property
-    def rows_compared(self) -> int:
-        """The number of rows that the self-test has compared."""
-        return int(self.self_test.get("rows", 0))
 
     @property
     def testing(self) -> str:
@@ -187,7 +183,7 @@ def tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Con
     """Open a context in the chosen settings, with its tuning from the cache or from a few steps.
 
     `model.options` may fix flash attention and cache types; the rest is chosen. The first time it takes as long as
-    `first_steps`. Exact mode also runs the first rows of a self-test in up to six settings. Raises ModelError.
+    `first_steps`. Exact mode also runs a self-test for EXACT_TEST_S at most, in up to six settings. Raises ModelError.
     """
     begun = time.perf_counter()
     if fidelity == "same" and not on_cpu(model):
@@ -207,7 +203,11 @@ def _tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Co
         tuning.settings = resized(tuning.settings, wanted)
         unsuitable = tuning.unsuitable = [resized(each, wanted) for each in tuning.unsuitable]
         if fidelity != "exact" or tuning.settings not in unsuitable or _all_tried(model, tuning):
-            return Context(model, tuning.settings), tuning
+            context = Context(model, tuning.settings)
+            continue_self_test(model, context, tuning, EXACT_TEST_S)
+            if tuning.settings not in unsuitable or _all_tried(model, tuning):
+                return context, tuning
+            context.close()
     except FileNotFoundError:
         pass
     except (OSError, ValueError, ModelError) as error:
@@ -341,7 +341,7 @@ def _choose_exact(
     model: Model, wanted: ContextSettings, unsuitable: list[ContextSettings]
 ) -> tuple[Context, dict[str, Any]]:
     """Open a context in the first settings without a known difference between chains and plain decoding, with the part
-    of their self-test that fits SELF_TEST_S. If all are unsuitable, take the first that work. Adds to `unsuitable`.
+    of their self-test that fits EXACT_TEST_S. If all are unsuitable, take the first that work. Adds to `unsuitable`.
     """
     settings = candidates(wanted, model.options, "exact", on_cpu(model))
     for one in [one for one in settings if one not in unsuitable]:
@@ -354,11 +354,9 @@ def _choose_exact(
         capability = capability_of(model, context, "exact")
         if capability.kind == "none":
             return context, {}
-        test = exact_self_test(model, context, capability)
-        test.begin(SELF_TEST_S)
-        context.clear()
-        if not test.comparison.different:
-            return context, test.to_dict()
+        found = run_exact_self_test(model, context, capability, EXACT_TEST_S)
+        if not found["different"]:
+            return context, found
         context.close()
         unsuitable.append(one)
     return _first_that_works(model, settings), {}
@@ -374,11 +372,33 @@ def _first_that_works(model: Model, settings: Sequence[ContextSettings]) -> Cont
     raise refused
 
 
-def exact_self_test(
-    model: Model, context: Backend, capability: Capability, known: Mapping[str, Any] | None = None
-) -> SelfTest:
-    """The self-test of `--exact` in this context, which it clears. `known`: an earlier result to continue from."""
-    return SelfTest(context, real_text(model, N_CTX), capability.longest, known)
+def run_exact_self_test(
+    model: Model,
+    context: Backend,
+    capability: Capability,
+    seconds: float,
+    known: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Run the self-test of `--exact` in this context for at most `seconds`, and clear the context. `known`: an earlier
+    result to continue from. Returns `SelfTest.to_dict`. Raises DecodeFailed.
+    """
+    test = SelfTest(context, real_text(model, N_CTX), capability.longest, known)
+    if left := test.begin():
+        rows = test.rows_needed - test.comparison.rows
+        progress.info("`exact`: comparing %d rows of %s with plain decoding, about %.0f s", rows, model.path.name, left)
+        test.run(seconds)
+    context.clear()
+    return test.to_dict()
+
+
+def continue_self_test(model: Model, context: Context, tuning: Tuning, seconds: float) -> None:
+    """Go on with the self-test of `--exact` for at most `seconds` if it has not ended, and store the result. Clears the
+    context then. Raises DecodeFailed.
+    """
+    if tuning.testing:
+        capability = capability_of(model, context, "exact")
+        tuning.note_self_test(run_exact_self_test(model, context, capability, seconds, tuning.self_test))
+        tuning.store()
 
 
 def fast_self_test(model: Model, context: Context, capability: Capability) -> Comparison:

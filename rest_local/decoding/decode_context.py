@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rest_local.calibration.cost import CERTAIN, LARGEST, SIZES, CostCurve
-from rest_local.calibration.exactness import N_CTX, Background, SelfTest
+from rest_local.calibration.cost import CERTAIN, SIZES, CostCurve
 from rest_local.calibration.measuring import LoadMeter, Measured, Progress, probe_slot
 from rest_local.calibration.settings import Fidelity, capability_of, contexts_to_try, settings_for
 from rest_local.calibration.tuning import (
     Tuning,
-    exact_self_test,
+    continue_self_test,
     fast_self_test,
     load_meter,
     self_test_text,
@@ -33,9 +32,9 @@ from rest_local.decoding.scheduler import Scheduler
 from rest_local.drafting.models.drafter import Drafter
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener
 from rest_local.drafting.sources import Searchable, Sources
-from rest_local.errors import DecodeFailed, ModelError, OptionError
+from rest_local.errors import ModelError, OptionError
 from rest_local.kv_cache import saved
-from rest_local.kv_cache.backend import LONGEST_CHAIN, Backend, Capability
+from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
 from rest_local.kv_cache.saved import PART, SESSIONS, CellFiles, NamedSlots, Run
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
@@ -176,9 +175,7 @@ def _drafts(state: RequestState) -> bool:
 
 
 class DecodeContext:
-    """`warnings`: what is off, and why. An exact context whose self-test is not complete decodes plainly and continues
-    the test in the background; drafting begins when the test has found no difference.
-    """
+    """`warnings`: what is off, and why. An exact context whose self-test is not complete decodes plainly."""
 
     def __init__(
         self,
@@ -204,7 +201,6 @@ class DecodeContext:
                 slot.draft_text = drafter.text()
         self.sessions: Sessions | None = None
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
-        self._self_test = self._background() if self.exact and tuning.testing else None
         self._others_run = busy and backend.threads > 1  # at the last look at the machine
         self._decoded_s = 0.0  # of passes since that look
         meter = load_meter(model, backend, lambda: self._others_run)
@@ -319,8 +315,6 @@ class DecodeContext:
     @property
     def idle_work_in(self) -> float | None:
         """Seconds until `use_idle_time` has something to do; 0: now. None: never, as it looks now."""
-        if self._self_test is not None:
-            return 0.0
         saving = None if self.sessions is None else self.sessions.wakes_in()
         measuring = self._calibration.wakes_in() if self._drafts else None
         return min((seconds for seconds in (saving, measuring) if seconds is not None), default=None)
@@ -331,45 +325,40 @@ class DecodeContext:
         return self.capability.kind != "none"
 
     def after_pass(self, seconds: float) -> None:
-        """A forward pass took `seconds`: look at what else runs, continue the self-test, or time a batch whose price
-        is uncertain, if it is time to; save a little of an idle text.
+        """A forward pass took `seconds`: look at what else runs, and time a batch whose price is uncertain, if it is
+        time to; save a little of an idle text.
         """
         if self.sessions is not None:
             self.sessions.after_pass(seconds)
         self._decoded_s += seconds
         if self._decoded_s >= LOOK_S and self.backend.threads > 1:
             self._others_run, self._decoded_s = others_run(), 0.0
-        if (background := self._self_test) is not None:
-            self._continue(lambda: background.after_pass(seconds))
-        elif self._drafts:
+        if self._drafts:
             self._calibration.after_pass(seconds)
 
     def use_idle_time(self, seconds: float, number: int = 0) -> None:
-        """For `seconds`, save idle texts or go on with the self-test, or time a doubtful batch. `number`: `abort`'s."""
+        """Save idle texts for `seconds`, or time a doubtful batch. `number`: `abort`'s."""
         self.backend.number_decodes(number)
         if self.sessions is not None and self.sessions.wakes_in() == 0:
             self.sessions.use_idle_time(seconds)
-        elif (background := self._self_test) is not None:
-            self._continue(lambda: background.run(seconds))
         elif self._drafts:
             self._calibration.use_idle_time()
 
     def abort(self, number: int | None = None) -> None:
-        """Break off the running pass, or only one of that number, and a part of the self-test. Any thread."""
+        """Break off the running pass, or only one of that number. Any thread."""
         self.backend.abort(number)
-        if (background := self._self_test) is not None:
-            background.abort()
 
     def compare(self, seconds: float = math.inf) -> None:
         """Run the self-test, while there are no requests, if it was never run: some seconds. In exact settings, go on
         with it for at most `seconds`. The prefix cache is lost.
         """
-        if self.exact:
-            over = time.perf_counter() + seconds
-            while self._self_test is not None and (left := over - time.perf_counter()) > 0:
-                self.use_idle_time(left)
-            return
-        if self.tuning.self_test:
+        if self.tuning.testing:
+            _, before = _capability(self.model, self.backend, self.tuning)
+            self.scheduler.slots.forget()
+            continue_self_test(self.model, self.backend, self.tuning, seconds)
+            self.scheduler.forward.capability, warning = _capability(self.model, self.backend, self.tuning)
+            self.warnings = [*(told for told in self.warnings if told != before), *([warning] if warning else [])]
+        if self.exact or self.tuning.self_test:
             return
         self.scheduler.slots.forget()
         self.tuning.self_test = fast_self_test(self.model, self.backend, self.capability).to_dict()
@@ -413,60 +402,17 @@ class DecodeContext:
         return NamedSlots(self.sessions.files, self.scheduler.slots, self.capability.shares, run, user)
 
     def close(self) -> None:
-        """Store the learned costs and the rows of the self-test so far; free the cells."""
+        """Store the learned costs; free the cells."""
         try:
             if not self.model.closed:
                 if self.sessions is not None:
                     self.sessions.close()
                 self.tuning.store()
         finally:
-            if self._self_test is not None:
-                self._self_test.close()
             if self.drafter is not None:  # it may read the context of the target
                 self.drafter.close()
             self.backend.close()
             wait_briefly(False)
-
-    # The self-test in the background
-
-    def _background(self) -> Background:
-        settings = self.backend.settings
-        n_ctx, n_batch = min(self.backend.n_ctx, N_CTX), min(self.backend.n_batch, LARGEST)
-        own = replace(
-            settings, n_ctx=n_ctx, n_cells=n_ctx, n_batch=n_batch, n_ubatch=min(self.backend.n_ubatch, n_batch)
-        )
-        drafts = capability_of(self.model, self.backend, "exact")
-
-        def make(context: Backend) -> SelfTest:
-            return exact_self_test(self.model, context, drafts, self.tuning.self_test)
-
-        return Background(lambda: Context(self.model, own), make)
-
-    def _continue(self, part: Callable[[], SelfTest | None]) -> None:
-        """Run a part of the self-test and store its result, which decides about drafting when the test is complete."""
-        try:
-            test = part()
-        except (DecodeFailed, ModelError) as error:
-            self._end_self_test(f"`exact`: the self-test cannot be run ({error}); decoding plainly")
-            return
-        if test is None:
-            return
-        if not test.complete and test.comparison.rows <= self.tuning.rows_compared:
-            return
-        self.tuning.note_self_test(test.to_dict())
-        self.tuning.store()
-        if test.complete:
-            self._end_self_test()
-
-    def _end_self_test(self, failure: str = "") -> None:
-        background, self._self_test = self._self_test, None
-        assert background is not None
-        background.close()
-        capability, warning = _capability(self.model, self.backend, self.tuning)
-        self.scheduler.forward.capability = capability
-        if told := failure or warning:
-            self.warnings.append(told)
-            log.warning("%s", told)
 
 
 def _opened(opener: Opener, context: Context) -> tuple[Drafter | None, str]:
@@ -492,7 +438,8 @@ def _capability(model: Model, context: Context, tuning: Tuning) -> tuple[Capabil
     capability = capability_of(model, context, tuning.fidelity, longest)
     if tuning.fidelity == "exact" and not tuning.exact and capability.kind != "none":
         if tuning.testing:
-            return replace(capability, kind="none", reason=f"exact: {tuning.testing}"), ""
+            warning = f"`exact`: {tuning.testing}; decoding plainly until `rest-local doctor --exact` has run"
+            return replace(capability, kind="none", reason=f"exact: {tuning.testing}"), warning
         warning = f"`exact`: {NO_EXACT_SETTINGS}; decoding plainly"
         return replace(capability, kind="none", reason=f"exact: {NO_EXACT_SETTINGS}"), warning
     if capability.kind == "none":
