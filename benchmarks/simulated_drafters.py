@@ -120,9 +120,6 @@ class SimulatedDrafter(Drafter):
         share_time(texts.values(), self.pass_ms(len(queries)))
         return [_text_of(query).likely(query.path) for query in queries]
 
-    def use_threads(self, n: int) -> None:
-        """Nothing: it computes nothing."""
-
     def close(self) -> None:
         """Nothing to free."""
 

@@ -96,7 +96,7 @@ class FakeBackend:
         self.max_outputs = min(64, n_batch)
         self.n_swa = 0
         self.rollback = ANY
-        self.threads = self.threads_used = 1
+        self.threads = 1
         self.batch = Batch(n_batch, n_branches)
         self.cells: list[Cell] = []
         self.failures: dict[int, int | BaseException] = {}
@@ -149,10 +149,6 @@ class FakeBackend:
         if seq not in texts:
             texts[seq] = Text(seen(seq))
         return self.compute(texts[seq].until(pos), n)
-
-    def use_threads(self, n: int) -> None:
-        assert 1 <= n <= self.threads
-        self.threads_used = n
 
     def synchronize(self) -> None:
         pass

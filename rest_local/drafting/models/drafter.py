@@ -133,10 +133,6 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def use_threads(self, n: int) -> None:
-        """Decode with `n` threads from now on, at most as many as at first."""
-        self.context.use_threads(n)
-
     def give_up(self, why: str, error: Exception | None = None) -> None:
         """Stop using it, with one warning."""
         if not self.failed:

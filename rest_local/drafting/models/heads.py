@@ -219,11 +219,11 @@ class Head(Drafter):
         most = self.context.threads
         times = self._times()
         if most > 1:
-            self.use_threads(1)
+            self.context.use_threads(1)
             alone = self._times()
             if alone.one < times.one:
                 return alone
-            self.use_threads(most)
+            self.context.use_threads(most)
         return times
 
     def _times(self) -> PassTimes:
