@@ -77,7 +77,8 @@ class Pass:
         self.slots = [state.slot for state in self.states]
         self.before = [slot.n_past for slot in self.slots]
         self.texts = [state.sources.draft_text for state in self.states]  # what a drafting model knows of each
-        self.clock = PassClock(sum(self.before) + idle_cells, len(running), bool(parts))
+        prompted = bool(parts) or any(state.is_prefilling for state in running)
+        self.clock = PassClock(sum(self.before) + idle_cells, len(running), prompted)
         self.n_decodes = 1  # of these requests, with those that followed at once
 
 
@@ -218,6 +219,9 @@ class Forward:
                 clock.submitted = time.perf_counter()
                 clock.n_nodes = sum(len(state.tree) for state in running)
                 clock.again = [state.slot.n_again for state in running]
+                for state in running:
+                    if state.n_prompt:
+                        state.slot.commit(state.n_prompt, is_turn=True)
                 return
             if code == 1 and self._slots is not None and self._slots.evict():
                 continue
@@ -244,7 +248,7 @@ class Forward:
         """Prepare the next drafts while the device computes, where the last pass left the time that this takes. Return
         the requests that failed at it.
         """
-        if not self.overlaps or at_work.parts or self.drafter is not None:
+        if not self.overlaps or at_work.clock.prompted or self.drafter is not None:
             return []
         if self._spare_s < self._usual_ahead_s:
             self._usual_ahead_s *= 0.99  # so that it is tried again in some hundred passes

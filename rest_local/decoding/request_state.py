@@ -103,6 +103,7 @@ class RequestState:
         self.error: RestLocalError | None = None
         self.tree = DraftTree()  # of the current step: what is left of the drafted one
         self.layout: Layout | None = None
+        self.n_prompt = 0  # tokens of the prompt that the newest step evaluated with the root
         self.clock = StepClock()
         self.lost_images = False  # cells of images were lost once, and evaluated again
         self.images = PromptImages(request.images, encode)
@@ -352,11 +353,17 @@ class RequestState:
             self.clock.draft += 1e3 * (time.perf_counter() - begun)
 
     def add_to(self, batch: BatchBuilder) -> None:
-        """Put root and tree into the batch, the tree as far as it can be taken back."""
+        """Put root and tree into the batch, the tree as far as it can be taken back; before them the end of the prompt,
+        where that is not evaluated yet.
+        """
         if (most := self.slot.protect(len(self.tree))) < len(self.tree):
             self.tree = self.tree.cut(most)
         self.layout = self.tree.layout() if len(self.tree) else None
-        self.slot.add_step(batch, self.tree, self.layout)
+        self.n_prompt = self.n_pending
+        if self.n_prompt:
+            begin = self.slot.n_past
+            self.slot.add_prompt(batch, self.tokens[begin : begin + self.n_prompt])
+        self.slot.add_step(batch, self.tree, self.layout, self.n_prompt)
 
     def take(
         self, logits: NDArray[np.float32], done: PassClock, first: bool = True, overlaps: bool = False
@@ -386,6 +393,12 @@ class RequestState:
 
     def _learn(self, chosen: list[int], n_accepted: int, done: PassClock, first: bool) -> None:
         """Tell the policy the result of the draft. `chosen`: the model's own tokens, up to the first relaxed one."""
+        if self.n_prompt:  # as a part of a prompt; a policy learns nothing from it
+            if self.statistics.steps:  # text of an answer, evaluated anew
+                self.statistics.again_ms += done.decode_ms
+            else:
+                self.statistics.prompt_ms += done.decode_ms
+            return
         begun = time.perf_counter()
         clock = self.clock
         if draft_text := self.sources.draft_text:
@@ -401,7 +414,7 @@ class RequestState:
         """Return how many steps may follow this one at once: it drafted nothing, and neither will they."""
         if len(taken.tree) or self._constraint or self._relaxed or self._remaining or self.request.logprobs is not None:
             return 0
-        if not self.answer.begun or taken.rows:
+        if not self.answer.begun or taken.rows or self.n_prompt:
             return 0
         return min(self.policy.free_steps, self.answer.left - 1, self.room)
 
@@ -510,7 +523,7 @@ class RequestState:
         """The tokens of a step from `begun`: what decides whether the answer goes on. The rest is `deliver`."""
         self._taken = taken
         self.report_progress()
-        self.answer.receive(taken.verdict.tokens, begun)
+        self.answer.receive(taken.verdict.tokens, time.perf_counter() if self.n_prompt else begun)
 
     @property
     def is_undelivered(self) -> bool:

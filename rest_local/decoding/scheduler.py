@@ -70,6 +70,10 @@ class Scheduler:
     A request is in `waiting` (no slot), or in `admitted` (a slot), or done.
 
     `stall_ms`: what a part of a prompt may add to a step of requests that generate.
+
+    `joins_root`: the end of a prompt and the first step of its answer are one pass, which saves a plain step before the
+    first token. Only for settings in which the number of rows in a pass changes no bit: an answer would depend on how
+    much of its prompt the cells held.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Scheduler:
         overlaps: bool | None = None,
         frame_ms: float = 0.0,
         drafter: Drafter | None = None,
+        joins_root: bool = False,
     ) -> None:
         self.backend = backend
         in_order = capability.shares and capability.kind == "chain"
@@ -93,6 +98,7 @@ class Scheduler:
         self._part_ms = 0.0
         self._seconds_without_part = 0.0  # of the newest pass without one
         self._shares = capability.shares
+        self._joins_root = joins_root and capability.shares and drafter is None
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
         self.n_decodes = 1  # in the newest pass
@@ -358,6 +364,10 @@ class Scheduler:
                 self.was_image = True
                 return _Pass(states, with_parts, [], [image])
             parts = self._parts(texts, running) if texts else []
+            if self._joins_root:
+                whole = [state for state, n in parts if n == state.n_pending and state.request.max_tokens]
+                running += whole
+                parts = [(state, n) for state, n in parts if state not in whole]
         return _Pass(states, with_parts, running, parts) if running or parts else None
 
     def _plan_again(self, tried: _Pass, error: DecodeFailed | RequestFailed) -> _Pass | None:
@@ -410,7 +420,8 @@ class Scheduler:
         of these has a root in it, and tokens that are evaluated again.
         """
         taken = sum(1 + state.slot.n_again for state in running)
-        left = min(self._largest_part(len(running)), self.backend.n_batch - taken)
+        roots = len(prompts) if self._joins_root else 0
+        left = min(self._largest_part(len(running)), self.backend.n_batch - taken - roots)
         self._turn = (self._turn + 1) % len(prompts)
         parts: list[Part] = []
         for state in (*prompts[self._turn :], *prompts[: self._turn]):
@@ -433,12 +444,14 @@ class Scheduler:
 
     def _hand_out(self, done: _Pass, outcomes: list[Outcome], begun: float) -> None:
         self._share_time(done)
-        if done.parts:
+        n_prompts = sum(state.n_prompt for state in done.running) + sum(n for _, n in done.parts)
+        if n_prompts:
             self._held = None  # there is more to share now
-            seconds, n_prompts = time.perf_counter() - begun, sum(n for _, n in done.parts)
+            seconds = time.perf_counter() - begun
             self.part_seconds.append(seconds)
             if n_prompts >= LEAST_PART:  # the time of a few tokens is that of the pass
-                alone = self._seconds_without_part if done.running else 0.0
+                others = any(not state.n_prompt for state in done.running)
+                alone = self._seconds_without_part if others else 0.0
                 self._part_ms = 1e3 * max(seconds - alone, 0.1 * seconds) / n_prompts
         else:
             self._seconds_without_part = (time.perf_counter() - begun) / self.n_decodes
@@ -454,10 +467,13 @@ class Scheduler:
         now = time.perf_counter()
         ms, self._uncharged_ms = self._uncharged_ms + 1e3 * (now - self._charged_to), 0.0
         self._charged_to = now
-        counts = [1 + len(state.tree) for state in done.running]
+        counts = [1 + len(state.tree) + state.n_prompt for state in done.running]
         each = ms / (sum(counts) + sum(n for _, n in done.parts))
         for state, n in zip(done.running, counts, strict=True):
-            state.statistics.answer_share_ms += n * each
+            if state.n_prompt and not state.statistics.steps:
+                state.statistics.prompt_share_ms += n * each
+            else:
+                state.statistics.answer_share_ms += n * each
         for state, n in done.parts:
             if state.statistics.steps:  # text of an answer, evaluated anew
                 state.statistics.answer_share_ms += n * each

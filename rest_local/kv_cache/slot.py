@@ -460,11 +460,11 @@ class Slot:
         batch.n_ids += [self._joined] * n
         batch.output += [0] * n
 
-    def add_step(self, batch: BatchBuilder, tree: DraftTree, layout: Layout | None) -> None:
+    def add_step(self, batch: BatchBuilder, tree: DraftTree, layout: Layout | None, n_before: int = 0) -> None:
         """Put the root, which is the next token of the text, and its draft into the batch, with the logits of each;
-        before them what is evaluated again.
+        before them what is evaluated again, or the `n_before` tokens of the prompt that the batch ends with so far.
         """
-        first_id, begin = self.first_id, self.position(self.n_past)
+        first_id, begin = self.first_id, self.position(self.n_past + n_before)
         if self.n_again:
             again = self.n_again
             batch.token += self.tokens[self.n_past - again : self.n_past]
@@ -474,7 +474,7 @@ class Slot:
             batch.output += [0] * again
         if tree.n_leaves > self._joined:
             self._join(tree.n_leaves)
-        batch.token.append(self.tokens[self.n_past])
+        batch.token.append(self.tokens[self.n_past + n_before])
         batch.pos.append(begin)
         batch.first_id.append(first_id)
         batch.n_ids.append(self._joined)

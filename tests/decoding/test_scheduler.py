@@ -416,10 +416,12 @@ class Life(RuleBasedStateMachine):
         self.backend, self.capability = self.memory()
         self.sequences: list[tuple[list[int], int, RequestState]] = []
 
-    @initialize(frame_ms=st.sampled_from([0.0, 4.0]))
-    def start(self, frame_ms: float) -> None:
+    @initialize(frame_ms=st.sampled_from([0.0, 4.0]), joins_root=st.booleans())
+    def start(self, frame_ms: float, joins_root: bool) -> None:
         """Begin with a scheduler that does one pass in a step, or up to four."""
-        self.scheduler: Scheduler = scheduler_of(self.backend, capability=self.capability, frame_ms=frame_ms)
+        self.scheduler: Scheduler = scheduler_of(
+            self.backend, capability=self.capability, frame_ms=frame_ms, joins_root=joins_root
+        )
 
     @rule(
         common=st.integers(0, 40), prompt=st.lists(st.integers(0, N_VOCAB - 2), min_size=1, max_size=30),
@@ -537,6 +539,35 @@ def test_a_fault_among_steps_that_are_done_at_once_changes_no_token(call: int, f
     tokens = sequence.result.tokens
     assert tokens == said(prompt, 30)[: len(tokens)]
     assert len(tokens) == 30 or fault not in (-1, -2, 2)  # 1: the cells are full, which ends the only request
+
+
+@pytest.mark.parametrize("n_batch", [8, 64])
+@pytest.mark.parametrize("others", [0, 2])
+def test_the_end_of_a_prompt_and_the_first_step_are_one_pass(n_batch: int, others: int) -> None:
+    for n_prompt in (1, 2, 7, 8, 9, 17):
+        passes, told = [], []
+        for joins_root in (False, True):
+            backend = FakeBackend(n_batch=n_batch, n_slots=4)
+            scheduler = scheduler_of(backend, joins_root=joins_root)
+            before = [sequence_of(backend, [7, number], 30) for number in range(others)]
+            submit_all(scheduler, before)
+            for _ in range(3):
+                scheduler.step()
+            sequence = sequence_of(backend, list(range(n_prompt)), 6, logprobs=2)
+            scheduler.submit(sequence)
+            begun = backend.calls
+            while not sequence.answer.begun:
+                scheduler.step()
+                check_cells(scheduler)
+            passes.append(backend.calls - begun)
+            run(scheduler, [])
+            told.append((sequence.result.tokens, sequence.result.logprobs, sequence.statistics.steps))
+            assert sequence.statistics.prompt_tokens == n_prompt
+            assert all(each.result.tokens == said([7, number], 30) for number, each in enumerate(before))
+        assert told[0] == told[1]
+        assert told[0][0] == said(list(range(n_prompt)), 6)
+        saved = passes[0] - passes[1]
+        assert saved == (n_prompt > 1) if n_batch == 64 else saved >= 0, (n_prompt, passes)  # a root needs a place
 
 
 @pytest.mark.parametrize("n", range(1, 12))

@@ -67,8 +67,9 @@ def scheduler_of(
     capability: Capability = TREE,
     overlaps: bool | None = None,
     frame_ms: float = 0.0,
+    joins_root: bool = False,
 ) -> Scheduler:
-    return Scheduler(backend, capability, curve, overlaps, frame_ms)
+    return Scheduler(backend, capability, curve, overlaps, frame_ms, joins_root=joins_root)
 
 
 def sequence_of(
