@@ -207,7 +207,8 @@ class DecodeContext:
         self.sessions: Sessions | None = None
         self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
         self._others_run = busy and backend.threads > 1  # at the last look at the machine
-        self._decoded_s = 0.0  # of passes since that look
+        self._decoded_s, self._n_decodes = 0.0, 0  # since that look
+        self._starved = load_meter(model, backend)
         meter = load_meter(model, backend, lambda: self._others_run)
         tuning.curve.busy_now = meter.busy
         self._calibration = Calibration(
@@ -296,7 +297,7 @@ class DecodeContext:
         if not self.scheduler.step():
             return False
         if not self.scheduler.was_image:
-            self.after_pass((time.perf_counter() - begun) / self.scheduler.n_decodes)
+            self.after_pass(time.perf_counter() - begun)
         return True
 
     @property
@@ -336,8 +337,13 @@ class DecodeContext:
         if self.sessions is not None:
             self.sessions.after_pass(seconds)
         self._decoded_s += seconds
+        self._n_decodes += self.scheduler.n_decodes
         if self._decoded_s >= LOOK_S and self.backend.threads > 1:
-            self._others_run, self._decoded_s = others_run(), 0.0
+            # A client that reads a stream is seen as well. It takes little, and only threads that do not get their
+            # processors have a reason to wait briefly.
+            starved = self._starved.busy(1e3 * self._decoded_s, self._n_decodes)
+            self._others_run = (starved or self._others_run) and others_run()
+            self._decoded_s, self._n_decodes = 0.0, 0
         if self._drafts:
             self._calibration.after_pass(seconds)
 

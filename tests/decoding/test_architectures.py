@@ -11,6 +11,7 @@ from support.half_right import TEXT, HalfRight, finish, half_right
 
 from benchmarks.tiny import ARCHITECTURES, SLIDING_WINDOW
 from rest_local import Engine, Sampling
+from rest_local.calibration.measuring import LoadMeter
 from rest_local.decoding import decode_context
 from rest_local.decoding.stream import Result
 from rest_local.llama import cores
@@ -115,6 +116,7 @@ def test_threads_wait_briefly_while_other_programs_run_and_no_bit_changes(
     monkeypatch.setattr(cores, "cores", lambda *_: 2)  # whatever this machine has
     monkeypatch.setattr(decode_context, "LOOK_S", 0.0)
     monkeypatch.setattr(decode_context, "others_run", lambda: busy[0])
+    monkeypatch.setattr(LoadMeter, "busy", lambda *_: busy[0])
     wait = decode_context.wait_briefly
     monkeypatch.setattr(decode_context, "wait_briefly", lambda brief: (told.append(brief), wait(brief))[1])
     options = ModelOptions(n_batch=64)  # parts of the prompt are no longer than drafts
