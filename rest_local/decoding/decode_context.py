@@ -449,7 +449,7 @@ def _capability(model: Model, context: Context, tuning: Tuning) -> tuple[Capabil
     capability = capability_of(model, context, tuning.fidelity, longest)
     if tuning.fidelity == "exact" and not tuning.exact and capability.kind != "none":
         if tuning.testing:
-            warning = f"`exact`: {tuning.testing}; decoding plainly until `rest-local doctor --exact` has run"
+            warning = f"`exact`: {tuning.testing}; decoding plainly until it is complete; `doctor` can do that"
             return replace(capability, kind="none", reason=f"exact: {tuning.testing}"), warning
         warning = f"`exact`: {NO_EXACT_SETTINGS}; decoding plainly"
         return replace(capability, kind="none", reason=f"exact: {NO_EXACT_SETTINGS}"), warning

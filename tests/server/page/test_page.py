@@ -156,7 +156,7 @@ def test_the_end_stays_in_view_until_the_user_scrolls_back(quiet: Live, opened: 
     page.mouse.wheel(0, -1500)
     expect(foot).not_to_be_in_viewport()
     stream.give("\na" * 10)
-    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^2 steps"))
+    expect(page.locator("#chart")).to_have_attribute("aria-label", re.compile("^420 steps"))
     expect(foot).not_to_be_in_viewport()
     stream.end()
 
