@@ -18,6 +18,7 @@ from rest_local.api.responses_answer import Writer
 from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 from rest_local.errors import OptionError
 from rest_local.grammar import json_schema
+from rest_local.llama.options import Sampling
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": '{"path": "a"}'}
@@ -301,7 +302,7 @@ def test_any_items_are_a_chat_or_an_error_with_a_place(items: Any, tools: Any, c
         return
     assert made.chat.messages
     assert len(made.places) == len(made.chat.messages)
-    json.dumps(made.response("demo", "completed"))
+    json.dumps(made.response("demo", Sampling(), "completed"))
 
 
 # ---- Lark grammars as regular expressions --------------------------------------------------------------------------
