@@ -308,11 +308,11 @@ class Forward:
             self.drafter.observe(_evaluated(at_work, outcomes))
         return outcomes
 
-    def go_on(self, at_work: Pass, outcomes: Sequence[Outcome]) -> None:
+    def go_on(self, at_work: Pass, outcomes: list[Outcome]) -> None:
         """Do the next steps of the only request at once, as long as its policy has nothing to decide and nobody could
         see their text one by one. Each takes a few calls beside the decode; all other work is done once for all.
 
-        A decode that fails is undone, and left to the next step.
+        A decode that fails is undone, and left to the next step. An error of the sampler becomes the outcome.
         """
         taken = outcomes[0]
         if len(outcomes) > 1 or self.drafter is not None or not isinstance(taken, VerifiedStep):
@@ -333,8 +333,13 @@ class Forward:
                 break
             row = backend.logits(1)[0]
             decode_ms = 1e3 * (time.perf_counter() - begun)
-            token = chooser.sample(row)
-            chooser.accept(token)
+            try:
+                token = chooser.sample(row)
+                chooser.accept(token)
+            except Exception as error:  # not a reason to end the service
+                _put_back(slot, n_past)
+                outcomes[0] = error_of(error)
+                break
             tokens.append(token)
             slot.n_past += 1
             state.tokens.append(token)

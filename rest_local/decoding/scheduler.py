@@ -129,8 +129,7 @@ class Scheduler:
         """Admit the requests that can be admitted, and do one forward pass; False where all wait for images."""
         self._charged_to = time.perf_counter()
         self._expire()
-        if self.waiting:
-            self._admit()
+        self._admit()
         self._shift()
         self._look_ahead()
         if any(each.is_restoring for each in self.admitted):

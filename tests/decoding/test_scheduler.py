@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.examples import few
-from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Recurrent, logits_of, plain
+from support.fake_backend import END, N_VOCAB, Draws, FakeBackend, Greedy, Recurrent, logits_of, plain
 from support.fake_sequences import (
     TREE,
     Owned,
@@ -32,7 +32,7 @@ from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.logprobs import logprobs_of
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.scheduler import LEAST_PART, Scheduler
-from rest_local.errors import DecodeFailed
+from rest_local.errors import DecodeFailed, Unexpected
 from rest_local.kv_cache.backend import Capability
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import Off
@@ -539,6 +539,30 @@ def test_a_fault_among_steps_that_are_done_at_once_changes_no_token(call: int, f
     tokens = sequence.result.tokens
     assert tokens == said(prompt, 30)[: len(tokens)]
     assert len(tokens) == 30 or fault not in (-1, -2, 2)  # 1: the cells are full, which ends the only request
+
+
+class Failing(Greedy):
+    """Chooses so many tokens, and fails."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self._left = n
+
+    def sample(self, logits: np.ndarray) -> int:
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("of the sampler")
+        return super().sample(logits)
+
+
+@pytest.mark.parametrize("n", range(6))
+def test_a_sampler_that_fails_among_steps_that_are_done_at_once_ends_its_own_request(n: int) -> None:
+    backend = FakeBackend(n_ctx=64)
+    scheduler = scheduler_of(backend, frame_ms=8.0)
+    failed = ask(scheduler, [1, 2, 3], 30, Failing(n))
+    assert isinstance(failed.error, Unexpected)
+    assert failed.result.tokens == said([1, 2, 3], 30)[: len(failed.result.tokens)]
+    assert ask(scheduler, [4, 5], 12).result.tokens == said([4, 5], 12)
 
 
 @pytest.mark.parametrize("n_batch", [8, 64])
