@@ -41,7 +41,8 @@ from rest_local.kv_cache.slot import BatchBuilder, Slot
 
 ROUNDS = 5  # at first; three times as many if they disagree
 
-BUSY_DELAY = 0.25  # of its time that a thread waits for a processor; half with one other program for each
+# A machine is busy when threads wait this share of their time for a processor. With one other program each, it is half.
+BUSY_DELAY = 0.25
 PREEMPTIONS_PER_SECOND = 20.0  # of the threads; 110 to 250 were counted on a busy machine
 
 

@@ -68,7 +68,8 @@ progress = log.getChild("progress")  # messages about work that takes a while
 FORMAT = 9
 CONTEXTS = (64, 512, 2048)  # context lengths that `tune_thoroughly` measures, as far as they fit
 SELF_TEST_S = 2.0
-EXACT_TEST_S = 60.0  # of a load, for the self-test of `--exact`: all of it takes as long as some 600 plain steps
+# A load spends at most this long on the self-test of `--exact`, which takes as long as some 600 plain steps.
+EXACT_TEST_S = 60.0
 
 
 @dataclass

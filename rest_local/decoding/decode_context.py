@@ -55,7 +55,8 @@ WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
 
-SHARE = 0.01  # of the time of steps: a first answer is not slowed down, and idle time pays for the rest
+# Measuring takes at most this share of the time of steps, so that first answers are not slower. Idle time pays for most.
+SHARE = 0.01
 LARGEST_BETWEEN = 16  # tokens; larger ones only in idle time, where a stall delays no request
 COARSE = 2 * CERTAIN
 MOST_IDLE = 4 * len(SIZES)  # batches in one idle period, on a machine whose times do not agree

@@ -79,7 +79,7 @@ class Pass:
         self.texts = [state.sources.draft_text for state in self.states]  # what a drafting model knows of each
         prompted = bool(parts) or any(state.is_prefilling for state in running)
         self.clock = PassClock(sum(self.before) + idle_cells, len(running), prompted)
-        self.n_decodes = 1  # of these requests, with those that followed at once
+        self.n_decodes = 1  # `go_on` adds to it
 
 
 class Forward:
@@ -395,7 +395,7 @@ def _commit(parts: Sequence[Part], slots: list[Slot], clock: PassClock) -> list[
 
 
 def _evaluated(at_work: Pass, outcomes: Sequence[Outcome]) -> list[Evaluated]:
-    """What a drafting model learns from this pass: the committed tokens, and their rows in the batch."""
+    """Return the committed tokens of this pass and their rows in the batch, which a drafting model learns from."""
     found: list[Evaluated] = []
     row = 0
     held = list(zip(at_work.slots, at_work.before, at_work.texts, strict=True))

@@ -96,7 +96,7 @@ class Scheduler:
         self.part_seconds: deque[float] = deque(maxlen=64)  # of passes with a part of a prompt, the newest
         # What a token of a prompt added to the newest pass with LEAST_PART of them or more; 0: there was none.
         self._part_ms = 0.0
-        self._seconds_without_part = 0.0  # of the newest pass without one
+        self._plain_pass_s = 0.0  # The newest pass without a part of a prompt took so long.
         self._shares = capability.shares
         self._joins_root = joins_root and capability.shares and drafter is None
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
@@ -450,10 +450,10 @@ class Scheduler:
             self.part_seconds.append(seconds)
             if n_prompts >= LEAST_PART:  # the time of a few tokens is that of the pass
                 others = any(not state.n_prompt for state in done.running)
-                alone = self._seconds_without_part if others else 0.0
+                alone = self._plain_pass_s if others else 0.0
                 self._part_ms = 1e3 * max(seconds - alone, 0.1 * seconds) / n_prompts
         else:
-            self._seconds_without_part = (time.perf_counter() - begun) / self.n_decodes
+            self._plain_pass_s = (time.perf_counter() - begun) / self.n_decodes
         self._charge_idle(len(done.running))
         for state, outcome in zip(done.served, outcomes, strict=True):
             if not state.done:  # it failed while the pass was computed, or was cancelled when another was delivered

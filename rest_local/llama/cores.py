@@ -222,6 +222,6 @@ class _IdleTeam:
         self._thread.join()
 
 
-_PAUSE_SOFT = 1  # of omp_pause_resource_t
+_PAUSE_SOFT = 1  # The value of `omp_pause_soft` in OpenMP's headers.
 _waiting = threading.Lock()
 _idle_team: _IdleTeam | None = None

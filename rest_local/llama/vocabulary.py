@@ -55,7 +55,7 @@ class Vocabulary:
         self.name = name
         self._opener = opener
         self._cache_key = cache_key
-        self._is_end: dict[int, bool] = {}  # of the tokens that were asked about
+        self._is_end: dict[int, bool] = {}  # A cache of `is_end`.
         self._pieces: dict[int, bytes] = {}  # a cache; some 15 MB for all tokens of a vocabulary of 150 000
         self._grammar_tokens: Tokens | None = None
         self._grammar_lock = threading.Lock()

@@ -43,8 +43,10 @@ from rest_local.planning.policy import NO_CHECKPOINT, NOTHING, Policy, StepConte
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LEARNED_TOGETHER = 16  # plain steps
-ENTROPY_SHARE = 0.0025  # of a plain step; without entropies there are rests, in which a step costs a third
+LEARNED_TOGETHER = 16  # The cost curve learns from so many plain steps at once.
+# Entropies are computed where one costs at most this share of a plain step. Without them there are rests, in which the
+# driver takes a third of its time.
+ENTROPY_SHARE = 0.0025
 OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
 SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
 SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided

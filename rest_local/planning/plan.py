@@ -36,9 +36,9 @@ REPEATS = (1, 2, 3, 8)  # lengths of the newest tokens that are searched in the 
 LOOKUP_MS = 0.15  # milliseconds of a lookup, and of other work of the driver, before any is measured
 TRIAL_SHARE = 0.01  # of plain time, for each of what is tried though it is not expected to pay: lookups, passes of a
 # drafting model, an entropy
-PATIENCE = 4  # trials in vain make the next ones rarer, down to this part of TRIAL_SHARE
+PATIENCE = 4  # Trials in vain make the next ones rarer, until they take TRIAL_SHARE / PATIENCE.
 SMOOTHING = 1 / 16  # weight of what was seen last: of a lookup, a request, a step with a drafting model
-POOLED = 4  # lookups of a bucket of its own that count as much as those of all buckets
+POOLED = 4  # After so many lookups, a bucket's own mean counts as much as the mean of all buckets.
 START = 0.3  # plain steps that a lookup is expected to save before any is made; with 0.1 a fast model loses up to 17%
 
 
@@ -161,8 +161,8 @@ def in_words(plain_ms: float) -> str:
     )
 
 
-REFRESH_MS = 200.0  # of plain steps, after which the price table is computed again: with what the curve has observed it
-# takes 0.2 ms
+# The price table is computed again after so many milliseconds of plain steps. That takes 0.2 ms.
+REFRESH_MS = 200.0
 RETURN = 0.25  # of what a draft costs beyond a plain step, that it must be expected to save: the tree that looks best
 # has the luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them
 

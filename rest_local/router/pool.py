@@ -69,7 +69,7 @@ class Entry:
     taken: int = 0  # bytes that the loaded model takes, as `need` estimated
     files: State = ()  # of the model that is loaded
     looked_at: float = 0.0  # when these were compared with the disk
-    refused: State = ()  # of a file in its place that cannot be loaded
+    refused: State = ()  # The stamp of a newer file that cannot be loaded.
     meta: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -223,7 +223,7 @@ class Pool:
 
     @staticmethod
     def _has_changed(entry: Entry) -> bool:
-        """Whether there is another file to load in its place. Reads the disk, which may be slow."""
+        """Return True if the file was replaced by one that may load. Reads the disk, which may be slow."""
         state = entry.state_of_files
         if not state or state in (entry.files, entry.refused):
             return False
@@ -280,7 +280,7 @@ class Pool:
             await (self._unload(other) if first is None else asyncio.wait([first]))
 
     async def _start_with_room(self, entry: Entry) -> Model:
-        """As `_start`; if that fails, once more without the models that are idle."""
+        """Start the model, and if that fails, unload the idle models and try once more."""
         try:
             return await self._start(entry)
         except ModelProcessFailed as error:

@@ -30,7 +30,7 @@ log = logging.getLogger("rest_local.server")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSetup(Setup):
-    """What the child serves; it is pickled. `eager`, `limit`: as for `Routing`."""
+    """Tell the child what to serve; this object is pickled. `eager` and `limit` are those of `Routing`."""
 
     choice: ModelChoice
     eager: bool
