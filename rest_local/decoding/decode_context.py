@@ -55,7 +55,7 @@ WITHOUT_DRAFTER = "going on without the draft model"
 NO_EXACT_SETTINGS = "no settings of this backend verify drafts bit for bit"
 
 
-# Measuring takes at most this share of the time of steps, so that first answers are not slower. Idle time pays for most.
+# Measuring takes at most this share of the time of steps, so that first answers are not slower.
 SHARE = 0.01
 LARGEST_BETWEEN = 16  # tokens; larger ones only in idle time, where a stall delays no request
 COARSE = 2 * CERTAIN
