@@ -1,9 +1,8 @@
-"""The answers to one request as they grow: what all protocols share. Knows no HTTP.
+"""What the answers of all protocols share. Knows no HTTP.
 
-What the engine generates arrives as pieces. `Choice` makes one stream of `Part`s of them: text, deltas of a chat
-(content, reasoning, calls), log-probabilities, progress. A protocol subclasses `Answer` and defines how a part becomes
-events and what the whole answer looks like. Streamed and whole answers are made of the same parts, so they cannot
-differ.
+The engine generates pieces. `Choice` turns them into one stream of `Part`s: text, deltas of a chat (content, reasoning,
+calls), log-probabilities, progress. A protocol subclasses `Answer` and defines how a part becomes events and what the
+whole answer looks like. Streamed and whole answers are made of the same parts, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -31,31 +30,32 @@ if TYPE_CHECKING:
 
 EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
+# A long prompt can take minutes, and proxies end a connection that was silent for one.
 QUIET_SECONDS = 10.0
-"""Between two events of a stream at most. A long prompt can take minutes; proxies end a silent connection after one."""
-COARSE_MS = 100  # where steps are hidden, times are rounded to multiples of this,
-GROUP_TOKENS = 16  # ids and log-probabilities are sent in groups of this size,
-GROUP_CHARACTERS = 64  # and text in groups of this: about 15 tokens
+# Where steps are hidden, times are rounded, and tokens and text are sent in groups of fixed size.
+COARSE_MS = 100
+GROUP_TOKENS = 16
+GROUP_CHARACTERS = 64  # about 15 tokens
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What answers a request."""
+    """The engine, model name and caller of one request."""
 
     engine: Engine
     model: str  # the name to answer with
-    shows_steps: bool  # the answer may tell what was drafted and what was cached (`Settings.shows_steps`)
+    shows_steps: bool  # True if the answer may tell what was drafted and cached (`Settings.shows_steps`)
     fingerprint: str  # OpenAI's `system_fingerprint`
-    owner: str = ""  # whose texts are tokenized once (`server.settings.owner_of`)
+    owner: str = ""  # the caller, see `server.settings.owner_of`
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of all prompts and answers, which each protocol writes in names of its own.
+    """The number of tokens in all prompts and answers; each protocol has its own names for them.
 
-    `cached` of the tokens of the prompts were in memory. Other machines are not told: it shows what others have sent.
+    `cached` tokens of the prompts were in memory. Other machines must not see them: they show what others have sent.
     """
 
     prompt: int
@@ -64,64 +64,64 @@ class Usage:
 
     @staticmethod
     def of(results: Sequence[Result], per_prompt: int = 1) -> Usage:
-        """`per_prompt`: answers to each prompt, which are neighbours."""
+        """Count the tokens of these results. Every `per_prompt` neighbouring results answer the same prompt."""
         firsts = Timings.total(result.timings for result in results[::per_prompt])
         completion = sum(len(result.tokens) for result in results)
         return Usage(firsts.cached_tokens + firsts.prompt_tokens, firsts.cached_tokens, completion)
 
 
 class HasResult(Protocol):
-    """What an answer is made of: a stream, or what else has a result. It is complete when the answer is."""
+    """A stream, or anything else whose result is complete when the answer is."""
 
     @property
     def result(self) -> Result: ...
 
 
 class Call(Protocol):
-    """A request of any protocol. First `requests`, in a worker thread (templates, grammars), then `answer`."""
+    """A request of any protocol. Call `requests` first, in a worker thread (templates, grammars), then `answer`."""
 
     def requests(self) -> list[Request]:
-        """The engine's requests, one for each answer. Raises ApiError, OptionError, TemplateFailed, PromptTooLong."""
+        """Return the engine's requests, one for each answer. Raises ApiError and what the engine refuses."""
         ...
 
     def answer(self, answered: Sequence[HasResult]) -> Answer[Any]:
-        """The answer. `answered`: for each of the requests."""
+        """Return the answer. `answered` has one stream or result for each of the requests."""
         ...
 
 
 def event(value: Any, name: str | None = None) -> bytes:
-    """A server-sent event with a JSON value, and with a name where the protocol has named events."""
+    """Encode a server-sent event with a JSON value, and with a name if the protocol names its events."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + to_json(value, inf_nan_mode="null") + b"\n\n"
 
 
 def named_events(values: Sequence[dict[str, Any]]) -> list[bytes]:
-    """Events that are named by their `type`."""
+    """Encode events whose names are their `type`."""
     return [event(value, value["type"]) for value in values]
 
 
 def new_id(prefix: str) -> str:
-    """An id that cannot be guessed."""
+    """Return an id that cannot be guessed."""
     return f"{prefix}{secrets.token_hex(12)}"
 
 
 @dataclass
 class Part:
-    """What one event adds to an answer. Of a chat, `deltas` are its text split into content, reasoning and calls."""
+    """What one event adds to an answer. In a chat, `deltas` split its text into content, reasoning and calls."""
 
     text: str = ""
     deltas: list[Delta] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     origins: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)  # how many of the tokens in `origins` each forward pass gave
-
+    # How many of the tokens in `origins` each forward pass gave.
+    steps: list[int] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
-    timings: dict[str, float] | None = None  # so far, where the client wants them with every part
+    timings: dict[str, float] | None = None  # present if the client wants them with every part
 
     @property
     def extension(self) -> dict[str, Any]:
-        """Further fields of an event: `timings` and `rest_local`, where they are sent."""
+        """Return the fields `timings` and `rest_local` of an event, if they are sent."""
         fields: dict[str, Any] = {"rest_local": {"tokens": self.origins, "steps": self.steps}} if self.origins else {}
         return fields | ({"timings": self.timings} if self.timings else {})
 
@@ -132,10 +132,8 @@ class Part:
 class Choice:
     """The state of one answer.
 
-    parser         splits the text of a chat's answer
-    shows_steps    text is sent as the steps give it, else in groups of fixed size
-    sends_origins  each token is sent with its source
-    ending         filters that may end the answer although the model would go on
+    `parser` splits the text of a chat's answer. `shows_steps` sends text after each step, not in groups of fixed size,
+    and `sends_origins` the source of each token. The filters in `ending` may end the answer before the model does.
     """
 
     def __init__(
@@ -158,12 +156,12 @@ class Choice:
 
     @property
     def can_end(self) -> bool:
-        """Whether a filter may end the answer, so that its text has to be read while it is generated."""
+        """Return True if a filter may end the answer, so its text has to be read while it is generated."""
         return bool(self._ending)
 
     @property
     def ended(self) -> bool:
-        """Whether a filter has ended the answer."""
+        """Return True if a filter has ended the answer."""
         return any(each.ended for each in self._ending)
 
     def feed(self, pieces: Sequence[Piece]) -> Part:
@@ -181,7 +179,7 @@ class Choice:
         return self._release(part, *self._groups)
 
     def finish(self, *, cut: bool) -> Part:
-        """What was held back. `cut`: it was not the model that ended the answer."""
+        """Return what was held back. `cut` means that something other than the model ended the answer."""
         part = Part()
         for each in self._ending:
             part.text = each.feed(part.text) + each.finish()
@@ -193,7 +191,7 @@ class Choice:
         return part
 
     def _release(self, part: Part, tokens: int, characters: int) -> Part:
-        """Moves whole groups of what is held back to the part, and adds the part to the answer."""
+        """Move whole groups of the pending text and tokens to the part, and add the part to the answer."""
         held = self._held
         text = held.text + part.text
         end = len(text) - len(text) % characters
@@ -211,15 +209,16 @@ class Choice:
 
 
 class Indentation:
-    """llama-server's `n_indent`: ends the text before a line, not the first, that is empty or indented less."""
+    """llama-server's `n_indent`: ends the text before a later line that is empty or indented less."""
 
     def __init__(self, least: int) -> None:
         self._least = least
-        self._blanks: str | None = None  # of a line after the first, until it is indented enough
+        # The indentation of a line after the first, until it is known to be deep enough.
+        self._blanks: str | None = None
         self.ended = False
 
     def feed(self, text: str) -> str:
-        """What of `text` belongs to the answer."""
+        """Return the beginning of `text` that belongs to the answer."""
         kept: list[str] = []
         while text and not self.ended:
             if self._blanks is not None:
@@ -235,7 +234,7 @@ class Indentation:
         return "".join(kept)
 
     def finish(self) -> str:
-        """The blanks that were held back, which belong to the answer."""
+        """Return the blanks that were held back. They belong to the answer."""
         rest, self._blanks = self._blanks or "", None
         return rest
 
@@ -243,8 +242,7 @@ class Indentation:
 class TimeLimit:
     """llama-server's `t_max_predict_ms`: ends the text after the first line that is complete when the time is over.
 
-    So an editor offers whole lines, and always at least one. The time counts from the first text. `clock`: seconds;
-    tests replace it.
+    So an editor offers whole lines, and at least one. The time counts from the first text. `clock` returns seconds.
     """
 
     def __init__(self, milliseconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -254,7 +252,7 @@ class TimeLimit:
         self.ended = False
 
     def feed(self, text: str) -> str:
-        """What of `text` belongs to the answer."""
+        """Return the beginning of `text` that belongs to the answer."""
         if self.ended or not text:
             return ""
         now = self._clock()
@@ -265,20 +263,18 @@ class TimeLimit:
         return text
 
     def finish(self) -> str:
-        """Nothing is held back."""
         return ""
 
 
 class Answer(Generic[BodyT]):
     """The answers to one request. A protocol defines `begin`, `advance`, `complete`, `end` and `whole`.
 
-    answered    what each answer is made of
-    parsers     of a chat, one for each answer
-    per_prompt  answers to each prompt, which are neighbours in `choices`
+    In a chat, each of the `answered` streams or results has one of the `parsers`. Every `per_prompt` neighbouring
+    answers belong to the same prompt.
     """
 
-    MEDIA_TYPE = EVENT_STREAM  # of a stream; a protocol without server-sent events has another one
-    SENDS_APART = False  # each event is sent by itself; else those of one moment are sent together
+    MEDIA_TYPE = EVENT_STREAM
+    SENDS_APART = False  # True sends each event by itself, False those of one moment together
 
     def __init__(
         self,
@@ -295,7 +291,7 @@ class Answer(Generic[BodyT]):
         self.shows_steps = context.shows_steps
         self.sends_origins = self.shows_steps and bool(body.rest_local and body.rest_local.origins)
         self.sends_timings = self.shows_steps and bool(body.timings_per_token)
-        self.remaining = len(answered)  # answers that are not complete
+        self.remaining = len(answered)  # the number of incomplete answers
         self._answered = list(answered)
         limit = body.t_max_predict_ms or 0.0
         self.choices = [
@@ -313,15 +309,15 @@ class Answer(Generic[BodyT]):
         return []
 
     def advance(self, number: int, part: Part) -> list[bytes]:
-        """Events for a part of answer `number`, which `Choice` has already added."""
+        """Return the events for a part of answer `number`. `Choice` has already added the part."""
         raise NotImplementedError
 
     def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
-        """Events before the first part of answer `number`: `prompt_progress`, and `timings` where they are wanted."""
+        """Return the events for `prompt_progress`, and for `timings` if wanted, before the first part of an answer."""
         return []
 
     def complete(self, number: int) -> list[bytes]:
-        """Events when answer `number` is complete; `remaining` is 0 at the last one."""
+        """Return the events when answer `number` is complete. `remaining` is 0 at the last one."""
         return []
 
     def end(self) -> list[bytes]:
@@ -331,27 +327,27 @@ class Answer(Generic[BodyT]):
         raise NotImplementedError
 
     def quiet(self) -> list[bytes]:
-        """Events of a stream in which nothing has happened for QUIET_SECONDS, so that nobody takes it for dead.
+        """Return the events for a stream in which nothing has happened for QUIET_SECONDS.
 
-        A comment, which clients of server-sent events skip; llama-server sends the same.
+        A comment keeps the connection alive, and clients of server-sent events skip it. llama-server sends the same.
         """
         return [b":\n\n"]
 
     def error_event(self, error: ApiError) -> bytes:
-        """The last event of a stream that fails after it has begun."""
+        """Return the last event of a stream that fails after it has begun."""
         return event(error.body)
 
     @property
     def results(self) -> list[Result]:
-        """One for each answer; final once `end` or `whole` is called."""
+        """Return one result for each answer. They are final once `end` or `whole` is called."""
         return [answered.result for answered in self._answered]
 
     def finish_reason(self, number: int) -> str:
-        """`stop` or `length`."""
+        """Return `stop` or `length`."""
         return "length" if self.choices[number].ended else self.results[number].finish_reason
 
     def add(self, number: int, pieces: Sequence[Piece] | None) -> Part:
-        """Adds pieces to an answer, or ends it for None; what can be sent."""
+        """Add pieces to an answer, or end it for None, and return the part that can be sent."""
         choice = self.choices[number]
         if pieces is not None:
             return choice.feed(pieces)
@@ -359,10 +355,10 @@ class Answer(Generic[BodyT]):
         return choice.finish(cut=choice.ended or self.results[number].cut)
 
     def events(self, number: int, pieces: Sequence[Piece] | None, timings: Timings | None) -> list[bytes]:
-        """The events of these pieces, and of the end for None. `timings`: so far, if they are sent.
+        """Return the events for these pieces, or for the end of the answer for None.
 
-        How fast a prompt is evaluated and what each step gave are told where steps are shown: they tell what other
-        clients sent, and what a datastore holds.
+        The progress of a prompt and the tokens of each step are sent only where steps are shown: they reveal what other
+        clients have sent and what a datastore contains.
         """
         part = self.add(number, pieces)
         part.timings = timings.to_dict() if timings else None
@@ -376,14 +372,14 @@ class Answer(Generic[BodyT]):
         return events if pieces is not None else events + self.complete(number)
 
     def completed(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """The answer where all results are complete and none was added yet."""
+        """Build the answer once every result is complete."""
         for number, result in enumerate(self.results):
             self.add(number, [Piece(result.text, tuple(result.tokens), (), tuple(result.logprobs))])
             self.add(number, None)
         return self.whole()
 
     def counts(self) -> dict[str, Any]:
-        """Counts for the log of requests. They say nothing about the text."""
+        """Return counts for the request log. They say nothing about the text."""
         usage = Usage.of(self.results, self.per_prompt)
         return {
             "prompt_tokens": usage.prompt,
@@ -394,10 +390,10 @@ class Answer(Generic[BodyT]):
 
 
 def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:
-    """llama-server's `timings` over all answers.
+    """Return llama-server's `timings`, summed over all answers.
 
-    Without `shows_steps`, counts of drafts are left out, and so is what tells how much of the prompt was cached:
-    `prompt_n` is then the whole prompt, without a time, and the time of the answer is rounded.
+    Without `shows_steps`, drafts are not counted and nothing shows how much of the prompt was cached: `prompt_n` is the
+    whole prompt, without a time, and the time of the answer is rounded.
     """
     total = Timings.total(result.timings for result in results)
     if not shows_steps:
@@ -408,7 +404,7 @@ def timings(results: Sequence[Result], shows_steps: bool) -> dict[str, float]:
 
 
 def prediction_counts(results: Sequence[Result]) -> dict[str, int]:
-    """How much of the client's prediction was accepted, and how many tokens of it were drafted and rejected."""
+    """Count the accepted and rejected tokens of the client's prediction."""
     counts = [result.draft.of_source("prediction") for result in results]
     accepted = sum(each.accepted for each in counts)
     rejected = sum(each.drafted for each in counts) - accepted
@@ -416,7 +412,7 @@ def prediction_counts(results: Sequence[Result]) -> dict[str, int]:
 
 
 def origins(texts: Sequence[str], piece: Piece) -> list[dict[str, Any]]:
-    """The text and the source of each token of a piece, for the page."""
+    """Return the text and the source of each token of a piece, for the page."""
     names = ("file", "line", "match", "probability")
     origin_of = piece.origins or (None,) * len(piece.tokens)
     return [

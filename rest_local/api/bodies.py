@@ -1,13 +1,14 @@
 """Types of the request bodies: OpenAI's, with llama-server's additions.
 
 - Types are strict: a string is not a number.
-- Unknown fields are ignored, because clients send many (`user`, `store`, `cache_control`, `id_slot`); the log names
-  those that no API has (`warn_of_unknown`). Below `rest_local` they are refused.
+- Unknown fields are ignored, because clients send many (`user`, `store`, `cache_control`, `id_slot`). The log names
+  those that no API has (`warn_of_unknown`). Within `rest_local` unknown fields are refused.
 - null means absent.
-- Checking a list stops at its first wrong element: the errors of a list of 350 000 took a minute and a gigabyte.
+- Checking a list stops at its first wrong element. Collecting all errors of 350 000 elements took a minute and a
+  gigabyte.
 - Content parts and tools are plain JSON here; `rest_local.chat` checks them.
 
-What a value means is decided in `requests`.
+`requests` decides what a value means.
 
 `check` refuses hostile JSON before any other code sees it. The security middleware limits the size, the parser the
 depth (200 levels). The number of arrays and objects is limited here, because an empty one takes 2 bytes of text and 60
@@ -31,7 +32,7 @@ from pydantic_core import PydanticCustomError, from_json
 from rest_local.api.errors import ApiError
 
 MAX_CHOICES = 16
-MAX_STOPS = 16_384  # the cost of a search hardly depends on their number (`StopFinder`)
+MAX_STOPS = 16_384  # `StopFinder` hardly gets slower with their number
 MAX_PROMPTS = 256
 MAX_DOCUMENTS = 1024
 Milliseconds = Annotated[float, Field(le=1e9)]
@@ -42,7 +43,7 @@ Many = Annotated[list[T], Field(fail_fast=True)]
 
 
 def _few(value: Any) -> Any:
-    """Checked before the elements, because checking an object does not stop at the first wrong one."""
+    """Limit the number of entries first, because checking an object does not stop at the first wrong entry."""
     if isinstance(value, dict) and len(value) > MAX_BIASES:
         raise ValueError(f"more than {MAX_BIASES} entries")
     return value
@@ -54,7 +55,7 @@ Stop = Annotated[str, Field(max_length=4096)]
 
 
 class Body(BaseModel):
-    """Base class: strict types, finite numbers, unknown fields ignored."""
+    """The base class of all bodies, with strict types and finite numbers. Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
@@ -65,14 +66,14 @@ class Body(BaseModel):
 
 
 JsonObject = dict[str, Any]
-Content = str | Many[JsonObject] | None  # text, or parts, which `rest_local.chat.conversation.content_text` reads
+Content = str | Many[JsonObject] | None  # text or parts, see `rest_local.chat.conversation.content_text`
 _IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "reasoning_content", "refusal")
 
 
 class Message(BaseModel):
     """One message. Further fields (`tool_calls`, `name`, `reasoning_content` ...) reach the template unchanged.
 
-    Only an assistant's message may be without content: where it calls tools, or was cut off or refused before any.
+    Only an assistant's message may lack content: if it calls tools, or was cut off or refused before it had any.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -99,7 +100,7 @@ class Prediction(Body):
 
 
 class StreamOptions(Body):
-    """What the end of a stream contains."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
@@ -113,7 +114,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's types, and llama-server's `{"type": "json_object", "schema": {...}}`."""
+    """OpenAI's response format, or llama-server's `{"type": "json_object", "schema": {...}}`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -121,16 +122,16 @@ class ResponseFormat(Body):
 
 
 class LarkGrammar(Body):
-    """A grammar in llguidance's dialect of Lark; a plain string is GBNF."""
+    """A grammar in llguidance's dialect of Lark. A plain string would be GBNF."""
 
     type: Literal["lark"]
     value: str
 
 
 class Extension(Body):
-    """The object `rest_local`: fields that only this server has.
+    """The object `rest_local`, with the fields that only this server has.
 
-    `origins`: send the source of each token. `t_max_prompt_ms`: the answer is empty if its prompt takes longer.
+    `origins` sends the source of each token. With `t_max_prompt_ms` the answer is empty if its prompt takes longer.
     llama-server ignores that name outside of this object, and llama.vim, which sends it, would keep the empty answer.
     """
 
@@ -153,7 +154,7 @@ class Extension(Body):
 
 
 class GenerationBody(Body):
-    """Fields of every call that generates, under OpenAI's names or llama-server's."""
+    """The fields of every call that generates, under OpenAI's names or llama-server's."""
 
     model: str | None = None
     stream: bool | None = None
@@ -213,8 +214,9 @@ class GenerationBody(Body):
 
 
 def _from_vllm(value: JsonObject) -> JsonObject:
-    """vLLM's names in those of this server: `repetition_penalty`, which counts the whole text, and the grammars of
-    `guided_json`, `guided_regex`, `guided_choice`, `guided_grammar` and `structured_outputs`.
+    """Translate vLLM's `repetition_penalty`, `guided_*` and `structured_outputs` into this server's fields.
+
+    vLLM's penalty counts the whole text.
     """
     if (penalty := value.pop("repetition_penalty", None)) is not None:
         value = {"repeat_penalty": penalty, "repeat_last_n": -1, **value}
@@ -245,34 +247,34 @@ def _from_vllm(value: JsonObject) -> JsonObject:
 
 
 class NamedFunction(Body):
-    """The function that must be called."""
+    """A function that must be called."""
 
     name: str
 
 
 class NamedTool(Body):
-    """`tool_choice` as an object."""
+    """The object form of `tool_choice`."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
 class AllowedFunctions(Body):
-    """Those of the tools that may be called, or of which one must be."""
+    """The tools that may be called, or one of which must be called."""
 
     mode: Literal["auto", "required"]
     tools: Many[NamedTool]
 
 
 class AllowedTools(Body):
-    """`tool_choice` as a part of the tools."""
+    """A `tool_choice` among some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedFunctions
 
 
 class ChatBody(GenerationBody):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[Many[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=-2)] | None = None
@@ -288,8 +290,9 @@ class ChatBody(GenerationBody):
 
 
 def _prompt_string(value: Any) -> Any:
-    """llama-server's objects in the place of texts: `{"prompt_string": "..."}`, `{"content": [{"type": "text", ...}]}`.
-    Other objects stay, and are refused.
+    """Unwrap llama-server's `{"prompt_string": "..."}` and `{"content": [{"type": "text", ...}]}`.
+
+    Other objects stay as they are, and are refused later.
     """
     if isinstance(value, list):
         return [_prompt_string(each) if isinstance(each, dict) else each for each in value]
@@ -308,7 +311,7 @@ PromptField = Annotated[str | Many[TokenId | str | Many[TokenId | str]], BeforeV
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: PromptField
     suffix: str | None = None
@@ -318,7 +321,7 @@ class CompletionBody(GenerationBody):
 
 
 class EmbeddingBody(Body):
-    """POST /v1/embeddings."""
+    """The body of POST /v1/embeddings."""
 
     model: str | None = None
     input: PromptField
@@ -337,7 +340,7 @@ Documents = Annotated[Many[Document], Field(min_length=1, max_length=MAX_DOCUMEN
 
 
 class RerankBody(Body):
-    """POST /v1/rerank. `texts` and `return_text` are TEI's names, which give an answer in its shape."""
+    """The body of POST /v1/rerank. TEI's names `texts` and `return_text` are answered in TEI's shape."""
 
     model: str | None = None
     query: Annotated[str, Field(min_length=1)]
@@ -355,7 +358,7 @@ class RerankBody(Body):
 
 
 class NativeBody(GenerationBody):
-    """POST /completion."""
+    """The body of POST /completion."""
 
     prompt: PromptField
     n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
@@ -366,14 +369,14 @@ class NativeBody(GenerationBody):
 
 
 class Extra(Body):
-    """A part of another file."""
+    """An excerpt from another file."""
 
     text: str
     filename: str | None = None
 
 
 class InfillBody(NativeBody):
-    """POST /infill."""
+    """The body of POST /infill."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -382,7 +385,7 @@ class InfillBody(NativeBody):
 
 
 class TokenizeBody(Body):
-    """POST /tokenize."""
+    """The body of POST /tokenize."""
 
     content: str
     add_special: bool | None = None
@@ -391,27 +394,27 @@ class TokenizeBody(Body):
 
 
 class SlotBody(Body):
-    """POST /slots/ID."""
+    """The body of POST /slots/ID."""
 
     model: str | None = None
     filename: str | None = None
 
 
 class DetokenizeBody(Body):
-    """POST /detokenize."""
+    """The body of POST /detokenize."""
 
     tokens: Many[TokenId]
 
 
 class SearchBody(Body):
-    """POST /datastores/{name}/search."""
+    """The body of POST /datastores/{name}/search."""
 
     text: Annotated[str, Field(min_length=1)]
     limit: Annotated[int, Field(ge=1, le=100)] | None = None
 
 
 class DocumentBody(Body):
-    """POST /datastores/{name}/documents."""
+    """The body of POST /datastores/{name}/documents."""
 
     name: Annotated[str, Field(min_length=1, max_length=1024)]
     text: Annotated[str, Field(min_length=1)]
@@ -423,7 +426,7 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def check(data: bytes, kind: type[Checked]) -> Checked:
-    """The body in JSON bytes. Raises ApiError 400."""
+    """Parse and validate JSON bytes. Raises ApiError 400."""
     value = load(data)
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
@@ -441,7 +444,7 @@ def check(data: bytes, kind: type[Checked]) -> Checked:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from error
 
 
-# Fields of other servers that change an answer and have no counterpart here, with the values that change nothing.
+# Fields of other servers that would change an answer but have no counterpart here, with the values that are harmless.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tfs_z": (1,), "top_a": (0,), "allowed_token_ids": ([],), "bad_words": ([],), "logits_processors": ([],),
     "use_beam_search": (False,), "early_stopping": (False,), "length_penalty": (1,), "guided_whitespace_pattern": ("",),
@@ -455,7 +458,7 @@ def _refuse_unsupported(value: JsonObject) -> None:
 
 
 def load(data: bytes) -> Any:
-    """A JSON value. Raises ApiError 400 for invalid JSON, NaN, numbers beyond a double, lone surrogates.
+    """Parse a JSON value. Raises ApiError 400 for invalid JSON, NaN, numbers beyond a double, lone surrogates.
 
     PowerShell and .NET write a byte order mark in front, which a parser may ignore (RFC 8259).
     """
@@ -472,7 +475,7 @@ def load(data: bytes) -> Any:
 
 
 def _finite(value: Any) -> bool:
-    """Whether all numbers are finite: the parser reads 1e400 as infinity."""
+    """Return True if all numbers are finite. The parser reads 1e400 as infinity."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, dict):
@@ -481,7 +484,7 @@ def _finite(value: Any) -> bool:
 
 
 def _explain(error: ValidationError) -> ApiError:
-    """The first error with its place. The value is not repeated, because it may be a prompt."""
+    """Describe the first error and its place. The value is not repeated, because it may be a prompt."""
     first = error.errors(include_url=False, include_input=False)[0]
     # The place also contains names of a union's members (`str`, `list[...]`), which a client does not know.
     parts = [*first["loc"], *filter(None, [first.get("ctx", {}).get("field")])]
@@ -496,10 +499,10 @@ def _explain(error: ValidationError) -> ApiError:
 
 
 log = logging.getLogger("rest_local.server")
-MAX_WARNINGS = 100  # in the life of a process: a client can send any number of names
+MAX_WARNINGS = 100  # A client can send any number of names, so warnings are limited per process.
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
-# Of OpenAI, llama-server, Anthropic, Ollama, then of vLLM, OpenRouter and others: clients of several servers send them
-# to each. Those that mean nothing to this server are not logged.
+# Fields of OpenAI, llama-server, Anthropic, Ollama, then of vLLM, OpenRouter and others. A client of several servers
+# sends all of its fields to each, so those without a meaning here are not worth a warning.
 _IGNORED = """
     audio background best_of client_metadata context_management conversation dimensions echo encoding_format
     frequency_penalty function_call functions include input instructions logit_bias logprobs max_completion_tokens
@@ -531,11 +534,10 @@ _warned: set[str] = set()
 
 
 def warn_of_unknown(given: Iterable[str], known: Collection[str], own: Collection[str]) -> None:
-    """Log a warning for each field of `given` that no API has, once in this process: most likely it is misspelt, and it
-    does nothing. Only names are logged, never values, which may be prompts.
+    """Log a warning, once in this process, for each field that no API has: most likely it is misspelt.
 
-    known  the fields of the call
-    own    the fields below `rest_local`
+    Only names are logged, never values, which may be prompts. `known` are the fields of the call, `own` those within
+    `rest_local`.
     """
     for name in given:
         if (

@@ -1,4 +1,4 @@
-"""Refusals and failures in the shapes of the protocols. Knows no HTTP but its status codes.
+"""Error responses in the shapes of the protocols. Of HTTP, only status codes are known here.
 
 An error has the shape of the protocol that its path belongs to (`shape_of`):
 
@@ -39,8 +39,8 @@ from rest_local.errors import (
 
 log = logging.getLogger("rest_local.server")
 RETRY_SECONDS = "1"
-_FIELD = re.compile(r"([a-z_]+)[\[.:]")  # messages of OptionError begin with the option: `tools[0].type: give ...`
-_INPUT = ("/embeddings", "/responses", "/responses/input_tokens")  # calls whose prompt has this name
+_FIELD = re.compile(r"([a-z_]+)[\[.:]")  # an OptionError begins with the option: `tools[0].type: give ...`
+_INPUT = ("/embeddings", "/responses", "/responses/input_tokens")  # these calls name the prompt `input`
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -51,7 +51,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An error response. `extra`: fields of the error object that are added or replaced."""
+    """An error response. The fields in `extra` are added to the error object, or replace its own."""
 
     def __init__(
         self,
@@ -93,9 +93,9 @@ _ANTHROPIC_TYPES = {
 
 
 def anthropic_shape(error: ApiError) -> dict[str, Any]:
-    """Anthropic's object, with OpenAI's `param` and `code` in addition where they say more.
+    """Return Anthropic's object, with OpenAI's `param` and `code` added if they say more.
 
-    Agents find a prompt that is too long, and shorten it, by the words and the two numbers of Anthropic's message.
+    Agents recognize a prompt that is too long by the words and the two numbers of Anthropic's message, and shorten it.
     """
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.message
@@ -111,35 +111,35 @@ def ollama_shape(error: ApiError) -> dict[str, Any]:
 
 
 def responses_error(error: ApiError) -> dict[str, Any]:
-    """The event `error` of a stream of OpenAI's Responses API. Most clients read the object in it, not its fields."""
+    """Return the event `error` of OpenAI's Responses API. Most clients read the object in it, not its fields."""
     fields = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
     return fields | error.body
 
 
 def shape_of(path: str) -> Shape:
-    """The shape of errors of a call. `path`: of its URL."""
+    """Return the shape of errors for the URL's path."""
     if path.startswith("/v1/messages"):
         return anthropic_shape
     return ollama_shape if path.startswith("/api/") else openai_shape
 
 
 def headers_of(path: str) -> dict[str, str]:
-    """Headers of every response to a call of `path`, of an error too: Anthropic's clients report the id."""
+    """Return headers for every response to a path, including errors: Anthropic's clients report the request id."""
     return {"request-id": f"req_{secrets.token_hex(12)}"} if shape_of(path) is anthropic_shape else {}
 
 
 def loading() -> ApiError:
-    """The response to calls that need the model while it loads."""
+    """Return the error for calls that need the model while it loads."""
     return ApiError(503, "Loading model", code="loading", headers={"retry-after": RETRY_SECONDS})
 
 
 def wrong(place: str, message: str, *, code: str = "invalid_value", param: str | None = None) -> ApiError:
-    """A refusal: 400. `place`: in the client's body (`input[3].type`); also `param`, unless that is given."""
+    """Return a 400 error for a `place` in the client's body (`input[3].type`), which is also the default of `param`."""
     return ApiError(400, f"{place}: {message}", code=code, param=param or place)
 
 
 def no_such_model() -> ApiError:
-    """The response to a name that means no model."""
+    """Return the error for a name that means no model."""
     return ApiError(404, "no such model; GET /v1/models lists the names", code="model_not_found", param="model")
 
 
@@ -152,7 +152,7 @@ _FAILED = "the request failed; see the server's log"
 
 
 def from_error(error: RestLocalError, *, is_local: bool) -> ApiError:
-    """The response to one of the package's errors. Other machines get no message that may contain a path."""
+    """Translate one of the package's errors. Other machines get no message that may contain a path."""
     answer = _answer(error)
     names_none = isinstance(error, (OptionError, GenerationError, CorpusEmpty)) and not isinstance(error, Unexpected)
     if is_local or names_none:
@@ -162,7 +162,7 @@ def from_error(error: RestLocalError, *, is_local: bool) -> ApiError:
     return ApiError(answer.status, text, code=answer.code)
 
 
-_STATUS = (  # the first that fits
+_STATUS = (  # the first match counts
     (CannotGenerate, 501, "no_generation"),
     ((QueueFull, GrammarsBusy, ServiceClosed, SlotBusy), 503, "busy"),
     ((OptionError, PromptEmpty, TemplateFailed, CorpusEmpty), 400, "invalid_value"),
@@ -173,7 +173,7 @@ _STATUS = (  # the first that fits
 
 
 def _answer(error: RestLocalError) -> ApiError:
-    text = in_options(str(error))  # of `serve`: only there they can be changed
+    text = in_options(str(error))
     if isinstance(error, PromptTooLong):
         like_llama = {"type": "exceed_context_size_error", "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx}
         # Clients look for llama-server's words: `too large`, and `exceeds the available context size`.
@@ -188,7 +188,7 @@ def _answer(error: RestLocalError) -> ApiError:
 
 
 def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
-    """As `from_error`, with the field that is wrong as `param`. `path`: of the call's URL."""
+    """Translate an error as `from_error` does, with `param` set to the field of the call that is wrong."""
     answer = from_error(error, is_local=is_local)
     if isinstance(error, PromptTooLong):
         of_chat = "/chat/" in path or shape_of(path) is anthropic_shape
@@ -199,14 +199,14 @@ def at_field(error: RestLocalError, path: str, *, is_local: bool) -> ApiError:
 
 
 def given(value: Any, place: str) -> dict[str, Any]:
-    """An object's fields; null means absent. Raises ApiError 400 for what is no object."""
+    """Return an object's fields without those that are null. Raises ApiError 400 if the value is no object."""
     if not isinstance(value, Mapping):
         raise wrong(place, "give an object")
     return {name: field for name, field in value.items() if field is not None}
 
 
 def text_of(fields: Mapping[str, Any], name: str, place: str) -> str:
-    """A field that is text and not empty. Raises ApiError 400."""
+    """Return a field that must be non-empty text. Raises ApiError 400."""
     value = fields.get(name)
     if not isinstance(value, str) or not value:
         raise wrong(f"{place}.{name}", "give text")

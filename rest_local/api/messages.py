@@ -1,22 +1,24 @@
 """Anthropic's Messages API: bodies, and the conversation as OpenAI's chat, which the server understands.
 
 - Types are strict, unknown fields are ignored, null means absent, as in `bodies`. Content blocks and tools are plain
-  JSON in the types: an error has to name the place of a block.
+  JSON in the types, because an error has to name the place of a block.
 - Consecutive messages of one role are one turn, as in Anthropic's API.
 - A turn of the user becomes its tool results, one message each, then its text and images. Images of a result are sent
-  with the text after it: few templates accept them in a result.
+  with the text after it, because few templates accept them in a result.
 - A turn of the assistant becomes its text, its reasoning and its calls. Reasoning that Anthropic encrypted
-  (`redacted_thinking`) cannot be read and is left out. Calls that Anthropic's servers ran are calls like others, each
-  with its result.
-- A last turn of the assistant is the beginning of the answer (`Translated.begun`), from the last of these results on.
-- A system message after the first turn stays where the template allows one there. Else it becomes text of the user's
-  turn: in front of the conversation it would change the prompt's beginning, so that all of it is evaluated again.
-- Documents and search results become text. What would have to be fetched is refused.
+  (`redacted_thinking`) cannot be read and is left out. Calls that Anthropic's servers ran are translated like all
+  others, each with its result.
+- A last turn of the assistant is the beginning of the answer (`Translated.begun`), starting after the last of these
+  results.
+- A system message after the first turn stays where it is if the template allows that. Otherwise it becomes text of the
+  user's turn. In front of the conversation it would change the beginning of the prompt, so that all of it would have to
+  be evaluated again.
+- Documents and search results become text. Nothing is fetched, so URLs are refused.
 
-docs/SERVER.md says which tools are translated, left out or refused. Those that Anthropic defines and the client runs
-have no schema in a request, because Anthropic's models were trained with it: other models get it here. Those that
-Anthropic's servers run are left out where there are others, because agents offer them to every model; where there are
-none, or one is forced, a client would take what the model makes up for the result of a search.
+docs/SERVER.md says which tools are translated, left out or refused. Tools that Anthropic defines and the client runs
+have no schema in a request, because Anthropic's models were trained with it: other models get it here. Tools that
+Anthropic's servers run are left out if there are others, because agents offer them to every model. Alone or forced,
+they are refused: a client would take what the model makes up for the result of a search.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Turn(Body):
 
 
 class ToolChoice(Body):
-    """Whether the model may or must call tools."""
+    """A rule about whether the model may or must call tools."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -49,7 +51,7 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether the model reasons first. How much (`budget_tokens`) is left to the model."""
+    """A switch for reasoning. How much (`budget_tokens`) is left to the model."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
@@ -57,27 +59,23 @@ class Thinking(Body):
 
 
 class OutputFormat(Body):
-    """A JSON schema that the answer keeps."""
+    """A JSON schema that the answer must match."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
-    """Effort and format of the answer."""
-
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class Metadata(Body):
-    """Of the request."""
-
     user_id: str | None = None
 
 
 class CountBody(Body):
-    """POST /v1/messages/count_tokens."""
+    """The body of POST /v1/messages/count_tokens."""
 
     model: str | None = None
     messages: Annotated[Many[Turn], Field(min_length=1)]
@@ -91,7 +89,7 @@ class CountBody(Body):
 
 
 class MessagesBody(CountBody):
-    """POST /v1/messages. `datastore` and `rest_local`: as in the other calls of this server."""
+    """The body of POST /v1/messages. `datastore` and `rest_local` are fields of this server."""
 
     max_tokens: Annotated[int, Field(ge=0)]
     stream: bool | None = None
@@ -105,9 +103,9 @@ class MessagesBody(CountBody):
     rest_local: Extension | None = None
 
 
+# Claude Code's first system block is for Anthropic's accounting. It differs between conversations, so with it their
+# common beginning would not be found in the cache.
 _BILLING = "x-anthropic-billing-header:"
-"""Claude Code's first system block, for Anthropic's accounting. It differs between conversations, so that their common
-beginning would not be found in the cache."""
 _PICTURES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 Block = tuple[str, JsonObject]  # a content block and its place in the body
@@ -117,15 +115,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Translated:
-    """A chat. `begun`: text with which the client begins the answer. `places`: in the client's body, of the content of
-    each message and of its parts."""
+    """A chat, with the text `begun` that the client begins the answer with.
+
+    `places` has the place in the client's body of each message's content and of its parts.
+    """
 
     body: ChatBody
     begun: str
     places: list[Places]
 
     def run(self, call: Callable[[], T]) -> T:
-        """The result of `call`, in whose OptionErrors places of the chat become places of the client's body."""
+        """Return the result of `call`. Places of the chat in its OptionErrors become places of the client's body."""
         try:
             return call()
         except OptionError as error:
@@ -143,12 +143,12 @@ class Translated:
 
 
 def translated(body: CountBody, *, late_system: bool) -> Translated:
-    """The chat that the body requests. `late_system`: the template accepts system messages after the first turn.
+    """Translate the body into a chat. `late_system`: the template accepts system messages after the first turn.
 
-    Raises ApiError 400, which names the place. Cost: in proportion to the number of blocks; texts are not copied.
+    Raises ApiError 400, which names the place. The cost is proportional to the number of blocks; texts are not copied.
     """
     if body.thread is not None:
-        # Anthropic's package then sends all messages; what was evaluated before is found in the cache just the same.
+        # Anthropic's package then sends all messages. The cache still has what was evaluated before.
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         text = "thread: this server holds no conversations; send all messages"
         raise ApiError(400, text, code="invalid_value", param="thread", extra={"details": details})
@@ -192,7 +192,7 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
 
 
 def serial(body: CountBody) -> bool:
-    """Whether an answer may contain one call only."""
+    """Return True if an answer may contain one call only."""
     return bool(body.tool_choice and body.tool_choice.disable_parallel_tool_use)
 
 
@@ -213,7 +213,7 @@ def _generation(body: MessagesBody) -> dict[str, Any]:
 
 
 def _variables(body: CountBody, begun: bool) -> dict[str, Any]:
-    """Names for the template: whether the model reasons (only if requested, as in Anthropic's API) and how much."""
+    """Return template variables: whether the model reasons (only if requested, as in Anthropic's API) and how much."""
     thinks = body.thinking is not None and body.thinking.type != "disabled" and not begun
     variables: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
     if thinks and body.output_config and body.output_config.effort:
@@ -223,7 +223,7 @@ def _variables(body: CountBody, begun: bool) -> dict[str, Any]:
 
 
 def _system(body: CountBody) -> str:
-    """The system prompt: text, or the text of its blocks, and system messages before the first turn."""
+    """Return the system prompt, including system messages before the first turn."""
     texts = [_text(*block) for block in _blocks(body.system or "", "system")]
     for number, turn in enumerate(body.messages):
         if turn.role != "system":
@@ -234,7 +234,7 @@ def _system(body: CountBody) -> str:
 
 @dataclass
 class _Turn:
-    """Consecutive messages of one role. `place`: the content of the first of them."""
+    """Consecutive messages of one role. `place` is the content of the first of them."""
 
     role: str
     place: str
@@ -242,13 +242,13 @@ class _Turn:
 
 
 def _turns(body: CountBody, late_system: bool) -> list[_Turn]:
-    """The turns without the system messages in front. Raises ApiError 400 for a message without content."""
+    """Return the turns after the first system messages. Raises ApiError 400 for a message without content."""
     turns: list[_Turn] = []
     for number, message in enumerate(body.messages):
         place, role = f"messages[{number}].content", message.role
         if role == "system":
             if not turns:
-                continue  # `_system` has it
+                continue  # `_system` reads it
             role = "system" if late_system else "user"
         elif not turns and role != "user":
             raise _wrong(f"messages[{number}].role", "the first message must be of the user")
@@ -265,7 +265,7 @@ def _turns(body: CountBody, late_system: bool) -> list[_Turn]:
 
 
 def _blocks(content: Any, place: str) -> list[Block]:
-    """The blocks of text, or of a list. Raises ApiError 400 for anything else."""
+    """Return text or a list as blocks. Raises ApiError 400 for anything else."""
     if isinstance(content, str):
         return [(place, {"type": "text", "text": content})]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
@@ -274,7 +274,7 @@ def _blocks(content: Any, place: str) -> list[Block]:
 
 
 def _begun(blocks: Sequence[Block]) -> str:
-    """The text of the last blocks of the assistant, with which the answer begins."""
+    """Return the text of the assistant's last blocks, which the answer begins with."""
     for place, block in blocks:
         if block.get("type") == "tool_use":
             raise _wrong(place, "this call has no tool_result in a next message")
@@ -282,7 +282,7 @@ def _begun(blocks: Sequence[Block]) -> str:
 
 
 def _ran_there(block: JsonObject) -> bool:
-    """Whether it is a call that Anthropic's servers ran (`server_tool_use`, `mcp_tool_use`), or its result."""
+    """Return True for a call that Anthropic's servers ran (`server_tool_use`, `mcp_tool_use`), or its result."""
     return str(block.get("type")).endswith(("_tool_use", "_tool_result"))
 
 
@@ -290,12 +290,12 @@ _REASONING = ("thinking", "redacted_thinking")
 
 
 class _Messages:
-    """The messages of a chat as they are made. `places`: as in `Translated`."""
+    """Collects the messages of a chat. `places` is as in `Translated`."""
 
     def __init__(self) -> None:
         self.list: list[JsonObject] = []
         self.places: list[Places] = []
-        self._names: dict[str, str] = {}  # of the tools, by the ids of their calls
+        self._names: dict[str, str] = {}  # call id -> name of the tool
 
     def add(self, place: str, message: JsonObject, parts: Iterable[str] = ()) -> None:
         self.list.append(message)
@@ -316,7 +316,7 @@ class _Messages:
             self.add(turn.place, {"role": "user", "content": content}, (place for place, _ in parts))
 
     def _add_result(self, place: str, block: JsonObject) -> list[Block]:
-        """Adds the text of a result; its images."""
+        """Add the text of a result, and return its images."""
         known = self._known(place, block)
         inner = _blocks(block.get("content") or "", f"{place}.content")
         parts = [(at, part) for at, each in inner for part in _parts(at, each, in_result=True)]
@@ -327,7 +327,7 @@ class _Messages:
         return [(at, part) for at, part in parts if part["type"] != "text"]
 
     def _known(self, place: str, block: JsonObject) -> str:
-        """The id of the call whose result the block is."""
+        """Return the id of the call that this result answers."""
         known = block.get("tool_use_id")
         if not isinstance(known, str) or known not in self._names:
             shown = known[:80] if isinstance(known, str) else known
@@ -345,7 +345,7 @@ class _Messages:
         self._add_message(turn.place, turn.blocks[begin:])
 
     def _add_message(self, at: str, blocks: Sequence[Block]) -> None:
-        """Adds a message of the assistant. `at`: its place; nothing where there are no blocks."""
+        """Add a message of the assistant at the place `at`, unless there are no blocks."""
         texts, thoughts, calls = [], [], []
         for place, block in blocks:
             kind = block.get("type")
@@ -374,9 +374,7 @@ class _Messages:
 
 
 def _written(content: Any) -> str:
-    """What a tool of Anthropic's servers has found: the text of its blocks; else JSON, without what only Anthropic can
-    read.
-    """
+    """Return the text that a tool of Anthropic's servers has found, or JSON without what only Anthropic can read."""
     blocks = content if isinstance(content, list) else [{"text": content}]
     texts = [block["text"] for block in blocks if isinstance(block, dict) and isinstance(block.get("text"), str)]
     return "\n".join(texts) if len(texts) == len(blocks) else json.dumps(_readable(content), ensure_ascii=False)
@@ -400,7 +398,7 @@ def _field(place: str, block: JsonObject, name: str) -> str:
 
 
 def _text(place: str, block: JsonObject) -> str:
-    """The text of a block that may be text only."""
+    """Return the text of a block that must be text."""
     if block.get("type") != "text":
         raise _unknown(place, block)
     return _field(place, block, "text")
@@ -451,7 +449,7 @@ def _image(place: str, block: JsonObject) -> JsonObject:
 
 
 def _document(place: str, block: JsonObject) -> list[JsonObject]:
-    """Text with its title and context; the content of a document may have images."""
+    """Return the text with its title and context. A document's content may have images."""
     source_place, source = _source(place, block)
     if source.get("type") == "text":
         inner = [_as_text(_field(source_place, source, "data"))]
@@ -474,12 +472,12 @@ _LINES = {
 
 
 def _wrong(place: str, text: str) -> ApiError:
-    """An error at a place of the body, `messages[2].content[0].type`. `param` is its field."""
+    """Make an error for a place of the body such as `messages[2].content[0].type`. `param` is its field."""
     return wrong(place, text, param=place.partition("[")[0].partition(".")[0])
 
 
 def openai_tools(tools: Sequence[JsonObject], choice: ToolChoice | None) -> list[JsonObject]:
-    """The tools that are offered. Raises ApiError 400, which names the place."""
+    """Return the tools that are offered. Raises ApiError 400, which names the place."""
     offered, left_out = [], {}
     for number, tool in enumerate(tools):
         place, kind, name = f"tools[{number}]", tool.get("type") or "custom", tool.get("name")
@@ -499,7 +497,7 @@ def openai_tools(tools: Sequence[JsonObject], choice: ToolChoice | None) -> list
 
 
 def openai_choice(choice: ToolChoice | None, offered: Sequence[JsonObject]) -> Any:
-    """OpenAI's `tool_choice`. Raises ApiError 400 for a tool that is not offered."""
+    """Return OpenAI's `tool_choice`. Raises ApiError 400 for a tool that is not offered."""
     if choice is None or choice.type in ("auto", "none"):
         return None if choice is None else choice.type
     if not offered:
@@ -527,7 +525,7 @@ def _function(tool: JsonObject, kind: str, name: str, place: str) -> JsonObject:
 
 
 def _known(kind: str, place: str) -> tuple[str, JsonObject]:
-    """Description and schema of a tool that Anthropic defines and clients run."""
+    """Return the description and schema of a tool that Anthropic defines and clients run."""
     if kind.startswith("bash_"):
         return "Runs a command in a bash shell that keeps its state between calls.", _schema(
             {
@@ -543,7 +541,10 @@ def _known(kind: str, place: str) -> tuple[str, JsonObject]:
 
 
 def _editor(kind: str) -> JsonObject:
-    """Before 20250429 an edit could be undone; before 20250728 `new_str` was also what is inserted."""
+    """Return the schema of the text editor.
+
+    Before 20250429 an edit could be undone. Before 20250728 `new_str` was also the text to insert.
+    """
     date = kind.removeprefix("text_editor_")
     commands = ["view", "create", "str_replace", "insert", *(["undo_edit"] if date < "20250429" else [])]
     inserts = "insert_text" if date >= "20250728" else "new_str"

@@ -1,4 +1,4 @@
-"""Answers of Anthropic's Messages API: content blocks, and the events of how they grow."""
+"""Answers of Anthropic's Messages API: content blocks, and the events that let them grow."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from rest_local.chat.tools import CallArguments, CallStart, Content, Delta, Reas
 from rest_local.decoding.request import Request
 
 Event = dict[str, Any]  # an event's data; `type` is also its name
+# Anthropic's servers check the signature of a thinking block. Here it only has to be there, because clients expect one.
 SIGNATURE = "rest-local"
-"""Of a thinking block. Anthropic's servers check theirs; here it only has to be there, because clients expect one."""
 
 
 class Blocks:
     """The blocks of one answer.
 
-    shows_thinking   else a thinking block is empty, as Anthropic's are with `display` `omitted`
-    serial           what follows the first call is left out
+    Args:
+        shows_thinking: False leaves thinking blocks empty, as Anthropic's are with `display` `omitted`
+        serial: leave out what follows the first call
     """
 
     def __init__(self, *, shows_thinking: bool = True, serial: bool = False) -> None:
@@ -49,7 +50,7 @@ class Blocks:
         if isinstance(delta, CallArguments):
             self._arguments += delta.text
             return [self._grown("input_json_delta", "partial_json", delta.text)]
-        kind = "text" if isinstance(delta, Content) else "thinking"  # also the name of the field
+        kind = "text" if isinstance(delta, Content) else "thinking"  # the field has the same name
         more = {} if kind == "text" else {"signature": ""}
         is_open = self._open and self.content[-1]["type"] == kind
         events = [] if is_open else self._begin({"type": kind, kind: ""} | more)
@@ -68,7 +69,7 @@ class Blocks:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": {"type": kind, name: text}}
 
     def finish(self) -> list[Event]:
-        """The events at the end of a block, and of the answer."""
+        """Return the events at the end of a block, and of the answer."""
         if not self._open:
             return []
         self._open, block = False, self.content[-1]
@@ -85,7 +86,7 @@ _SCALAR = re.compile(r"[-+.\w]*\s*\Z")
 
 
 def _complete_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; those that are complete, if it was cut off. None of what is not JSON.
+    """Return the arguments of a call, or only the complete ones if it was cut off. Text that is not JSON has none.
 
     The last digit of a number may be missing, so a number is complete only if something follows it.
     """
@@ -99,9 +100,9 @@ def _complete_arguments(text: str) -> dict[str, Any]:
 
 
 class MessagesCall:
-    """A request, a `Call`. Raises CannotGenerate, ApiError 501 without a template.
+    """A `Call` of this protocol. Making it raises CannotGenerate, or ApiError 501 without a template.
 
-    chat, n_prompt   what the model is asked, and its length in tokens; set by `requests`
+    `requests` sets `chat`, the translated conversation, and `n_prompt`, its length in tokens.
     """
 
     def __init__(self, context: RequestContext, body: CountBody) -> None:
@@ -109,7 +110,7 @@ class MessagesCall:
         self._able = template_of(context.engine).capabilities
 
     def count(self) -> int:
-        """Tokens of the rendered prompt, also where it is longer than the context."""
+        """Count the tokens of the rendered prompt, even if it is longer than the context."""
         made, chat = self._translated()
         return made.run(chat.count)
 
@@ -175,7 +176,7 @@ class MessagesAnswer(Answer[ChatBody]):
         }
 
     def _stop(self) -> dict[str, Any]:
-        """Why the answer ended. Where the context was full before `max_tokens`, a client can only shorten it."""
+        """Return why the answer ended. If the context was full before `max_tokens`, a client has to shorten it."""
         result = self.results[0]
         if self.finish_reason(0) == "length":
             full = self._prompt_tokens + len(result.tokens) >= self.engine.n_ctx
@@ -186,7 +187,7 @@ class MessagesAnswer(Answer[ChatBody]):
         return {"stop_reason": "tool_use" if self._parser.called else "end_turn", "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
-        """Counts at the end. To other machines the whole prompt counts as new: what was cached, others have sent."""
+        """Return the counts at the end. Other machines must not see what was cached, so there all tokens are new."""
         found = Usage.of(self.results)
         cached = found.cached if self.shows_steps else 0
         counts = {"input_tokens": self._prompt_tokens - cached, "output_tokens": found.completion}

@@ -1,9 +1,9 @@
-"""What is said of the server's models in the words of each protocol, and their names as clients write them.
+"""Descriptions of the server's models in the words of each protocol, and their names as clients write them.
 
 Ollama's clients write a model as NAME:TAG, and add `:latest` to a name without a tag. Other clients write the name as
 it is listed. A name is only compared, never used as a path.
 
-The server of one model and that of several list rows of their own. The metrics are the engine's totals under
+A server of one model and a server of several list different rows. The metrics are the engine's totals under
 llama-server's names, in Prometheus' text format.
 """
 
@@ -34,30 +34,30 @@ TAG = ":latest"
 
 
 def find_name(asked: str, names: Collection[str]) -> str | None:
-    """The one of `names` that a client means: the same, or the same without `:latest`; None where there is none."""
+    """Find the name that a client means, with or without `:latest`. Returns None if there is none."""
     return next((name for name in (asked, asked.removesuffix(TAG), f"{asked}{TAG}") if name in names), None)
 
 
 def tagged(name: str) -> str:
-    """The name as Ollama lists it: with `:latest` where it has no tag."""
+    """Return the name as Ollama lists it, with `:latest` if it has no tag."""
     return name if ":" in name else f"{name}{TAG}"
 
 
 def named_row(name: str, started: int) -> dict[str, Any]:
-    """A name of a model in OpenAI's form and Anthropic's. `started`: when the server was, in seconds since 1970."""
+    """Describe a model in OpenAI's form and Anthropic's. `started` is the server's start in seconds since 1970."""
     since = datetime.fromtimestamp(started, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     openai = {"id": name, "object": "model", "created": started, "owned_by": "rest-local"}
     return openai | {"type": "model", "display_name": name, "created_at": since}
 
 
 def list_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The list of models, in both forms; all of them on one page."""
+    """Return the list of models in both forms, all on one page."""
     ends = {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {}
     return {"object": "list", "data": rows, "has_more": False, **ends}
 
 
 def meta(engine: Engine) -> dict[str, Any]:
-    """What lists of models say of one that is loaded: llama-server's fields, and those that Ollama's lists need."""
+    """Describe a loaded model for lists, with llama-server's fields and those that Ollama's lists need."""
     model = engine.model
     return {
         "vocab_type": model.vocabulary.type,
@@ -74,7 +74,7 @@ def meta(engine: Engine) -> dict[str, Any]:
 
 
 def _on_gpu(model: Model) -> int:
-    """Bytes of the layers on a GPU, as if all layers had one size."""
+    """Estimate the bytes of the layers on a GPU, as if all layers had one size."""
     layers = model.n_layer + 1
     share = layers if model.n_gpu_layers < 0 else min(model.n_gpu_layers, layers)
     return model.size_bytes * share // layers
@@ -84,14 +84,15 @@ _SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
 
 
 def quantization(description: str) -> str:
-    """Such as Q4_K_M, of llama.cpp's description of a model: `qwen2 7B Q4_K - Medium`."""
+    """Extract a name such as Q4_K_M from llama.cpp's description `qwen2 7B Q4_K - Medium`."""
     found = re.search(r"\b(I?Q\d\w*|TQ\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4)(?: - (Small|Medium|Large))?", description)
     return "" if found is None else "_".join(filter(None, (found[1], _SIZES.get(found[2] or ""))))
 
 
 def properties(engine: Engine, name: str, slots: int) -> dict[str, Any]:
-    """llama-server's properties of a model: the context size, the template and its capabilities, which Zed and
-    llama.vscode read. `name`: of the model.
+    """Return llama-server's properties of a model called `name`.
+
+    Zed and llama.vscode read the context size, the template and its capabilities from them.
     """
     model, vocabulary, sampling = engine.model, engine.model.vocabulary, engine.sampling()
     return {
@@ -142,18 +143,19 @@ _RATIOS = {
     "predicted_tokens_seconds": ("predicted_tokens", "predicted_seconds", "Generated tokens per second so far."),
     "n_busy_slots_per_decode": ("steps", "passes", "Requests in a call of llama_decode, on average."),
 }
-_OPEN = (  # the others are of steps, or tell how much of the prompts was in memory
+# The other metrics describe steps, or tell how much of the prompts was in memory.
+_OPEN = (
     *("tokens_predicted", "tokens_predicted_seconds", "predicted_tokens_seconds"),
     *("requests_processing", "requests_deferred"),
 )
 
 
 def exposition(service: Service, shows_steps: bool) -> str:
-    """The metrics in Prometheus' text format. `shows_steps`: all of them."""
+    """Format the metrics for Prometheus: all of them if `shows_steps`."""
     found = service.statistics() | {"cells_used": sum(slot["n_past"] for slot in service.slots())}
     rows = [(name, "_total", "counter", found[key], text) for name, (key, text) in _COUNTERS.items()]
     rows += [(name, "", "gauge", found[key], text) for name, (key, text) in _GAUGES.items()]
-    # Of this name and type in llama-server, although it is the largest and not a sum.
+    # llama-server declares this maximum as a counter, too.
     rows.append(("n_tokens_max", "", "counter", found["longest"], "Tokens of the longest prompt with its answer."))
     for name, (count, by, text) in _RATIOS.items():
         rows.append((name, "", "gauge", found[count] / found[by] if found[by] else 0.0, text))
@@ -166,29 +168,29 @@ def exposition(service: Service, shows_steps: bool) -> str:
 
 
 def written(seconds: float) -> str:
-    """A time as RFC 3339, in UTC."""
+    """Format a time as RFC 3339, in UTC."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+# Clients compare Ollama's version before they send tools, `think` or a schema.
 VERSION = "0.12.6"
-"""The version of Ollama whose API this is. Clients compare it before they send tools, `think` or a schema."""
 NEVER = "2318-01-01T00:00:00.000000Z"
 _UNITS = ((1e12, "T", 1), (1e9, "B", 1), (1e6, "M", 2), (1e3, "K", 0))
-MAX_TEXT = 4096  # of a value in `model_info`
+MAX_TEXT = 4096  # characters of a value in `model_info`
 
 
 @dataclass(frozen=True)
 class Row:
     """A model in a list."""
 
-    name: str  # as clients write it; lists add `:latest` where it has no tag
-    path: Path  # its first file
-    meta: Mapping[str, Any]  # what is known of it (`meta`); empty for a model that was never loaded
-    is_loaded: bool  # whether it is in memory
-    expires: float | None = None  # when it is unloaded unless it is used, in seconds since 1970; None: never
+    name: str  # the name that clients write; lists add `:latest` if it has no tag
+    path: Path  # the first file
+    meta: Mapping[str, Any]  # the result of `meta`, or empty if the model was never loaded
+    is_loaded: bool
+    expires: float | None = None  # seconds since 1970 when it is unloaded if unused; None: never
 
     def to_dict(self) -> dict[str, Any]:
-        """The row of GET /api/tags. The digest has 64 hexadecimal digits that change with the file."""
+        """Return the row of GET /api/tags. The digest has 64 hexadecimal digits that change with the file."""
         try:
             status = self.path.stat()
             size, modified = status.st_size, status.st_mtime
@@ -214,12 +216,12 @@ class Row:
 
 
 def tags(rows: Iterable[Row]) -> dict[str, Any]:
-    """GET /api/tags: all models."""
+    """Return all models for GET /api/tags."""
     return {"models": [row.to_dict() for row in rows]}
 
 
 def running(rows: Iterable[Row]) -> dict[str, Any]:
-    """GET /api/ps: those in memory."""
+    """Return the models in memory for GET /api/ps."""
     found = []
     for row in rows:
         if row.is_loaded:
@@ -236,17 +238,17 @@ def version() -> dict[str, Any]:
 
 
 def counted(parameters: int) -> str:
-    """A number of parameters as Ollama writes it: 7.6B, 494.03M."""
+    """Format a number of parameters as Ollama writes it: 7.6B, 494.03M."""
     unit = next((unit for unit in _UNITS if parameters >= unit[0]), None)
     return f"{parameters / unit[0]:.{unit[2]}f}{unit[1]}" if unit else str(parameters)
 
 
 def shown(engine: Engine, name: str) -> dict[str, Any]:
-    """POST /api/show. `name`: of the model, as the client wrote it.
+    """Answer POST /api/show for a model, with `name` as the client wrote it.
 
-    - `template` is the model's own, in Jinja. Where the model fills gaps, a comment in it names `.Suffix`, by which
-      clients of Ollama know such models.
-    - `parameters` has the size of the context, which clients take for theirs.
+    - `template` is the model's own, in Jinja. If the model fills gaps, a comment in it names `.Suffix`, which Ollama's
+      clients look for.
+    - `parameters` has the context size, which clients adopt.
     """
     model = engine.model
     row = Row(name, model.path, meta(engine), is_loaded=True).to_dict()
@@ -267,7 +269,7 @@ def shown(engine: Engine, name: str) -> dict[str, Any]:
 
 
 def model_info(model: Model) -> dict[str, Any]:
-    """The keys of the model's file with typed values. Lists, and texts beyond MAX_TEXT, are null."""
+    """Return the keys of the model's file with typed values. Lists, and texts beyond MAX_TEXT, are null."""
     found: dict[str, Any] = {"general.parameter_count": model.n_params}
     for key, text in model.metadata.items():
         found[key] = _typed(text) if len(text) <= MAX_TEXT else None
@@ -287,7 +289,7 @@ def _typed(text: str) -> Any:
 
 
 def capabilities(engine: Engine) -> list[str]:
-    """What the model can, in Ollama's words."""
+    """Return the model's capabilities in Ollama's words."""
     model = engine.model
     found = ["completion"] if engine.generates else []
     if pooling(model) is not None:

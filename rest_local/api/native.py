@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NativeCompletion:
-    """A prompt, or several, to continue; or a gap to fill. A `Call`."""
+    """A `Call` that continues one or more prompts, or fills a gap."""
 
     def __init__(self, context: RequestContext, body: NativeBody) -> None:
         self.context, self.body = context, body
@@ -48,7 +48,7 @@ class NativeCompletion:
 
 
 class NativeAnswer(Answer[NativeBody]):
-    """Answers in llama-server's shape, one to a prompt; `stop` is true in the last event of each only."""
+    """The answers in llama-server's shape, one for each prompt. Only the last event of each has `stop` true."""
 
     def __init__(self, call: NativeCompletion, answered: Sequence[HasResult]) -> None:
         super().__init__(call.context, call.body, answered, n_indent=call.body.n_indent or 0)
@@ -81,8 +81,9 @@ class NativeAnswer(Answer[NativeBody]):
         }
 
     def _selected(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The `response_fields` that the client chose, by path: `timings/prompt_n` becomes a key with the value at that
-        path, unknown paths are left out. As in llama-server, they affect only the last event.
+        """Return the `response_fields` that the client chose by path, such as `timings/prompt_n`.
+
+        Unknown paths are left out. As in llama-server, only the last event is affected.
         """
         found: dict[str, Any] = {}
         for name in self.body.response_fields or ():
@@ -99,7 +100,7 @@ class NativeAnswer(Answer[NativeBody]):
         result, choice, request = self.results[number], self.choices[number], self._requests[number]
         selected, limited = self.body.response_fields, choice.ended or result.finish_reason == "length"
         is_full = result.finish_reason == "length" and len(request.prompt) + len(result.tokens) >= self.engine.n_ctx
-        shows_prompt = not selected or "prompt" in selected  # it costs half a microsecond a token
+        shows_prompt = not selected or "prompt" in selected  # its text costs half a microsecond per token
         fields = {
             "index": number,
             "content": choice.text,
@@ -125,7 +126,7 @@ class NativeAnswer(Answer[NativeBody]):
         return fields
 
     def _probabilities(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """`completion_probabilities`: logarithms, or with `post_sampling_probs` probabilities."""
+        """Return `completion_probabilities` as logarithms, or as probabilities with `post_sampling_probs`."""
         vocabulary, after_sampling = self.engine.model.vocabulary, bool(self.body.post_sampling_probs)
 
         def one(token: int, logprob: float) -> dict[str, Any]:
@@ -140,7 +141,7 @@ class NativeAnswer(Answer[NativeBody]):
         ]
 
     def _generation_settings(self, request: Request) -> dict[str, Any]:
-        """The settings in effect: defaults filled in, samplers that are off with their neutral value."""
+        """Return the settings in effect. Defaults are filled in, and samplers that are off have their neutral value."""
         sampling = request.sampling
         ends = [(int(token), -math.inf) for token in self.engine.model.vocabulary.ends] if request.ignore_end else []
         limit = -1 if self.body.n_predict is None and self.body.max_tokens is None else request.max_tokens

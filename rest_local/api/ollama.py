@@ -1,17 +1,17 @@
 """Ollama's API for clients that know nothing else: /api/chat, /api/generate and /api/embed.
 
-Its bodies become those of the server's own calls, so that an answer is the same by every protocol.
+Its bodies are translated into those of the server's own calls, so an answer is the same in every protocol.
 
 - A whole number may be written as 40.0, and a model may be called `name` instead of `model`.
-- Options keep their names, or get OpenAI's. What has no meaning here is left out and named by `ignored`.
-- Images are base64 without a type; they become OpenAI's `image_url` parts.
-- Calls have no ids in Ollama's older form. They get some here, and each result gets the id of the call that it answers:
-  the first one of its name that has no result yet, else the first one.
+- Options keep their names, or get OpenAI's. Options without a meaning here are left out, and `ignored` names them.
+- Images are base64 without a type. They become OpenAI's `image_url` parts.
+- Calls have no ids in Ollama's older form, so they get some here. A result answers the first call of its name that has
+  no result yet, or else the first call.
 - An answer is a stream of JSON lines, or one object. Each line is sent by itself, because some clients read each part
   of the body that arrives as one line.
-- A call is sent when it is complete, with its arguments as an object. One that is cut off is left out.
-- Durations are nanoseconds. `prompt_eval_count` is the whole prompt, also what was in memory. Where steps are hidden,
-  the time of the prompt is left out and the other times are rounded, as in llama-server's `timings`.
+- A call is sent when it is complete, with its arguments as an object. A call that was cut off is left out.
+- Durations are nanoseconds. `prompt_eval_count` is the whole prompt, including what was in memory. Where steps are
+  hidden, the time of the prompt is left out and the other times are rounded, as in llama-server's `timings`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MAX_IMAGES = 64
 
 
 def _whole(value: Any) -> Any:
-    """An integer that JavaScript or Lua wrote as 40.0."""
+    """Accept an integer that JavaScript or Lua wrote as 40.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -70,7 +70,7 @@ Format = dict[str, Any] | Literal["", "json"]
 
 
 class Options(Body):
-    """How an answer is generated. What has no meaning here is kept in `model_extra`, so that the answer can say so."""
+    """Options of an answer. `model_extra` keeps those without a meaning here, so that the answer can name them."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
@@ -104,7 +104,7 @@ class NamedBody(Body):
 
 
 class AnswerBody(NamedBody):
-    """What the two calls that generate share. `stream`: true if missing. The last three fields are our own."""
+    """The fields that the two generating calls share. The last three are our own."""
 
     options: Options = Field(default_factory=Options)
     format: Format | None = None
@@ -147,16 +147,16 @@ class OllamaMessage(Body):
 
 
 class OllamaChatBody(AnswerBody):
-    """POST /api/chat. Without messages the model is loaded and nothing is generated."""
+    """The body of POST /api/chat. Without messages the model is loaded and nothing is generated."""
 
     messages: Many[OllamaMessage] = Field(default_factory=list)
     tools: Many[JsonObject] | None = None
 
 
 class GenerateBody(AnswerBody):
-    """POST /api/generate. Without a prompt the model is loaded and nothing is generated.
+    """The body of POST /api/generate. Without a prompt the model is loaded and nothing is generated.
 
-    `context`: the tokens of an earlier conversation, as its last answer gave them.
+    `context` has the tokens of an earlier conversation, as its last answer gave them.
     """
 
     prompt: str = ""
@@ -169,7 +169,7 @@ class GenerateBody(AnswerBody):
 
 
 class EmbedBody(NamedBody):
-    """POST /api/embed."""
+    """The body of POST /api/embed."""
 
     input: str | Annotated[Many[str], Field(max_length=MAX_PROMPTS)]
     truncate: bool | None = None
@@ -179,7 +179,7 @@ class EmbedBody(NamedBody):
 
 
 class OldEmbedBody(NamedBody):
-    """POST /api/embeddings, which came before /api/embed."""
+    """The body of POST /api/embeddings, which came before /api/embed."""
 
     prompt: str = ""
     options: JsonObject | None = None
@@ -187,7 +187,7 @@ class OldEmbedBody(NamedBody):
 
 
 class ShowBody(NamedBody):
-    """POST /api/show."""
+    """The body of POST /api/show."""
 
     @model_validator(mode="after")
     def _check_name(self) -> ShowBody:
@@ -208,7 +208,7 @@ MAX_IGNORED = 32
 
 
 def ignored(body: AnswerBody) -> dict[str, str]:
-    """Fields of a body that have no meaning here, each with the reason."""
+    """Return the fields of a body that have no meaning here, each with the reason."""
     found = {}
     if isinstance(body, GenerateBody) and body.template:
         found["template"] = TEMPLATE
@@ -218,7 +218,7 @@ def ignored(body: AnswerBody) -> dict[str, str]:
 
 
 def fields_of(body: AnswerBody) -> dict[str, Any]:
-    """The fields of `GenerationBody` that both calls share."""
+    """Return the fields of `GenerationBody` that both calls share."""
     options = body.options
     fields: dict[str, Any] = {name: getattr(options, name) for name in _SAMPLERS}
     fields |= {"stream": body.stream, "n_predict": options.num_predict, "n_keep": options.num_keep, "model": body.asked}
@@ -241,7 +241,7 @@ def chat_body(body: AnswerBody, messages: Sequence[Message], tools: Sequence[dic
 
 
 def thinking_variables(think: bool | str | None) -> dict[str, Any] | None:
-    """The names by which templates are told to reason or not, and how much; None for what the model does by default."""
+    """Return the variables that switch reasoning in templates. None keeps the model's default."""
     if think is None or think == "":
         return None
     switched = {"enable_thinking": bool(think), "thinking": bool(think)}
@@ -255,9 +255,9 @@ def prompt_messages(body: GenerateBody) -> list[Message]:
 
 
 def chat_messages(body: OllamaChatBody) -> list[Message]:
-    """The conversation in OpenAI's form. Raises ApiError 400 for an image that is not one."""
+    """Translate the conversation to OpenAI's form. Raises ApiError 400 for an invalid image."""
     found: list[Message] = []
-    waiting: list[tuple[str, str]] = []  # ids and names of calls without a result
+    waiting: list[tuple[str, str]] = []  # (id, name) of each call without a result
     for number, message in enumerate(body.messages):
         place = f"messages[{number}]"
         more: dict[str, Any] = {}
@@ -275,7 +275,7 @@ def chat_messages(body: OllamaChatBody) -> list[Message]:
 
 
 def _answered(message: OllamaMessage, waiting: list[tuple[str, str]]) -> dict[str, Any]:
-    """The id of the call that a result answers, and its name; the call is taken from those that wait."""
+    """Return the id and name of the call that a result answers, and remove that call from those waiting."""
     at = next((i for i, (known, _) in enumerate(waiting) if known == message.tool_call_id), None)
     if at is None:
         at = next((i for i, (_, name) in enumerate(waiting) if name == message.tool_name), 0)
@@ -293,7 +293,7 @@ def _message(message: OllamaMessage, *, images: Sequence[dict[str, Any]] = (), *
 
 
 def _parts(images: Sequence[str] | None, place: str) -> list[dict[str, Any]]:
-    """OpenAI's content parts. `place`: the field, for errors. Raises ApiError 400."""
+    """Return OpenAI's content parts. Raises ApiError 400, which names the field `place`."""
     urls = [_data_url(image, f"{place}[{number}]") for number, image in enumerate(images or ())]
     return [{"type": "image_url", "image_url": {"url": url}} for url in urls]
 
@@ -305,11 +305,11 @@ def _data_url(image: str, place: str) -> str:
         base64.b64decode(image, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ApiError(400, f"{place}: give an image in base64", code="invalid_value", param=place) from error
-    return f"data:image/png;base64,{image}"  # what it is, its bytes say when they are decoded
+    return f"data:image/png;base64,{image}"  # the decoder recognizes other formats by their bytes
 
 
 LINES = "application/x-ndjson"
-_NS = 1_000_000  # in a millisecond
+_NS = 1_000_000  # nanoseconds per millisecond
 
 
 def line(value: dict[str, Any]) -> bytes:
@@ -324,7 +324,7 @@ class Calls:
         self._arguments = ""
 
     def feed(self, delta: Delta) -> list[dict[str, Any]]:
-        """The call that is complete, now that this delta comes after it."""
+        """Return the previous call if this delta shows that it is complete."""
         if isinstance(delta, (Content, Reasoning)):
             return self.finish()
         if isinstance(delta, CallStart):
@@ -335,7 +335,7 @@ class Calls:
         return []
 
     def finish(self) -> list[dict[str, Any]]:
-        """The call that is open, if its arguments are complete."""
+        """Return the open call if its arguments are complete."""
         begun, text = self._open, self._arguments
         self._open, self._arguments = None, ""
         if begun is None:
@@ -349,15 +349,15 @@ class Calls:
 
 
 class OllamaCall:
-    """A chat, or a prompt in the model's template, or one that no template changes. A `Call`.
+    """A `Call` with a chat, a prompt for the model's template, or a raw prompt.
 
-    `plain`: the body as OpenAI's, set by `requests`; `began`: when the request came, by `time.perf_counter`.
+    `requests` sets `plain`, the body as OpenAI's. `began` is when the request came, by `time.perf_counter`.
     """
 
     def __init__(self, context: RequestContext, body: OllamaChatBody | GenerateBody, began: float) -> None:
         self.context, self.body, self.began = context, body, began
-        self.chat: ChatCall | None = None  # without a template
-        self.tokens: Sequence[int] | None = None  # of the prompt, before those of the answer; None: not for the client
+        self.chat: ChatCall | None = None  # None if no template is used
+        self.tokens: Sequence[int] | None = None  # the prompt's tokens if the client gets them back as `context`
         if body.shift and (body.options.num_predict is None or body.options.num_predict < 0):
             body.options.num_predict = CONTEXTS * context.engine.n_ctx
 
@@ -375,11 +375,11 @@ class OllamaCall:
             self.chat = ChatCall(self.context, self.plain)
             requests = self.chat.requests()
             sends_tokens = not body.images  # images have no ids that a client could send back
-        if body.context:  # the tokens of an earlier conversation
+        if body.context:
             (made,) = requests
             prompt = list(made.prompt)
             vocabulary = engine.model.vocabulary
-            # The start of a text is not repeated within it. Some models begin each turn with the same token.
+            # BOS must not occur again within the text, but some models begin each turn with the same token.
             if prompt[:1] == [vocabulary.bos] and (vocabulary.add_bos or vocabulary.bos not in prompt[1:]):
                 del prompt[0]
             requests = [replace(made, prompt=[*checked_ids(engine, body.context), *prompt])]
@@ -387,7 +387,7 @@ class OllamaCall:
         return requests
 
     def _continued(self, body: GenerateBody) -> list[Request]:
-        """The continuation of text that no template changes."""
+        """Make the request that continues text without a template."""
         if body.images:
             raise ApiError(400, "images: they need a chat template; leave out raw and suffix", param="images")
         engine, self.plain = self.context.engine, GenerationBody(**fields_of(body))
@@ -403,7 +403,7 @@ class OllamaCall:
         return OllamaAnswer(self, answered)
 
 
-CONTEXTS = 10  # that an answer without a limit may fill, as in Ollama, where old text is dropped
+CONTEXTS = 10  # Ollama, too, lets an answer without a limit fill ten contexts and drops old text
 
 
 class OllamaAnswer(Answer[GenerationBody]):
@@ -451,12 +451,12 @@ class OllamaAnswer(Answer[GenerationBody]):
         return line(ollama_shape(error))
 
     def _finished(self) -> list[dict[str, Any]]:
-        """The last call, unless it was cut off."""
+        """Return the last call, unless it was cut off."""
         parser = self.choices[0].parser
         return [] if parser is None or parser.unfinished else self._calls.finish()
 
     def _deltas(self, part: Part | Choice) -> Sequence[Delta]:
-        """Without a template, all of the text is content."""
+        """Return the deltas of a part. Without a template, all of the text is content."""
         return part.deltas if self.choices[0].parser else [Content(part.text)]
 
     def _logprobs(self, part: Part | Choice) -> dict[str, Any]:
@@ -499,11 +499,10 @@ class OllamaAnswer(Answer[GenerationBody]):
 def embedded(
     engine: Engine, model: str, texts: Sequence[str], dimensions: int | None, embed: Embed, *, cut: bool
 ) -> tuple[list[Any], int]:
-    """The vectors of texts, and how many tokens they have. Without any text there are no vectors.
+    """Compute the vectors of texts, and count their tokens. Without any text there are no vectors.
 
-    cut  texts that are too long are cut; the last token stays, since it ends the text for the model
-
-    Raises what `embeddings` raises, ApiError 501 if the model makes no vectors.
+    `cut` shortens texts that are too long. The last token stays, since it ends the text for the model.
+    Raises what `embeddings` raises, and ApiError 501 if the model makes no vectors.
     """
     check_embeds(engine)
     if not any(texts):
@@ -518,7 +517,7 @@ def embedded(
 
 
 def loaded(model: str, *, of_chat: bool) -> dict[str, Any]:
-    """The answer to a request that only loads the model."""
+    """Answer a request that only loads the model."""
     text: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if of_chat else {"response": ""}
     head = {"model": model, "created_at": written(time.time())}
     return head | text | {"done": True, "done_reason": "load"}

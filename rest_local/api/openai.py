@@ -1,7 +1,7 @@
 """OpenAI's chat and completions: their requests and answers.
 
-A chat is also what the other protocols of conversations are translated to. A completion also fills gaps, with `suffix`
-or with the model's tokens for them.
+The other protocols of conversations are translated to a chat. A completion can also fill gaps, with `suffix` or with
+the model's tokens for them.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 
 class ChatCall:
-    """One chat, a `Call`. `begun`: text with which the client has begun the answer; the model goes on after it.
+    """A `Call` of one chat. The client may have begun the answer with the text `begun`, and the model goes on after it.
 
-    Raises ApiError 501 if the model has no chat template.
+    Making it raises ApiError 501 if the model has no chat template.
     """
 
     def __init__(self, context: RequestContext, body: ChatBody, *, begun: str = "") -> None:
@@ -59,12 +59,12 @@ class ChatCall:
         self._tools, self._choice = chosen_tools(body)
 
     def count(self) -> int:
-        """Tokens of the prompt, also where it is longer than the context. Raises OptionError, TemplateFailed."""
+        """Count the tokens of the prompt, even if it is longer than the context. Raises OptionError, TemplateFailed."""
         chat = self._chat()
         return len(self._engine.image_prompt(chat.prompt, chat.images, owner=self.context.owner)[0])
 
     def prompt(self) -> str:
-        """The text of the prompt. Raises OptionError, TemplateFailed."""
+        """Return the text of the prompt. Raises OptionError, TemplateFailed."""
         return self._chat().prompt
 
     def requests(self) -> list[Request]:
@@ -76,7 +76,8 @@ class ChatCall:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = chat.grammar() or own_grammar(body)
         kept = 0
-        if shifts_context(engine, body) and body.n_keep is None:  # keep the tools and the system prompt
+        if shifts_context(engine, body) and body.n_keep is None:
+            # A context shift keeps the tools and the system prompt.
             kept = len(engine.image_prompt(chat.beginning(), chat.images, owner=owner)[0])
         return [
             request_of(engine, body, prompt, images=chunks, logprobs=logprobs, grammar=grammar, choice=i, kept=kept)
@@ -87,7 +88,7 @@ class ChatCall:
         return ChatAnswer(self.context, self.body, answered, [self.made.parser() for _ in answered])
 
     def _chat(self) -> Chat:
-        """The conversation. A forced call takes precedence over a schema."""
+        """Make the conversation. A forced call takes precedence over a schema."""
         body, forced, schema = self.body, self._choice not in FREE, schema_of(self.body)
         if forced and body.grammar:
             raise ApiError(400, "give a grammar or force a call, not both", param="grammar")
@@ -106,7 +107,7 @@ class ChatCall:
 
 
 def chosen_tools(body: ChatBody) -> tuple[list[Tool], Any]:
-    """The tools that may be called, and OpenAI's `tool_choice` among them. Raises OptionError, ApiError 400."""
+    """Return the tools that may be called, and OpenAI's `tool_choice` among them. Raises OptionError, ApiError 400."""
     tools, choice = tools_of(body.tools), body.tool_choice
     if isinstance(choice, AllowedTools):
         allowed = {tool.function.name for tool in choice.allowed_tools.tools}
@@ -118,18 +119,22 @@ def chosen_tools(body: ChatBody) -> tuple[list[Tool], Any]:
 
 
 class Completion:
-    """One completion, a `Call`. `top`: how many likely tokens are told with each; None: no log-probabilities."""
+    """A `Call` of one completion.
+
+    `top` says how many likely tokens are reported with each token. None means no log-probabilities.
+    """
 
     def __init__(self, context: RequestContext, body: CompletionBody) -> None:
         self.context, self.body = context, body
         given = body.logprobs
         self.top = given if given is None or not isinstance(given, bool) else 0 if given else None
         self.prompts: list[list[int]] = []  # set by `requests`
-        self.scores: list[list[TokenLogprobs]] = []  # by prompt, if it `echoes_logprobs`; to be set before `answer`
+        # The log-probabilities of each prompt. If it `echoes_logprobs`, the caller sets them before `answer`.
+        self.scores: list[list[TokenLogprobs]] = []
 
     @property
     def echoes_logprobs(self) -> bool:
-        """Whether the answer contains the log-probabilities of the prompts."""
+        """Return True if the answer contains the log-probabilities of the prompts."""
         return bool(self.body.echo) and self.top is not None
 
     def requests(self) -> list[Request]:
@@ -149,9 +154,9 @@ class Completion:
         ]
 
     def to_score(self) -> tuple[list[list[int]], int]:
-        """The prompts to score, and how many of the likeliest tokens to report.
+        """Return the prompts to score, and how many of the likeliest tokens to report.
 
-        Raises PromptTooLong, or ApiError 400 where a context shift shortens the prompt: that cannot be scored.
+        Raises PromptTooLong, or ApiError 400 if a context shift shortens the prompt, which then cannot be scored.
         """
         engine, longest = self.context.engine, max(map(len, self.prompts))
         if longest <= engine.n_ctx:
@@ -169,7 +174,7 @@ class Completion:
 
 
 class OpenAIAnswer(Answer[BodyT]):
-    """What the two calls share: an id, the time, and counts at the end."""
+    """The base of both answers: an id, the time, and counts at the end."""
 
     ID_PREFIX: str
     EVENT_KIND: str
@@ -179,7 +184,7 @@ class OpenAIAnswer(Answer[BodyT]):
     ) -> None:
         super().__init__(context, body, answered, parsers, per_prompt=body.n or 1)
         self._id, self._created = new_id(f"{self.ID_PREFIX}-"), int(time.time())
-        # Whether the client requested the counts in an event of their own.
+        # The client may request the counts in a separate event.
         self._includes_usage = bool(body.stream_options and body.stream_options.include_usage)
 
     def end(self) -> list[bytes]:
@@ -201,7 +206,7 @@ class OpenAIAnswer(Answer[BodyT]):
         return {"usage": usage, "timings": timings(self.results, self.shows_steps)}
 
     def _closing(self, number: int) -> dict[str, Any]:
-        """Further fields of the last event of an answer."""
+        """Return further fields of the last event of an answer."""
         fields = self._counts() if not self._includes_usage and not self.remaining else {}
         if self.sends_origins:
             fields["rest_local"] = {"draft": self.results[number].draft.to_dict()}
@@ -220,13 +225,13 @@ class OpenAIAnswer(Answer[BodyT]):
         logprobs: Any = None,
         **fields: Any,
     ) -> bytes:
-        """One event of an answer; `content`: its text or delta."""
+        """Encode one event of an answer. `content` is its text or delta."""
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
         return event(self._head(self.EVENT_KIND) | {"choices": [choice]} | fields)
 
 
 class ChatAnswer(OpenAIAnswer[ChatBody]):
-    """Answers as messages."""
+    """The answers as messages."""
 
     ID_PREFIX = "chatcmpl"
     EVENT_KIND = "chat.completion.chunk"
@@ -263,7 +268,7 @@ class ChatAnswer(OpenAIAnswer[ChatBody]):
 
 
 def _delta(delta: Delta) -> dict[str, Any]:
-    """The delta as OpenAI's field of an event."""
+    """Return the delta as OpenAI's field of an event."""
     if isinstance(delta, Content):
         return {"content": delta.text}
     if isinstance(delta, Reasoning):
@@ -275,7 +280,7 @@ def _delta(delta: Delta) -> dict[str, Any]:
 
 
 class CompletionAnswer(OpenAIAnswer[CompletionBody]):
-    """Answers as text."""
+    """The answers as text."""
 
     ID_PREFIX = "cmpl"
     EVENT_KIND = "text_completion"
@@ -283,7 +288,7 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
     def __init__(self, call: Completion, answered: Sequence[HasResult]) -> None:
         super().__init__(call.context, call.body, answered)
         self._prompts, self._scores, self._reports = call.prompts, call.scores, call.top is not None
-        self._sent = [0] * len(self.choices)  # characters, for text_offset
+        self._sent = [0] * len(self.choices)  # number of characters, for text_offset
 
     def begin(self) -> list[bytes]:
         if not self.body.echo:
@@ -336,8 +341,9 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
     def _logprobs(
         self, entries: Sequence[TokenLogprobs], offset: int = 0, first: int | None = None
     ) -> dict[str, Any] | None:
-        """`choices[].logprobs`. `offset`: characters of the answer before the first entry; `first`: the first token of
-        an echoed prompt, which has no log-probability: null, as in OpenAI's answers.
+        """Return `choices[].logprobs`, with `offset` characters of the answer before the first entry.
+
+        `first` is the first token of an echoed prompt. Its log-probability is null, as in OpenAI's answers.
         """
         if not self._reports:
             return None
@@ -359,7 +365,7 @@ class CompletionAnswer(OpenAIAnswer[CompletionBody]):
 
 
 def chat_logprobs(vocabulary: Vocabulary, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
-    """`choices[].logprobs` of a chat."""
+    """Return `choices[].logprobs` of a chat."""
 
     def one(token: int, logprob: float) -> dict[str, Any]:
         piece = vocabulary.piece(token)

@@ -1,8 +1,8 @@
-"""Makes the engine's request of a checked body: the tokens of its prompt, sampling, grammar.
+"""Make the engine's request from a checked body: the tokens of its prompt, sampling, grammar.
 
-Names and defaults of OpenAI and llama-server get one meaning. A prompt is a conversation, plain text, token ids, or a
-gap to fill. Special tokens are recognized in plain prompts, because clients build prompts with them. In the text
-around a gap they are not.
+The names and defaults of OpenAI and llama-server get one meaning. A prompt is a conversation, plain text, token ids, or
+a gap to fill. Special tokens are recognized in plain prompts, because clients build prompts with them, but not in the
+text around a gap.
 """
 
 from __future__ import annotations
@@ -43,13 +43,10 @@ def request_of(
     choice: int = 0,
     kept: int = 0,
 ) -> Request:
-    """The engine's request.
+    """Make the engine's request. Raises OptionError for a value out of range.
 
-    images   what the placeholders in the prompt stand for
-    choice   number of the answer among several to one prompt; each draws with a seed of its own
-    kept     tokens of the prompt that a context shift keeps, unless the body says how many (negative: all)
-
-    Raises OptionError for a value out of range.
+    The placeholders in the prompt stand for `images`. `choice` numbers the answers to one prompt, which draw with
+    different seeds. A context shift keeps `kept` tokens of the prompt, unless the body says how many (negative: all).
     """
     extension = body.rest_local or Extension()
     shifts = shifts_context(engine, body)
@@ -64,7 +61,7 @@ def request_of(
     return engine.request(
         prompt,
         images=images,
-        max_tokens=room if wanted < 0 else min(wanted, most),  # llama-server's -1 and -2: as many as fit
+        max_tokens=room if wanted < 0 else min(wanted, most),  # llama-server's -1 and -2 mean as many as fit
         sampling=_sampling(body, engine, grammar, choice),
         stop=tuple(filter(None, stops)),
         stop_tokens=tuple(body.stop_token_ids or ()),
@@ -89,22 +86,23 @@ def request_of(
 
 
 def shifts_context(engine: Engine, body: GenerationBody) -> bool:
-    """Whether the answer goes on when the context is full."""
+    """Return True if the answer goes on when the context is full."""
     return engine.config.context_shift or bool(body.rest_local and body.rest_local.context_shift)
 
 
 def longest_prompt(engine: Engine, body: GenerationBody) -> int | None:
-    """The longest prompt in tokens; None if longer ones are shortened."""
+    """Return the longest possible prompt in tokens, or None if longer ones are shortened."""
     return None if shifts_context(engine, body) else engine.n_ctx
 
 
 def _sampling(body: GenerationBody, engine: Engine, grammar: Grammar | None, choice: int) -> Sampling:
-    """How the answer is sampled: what the body names, else the defaults of the engine. A seed of -1 means none."""
+    """Return the sampling that the body requests, with the engine's defaults. A seed of -1 means none."""
     named = {name: value for name in NUMBERS if (value := getattr(body, name)) is not None}
     if body.samplers is not None:
         samplers = sampler_order(body.samplers)
         if INFILL in samplers and body.temperature is None:
-            # It keeps only tokens with a fifth of the mass or more: nearly always one. The likeliest is drafted better.
+            # The infill sampler keeps tokens with a fifth of the mass or more, which is nearly always one token.
+            # Greedy sampling accepts more drafts.
             samplers, named["temperature"] = (*(name for name in samplers if name != INFILL), "temperature"), 0.0
         named["samplers"] = samplers
     for name in ("temperature", "top_k"):
@@ -118,13 +116,13 @@ def _sampling(body: GenerationBody, engine: Engine, grammar: Grammar | None, cho
 
 
 def sampling_settings(sampling: Sampling) -> dict[str, Any]:
-    """The options in effect by llama-server's names, without the seed."""
+    """Return the options in effect under llama-server's names, without the seed."""
     numbers = {name: getattr(sampling, name) for name in NUMBERS if name != "seed"}
     return numbers | {name: list(getattr(sampling, name)) for name in ("dry_sequence_breakers", "samplers")}
 
 
 def _biases(body: GenerationBody, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
-    """OpenAI's object of ids, or llama-server's list of pairs. Text stands for its tokens, false forbids."""
+    """Read OpenAI's object of ids, or llama-server's list of pairs. Text stands for its tokens, false forbids them."""
     if body.logit_bias is None:
         return ()
     named = isinstance(body.logit_bias, dict)
@@ -148,10 +146,9 @@ Schema = dict[str, Any] | bool
 
 
 def grammar_of(body: GenerationBody) -> Grammar | None:
-    """The grammar that a body requests: its own or that of its JSON schema. None where the answer is not constrained.
+    """Return the grammar that a body or its JSON schema requests, or None if the answer is not constrained.
 
-    Raises OptionError for a schema that cannot be kept and a grammar that cannot be read or compiled, ApiError 400 if
-    both are given.
+    Raises OptionError for a schema or grammar that cannot be used, ApiError 400 if both are given.
     """
     schema = schema_of(body)
     if body.grammar or schema is None:
@@ -160,14 +157,14 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
 
 
 def own_grammar(body: GenerationBody) -> Grammar | None:
-    """The grammar that a body has itself."""
+    """Return the grammar that a body itself contains."""
     if not body.grammar:
         return None
     return gbnf(body.grammar) if isinstance(body.grammar, str) else lark(body.grammar.value)
 
 
 def schema_of(body: GenerationBody) -> Schema | None:
-    """The JSON schema that a body requests; True for any object. Raises ApiError 400 if there is a grammar as well."""
+    """Return the requested JSON schema, or True for any object. Raises ApiError 400 if there is a grammar as well."""
     schema: Schema | None = body.json_schema
     wanted = body.response_format
     if schema is None and wanted is not None and wanted.type == "json_object":
@@ -182,18 +179,18 @@ def schema_of(body: GenerationBody) -> Schema | None:
 
 
 REPOSITORY = "project"
+# As in llama-server, the text before a gap gets this share of the free context if the text after it is long, too.
 PREFIX_SHARE = 0.75
-"""Share of the free context for the text before the gap if the text after it is long too; llama-server's value."""
 
 
 def check_generates(engine: Engine) -> None:
-    """Raises CannotGenerate for a model that only reads."""
+    """Raise CannotGenerate for a model that only reads."""
     if not engine.generates:
         raise CannotGenerate(ranks=pooling_of(engine.model) == "rank")
 
 
 def template_of(engine: Engine) -> ChatTemplate:
-    """The model's own template. Raises ApiError 501 if it has none, CannotGenerate."""
+    """Return the model's own template. Raises ApiError 501 if it has none, or CannotGenerate."""
     check_generates(engine)
     if not engine.model.chat_template:
         raise ApiError(501, "the model has no chat template; use /v1/completions", code="no_chat_template")
@@ -208,15 +205,11 @@ def prompts_of(
     field: str = "prompt",
     owner: str | None = None,
 ) -> list[list[int]]:
-    """Token ids of each prompt: one is a text, or ids among which there may be texts; several are a list of these.
+    """Return the token ids of up to `most` prompts, each of at most `longest` tokens.
 
-    most      prompts at once
-    longest   tokens of one prompt
-    field     its name in the body
-    owner     as for `Vocabulary.tokenize`
-
-    Raises ApiError 400 for no prompt, for more than `most` and for a list among ids, OptionError for an unknown id,
-    PromptTooLong.
+    A prompt is a text, or ids that may be mixed with texts. Several prompts are a list of these. `field` is their name
+    in the body, `owner` is as for `Vocabulary.tokenize`. Raises ApiError 400 for a wrong number of prompts or a list
+    among ids, OptionError for an unknown id, and PromptTooLong.
     """
     if isinstance(prompt, str) or any(isinstance(part, int) for part in prompt):
         return [_prompt(engine, prompt, longest, field, owner)]
@@ -251,7 +244,7 @@ def _prompt(
 
 
 def checked_ids(engine: Engine, ids: Any) -> list[int]:
-    """The ids, checked. Raises OptionError for an id that the model does not have: llama.cpp would end the process."""
+    """Check token ids. Raises OptionError for an id that the model lacks: llama.cpp would abort the process."""
     size = engine.model.vocabulary.size
     if any(not isinstance(token, int) or not 0 <= token < size for token in ids):
         raise OptionError(f"the prompt contains token ids outside 0..{size - 1}")
@@ -259,20 +252,18 @@ def checked_ids(engine: Engine, ids: Any) -> list[int]:
 
 
 def prompt_text(vocabulary: Vocabulary, tokens: Sequence[int]) -> str:
-    """The text of the tokens, special tokens included."""
+    """Return the text of the tokens, including special tokens."""
     return b"".join(map(vocabulary.piece, tokens)).decode("utf-8", "replace")
 
 
 def infill_tokens(
     engine: Engine, prefix: str, suffix: str, extra: Sequence[tuple[str, str]] = (), prompt: str = "", answer: int = 0
 ) -> list[int]:
-    """The prompt for a gap, in the form that the model was trained on, shortened to leave room for `answer` tokens.
+    """Return the prompt for a gap in the model's own format, shortened to leave room for `answer` tokens.
 
-    extra    (file name, text) of other files, the most important last
-    prompt   the beginning of the gap's own text
-
-    Text far from the gap is dropped first: the first extra files, the front of the prefix, the end of the suffix.
-    Raises ApiError 501 if the model has no fill-in-the-middle tokens.
+    Text far from the gap is dropped first: the first of the `extra` files (name, text), the front of the prefix, the
+    end of the suffix. `prompt` is the beginning of the gap's own text. Raises ApiError 501 if the model has no
+    fill-in-the-middle tokens.
     """
     vocabulary = engine.model.vocabulary
     markers = vocabulary.fim_prefix, vocabulary.fim_suffix, vocabulary.fim_middle
@@ -290,7 +281,7 @@ def infill_tokens(
 
 
 def _context(vocabulary: Vocabulary, extra: Sequence[tuple[str, str]], room: int) -> list[int]:
-    """As many of the last files as fit, with markers of repository and file where the model has them."""
+    """Return as many of the last files as fit, marked with repository and file if the model has such tokens."""
     if not extra:
         return []
     repository, separator = vocabulary.fim_rep, vocabulary.fim_sep

@@ -1,18 +1,18 @@
 """Responses that later requests may continue or read: kept for a day, and bounded in number and bytes.
 
-Each response is kept as what its turn added: its own items of input, the response, and the id of the one before it. So
-a conversation takes space in proportion to its length.
+A response is kept as the items that its turn added, its own fields, and the id of the response before it. So the size
+of a conversation is proportional to its length.
 
-A conversation is a directory and a response is a file in it, readable by this user alone, written whole or not at all.
-It outlives the process of a model. Any thread; several processes may share a folder. An id holds the name of its
-conversation (16 hex digits) and its own (32), both random:
+A conversation is a directory and a response is a file in it, readable by this user alone and written atomically. It
+survives the process of a model. Any thread may use it, and several processes may share a folder. An id has the name of
+its conversation (16 hex digits) and its own (32), both random:
 
     resp_0123456789abcdef0123456789abcdef0123456789abcdef   the response
     msg_0123456789abcdef0123456789abcdef0123456789abcdef_o2  the third item of its output (i2: of its input)
 
-Contract: a file that cannot be read, is not complete or belongs to another API key is a forgotten response. Where the
-bounds are passed, conversations are forgotten whole, the one longest unused first. A response that cannot be written
-(a full disk) is logged and forgotten; its answer is not lost.
+Contract: a file that cannot be read, is incomplete or belongs to another API key counts as forgotten. When the bounds
+are passed, whole conversations are forgotten, the one longest unused first. A response that cannot be written (a full
+disk) is logged and forgotten; its answer is not lost.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ from rest_local.paths import write_atomically
 
 log = logging.getLogger("rest_local.server")
 
-SECONDS = 24 * 3600.0  # since a conversation last grew
-
+SECONDS = 24 * 3600.0  # a conversation that has not grown for so long is forgotten
 MAX_BYTES = 256 << 20
 MAX_RESPONSES = 4096
-SWEEP_EVERY = 64  # responses; and at least every SWEEP_SECONDS, for the age
+SWEEP_EVERY = 64  # responses
 SWEEP_SECONDS = 600.0
 _VERSION = 1
 _TRIES = 5
@@ -51,13 +50,13 @@ _ITEM = re.compile(r"[a-z]+_([0-9a-f]{48})_[io][0-9]+")
 
 
 def new_response_id(previous: str | None = None) -> str:
-    """An id that cannot be guessed, in the conversation of the response `previous`."""
+    """Return an id that cannot be guessed, in the conversation of the response `previous`."""
     found = _RESPONSE.fullmatch(previous or "")
     return f"resp_{found[1] if found else secrets.token_hex(8)}{secrets.token_hex(16)}"
 
 
 def item_id(prefix: str, response_id: str, where: str, number: int) -> str:
-    """The id of an item. `where`: `i` of the input, `o` of the output."""
+    """Return the id of an item. `where` is `i` for the input, `o` for the output."""
     return f"{prefix}_{response_id[5:]}_{where}{number}"
 
 
@@ -67,9 +66,9 @@ class KeptResponse:
 
     id: str
     previous: str | None  # id of the response that it continues
-    owner: str  # tells API keys apart, see `server.settings.owner_of`
-    added: list[dict[str, Any]]  # items of input that its request brought
-    response: dict[str, Any]  # the response; its output is what the turn added in addition
+    owner: str  # distinguishes API keys, see `server.settings.owner_of`
+    added: list[dict[str, Any]]  # the new input items of its request
+    response: dict[str, Any]
 
     @property
     def output(self) -> list[dict[str, Any]]:
@@ -81,7 +80,7 @@ class KeptResponse:
 
     @staticmethod
     def from_bytes(data: bytes) -> KeptResponse | None:
-        """None for what is not a whole file of this version."""
+        """Parse a file. Returns None if it is incomplete or of another version."""
         try:
             value = from_json(data)
             kept = KeptResponse(*(value[name] for name in ("id", "previous", "owner", "added", "response")))
@@ -92,7 +91,7 @@ class KeptResponse:
 
 
 class ResponseStorage:
-    """The responses of a server. `folder`: of this server alone; None for a temporary one."""
+    """The responses of a server. No other server may use its `folder`. None makes a temporary one."""
 
     def __init__(
         self, folder: Path | None, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES,
@@ -103,10 +102,10 @@ class ResponseStorage:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._path = folder / "responses"
         self._max_responses, self._max_bytes, self._seconds = max_responses, max_bytes, seconds
-        self._unswept, self._unswept_bytes, self._swept = SWEEP_EVERY, 0, 0.0  # the first sweep looks at what is there
+        self._unswept, self._unswept_bytes, self._swept = SWEEP_EVERY, 0, 0.0  # the first call of `sweep` sweeps
 
     def get(self, response_id: str, owner: str) -> KeptResponse | None:
-        """A response; None for one that is unknown, forgotten, damaged or of another owner."""
+        """Return a response, or None if it is unknown, forgotten, damaged or belongs to another owner."""
         path = self._file(response_id)
         try:
             kept = KeptResponse.from_bytes(path.read_bytes()) if path is not None else None
@@ -117,7 +116,7 @@ class ResponseStorage:
         return kept
 
     def conversation(self, response_id: str, owner: str) -> list[KeptResponse] | None:
-        """The response and those before it, the first one first; None where one of them is forgotten."""
+        """Return the response and those before it in order, or None if one of them is forgotten."""
         found: list[KeptResponse] = []
         wanted: str | None = response_id
         while wanted is not None:
@@ -129,7 +128,7 @@ class ResponseStorage:
         return found[::-1]
 
     def item(self, reference: str, owner: str) -> dict[str, Any] | None:
-        """A kept item by its id; None where it is unknown or forgotten."""
+        """Return a stored item by its id, or None if it is unknown or forgotten."""
         found = _ITEM.fullmatch(reference)
         kept = self.get(f"resp_{found[1]}", owner) if found else None
         items = [*kept.added, *kept.output] if kept is not None else []
@@ -150,7 +149,7 @@ class ResponseStorage:
                 self._path.mkdir(mode=0o700, exist_ok=True)
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 write_atomically(path, data)
-            except (FileNotFoundError, FileExistsError) as error:  # its directory was forgotten in between
+            except (FileNotFoundError, FileExistsError) as error:  # another process removed the directory meanwhile
                 failed = error
             except OSError as error:
                 failed = error
@@ -161,15 +160,15 @@ class ResponseStorage:
         return False
 
     def remove(self, response_id: str) -> None:
-        """Forget one response. Those that continue it cannot be continued any more."""
+        """Forget one response. Responses that continue it cannot be continued any more."""
         if (path := self._file(response_id)) is not None:
             with contextlib.suppress(OSError):
                 path.unlink()
             with contextlib.suppress(OSError):
-                path.parent.rmdir()  # fails where others are left
+                path.parent.rmdir()  # fails if others are left
 
     def sweep(self) -> None:
-        """Forget what is too old or too much, if enough was added or enough time has passed since the last call."""
+        """Forget what is too old or too much, if enough was added or enough time has passed since the last sweep."""
         recent = time.monotonic() - self._swept < SWEEP_SECONDS
         if recent and self._unswept < SWEEP_EVERY and self._unswept_bytes < self._max_bytes // 16:
             return
@@ -184,7 +183,7 @@ class ResponseStorage:
             count, size = count - responses, size - taken
 
     def chains(self) -> list[tuple[float, str, int, int]]:
-        """Of each conversation: when it last grew (seconds of the epoch), its name, its responses and bytes."""
+        """Return when each conversation last grew (seconds since 1970), its name, number of responses and bytes."""
         found = []
         for chain in _entries(self._path):
             states = [state for entry in _entries(Path(chain.path)) if (state := _state(entry)) is not None]

@@ -1,9 +1,9 @@
-"""The tools of a request to the Responses API: what the model is offered, and whose call it then makes.
+"""The tools of a request to the Responses API: what the model is offered, and which tool a call then means.
 
 Chat templates know functions with JSON arguments only, so every tool is offered as one (docs/howto/responses.md). The
-call of a `custom` tool is text: it becomes a function with one argument, `input`, and a grammar keeps its format where
-that can be written as one regular expression (`expression_of`). Tools that OpenAI's servers execute are left out where
-an answer without them is an answer, and refused where a client expects what they find.
+call of a `custom` tool is text: it becomes a function with one argument, `input`, and a grammar enforces its format if
+that can be written as one regular expression (`expression_of`). Tools that OpenAI's servers run are left out if the
+model can answer without them, and refused if the client depends on their results.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ChosenTool(Body):
 ToolChoice = Literal["none", "auto", "required"] | AllowedTools | ChosenTool
 
 
+# These are prefixes, because some types carry a date. Codex offers `web_search` with every request.
 LEFT_OUT = ("web_search", "image_generation", "programmatic_tool_calling")
-"""Beginnings of types, because some carry a date. Codex offers `web_search` with every request."""
 OWN = "functions"  # OpenAI's name for tools without a namespace
 SEARCH = "tool_search"
 Kind = Literal["function", "custom", "tool_search"]
@@ -51,7 +51,7 @@ Kind = Literal["function", "custom", "tool_search"]
 
 @dataclass(frozen=True)
 class Offered:
-    """A tool, by the client's name and namespace. `function`: what the template is given, in the form of a chat."""
+    """A tool with the client's name and namespace. `function` is its form in a chat, which the template gets."""
 
     kind: Kind
     name: str
@@ -61,14 +61,14 @@ class Offered:
 
 @dataclass
 class Toolbox:
-    """The tools of one request, by the name under which the model knows them. `shown`: as the client gave them."""
+    """The tools of one request, by the name that the model knows. `shown` has them as the client sent them."""
 
     tools: dict[str, Offered] = field(default_factory=dict)
     shown: list[dict[str, Any]] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
 
     def add(self, tools: Iterable[Any], place: str, *, shown: bool = False) -> None:
-        """Offer these tools; `shown`: the answer repeats them. Raises ApiError 400, which names the place."""
+        """Offer these tools; with `shown` the answer repeats them. Raises ApiError 400, which names the place."""
         for number, tool in enumerate(tools):
             where = f"{place}[{number}]"
             fields = given(tool, where)
@@ -103,14 +103,14 @@ class Toolbox:
         other = self.tools.get(known)
         if other is not None and (other.kind, other.name, other.namespace) != (tool.kind, tool.name, tool.namespace):
             raise wrong(f"{place}.name", f"another tool is called {known[:80]!r}, too")
-        self.tools[known] = tool  # of two with one name, the later one, which a search for tools has found
+        self.tools[known] = tool  # a search for tools may find one that is already known
 
     @property
     def functions(self) -> list[dict[str, Any]]:
         return [{"type": "function", "function": dict(tool.function)} for tool in self.tools.values()]
 
     def choose(self, choice: ToolChoice | None) -> Literal["none", "auto", "required"] | NamedTool | None:
-        """`tool_choice` in the form of a chat; tools that are not allowed are removed. Raises ApiError 400."""
+        """Translate `tool_choice` to a chat's, and remove tools that are not allowed. Raises ApiError 400."""
         if isinstance(choice, ChosenTool):
             return NamedTool(type="function", function=NamedFunction(name=self._chosen(choice)))
         if not isinstance(choice, AllowedTools):
@@ -142,7 +142,7 @@ class Toolbox:
         return f"{message}, but there is none{some}" if not self.tools else message + some
 
     def of(self, known: str) -> Offered:
-        """The tool that the model calls by this name; a function without a namespace where none is known by it."""
+        """Return the tool that the model calls by this name. An unknown name is a function without a namespace."""
         return self.tools.get(known) or Offered("function", known, None, {})
 
 
@@ -197,14 +197,14 @@ def _search(tool: Mapping[str, Any]) -> Offered:
 
 
 def _repeated(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool for the answer, with the fields that clients read without a check."""
+    """Return a tool for the answer, with the fields that clients read without a check."""
     if tool.get("type", "function") != "function":
         return tool
     return {"type": "function", "parameters": None, "strict": False} | tool
 
 
 def found_tools(tools: Sequence[Any]) -> str:
-    """What a search has found, as the result of its call."""
+    """Return the result of a search for tools as text."""
     names = []
     for tool in tools:
         if isinstance(tool, Mapping) and isinstance(tool.get("tools"), list):
@@ -216,7 +216,7 @@ def found_tools(tools: Sequence[Any]) -> str:
 
 
 def schema_of_text(wanted: Mapping[str, Any], place: str) -> tuple[dict[str, Any], str, bool]:
-    """The schema of the text inside of JSON, a note for the model, and whether a forced call has to keep the schema.
+    """Return the schema of the text within JSON, a note for the model, and True if a forced call must match the schema.
 
     Raises ApiError 400, which names the place.
     """
@@ -237,15 +237,16 @@ def schema_of_text(wanted: Mapping[str, Any], place: str) -> tuple[dict[str, Any
 
 
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_WHOLE = re.compile(  # text inside of quotes that no later character can change; half of a surrogate pair is not
+# Text within quotes that no later character can change. Half of a surrogate pair can still change.
+_WHOLE = re.compile(
     r'(?:[^"\\]+|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})*'
 )
 
 
 class InputText:
-    """The text of a custom tool's call, read from its arguments, `{"input": "..."}`, as they arrive.
+    """The text of a custom tool's call, read from its arguments `{"input": "..."}` as they arrive.
 
-    Nothing is lost: arguments in another form become the text themselves, or their only string does.
+    Nothing is lost: of arguments in another form, their only string is the text, or else all of them are.
     """
 
     def __init__(self) -> None:
@@ -259,7 +260,7 @@ class InputText:
         return "".join(self._said)
 
     def feed(self, fragment: str) -> str:
-        """What is certain of the text after another fragment of the arguments."""
+        """Return the text that is certain after another fragment of the arguments."""
         self._raw.append(fragment)
         self._tail += fragment
         if not self._opened:
@@ -276,14 +277,14 @@ class InputText:
         return self._say(_decoded(found[0]))
 
     def finish(self) -> str:
-        """The rest of the text, when the arguments are complete."""
+        """Return the remaining text when the arguments are complete."""
         if self._ended:
             return ""
         raw = "".join(self._raw)
         try:
             value = json.loads(raw or "{}", strict=False)
         except (ValueError, RecursionError):
-            cut = self._opened or '{"input":"'.startswith("".join(raw.split()))  # by a limit
+            cut = self._opened or '{"input":"'.startswith("".join(raw.split()))
             return "" if cut else self._say(raw)
         texts = [each for each in value.values() if isinstance(each, str)] if isinstance(value, dict) else []
         given = value.get("input") if isinstance(value, dict) else None
@@ -298,11 +299,11 @@ class InputText:
 def _decoded(text: str) -> str:
     try:
         return encodable(json.loads(f'"{text}"', strict=False))
-    except ValueError:  # an escape that JSON does not know, such as \d
+    except ValueError:  # an escape that JSON lacks, such as \d
         return text
 
 
-MAX_CHARACTERS = 20_000  # of the grammar, and of the expression: rules are written out where they are used
+MAX_CHARACTERS = 20_000  # limits grammar and expression, which repeats a rule wherever it is used
 _COMMON = {
     "LF": r"\n",
     "CR": r"\r",
@@ -333,15 +334,15 @@ _TOKEN = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 _IMPORT = re.compile(r"%import\s+common\.(\w+)(?:\s*->\s*(\w+))?\s*")
-Rules = dict[str, list[re.Match[str]] | str]  # the tokens of each rule's body, or the expression that it has become
+Rules = dict[str, list[re.Match[str]] | str]  # the tokens of each rule's body, or its finished expression
 
 
 class _Unread(Exception):
-    """The grammar has what is not read here."""
+    """Raised for a grammar with a feature that is not supported here."""
 
 
 def expression_of(text: str) -> str | None:
-    """The regular expression of a grammar with a rule `start`, without anchors."""
+    """Translate a grammar with a rule `start` into a regular expression without anchors, or return None."""
     if len(text) > MAX_CHARACTERS:
         return None
     rules: Rules = {}
@@ -363,8 +364,8 @@ def expression_of(text: str) -> str | None:
 
 
 def _expression(rules: Rules, name: str) -> str:
-    """The expression of a rule, which is written once. Raises _Unread for a rule that is unknown or recursive."""
-    body = rules.pop(name, None)  # a rule that occurs in itself is not found
+    """Return the expression of a rule, building it once. Raises _Unread for a rule that is unknown or recursive."""
+    body = rules.pop(name, None)  # a recursive rule does not find itself
     if body is None:
         raise _Unread
     expression = rules[name] = body if isinstance(body, str) else _joined(rules, body)
@@ -374,10 +375,10 @@ def _expression(rules: Rules, name: str) -> str:
 
 
 def _joined(rules: Rules, body: Sequence[re.Match[str]]) -> str:
-    """The signs of a rule are those of an expression, but for square brackets and for the number after `~`."""
+    """Join the tokens of a rule. Lark and expressions differ only in square brackets and in the number after `~`."""
     parts: list[str] = []
     closing: list[str] = []
-    repeatable = False  # whether what may be repeated is in front
+    repeatable = False  # True after a token that may be repeated
     for token in body:
         kind, sign, was_repeatable = token.lastgroup, token[0], repeatable
         repeatable = sign in (")", "]") or kind in ("range", "string", "regex", "name")

@@ -1,7 +1,7 @@
 """OpenAI's Responses API: the body, and its items as messages of a chat.
 
-What the assistant did in one turn (reasoning, text, calls) are several items here and one message there. `places` says
-where each message came from, so that an error about a message can name the item.
+A turn of the assistant (reasoning, text, calls) is several items here and one message there. `places` records the
+source of each message, so that an error about a message can name the item.
 
 Reasoning reaches the template as `reasoning_content`. It is read from the item's `content`, else from what this server
 has put into `encrypted_content` (the same text, for clients that send back nothing else), else from `summary`.
@@ -58,7 +58,7 @@ Value = Annotated[str, Field(max_length=512)]
 
 
 class ResponseBody(GenerationBody):
-    """POST /v1/responses. The fields of the other calls that generate have their meaning here, too."""
+    """The body of POST /v1/responses. Fields of the other generating calls have the same meaning."""
 
     input: str | Annotated[Many[JsonObject], Field(max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None
@@ -86,16 +86,16 @@ class ResponseBody(GenerationBody):
 
     @property
     def includes_reasoning(self) -> bool:
-        """Whether the client wants reasoning in a form that it can send back."""
+        """Return True if the client wants reasoning in a form that it can send back."""
         return "reasoning.encrypted_content" in (self.include or ())
 
     @property
     def includes_logprobs(self) -> bool:
-        """Whether the answer reports log-probabilities."""
+        """Return True if the answer reports log-probabilities."""
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
     def check(self) -> None:
-        """Raises ApiError 400 for what this server does not have."""
+        """Raise ApiError 400 for what this server does not have."""
         refused = {
             "background": (self.background, "answers are not made in the background here"),
             "conversation": (self.conversation, "conversations are not kept here; use previous_response_id"),
@@ -115,19 +115,19 @@ class ResponseBody(GenerationBody):
 Item = dict[str, Any]
 Message = dict[str, Any]
 ROLES = ("user", "assistant", "system", "developer")
+# A client that changed models may send these items of another server. The model can read none of them.
 WITHOUT_MEANING = ("web_search_call", "image_generation_call", "mcp_list_tools", "compaction_trigger")
-"""Types that another server answered with, before a client changed models: the model can read none of them."""
 _SEALED = "rest-local:"
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 def seal(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`: a form to send back, not a secret."""
+    """Encode reasoning as `encrypted_content`, to be sent back. It is not a secret."""
     return _SEALED + base64.b64encode(reasoning.encode("utf-8", "replace")).decode()
 
 
 def unseal(text: Any) -> str:
-    """What `seal` was given; empty for what another server has made."""
+    """Return the text that `seal` was given, or nothing if another server made this."""
     if not isinstance(text, str) or not text.startswith(_SEALED):
         return ""
     try:
@@ -137,7 +137,7 @@ def unseal(text: Any) -> str:
 
 
 def typed(item: Any, place: str) -> Item:
-    """An item with its type: a message needs none, nor does a reference. Raises ApiError 400."""
+    """Return an item with its type, which messages and references may omit. Raises ApiError 400."""
     fields = given(item, place)
     kind = fields.get("type")
     if kind is None:
@@ -148,13 +148,13 @@ def typed(item: Any, place: str) -> Item:
 
 
 class Messages:
-    """The messages of a conversation, from its items in order. `toolbox`: takes their tools, and names calls."""
+    """The messages of a conversation, made from its items in order. `toolbox` gets their tools, and names calls."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self.messages: list[Message] = []
         self.places: list[str] = []
         self._toolbox = toolbox
-        self._calls: dict[str, str] = {}  # the model's name of each call's tool
+        self._calls: dict[str, str] = {}  # call id -> the model's name of the tool
         self._kinds: dict[str, Callable[[Item, str], object]] = {
             "message": self._message,
             "reasoning": self._reasoning,
@@ -182,7 +182,7 @@ class Messages:
         self.places.append(place)
 
     def _turn(self, place: str, *blocking: str) -> Message:
-        """The assistant's message at the end, or a new one if that has one of these fields."""
+        """Return the assistant's message at the end, or a new one if that has one of the `blocking` fields."""
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or any(last.get(name) for name in blocking):
             self.append({"role": "assistant", "content": ""}, place)
@@ -209,7 +209,7 @@ class Messages:
             turn["reasoning_content"] = "\n\n".join(filter(None, (turn.get("reasoning_content"), text)))
 
     def _text_call(self, item: Item, place: str) -> None:
-        """The call of a function, whose arguments are JSON text, or of a custom tool, whose input is any text."""
+        """Add the call of a function, whose arguments are JSON text, or of a custom tool, whose input is any text."""
         is_function = item["type"] == "function_call"
         name = "arguments" if is_function else "input"
         text = item.get(name, "")
@@ -219,7 +219,7 @@ class Messages:
 
     def _search_call(self, item: Item, place: str) -> None:
         if item.get("execution") == "server" or "call_id" not in item:
-            return  # the search of another server; what it found comes with its output
+            return  # another server searched, and its output has what it found
         arguments = item.get("arguments", {})
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         self._call({**item, "name": SEARCH}, place, text)
@@ -258,7 +258,7 @@ class Messages:
 
 
 def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
-    """Content in the form of a chat: text, or parts where there is an image. Raises ApiError 400."""
+    """Return content in the form of a chat: text, or parts if there is an image. Raises ApiError 400."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -286,7 +286,7 @@ def _part(part: Any, place: str) -> dict[str, Any]:
 
 
 def _joined(parts: Any, place: str) -> str:
-    """The text of reasoning's parts. Raises ApiError 400."""
+    """Return the text of reasoning's parts. Raises ApiError 400."""
     if parts is None or isinstance(parts, str):
         return parts or ""
     if not isinstance(parts, list):
@@ -314,20 +314,20 @@ EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium", "h
 
 @dataclass(frozen=True)
 class Turn:
-    """What one request asks for."""
+    """One request, translated for the model."""
 
     id: str
     created: int
     body: ResponseBody
-    chat: ChatBody  # what the model is asked
+    chat: ChatBody
     toolbox: Toolbox
-    places: list[str]  # where each message of the chat came from
-    added: list[Item]  # items that the request brought, with ids
-    owner: str  # of the response, see `owner_of`
+    places: list[str]  # the source of each message of the chat
+    added: list[Item]  # the new items of the request, with ids
+    owner: str  # see `server.settings.owner_of`
 
     @staticmethod
     def of(body: ResponseBody, store: ResponseStorage, owner: str) -> Turn:
-        """Raises ApiError 400 for what this server cannot do, 404 for an item that is not kept."""
+        """Translate a request. Raises ApiError 400 for what this server cannot do, 404 for an unknown item."""
         body.check()
         toolbox = Toolbox()
         toolbox.add(body.tools or (), "tools", shown=True)
@@ -363,10 +363,10 @@ class Turn:
         return Turn(new_id, int(time.time()), body, chat, toolbox, messages.places, added, owner)
 
     def error(self, error: OptionError) -> OptionError:
-        """An error of the chat, with the place as the client knows it."""
+        """Translate an error of the chat, so that it names the client's place."""
         match error.place:
             case "messages", int(number), *rest:
-                where = tuple(each for each in rest if each != "url")  # of an image: `image_url` is the URL itself
+                where = tuple(each for each in rest if each != "url")  # here `image_url` is the URL itself
                 return OptionError(error.message, (self.places[number], *where))
         return OptionError(re.sub(r"^response_format\b", "text.format", str(error)))
 
@@ -380,7 +380,10 @@ class Turn:
         stored: bool | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """The response object, with every field that clients read without a check. `usual`: of other requests."""
+        """Return the response object, with every field that clients read without a check.
+
+        `usual` is the sampling of requests that set none.
+        """
         body = self.body
         text: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
         reasoning: dict[str, Any] = {"effort": None, "summary": None}
@@ -426,7 +429,7 @@ class Turn:
 
 
 def _referred(item: Item, place: str, store: ResponseStorage, owner: str) -> Item:
-    """The item, or the kept one that it refers to."""
+    """Return the item, or the stored one that it refers to."""
     if item["type"] != "item_reference":
         return item
     reference = item.get("id")
@@ -438,7 +441,7 @@ def _referred(item: Item, place: str, store: ResponseStorage, owner: str) -> Ite
 
 
 def _shared(body: ResponseBody) -> dict[str, Any]:
-    """The fields of the chat that do not depend on its items."""
+    """Return the fields of the chat that do not depend on its items."""
     fields = {name: getattr(body, name) for name in GenerationBody.model_fields if name != "stream_options"}
     extension = body.rest_local or Extension()
     if body.truncation == "auto":
@@ -460,7 +463,7 @@ def _shared(body: ResponseBody) -> dict[str, Any]:
 
 
 def _variables(body: ResponseBody) -> dict[str, Any] | None:
-    """Names for the template: `reasoning.effort` under the names that templates read."""
+    """Return template variables, with `reasoning.effort` under the names that templates read."""
     effort = body.reasoning.effort if body.reasoning else None
     if effort is None:
         return body.chat_template_kwargs
@@ -471,7 +474,7 @@ def _variables(body: ResponseBody) -> dict[str, Any] | None:
 
 
 def _json(value: Any) -> dict[str, Any]:
-    """The fields that a part of the body has, as it was sent."""
+    """Return the fields of a part of the body, as it was sent."""
     fields: dict[str, Any] = value.model_dump(exclude_none=True, by_alias=True) if value is not None else {}
     return fields
 
@@ -480,7 +483,7 @@ MAX_LISTED = 100
 
 
 def listed(items: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, Any]:
-    """One page of items. `asked`: the parameters `limit`, `order` and `after`. Raises ApiError 400 for a wrong one."""
+    """Return one page of items for the parameters `limit`, `order` and `after`. Raises ApiError 400 for a wrong one."""
     limit, order, after = asked.get("limit", "20"), asked.get("order", "desc"), asked.get("after")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MAX_LISTED):
         raise wrong("limit", f"give a number from 1 to {MAX_LISTED}")
@@ -498,7 +501,7 @@ def listed(items: list[dict[str, Any]], asked: Mapping[str, str]) -> dict[str, A
 
 
 def _complete(item: dict[str, Any]) -> dict[str, Any]:
-    """An item with its status, and the text of a message as a part."""
+    """Return an item with its status, and the text of a message as a part."""
     if item["type"] == "message" and isinstance(item.get("content"), str):
         kind = "output_text" if item.get("role") == "assistant" else "input_text"
         more: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}

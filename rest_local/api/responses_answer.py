@@ -1,4 +1,4 @@
-"""Answers of the Responses API: items, the typed events of how they grow, and the response that holds them.
+"""Answers of the Responses API: items, the typed events that let them grow, and the response that holds them.
 
 Contract: the items do not depend on where the deltas were cut. Every event has a `sequence_number`, without gaps, and
 events have OpenAI's order.
@@ -37,8 +37,9 @@ Logprobs = list[dict[str, Any]]
 
 
 class Item:
-    """An item of the output that is being written: text, reasoning, or a call of a function, of a custom tool or of a
-    search for tools. `sealed`: reasoning is repeated as `encrypted_content`, which clients send back.
+    """An output item that is being written: text, reasoning, or a call.
+
+    `sealed` repeats reasoning as `encrypted_content`, which clients send back.
     """
 
     def __init__(self, response_id: str, index: int, fields: dict[str, Any], *, sealed: bool = False) -> None:
@@ -47,12 +48,12 @@ class Item:
         self.index, self._sealed = index, sealed
         self._texts: list[str] = []
         self._logprobs: Logprobs = []
-        self._input = InputText()  # of a custom tool
-        self._name = {"message": "output_text", "reasoning": "reasoning_text"}.get(self.kind)  # of the part's type
+        self._input = InputText()
+        self._part_type = {"message": "output_text", "reasoning": "reasoning_text"}.get(self.kind)
 
     def begin(self) -> list[Event]:
         events = [self._item("response.output_item.added")]
-        if self._name:
+        if self._part_type:
             events.append(self._event("response.content_part.added", content_index=0, part=self._part()))
         return events
 
@@ -62,21 +63,21 @@ class Item:
         self._texts.append(text)
         if self.kind == "tool_search_call":
             return []  # its arguments are an object, so it has no deltas
-        if not self._name:
+        if not self._part_type:
             return [self._event("response.function_call_arguments.delta", delta=text)]
         self._logprobs += logprobs
         more = {"logprobs": logprobs} if self.kind == "message" else {}
-        return [self._event(f"response.{self._name}.delta", content_index=0, delta=text) | more]
+        return [self._event(f"response.{self._part_type}.delta", content_index=0, delta=text) | more]
 
     def end(self, status: str, logprobs: Logprobs) -> list[Event]:
-        """Events when the item is complete or cut off. `logprobs`: of tokens after its text."""
+        """Return the events when the item is complete or cut off. `logprobs` belong to tokens after its text."""
         self._logprobs += logprobs
         text, events = "".join(self._texts), []
-        if self._name:
+        if self._part_type:
             part = self._part()
             more = {"logprobs": self._logprobs} if self.kind == "message" else {}
             events = [
-                self._event(f"response.{self._name}.done", content_index=0, text=text) | more,
+                self._event(f"response.{self._part_type}.done", content_index=0, text=text) | more,
                 self._event("response.content_part.done", content_index=0, part=part),
             ]
             if self._sealed:
@@ -102,7 +103,7 @@ class Item:
         return {"type": kind, "item_id": self.fields["id"], "output_index": self.index} | fields
 
     def _part(self) -> dict[str, Any]:
-        part = {"type": self._name, "text": "".join(self._texts)}
+        part = {"type": self._part_type, "text": "".join(self._texts)}
         return part | ({"annotations": [], "logprobs": list(self._logprobs)} if self.kind == "message" else {})
 
     def _input_deltas(self, text: str) -> list[Event]:
@@ -110,7 +111,7 @@ class Item:
 
 
 def _object_or_query(raw: str) -> dict[str, Any]:
-    """The arguments of a search for tools."""
+    """Return the arguments of a search for tools."""
     try:
         arguments = json.loads(raw or "{}")
     except (ValueError, RecursionError):
@@ -119,7 +120,7 @@ def _object_or_query(raw: str) -> dict[str, Any]:
 
 
 class Writer:
-    """The output of one response. `sealed`: reasoning is repeated in `encrypted_content`."""
+    """The output of one response. `sealed` repeats reasoning in `encrypted_content`."""
 
     def __init__(self, response_id: str, toolbox: Toolbox, *, sealed: bool) -> None:
         self.items: list[dict[str, Any]] = []
@@ -130,18 +131,18 @@ class Writer:
         self._sequence = 0
 
     def numbered(self, *events: Event) -> list[Event]:
-        """Events with their numbers, in the order in which they are sent."""
+        """Add numbers to events in the order in which they are sent."""
         first = self._sequence
         self._sequence += len(events)
         return [{"type": event["type"], "sequence_number": i} | event for i, event in enumerate(events, first)]
 
     def add(self, deltas: Iterable[Delta], logprobs: Logprobs | None = None) -> list[Event]:
-        """Events for these deltas. `logprobs`: of the tokens that came with them; those of text are reported."""
+        """Return the events for these deltas. Of the `logprobs` that came with them, those of text are reported."""
         self._held += logprobs or []
         return self.numbered(*(event for delta in deltas for event in self._events(delta)))
 
     def close(self, *, cut: bool) -> list[Event]:
-        """Events at the end of the answer. `cut`: a limit ended it. An answer without anything is an empty message."""
+        """Return the events at the end of the answer, which may be cut off. An empty answer has an empty message."""
         events: list[Event] = []
         if not self.items and self._open is None and not cut:
             events += self._begin(self._text("message"))
@@ -149,7 +150,7 @@ class Writer:
 
     @property
     def output(self) -> list[dict[str, Any]]:
-        """The items, also the one that is not complete."""
+        """Return all items, including an incomplete one."""
         return [*self.items, *([self._open.fields] if self._open else [])]
 
     def _events(self, delta: Delta) -> list[Event]:
@@ -205,7 +206,7 @@ class Writer:
 
 
 class ResponseCall:
-    """A request, a `Call`, which may continue kept responses of its owner. `turn`, `chat`: set by `requests`."""
+    """A `Call`, which may continue stored responses of its owner. `requests` sets `turn` and `chat`."""
 
     def __init__(self, context: RequestContext, body: ResponseBody, storage: ResponseStorage) -> None:
         self.context, self.storage, self._body = context, storage, body
@@ -227,7 +228,7 @@ class ResponseCall:
 
 
 class ResponseAnswer(Answer[ChatBody]):
-    """One response, which is kept for later requests."""
+    """One response, which is stored for later requests."""
 
     def __init__(self, call: ResponseCall, answered: Sequence[HasResult]) -> None:
         self._parser = call.chat.made.parser()
@@ -269,7 +270,7 @@ class ResponseAnswer(Answer[ChatBody]):
         return self.finish_reason(0) == "length" or self._parser.unfinished
 
     def error_event(self, error: ApiError) -> bytes:
-        """`error` and `response.failed`."""
+        """Return the events `error` and `response.failed`."""
         failed = self._turn.response(
             self.context.model,
             self.engine.sampling(),
@@ -282,7 +283,7 @@ class ResponseAnswer(Answer[ChatBody]):
         return b"".join(named_events(events))
 
     def _final(self) -> dict[str, Any]:
-        """The response, which is kept before the client hears of it."""
+        """Return the response, which is stored before the client hears of it."""
         told: dict[str, Any] = {"usage": self._usage(), "timings": timings(self.results, self.shows_steps)}
         status = "incomplete" if self.finish_reason(0) == "length" else "completed"
         if status == "incomplete":
@@ -295,7 +296,7 @@ class ResponseAnswer(Answer[ChatBody]):
         return response
 
     def _usage(self) -> dict[str, Any]:
-        """Counts. Clients read the details without a check, so what other machines may not see is 0."""
+        """Return counts. Clients read the details without a check, so what other machines may not see is 0."""
         found = Usage.of(self.results)
         thought = len(self.engine.model.vocabulary.tokenize(self._writer.reasoning)) if self._writer.reasoning else 0
         of_answer = {"reasoning_tokens": min(thought, found.completion)}

@@ -1,8 +1,8 @@
-"""What is computed of whole texts: embeddings, and the relevance of documents to a query.
+"""Embeddings of texts, and the relevance of documents to a query.
 
 - An embedding is OpenAI's: one vector of length 1 for each input.
-- A reranking takes the bodies of llama-server, Jina and Cohere (`documents`) and of TEI (`texts`). Scores are the
-  head's own outputs: higher is better, and they need no bounds.
+- A reranking takes the bodies of llama-server, Jina and Cohere (`documents`) and of TEI (`texts`). Scores are the raw
+  outputs of the model's head: higher is better, and they have no bounds.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
 
 
 def check_embeds(engine: Engine) -> None:
-    """Raises ApiError 501 if the model makes no embeddings."""
+    """Raise ApiError 501 if the model makes no embeddings."""
     if pooling(engine.model) is None:
         raise ApiError(501, "the model makes no embeddings; serve one that was trained for them", code="no_embeddings")
 
 
-Embed = Callable[[list[int]], NDArray[np.float32]]  # the vector of one text, from its tokens
+Embed = Callable[[list[int]], NDArray[np.float32]]  # computes the vector of one text from its tokens
 
 
 def embeddings(engine: Engine, body: EmbeddingBody, model: str, embed: Embed) -> dict[str, Any]:
-    """OpenAI's object. `model`: its name. Raises ApiError 501 without embeddings, 400, PromptTooLong, as `embed`."""
+    """Return OpenAI's object for the model of this name.
+
+    Raises ApiError 501 without embeddings, ApiError 400, PromptTooLong, and what `embed` raises.
+    """
     check_embeds(engine)
     prompts, size = prompts_of(engine, body.input, field="input"), engine.model.n_embd
     if body.dimensions is not None and body.dimensions > size:
@@ -54,9 +57,9 @@ def _usage(prompts: list[list[int]]) -> dict[str, int]:
 def reranking(
     engine: Engine, body: RerankBody, model: str, score: Callable[[list[int]], float]
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """Jina's object, or TEI's list for TEI's names. `model`: the name to answer with; `score`: of the tokens of a pair.
+    """Return Jina's object, or TEI's list for TEI's names. `score` rates the tokens of a query with a document.
 
-    Raises ApiError 501 if the model cannot do it, 400 for a pair that is too long, before any is scored, and what
+    Raises ApiError 501 if the model cannot rerank, 400 if any pair is too long, before the first is scored, and what
     `score` raises.
     """
     if pooling_of(engine.model) != "rank":
@@ -75,7 +78,7 @@ def reranking(
 
 
 def _pairs(engine: Engine, query: str, texts: list[str], field: str) -> list[list[int]]:
-    """The tokens of each text with the query."""
+    """Return the tokens of each text with the query."""
     pairs, most = Pairs(engine.model), longest_text(engine.model)
     found: list[list[int]] = []
     for number, text in enumerate(texts):
@@ -89,7 +92,7 @@ def _pairs(engine: Engine, query: str, texts: list[str], field: str) -> list[lis
 
 
 def _encoded(vector: NDArray[np.float32], body: EmbeddingBody) -> Any:
-    """The vector as the body requests it. A shortened vector is scaled to length 1 again."""
+    """Return the vector as the body requests it. A shortened vector is scaled to length 1 again."""
     if body.dimensions is not None:
         vector = vector[: body.dimensions]
         length = float(np.linalg.norm(vector))
