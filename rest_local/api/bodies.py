@@ -499,7 +499,7 @@ def _explain(error: ValidationError) -> ApiError:
 
 
 log = logging.getLogger("rest_local.server")
-MAX_WARNINGS = 100  # A client can send any number of names, so warnings are limited per process.
+MAX_WARNINGS = 100  # a client can send any number of names, so warnings are limited per process
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
 # Fields of OpenAI, llama-server, Anthropic, Ollama, then of vLLM, OpenRouter and others. A client of several servers
 # sends all of its fields to each, so those without a meaning here are not worth a warning.

@@ -1,1 +1,1 @@
-"""HTTP: OpenAI's and llama-server's calls on top of the engine's service."""
+"""The HTTP server: the calls of several protocols on top of the engine's service."""

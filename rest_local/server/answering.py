@@ -1,4 +1,4 @@
-"""One HTTP request that generates: its body is read, its call becomes requests of the engine, its answer is sent."""
+"""One HTTP request that generates: read its body, make the engine's requests, send the answer."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from rest_local.decoding.streaming import Stream
 
 LOG = "rest_local.log"
-OWNER = "rest_local.owner"  # in the scope of a request: whose it is (`server.settings.owner_of`)
+OWNER = "rest_local.owner"  # the scope of a request has its owner here (`server.settings.owner_of`)
 SLOW_BODY_SECONDS = 60.0
 
 
 async def parse(request: HttpRequest, kind: type[Checked]) -> Checked:
-    """The body of a request. Raises ApiError 400, 408 (the client stopped sending), 413."""
+    """Return the body of a request. Raises ApiError 400, 408 (the client stopped sending), 413."""
     data = await read(request)
     return check(data, kind) if len(data) < 1 << 14 else await anyio.to_thread.run_sync(check, data, kind)
 
 
 async def read(request: HttpRequest) -> bytes:
-    """The bytes of a request's body. Raises ApiError 400, 408 (the client stopped sending), 413."""
+    """Return the bytes of a request's body. Raises ApiError 400, 408 (the client stopped sending), 413."""
     try:
         with anyio.fail_after(SLOW_BODY_SECONDS):
             return await request.body()
@@ -46,7 +46,10 @@ async def read(request: HttpRequest) -> bytes:
 
 
 def context_of(request: HttpRequest, model: str | None) -> RequestContext:
-    """What answers for `model`. Raises ApiError 503 while it loads, 404 for an unknown one; CannotGenerate."""
+    """Return the context of answers by `model`.
+
+    Raises ApiError 503 while the model loads, 404 for an unknown one, and CannotGenerate.
+    """
     state = state_of(request)
     _, engine = state.loaded()
     check_generates(engine)
@@ -55,17 +58,17 @@ def context_of(request: HttpRequest, model: str | None) -> RequestContext:
 
 
 async def generate(request: HttpRequest, call: Call) -> Response:
-    """The response to a call. Raises what `submit` raises."""
+    """Respond to a call. Raises what `submit` raises."""
     streams = await submit(request, call.requests)
     return await respond(request, call.answer(streams.streams), streams)
 
 
 async def submit(request: HttpRequest, prepare: Callable[[], Sequence[Request]]) -> StreamGroup:
-    """Makes the engine's requests and submits all of them or none.
+    """Make the engine's requests and submit all of them or none.
 
-    `prepare` runs in a worker thread, because templates, tokenizing and grammars take time in which other requests go
-    on. Raises what `prepare` and `Service.submit_all` raise, and ServiceClosed if the client disconnects or the server
-    stops.
+    `prepare` runs in a worker thread, because templates, tokenizing and grammars take time and other requests have to
+    go on. Raises what `prepare` and `Service.submit_all` raise, and ServiceClosed if the client disconnects or the
+    server stops.
     """
     state = state_of(request)
     service, _ = state.loaded()
@@ -83,8 +86,8 @@ async def submit(request: HttpRequest, prepare: Callable[[], Sequence[Request]])
 
 
 async def respond(request: HttpRequest, answer: Answer[Any], streams: StreamGroup) -> Response:
-    """The response. The streams, of which the answer was made, run until it is sent or the client disconnects."""
-    request.scope[LOG] = answer.counts  # asked when the request has ended, however it ends
+    """Return the response. The streams of the answer run until it is sent or the client disconnects."""
+    request.scope[LOG] = answer.counts  # `AccessLog` calls it when the request ends in any way
     if answer.body.stream:
         streams.bound()
         return EventStream(streams, _events(request, answer, streams), answer.MEDIA_TYPE, answer.error_event)
@@ -98,7 +101,7 @@ async def respond(request: HttpRequest, answer: Answer[Any], streams: StreamGrou
 
 
 async def _events(request: HttpRequest, answer: Answer[Any], streams: StreamGroup) -> AsyncIterator[bytes]:
-    """The events of a stream; those of one moment are sent together, unless the protocol sends them apart."""
+    """Yield the events of a stream. Those of one moment are sent together, unless the protocol sends them apart."""
     if begin := answer.begin():
         yield b"".join(begin)
     sent = time.monotonic()
@@ -109,7 +112,7 @@ async def _events(request: HttpRequest, answer: Answer[Any], streams: StreamGrou
             if answer.choices[number].ended and pieces is not None:
                 streams.stop(number)
         if not answer.remaining:
-            # In a thread, because a response is stored, and its reasoning counted.
+            # A thread stores the response and counts its reasoning, while the loop goes on.
             events += await anyio.to_thread.run_sync(answer.end)
         if not events and time.monotonic() - sent >= QUIET_SECONDS:
             events = answer.quiet()

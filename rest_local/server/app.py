@@ -1,14 +1,14 @@
 """The server of one model: the ASGI application, and `Serving`, which loads the model, serves, drains and closes.
 
-From the outside in: `Drained` (the end of a connection); the log of requests; `AccessMiddleware` (size of the head,
-Host, Origin); CORS, if origins are allowed; `BodyMiddleware` (key, type and size of the body); the routes.
+From the outside in: `Drained` (the end of a connection); the request log; `AccessMiddleware` (size of the head, Host,
+Origin); CORS, if origins are allowed; `BodyMiddleware` (key, type and size of the body); the routes.
 
-`GET /openapi.json` describes every route. It is made of the types that check the bodies, so it cannot differ.
+`GET /openapi.json` describes every route. It is generated from the types that check the bodies, so the two agree.
 
 There is one process and one event loop; the engine has a thread of its own. While the model loads, /health answers 503.
 
 - SIGTERM and Ctrl-C stop listening and let running answers end, for at most `drain_seconds`. A second SIGTERM ends the
-  process at once. While the model loads, they end that before its next forward pass.
+  process at once. While the model loads, both stop it before its next forward pass.
 - SIGHUP stops as SIGTERM does, because the terminal was closed. In a process that no terminal can close (a service,
   `nohup`, after `ignore_hangups`) it opens the newest commits of the datastores.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 async def openapi(request: HttpRequest) -> Response:
-    """The description of this server."""
+    """Describe this server."""
     operations: tuple[Operation, ...] = request.app.state.operations
     return json_response(describe(operations, bool(server_of(request).settings.keys)))
 
@@ -73,15 +73,15 @@ _OTHER_NAMES = {
 
 
 def create_app(state: State, secret: bytes | None = None) -> Starlette:
-    """The application of one model's server. The caller sets the state's engine and service once the model is loaded.
+    """Make the application of one model's server. Its caller adds engine and service to the state once they are loaded.
 
-    secret   of the process that forwards requests to this one, which is then the only one that may call
+    With a `secret`, only the process that forwards requests and knows it may call.
     """
     return assemble(ROUTES, state, state.settings, secret)
 
 
 def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | None = None) -> Starlette:
-    """An application of these routes and their other names, with what surrounds them. `state`: what endpoints find."""
+    """Make an application of these routes with their aliases and middleware. Endpoints find `state` in it."""
     endpoints = {(each.method, each.path): endpoint for each, endpoint in routes}
     named = [Route(_pattern(operation.path), endpoint, methods=[operation.method]) for operation, endpoint in routes]
     named.append(Route("/openapi.json", openapi, methods=["GET"]))
@@ -104,7 +104,7 @@ def assemble(routes: Routes, state: object, settings: Settings, secret: bytes | 
 
 
 def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list[Middleware]:
-    """What checks where a request comes from."""
+    """Return the middleware that checks where a request comes from."""
     if secret is not None:
         return [Middleware(Inner, secret)]
     if not settings.allowed_origins:
@@ -113,13 +113,13 @@ def _admission(routes: Routes, settings: Settings, secret: bytes | None) -> list
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
         allow_methods=sorted({each.method for each, _ in routes}),
-        allow_headers=["*"],  # OpenAI's and Anthropic's packages send a dozen of their own
+        allow_headers=["*"],  # OpenAI's and Anthropic's packages send a dozen headers of their own
     )
     return [Middleware(AccessMiddleware, settings), cors]
 
 
 def _pattern(path: str) -> str:
-    """The path for the router: a document's name may contain slashes."""
+    """Return the path for Starlette's router. A document's name may contain slashes."""
     return path.replace("{document}", "{document:path}")
 
 
@@ -129,12 +129,13 @@ log = logging.getLogger("rest_local.server")
 class Serving(HttpServer):
     """One server and its engine. `run` it in the main thread, or in any other without signals.
 
-    load       loads the engine; called in a thread of its own
-    queue      number of requests that may wait
-    start      makes the service of the engine and `queue`
-    secret     of the process that forwards requests to this one (`create_app`)
-    folder     see `State`
-    on_loaded  called when the model is loaded, in the thread that loaded it; by default it is logged
+    Args:
+        load: loads the engine, in a separate thread
+        queue: number of requests that may wait
+        start: makes the service from the engine and `queue`
+        secret: see `create_app`
+        folder: see `State`
+        on_loaded: called in the loading thread after the model is loaded; by default it logs this
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Serving(HttpServer):
         self.settings, self.state = settings, State(settings, name, folder=folder)
         self._load, self._start, self._queue = load, start or start_service, queue
         self._on_loaded = on_loaded or log_loaded
-        self.loaded = threading.Event()  # or failed
+        self.loaded = threading.Event()  # set when loading has succeeded or failed
         self._error: BaseException | None = None
         super().__init__(create_app(self.state, secret), drain_seconds)
 
@@ -179,7 +180,7 @@ class Serving(HttpServer):
         self.state.end_answers()
 
     def reload(self) -> None:
-        """Open the newest commits of the datastores. Any thread; returns at once."""
+        """Open the newest commits of the datastores. Any thread may call this; it returns at once."""
         reload_datastores(self.state)
 
     def _open(self) -> None:
@@ -187,14 +188,14 @@ class Serving(HttpServer):
             self.state.load(self._load, lambda engine: self._start(engine, self._queue))
             self._on_loaded(self.state)
         except BaseException as error:  # `run` raises it
-            if not self.should_exit:  # else the stop caused it
+            if not self.should_exit:  # a stop may have caused the error
                 self._error = error
             self.stop()
         self.loaded.set()
 
 
 def reload_datastores(state: State) -> None:
-    """Open the newest commits of the datastores of a model, if it is loaded. Any thread; returns at once."""
+    """Open the newest commits of a loaded model's datastores. Any thread may call this; it returns at once."""
 
     def work() -> None:
         try:
@@ -212,9 +213,9 @@ def log_loaded(state: State) -> None:
 
 
 def start_service(engine: Engine, queue: int) -> Service:
-    """Start the service of an engine in which `queue` requests may wait."""
+    """Start the service of an engine. `queue` requests may wait."""
     from rest_local.decoding.service import Service
 
     if engine.generates:
-        engine.model.vocabulary.grammar_tokens()  # 1 s at 128 000 tokens, in part with the GIL held
+        engine.model.vocabulary.grammar_tokens()  # takes 1 s for 128 000 tokens, partly with the GIL held
     return Service(engine, queue=queue)

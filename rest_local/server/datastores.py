@@ -46,7 +46,7 @@ async def list_all(request: HttpRequest) -> Response:
 
 
 async def search(request: HttpRequest) -> Response:
-    """Where the end of a text occurs in a datastore, and its continuations there.
+    """Find where the end of a text occurs in a datastore, and how it continues there.
 
     Other machines are refused, as for draft statistics, because the answer reveals the datastore's content.
     """
@@ -85,14 +85,14 @@ async def forget_document(request: HttpRequest) -> Response:
 
 
 def reopen(service: Service, engine: Engine, also: Sequence[Path] = ()) -> None:
-    """`decoding.following.reopen`; the next lookup uses what it opened. Must not be called in the engine's thread."""
+    """Open the newest commits, which the next lookup uses. Must not be called in the engine's thread."""
     following.reopen(engine, also)
     service.run(lambda engine: engine.catch_up())
     engine.swap.close_retired()
 
 
 def _mmap(engine: Engine) -> bool | None:
-    """As for the engine's own datastores: --no-mmap applies to every reader of this process."""
+    """Return the value that the engine's own datastores use: --no-mmap applies to every reader of this process."""
     return None if engine.model.options.mmap else False
 
 
@@ -101,7 +101,7 @@ def _open_paths(engine: Engine) -> dict[str, Path]:
 
 
 def _path(engine: Engine, name: str, *, may_be_new: bool = False) -> Path:
-    """Of the datastore `name`. Raises ApiError 404; 400 for an invalid name where it may be a new one."""
+    """Return the path of the datastore `name`. Raises ApiError 404, or 400 for an invalid new name."""
     opened = _open_paths(engine)
     if name in opened:
         return opened[name]
@@ -114,10 +114,10 @@ def _path(engine: Engine, name: str, *, may_be_new: bool = False) -> Path:
 
 
 def _changeable(request: HttpRequest, engine: Engine, *, may_be_new: bool = False) -> Path:
-    """Of the datastore to change. Where there are other users than the one at this machine, all of them could delete
-    its documents, and put texts into drafts: they may only with an option, and only what is open here.
+    """Return the path of the datastore to change. Raises ApiError 403, and what `_path` raises.
 
-    Raises ApiError 403, and as `_path`.
+    All users could delete its documents and put texts into drafts. Users other than the one at this machine need an
+    option for that, and may only change what is open here.
     """
     settings, name = state_of(request).settings, request.path_params["name"]
     if settings.is_local:
@@ -136,7 +136,8 @@ def _list(engine: Engine, is_local: bool) -> list[dict[str, Any]]:
     for name, path in sorted(paths.items()):
         row: dict[str, Any] = {"name": name, "object": "datastore", "open": name in opened}
         try:
-            with Datastore.open(_shown(engine, path), mmap=True) as store:  # reads sizes and some bytes of each file
+            # Opening reads only sizes and some bytes of each file.
+            with Datastore.open(_shown(engine, path), mmap=True) as store:
                 info = store.info()
         except DatastoreError as error:
             row["error"] = from_error(error, is_local=is_local).message
@@ -148,7 +149,7 @@ def _list(engine: Engine, is_local: bool) -> list[dict[str, Any]]:
 
 
 def _shown(engine: Engine, path: Path) -> Path:
-    """The index to show of a datastore: that for the model, else the first one."""
+    """Return the datastore's index for this model, or else its first one."""
     known = engine.model.vocabulary.hash
     found = manifests(path)
     fits = [where for where, one in found.items() if isinstance(one, Manifest) and one.vocabulary.hash == known]
@@ -188,7 +189,7 @@ def _add(service: Service, engine: Engine, path: Path, body: DocumentBody) -> di
     if secret and not body.allow_secrets:
         raise ApiError(400, "the text seems to contain a key or password; set allow_secrets to add it", code="secret")
     vocabulary = engine.model.vocabulary
-    documents = [(body.name, vocabulary.tokenize(body.text))]  # in this thread, because it can be stopped
+    documents = [(body.name, vocabulary.tokenize(body.text))]  # stops if the client disconnects
     recipe = {"model": str(engine.model.path.absolute())}
     identity = VocabularyId(*vocabulary.identity)
     manifest = add(path, documents, vocabulary=identity, recipe=recipe, mmap=_mmap(engine))

@@ -2,12 +2,12 @@
 
 `TimedProtocol` is uvicorn's HTTP/1.1 protocol with time limits:
 
-- The head of a request must arrive within `HEAD_SECONDS`, else 408. The time counts from the connection, or from the
-  first byte on a kept connection.
-- The body must arrive within `BODY_SECONDS` after that, else the connection is closed (`bodies` answers 408 earlier).
+- The head of a request must arrive within `HEAD_SECONDS`, else the answer is 408. The time counts from the connection,
+  or from the first byte on a connection that is kept open.
+- The body must arrive within `BODY_SECONDS` after that, else the connection is closed. (`answering` answers 408 first.)
 - A client must read: a connection whose buffers stay full for `STALL_SECONDS` is closed.
-- Connections beyond `limit_concurrency` get 503 when they are made, before any request: idle connections use
-  descriptors too, and asyncio logs a line for each connection that it cannot accept when they run out.
+- Connections beyond `limit_concurrency` get 503 when they are made, before any request. Idle connections use
+  descriptors too, and when they run out, asyncio logs a line for each connection that it cannot accept.
 
 Without the first two limits, a thousand sockets that send one byte a minute would keep every other client out. Between
 requests, uvicorn's own limit applies.
@@ -43,17 +43,17 @@ from rest_local.server.settings import Settings
 from rest_local.server.streaming import CONNECTION, response_of
 
 HEAD_SECONDS = 20.0
-BODY_SECONDS = SLOW_BODY_SECONDS + 15.0  # later than the 408 of `bodies`
+BODY_SECONDS = SLOW_BODY_SECONDS + 15.0  # leaves `answering` the time to answer 408
 STALL_SECONDS = 30.0
-LOG_SECONDS = 60.0  # between two log lines about refused connections
+LOG_SECONDS = 60.0  # refused connections are logged at most this often
 MAX_CONNECTIONS = 1024
-SPARE_DESCRIPTORS = 128  # for the model's files, datastores while they are opened anew, the log, pipes
+SPARE_DESCRIPTORS = 128  # the model's files, reopened datastores, the log and pipes need some
 
 log = logging.getLogger("rest_local.server")
 
 
 def connection_limit(descriptors: int = 1) -> int:
-    """Connections that can be open at once: this process's free descriptors, less a reserve. `descriptors`: of each."""
+    """Return how many connections can be open, each with some `descriptors`: all free ones, less a reserve."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -68,13 +68,13 @@ class TimedProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.app_state = {**self.app_state, CONNECTION: self}
-        self._awaited = ""  # from the client: head, body or nothing
+        self._awaited = ""  # the client has to send this next: head, body or nothing
         self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
-        self._ignored: int | None = None  # bytes that came after the connection was of no more use
+        self._ignored: int | None = None  # counts bytes after an error that ends the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        # One less than uvicorn's own limit, at which it answers 503 to connections that are already open.
+        # Refuse before uvicorn's own limit is reached, because that answers 503 to connections that are already open.
         if self.limit_concurrency is not None and len(self.connections) + 1 >= self.limit_concurrency:
             _refuse(transport, len(self.connections))
             return
@@ -82,9 +82,9 @@ class TimedProtocol(H11Protocol):
         self._await("head")
 
     def write(self, data: bytes) -> None:
-        """Send a part, at least a byte, of an answer without a length, when `http.response.start` was sent. It goes
-        past the layers around an endpoint, which only pass it on, and cost more than all else. Await `flow.drain`
-        before the next one.
+        """Send a non-empty part of an answer without a length, after `http.response.start`. Then await `flow.drain`.
+
+        This bypasses the middleware. It would only pass the part on, but costs more than everything else.
         """
         if not self.cycle.disconnected:
             chunked = self.scope["http_version"] >= "1.1"
@@ -104,7 +104,7 @@ class TimedProtocol(H11Protocol):
             self._stalled = None
 
     def data_received(self, data: bytes) -> None:
-        if self.transport is None:  # the connection was refused
+        if self.transport is None:  # `_refuse` has answered
             return
         if self._ignored is not None:
             self._ignored += len(data)
@@ -115,10 +115,11 @@ class TimedProtocol(H11Protocol):
         self._update_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Bytes came that are no HTTP. A request that is still running ends, as if its client had left, because its
-        answer cannot be sent any more. Neither can an error where the request is a HEAD.
+        """Answer bytes that are not HTTP.
 
-        The connection is closed when the client has closed it, or soon: closed with unread bytes, it would be reset.
+        A running request ends as if its client had left, because its answer cannot be sent any more. Neither can an
+        error if the request is a HEAD. The connection is closed when the client closes it, or soon: closing it with
+        unread bytes would reset it.
         """
         begun = False
         if self.cycle is not None and not self.cycle.response_complete:
@@ -151,7 +152,7 @@ class TimedProtocol(H11Protocol):
         self._await("head" if begun else "body" if state is h11.SEND_BODY else "")
 
     def _await(self, awaited: str) -> None:
-        """Start the timer for the head or the body, unless it runs already."""
+        """Start the timer for the head or the body, unless it is already running."""
         if awaited == self._awaited:
             return
         if self._timer is not None:
@@ -170,7 +171,7 @@ class TimedProtocol(H11Protocol):
 
 
 def _last_answer(conn: h11.Connection, error: ApiError) -> bytes:
-    """An error that ends the connection."""
+    """Return the bytes of an error that ends the connection."""
     answer = response_of(error)
     head = h11.Response(status_code=answer.status_code, headers=[*answer.raw_headers, (b"connection", b"close")])
     return b"".join(conn.send(each) or b"" for each in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()))
@@ -180,7 +181,7 @@ _logged_at = -LOG_SECONDS
 
 
 def _refuse(transport: asyncio.Transport, most: int) -> None:
-    """Answers 503, and logs at most one line a minute: many connections must not fill the log."""
+    """Answer 503, and log at most one line a minute: many connections must not fill the log."""
     global _logged_at
     busy = ApiError(503, "too many connections", code="busy", headers={"retry-after": RETRY_SECONDS})
     transport.write(_last_answer(h11.Connection(h11.SERVER), busy))
@@ -191,40 +192,38 @@ def _refuse(transport: asyncio.Transport, most: int) -> None:
 
 
 DRAIN_SECONDS = 30
-IDLE_SECONDS = 75  # of a kept connection; editors send the next request within a minute
-END_SECONDS = 5  # for answers that are ended after that time
-BACKLOG = 128  # connections that wait to be accepted; asyncio also tries this often when descriptors run out
+IDLE_SECONDS = 75  # editors send the next request within a minute
+END_SECONDS = 5  # time to send the errors of answers that are ended after DRAIN_SECONDS
+BACKLOG = 128  # pending connections; asyncio also tries to accept this often when descriptors run out
 
 
 class Stoppable:
-    """What signals stop: SIGTERM, Ctrl-C and a hangup.
+    """A server that signals stop: SIGTERM, Ctrl-C and a hangup.
 
-    should_exit  it is to end
-    force_exit   at once, because a second signal came
-    interrupted  Ctrl-C ended it
+    `should_exit` asks it to end, `force_exit` at once after a second signal. `interrupted` means that Ctrl-C ended it.
     """
 
     should_exit = force_exit = interrupted = False
     _captured = False
-    _loop: asyncio.AbstractEventLoop | None = None  # in which it runs
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def reload(self) -> None:
-        """Open the datastores' newest commits, at SIGHUP if no terminal can end the process. At once; any thread."""
+        """Open the datastores' newest commits, at SIGHUP if no terminal can end the process. Returns at once."""
 
     def on_stop(self) -> None:
-        """Called in the loop after each `stop` and each signal to stop."""
+        """Wake up to stop. The loop calls this after each `stop` and each signal to stop."""
 
     def in_loop(self, call: Callable[[], object]) -> None:
-        """Call something in the loop, if it runs. Any thread."""
+        """Call something in the loop, if it runs. Any thread may call this."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while the block runs. To end on SIGTERM is a success.
+        """Handle signals while the block runs. Ending on SIGTERM is a success.
 
-        Within itself it changes nothing: what SIGHUP does depends on how it was handled before.
+        Nested blocks change nothing: what SIGHUP does depends on how it was handled before.
         """
         if self._captured or threading.current_thread() is not threading.main_thread():
             yield
@@ -245,12 +244,12 @@ class Stoppable:
                 signal.signal(number, handler)
 
     def stop(self) -> None:
-        """Stop as SIGTERM does. A second call changes nothing: the shell and the kernel both tell of a hangup."""
+        """Stop as SIGTERM does. A second call changes nothing: the shell and the kernel both report a hangup."""
         self.should_exit = True
         self.in_loop(self.on_stop)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit  # the second time
+        self.force_exit = self.should_exit  # a second signal ends the process at once
         self.stop()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -261,14 +260,13 @@ class Stoppable:
 class HttpServer(Stoppable, uvicorn.Server):
     """uvicorn's server with other settings and signal handlers.
 
-    drain_seconds  that running answers may take when it stops
-    descriptors    that each connection may need
+    When it stops, running answers have `drain_seconds` to end. A connection may need several `descriptors`.
     """
 
     def __init__(self, app: ASGIApp, drain_seconds: int = DRAIN_SECONDS, descriptors: int = 1) -> None:
         config = uvicorn.Config(
             app,
-            http=TimedProtocol,  # of h11, which bounds a request's head; httptools reads headers of any size
+            http=TimedProtocol,  # h11 bounds a request's head, while httptools reads headers of any size
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -287,19 +285,22 @@ class HttpServer(Stoppable, uvicorn.Server):
         self._stopped = asyncio.Event()
 
     def begin_stop(self) -> None:
-        """Refuse requests that are not decoding yet. Called when the server stops, before the others are waited for."""
+        """Refuse requests that are not decoding yet. Called when the server stops, before it waits for the others."""
 
     def end_answers(self) -> None:
-        """End the answers that still run after `drain_seconds`, so that each client gets an error. Else uvicorn cancels
-        them, and clients get half an answer or a bare 500."""
+        """End the answers that still run after `drain_seconds`, so that each client gets an error.
+
+        Otherwise uvicorn cancels them, and clients get half an answer or a bare 500.
+        """
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
     async def main_loop(self) -> None:
-        """Unlike uvicorn's method, wakes up once a second, for the date in headers, and not ten times to look whether
-        it has to stop: each time costs as much as an event of a stream.
+        """Wake up once a second, for the date in headers.
+
+        uvicorn's method wakes up ten times to see if it has to stop. Each time costs as much as an event of a stream.
         """
         while not await self.on_tick(0):
             with contextlib.suppress(asyncio.TimeoutError):
@@ -318,12 +319,12 @@ class HttpServer(Stoppable, uvicorn.Server):
 
 
 def ignore_hangups() -> None:
-    """Go on when the terminal closes, as with `nohup`. To be called in the main thread."""
+    """Go on when the terminal closes, as with `nohup`. Must be called in the main thread."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def outlives_terminal() -> bool:
-    """Whether no terminal can end this process: it has none, as a service, or it ignores hangups."""
+    """Return True if no terminal can end this process: it has none, as a service, or it ignores hangups."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return True
     try:
@@ -334,8 +335,10 @@ def outlives_terminal() -> bool:
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A bound, listening socket. Raises RestLocalError if the port is taken or the address does not exist, and where a
-    name of the loopback, such as `llm.localhost`, is another address here and there is no key.
+    """Return a bound, listening socket.
+
+    Raises RestLocalError if the port is taken or the address does not exist. The same goes for a loopback name such as
+    `llm.localhost` that means another address here, if there is no key.
     """
     try:
         family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
@@ -352,7 +355,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def listen_on_all(settings: Settings) -> list[socket.socket]:
-    """A socket for each address, all on one port. Raises as `listen`."""
+    """Return a socket for each address, all on one port. Raises what `listen` raises."""
     sockets: list[socket.socket] = []
     try:
         for host in settings.hosts:
@@ -366,7 +369,7 @@ def listen_on_all(settings: Settings) -> list[socket.socket]:
 
 
 def log_to_stderr() -> None:
-    """Log requests and warnings to stderr: as lines of JSON, and at a terminal as short ones."""
+    """Log requests and warnings to stderr, as lines of JSON or at a terminal as short ones."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TerminalLines() if sys.stderr.isatty() else JsonLines())
     levels = {"rest_local.server": logging.INFO, "uvicorn.error": logging.WARNING}

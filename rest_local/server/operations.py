@@ -1,7 +1,7 @@
-"""The calls of a server: what each is, and their description as OpenAPI 3.1.
+"""The calls of a server, and their description as OpenAPI 3.1.
 
-A protocol's modules export `ROUTES`, which `app` joins. The description is made of the types that check the bodies, so
-the two cannot differ.
+A protocol's modules export `ROUTES`, which `app` joins. The description is generated from the types that check the
+bodies, so the two agree.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _ERROR_NAMES: dict[Shape, str] = {openai_shape: "Error", anthropic_shape: "Anthr
 
 @dataclass(frozen=True)
 class Operation:
-    """A method of a route."""
+    """One method of a route."""
 
     method: str
     path: str
     summary: str
     body: type[BaseModel] | None = None
-    streams: bool = False  # answers with a stream, of `stream_media`, if the body requests it
+    streams: bool = False  # True if the body may request a stream as the answer
     stream_media: str = "text/event-stream"
     media: str = "application/json"
-    of_server: bool = False  # needs no model: where there are several, the process that clients reach answers it
+    of_server: bool = False  # True if no model is needed, so the router answers it itself
 
 
 Endpoint = Callable[[HttpRequest], Awaitable[Response]]
@@ -58,7 +58,7 @@ get, post, delete = partial(Operation, "GET"), partial(Operation, "POST"), parti
 
 @cache
 def describe(operations: tuple[Operation, ...], with_keys: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 description."""
+    """Return the OpenAPI 3.1 description."""
     bodies = list(dict.fromkeys(each.body for each in operations if each.body is not None))
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
     schemas = {**definitions.get("$defs", {}), **_ERRORS}
@@ -83,7 +83,7 @@ def _described(call: Operation) -> dict[str, Any]:
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=shape)}}}
     content: dict[str, Any] = {call.media: {"schema": {} if call.media == "application/json" else {"type": "string"}}}
     if call.streams:
-        content[call.stream_media] = {"schema": {}}  # some readers take it for the text, others for an event
+        content[call.stream_media] = {"schema": {}}  # readers disagree whether it describes the text or an event
     operation: dict[str, Any] = {
         "summary": call.summary,
         "responses": {

@@ -2,9 +2,9 @@
 
 Its source is in `web`: the markup, a style sheet and scripts, which are sent as one document. So the security policy
 can name the hash of every style and script, and the page loads nothing else: it turns no text into markup, calls only
-this server and cannot be framed. `highlight.js` is a copy of the library's build for browsers, which nothing here
-changes; `highlight.LICENSE` belongs to it. The scripts are classic ones that share one scope, in the order of
-`page.html`. Needs no model.
+this server and cannot be framed. `highlight.js` is the library's unchanged build for browsers, under
+`highlight.LICENSE`. The scripts are classic ones that share one scope, in the order of `page.html`. The page needs no
+model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCRIPT = re.compile(rb'<script src="([a-z]+\.js)"></script>')
 
 
 async def page(request: HttpRequest) -> Response:
-    """The page. A browser that has this version gets 304."""
+    """Serve the page. A browser that has this version gets 304."""
     html, tag, policy = _built()
     headers = _HEADERS | {"content-security-policy": policy, "etag": tag}
     if tag in request.headers.get("if-none-match", ""):
@@ -40,20 +40,22 @@ async def page(request: HttpRequest) -> Response:
 
 @cache
 def _built() -> tuple[bytes, str, str]:
-    """The document, its ETag and its policy."""
+    """Return the document, its ETag and its policy."""
     html = document()
     return html, f'"{hashlib.sha256(html).hexdigest()[:32]}"', _policy(html)
 
 
 def document() -> bytes:
-    """The page with its style and scripts in place."""
+    """Return the page with its style and scripts in place."""
     html = _STYLE.sub(lambda found: b"<style>\n%b</style>" % _file(found[1].decode()), _file("page.html"))
     return _SCRIPT.sub(lambda found: b"<script>\n%b</script>" % _file(found[1].decode()), html)
 
 
 def _file(name: str) -> bytes:
-    """A file of `web` with line feeds, into which a browser converts all line ends before it computes hashes; and a
-    script without what would end it, or begin another, within a string of it.
+    """Return a file of `web`, escaped so that it can be inlined.
+
+    Browsers convert all line ends to line feeds before they compute hashes. A script must not contain what would end it
+    or begin another one.
     """
     text = (files("rest_local.server") / "web" / name).read_bytes().replace(b"\r\n", b"\n")
     return re.sub(rb"<(?=!--|/?script)", rb"\\x3c", text) if name.endswith(".js") else text
@@ -77,6 +79,6 @@ def _policy(html: bytes) -> str:
 
 
 def _hashes(html: bytes, tag: bytes) -> str:
-    """Hashes of all inline elements with this tag, in the policy's notation."""
+    """Return the hashes of all inline elements with this tag, in the policy's notation."""
     texts = re.findall(rb"<%b>(.*?)</%b>" % (tag, tag), html, re.DOTALL)
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" for text in texts)

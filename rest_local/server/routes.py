@@ -1,8 +1,7 @@
-"""The calls of the protocols: each reads a body of `rest_local.api`, and answers with what is translated there. ROUTES
-says what each one is.
+"""The calls of the protocols: each reads a body, and answers with what `rest_local.api` translates. See ROUTES.
 
 Slots are llama-server's. A file has a plain name, never a path. Other machines may not act on slots: how much a slot
-holds tells what another client has sent, and so does restoring it.
+holds reveals what another client has sent, and so does restoring it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 
 def _generating(path: str, summary: str, kind: Any, call: Any) -> tuple[Operation, Endpoint]:
-    """The call that answers a body of a kind by a `Call`, of a context and this body."""
+    """Return the operation and endpoint that answer a body of this `kind` with a `Call`."""
 
     async def endpoint(request: HttpRequest) -> Response:
         body = await parse(request, kind)
@@ -125,7 +124,7 @@ async def input_items(request: HttpRequest) -> Response:
 
 
 async def _kept(request: HttpRequest) -> KeptResponse:
-    """The response that the path names. Raises ApiError 404."""
+    """Return the response that the path names. Raises ApiError 404."""
     wanted = str(request.path_params["id"])
     kept: KeptResponse | None = await anyio.to_thread.run_sync(
         server_of(request).responses.get, wanted, request.scope[OWNER]
@@ -143,10 +142,10 @@ async def embeddings(request: HttpRequest) -> Response:
 
 
 def _embed(state: State, service: Service) -> Callable[[list[int]], NDArray[np.float32]]:
-    """What gives the vector of a text, from any thread; one text at a time, so that other requests go between."""
+    """Return a function for any thread that computes the vector of a text. Other requests run between two texts."""
 
     def one(engine: Engine, prompt: list[int]) -> NDArray[np.float32]:
-        state.embedder = state.embedder or Embedder(engine.model)  # for the first request, because it takes memory
+        state.embedder = state.embedder or Embedder(engine.model)  # takes memory, so only the first request makes it
         return state.embedder.embed(prompt)
 
     return lambda prompt: service.run(lambda engine: one(engine, prompt))
@@ -188,7 +187,7 @@ def _only_loaded(request: HttpRequest, body: ollama.AnswerBody, *, of_chat: bool
 
 
 async def ollama_embed(request: HttpRequest) -> Response:
-    """Vectors of length 1, one for each text. A text that is too long is cut, unless `truncate` is false."""
+    """Return vectors of length 1, one for each text. A text that is too long is cut, unless `truncate` is false."""
     body, began = await parse(request, ollama.EmbedBody), time.perf_counter()
     texts = [body.input] if isinstance(body.input, str) else body.input
     model, vectors, count = await _ollama_vectors(
@@ -207,7 +206,7 @@ async def ollama_embeddings(request: HttpRequest) -> Response:
 async def _ollama_vectors(
     request: HttpRequest, body: ollama.NamedBody, texts: list[str], *, dimensions: int | None = None, cut: bool = True
 ) -> tuple[str, list[Any], int]:
-    """The name of the model, the vectors, and how many tokens the texts have."""
+    """Return the name of the model, the vectors, and how many tokens the texts have."""
     state = state_of(request)
     service, engine = state.loaded()
     model, embed = state.check_model(body.asked), _embed(state, service)
@@ -237,7 +236,7 @@ async def ollama_show(request: HttpRequest) -> Response:
 
 
 async def not_served(request: HttpRequest) -> Response:
-    """The answer to calls of Ollama's API that change what models there are."""
+    """Refuse calls of Ollama's API that would change the set of models."""
     call = request.url.path.rpartition("/")[2]
     raise ApiError(
         501,
@@ -252,7 +251,7 @@ async def list_models(request: HttpRequest) -> Response:
 
 
 async def one_model(request: HttpRequest) -> Response:
-    """One name of a model. Any other name is 404."""
+    """Describe one name of a model. Any other name is 404."""
     for row in server_of(request).rows():
         if row["id"] == request.path_params["name"]:
             return json_response(row)
@@ -260,7 +259,7 @@ async def one_model(request: HttpRequest) -> Response:
 
 
 async def health(request: HttpRequest) -> Response:
-    """503 while the model loads."""
+    """Answer 503 while the model loads, then `ok`."""
     if not server_of(request).ready:
         raise loading()
     return json_response({"status": "ok"})
@@ -275,7 +274,7 @@ async def props(request: HttpRequest) -> Response:
 
 
 async def metrics(request: HttpRequest) -> Response:
-    """The metrics, if the server was started with --metrics."""
+    """Return the metrics, if the server was started with --metrics."""
     state = state_of(request)
     if not state.settings.metrics:
         raise ApiError(501, "start the server with --metrics", code="metrics_off")
@@ -303,7 +302,7 @@ async def tokenize(request: HttpRequest) -> Response:
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """The text of a token, or its bytes if they are part of a character."""
+    """Return the text of a token, or its bytes if they are part of a character."""
     try:
         return piece.decode("utf-8")
     except UnicodeDecodeError:
@@ -328,11 +327,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 async def slots(request: HttpRequest) -> Response:
-    """The state of each slot, never its text; how far it is only where steps are shown."""
+    """Return the state of each slot, but never its text. Its position is shown only where steps are."""
     state = state_of(request)
     service, engine = state.loaded()
     found = await anyio.to_thread.run_sync(service.slots)
-    hidden = () if state.settings.shows_steps else ("n_past",)  # frequent requests would reveal the tokens of each step
+    # A client that asks often could count the tokens of each step.
+    hidden = () if state.settings.shows_steps else ("n_past",)
     shown = [{name: value for name, value in slot.items() if name not in hidden} for slot in found]
     return json_response([slot | {"n_ctx": engine.n_ctx, "is_processing": slot["state"] != "idle"} for slot in shown])
 

@@ -8,7 +8,7 @@ Three layers of plain ASGI middleware:
   name to this machine sends that name) and its Origin (a page of another site).
 - `BodyMiddleware` checks the key, and the type and size of the body.
 
-All calls are HTTP: the server (`http.HttpServer`) serves no web sockets, and tells applications of no lifespan.
+All calls are HTTP: the server (`http.HttpServer`) serves no web sockets, and sends applications no lifespan events.
 
 The CORS middleware is between them, because a preflight request has no key. Forwarded headers are ignored.
 
@@ -38,16 +38,18 @@ from rest_local.server.streaming import CONNECTION, ClientConnection, response_o
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/v1/health")
-MAX_HEAD = 1 << 16  # bytes of a request's line and headers that are waited for
-OWN_HEAD = 1 << 10  # of them, for the headers that one process of the server adds for another
+MAX_HEAD = 1 << 16  # bytes of a request's line and headers
+OWN_HEAD = 1 << 10  # reserved for the headers that the router adds
 DRAINED_BYTES = 64 << 20
 DRAINED_SECONDS = 30.0
-SILENT_SECONDS = 2.0  # without a byte of the rest, after which it is not waited for
+SILENT_SECONDS = 2.0  # a client that sends nothing for so long gets no more time
 
 
 class Drained:
-    """Sends an answer that ends the connection as soon as it is there, but reads on before it closes it: DRAINED_BYTES
-    and DRAINED_SECONDS at most."""
+    """Sends an answer that ends the connection at once, but reads on before closing it.
+
+    It reads at most DRAINED_BYTES, for at most DRAINED_SECONDS.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,7 +57,7 @@ class Drained:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         closes = "close" in headers.get("connection", "").lower()
-        unread = "expect" not in headers  # such a client sends no body where it gets an answer instead of 100
+        unread = "expect" not in headers  # a client that expects 100 sends no body after another answer
 
         async def reading() -> Message:
             nonlocal unread
@@ -103,7 +105,7 @@ class AccessMiddleware:
 
     def _wrong(self, host: str, origin: str | None, scope: Scope) -> ApiError | None:
         name = host_name(host)
-        here = (scope.get("server") or ("", 0))[0]  # an address, not a DNS name, so nothing was rebound
+        here = (scope.get("server") or ("", 0))[0]  # a DNS name cannot have been rebound to this address
         if name not in self._hosts and name != here:
             return ApiError(403, "the Host header names another server; see --allow-host", code="host_not_allowed")
         if origin is None or origin.lower() in self._origins or _same_origin(origin, host):
@@ -112,7 +114,7 @@ class AccessMiddleware:
 
 
 def _large_head(scope: Scope) -> ApiError | None:
-    """The parser limits only heads that arrive in several parts."""
+    """Refuse a large head, because the parser limits only heads that arrive in several parts."""
     size = len(scope["raw_path"]) + len(scope["query_string"])
     size += sum(len(name) + len(value) + len(b": \r\n") for name, value in scope["headers"])
     most = MAX_HEAD - OWN_HEAD
@@ -122,12 +124,13 @@ def _large_head(scope: Scope) -> ApiError | None:
 
 
 SECRET, CLIENT = "x-rest-local-secret", "x-rest-local-client"
-FORWARDED = "rest_local.forwarded"  # in the scope: another process answers the request, and logs it
+FORWARDED = "rest_local.forwarded"  # the scope has this if another process answers the request, and logs it
 
 
 class Inner:
-    """In the process of one model: admits only the process that clients reach, which knows `secret`, has checked where
-    a request comes from, and names the client's address and port.
+    """Admits only the router to the process of one model.
+
+    The router knows the `secret`, has checked where a request comes from, and names the client's address and port.
     """
 
     def __init__(self, app: ASGIApp, secret: bytes) -> None:
@@ -176,7 +179,7 @@ class BodyMiddleware:
         return None
 
     def _bounded(self, receive: Receive) -> Receive:
-        """`receive` with the limit for bodies in chunks, whose length is not known in advance."""
+        """Limit a body in chunks, whose length is not known in advance."""
         seen = 0
 
         async def bounded() -> Message:
@@ -194,11 +197,11 @@ def _too_large(most: int) -> ApiError:
     return _closing_error(413, f"the body is larger than {most} bytes", "body_too_large")
 
 
-_DEFAULT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded")  # of fetch and curl, where none is given
+_DEFAULT_TYPES = ("", "text/plain", "application/x-www-form-urlencoded")  # fetch and curl send these by default
 
 
 def _unsaid(kind: str, path: str, headers: Headers) -> bool:
-    """Whether a body counts as JSON although it is of another type, as clients of Ollama send it.
+    """Return True if a body of another type counts as JSON, as clients of Ollama send it.
 
     Browsers send these types for pages of any site without asking first. But they name the page's origin, which
     `AccessMiddleware` has checked, or at least the kind of its site.
@@ -209,7 +212,7 @@ def _unsaid(kind: str, path: str, headers: Headers) -> bool:
 
 
 def _closing_error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> ApiError:
-    """An error that closes the connection: the body is not read, so no further request can follow it."""
+    """Make an error that closes the connection: the body is not read, so no further request can follow it."""
     return ApiError(status, message, code=code, headers={"connection": "close", **(headers or {})})
 
 
@@ -217,14 +220,14 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]*))(?::[0-9]*)?")
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets, in lower case; what is no name with a port, as it is."""
+    """Return the name in a Host header in lower case, without port and brackets. Invalid ones stay as they are."""
     host = host.strip().lower()
     found = _HOST.fullmatch(host)
     return host if found is None else found[1] or found[2].rstrip(".")
 
 
 def _same_origin(origin: str, host: str) -> bool:
-    """Whether a page came from this server. http or https, because a proxy in front of it may do TLS."""
+    """Return True if a page came from this server. Both http and https count, because a proxy may do TLS."""
     scheme, _, place = origin.lower().partition("://")
     return scheme in ("http", "https") and place == host.strip().lower()
 
@@ -232,7 +235,7 @@ def _same_origin(origin: str, host: str) -> bool:
 log = logging.getLogger("rest_local.server")
 LONGEST = 200
 CLIENT_GONE = 499
-POLLED = ("/health", "/v1/health", "/metrics", "/slots")  # some clients request these every few seconds
+POLLED = ("/health", "/v1/health", "/metrics", "/slots")  # some clients request them every few seconds
 
 
 class JsonLines(logging.Formatter):
@@ -264,23 +267,24 @@ class TerminalLines(logging.Formatter):
 
 
 class AccessLog:
-    """ASGI middleware: writes a line when a request ends, however it ends."""
+    """ASGI middleware that writes a line when a request ends in any way."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun, status = time.perf_counter(), CLIENT_GONE  # unless an answer is sent completely
+        begun, status = time.perf_counter(), CLIENT_GONE
         started = status
         connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
-        cycle = None if connection is None else connection.cycle  # the connection may serve the next one at the end
+        # When the request ends, the connection may already serve the next one.
+        cycle = None if connection is None else connection.cycle
 
         async def watched(message: Message) -> None:
             nonlocal status, started
             if message["type"] == "http.response.start":
                 started = message["status"]
             await send(message)
-            gone = cycle is not None and cycle.disconnected  # what is sent reaches nobody
+            gone = cycle is not None and cycle.disconnected
             if message["type"] == "http.response.body" and not message.get("more_body", False) and not gone:
                 status = started
 

@@ -1,5 +1,6 @@
-"""The settings of a server, checked on construction, and API keys: whether one in a request opens the server, and
-whose request it is. Knows nothing about HTTP libraries or the engine.
+"""The settings of a server, its API keys, and the owner of a request.
+
+Knows nothing about HTTP libraries or the engine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from rest_local.errors import OptionError
 
-DEFAULT_PORT = 8012  # what llama.vim and llama.vscode look for
+DEFAULT_PORT = 8012  # llama.vim and llama.vscode look for this port
 MAX_BODY = 8 << 20  # bytes. A prompt of a million tokens is about 4 MB of text
 
 ANY_MODEL = "*"
@@ -27,22 +28,22 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 class Settings:
     """The settings of one server.
 
-    `allowed_hosts`: names that a Host header may contain in addition to the loopback names and the bound address; a
-    name that is not this machine's own means that other machines reach it, for example by a proxy.
+    A Host header may contain `allowed_hosts` besides the loopback names and the bound address. Names that are not this
+    machine's own mean that other machines reach the server, for example through a proxy.
 
     Raises OptionError for a wrong value, and for a server that other machines reach without a key.
     """
 
-    host: str = "127.0.0.1"  # to listen on, or several with commas between them
+    host: str = "127.0.0.1"  # one address, or several with commas between them
     port: int = DEFAULT_PORT
-    aliases: tuple[str, ...] = ()  # names of the model in addition to its own; `*` accepts any name
-    keys: tuple[bytes, ...] = ()  # one of which every route except /health requires; empty: no key is required
+    aliases: tuple[str, ...] = ()  # further names of the model; `*` accepts any name
+    keys: tuple[bytes, ...] = ()  # every route except /health requires one of these, if there are any
     allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()  # of other web pages that may call, such as `http://localhost:3000`
-    metrics: bool = False  # whether /metrics is available
-    max_body: int = MAX_BODY  # of a request, in bytes
+    allowed_origins: tuple[str, ...] = ()  # other web pages that may call, such as `http://localhost:3000`
+    metrics: bool = False  # serves /metrics
+    max_body: int = MAX_BODY  # maximum bytes of a request
     change_datastores: bool = False  # other users may add and delete documents of the open datastores
-    statistics: bool = False  # send draft statistics, and text as the steps give it, to other users too
+    statistics: bool = False  # other users may see draft statistics and the text of each step, too
 
     def __post_init__(self) -> None:
         if not all(self.hosts):
@@ -56,7 +57,7 @@ class Settings:
             raise OptionError("alias: give a name of 1 to 256 printable characters")
 
     def check_address(self, address: str) -> None:
-        """Raises OptionError for an address that other machines reach, where there is no key."""
+        """Raise OptionError for an address that other machines reach if there is no key."""
         if not self.keys and not is_loopback(address):
             raise OptionError(f"host {self.host}: other machines can reach it; give --api-key-file, or bind 127.0.0.1")
 
@@ -69,9 +70,10 @@ class Settings:
 
     @property
     def is_local(self) -> bool:
-        """Whether the server has one user, who is at this machine, as far as its settings tell.
+        """Return True if the only user is at this machine, as far as the settings tell.
 
-        Several keys are several users, wherever they call from: a proxy on this machine sends what others send to it.
+        Several keys are several users, wherever they call from: a proxy on this machine forwards what others send to
+        it.
         """
         return len(self.keys) < 2 and all(map(is_loopback, (*self.hosts, *self.allowed_hosts)))
 
@@ -81,7 +83,7 @@ class Settings:
 
     @property
     def shows_steps(self) -> bool:
-        """Whether clients may see the tokens of each step and the counts of accepted draft tokens.
+        """Return True if clients may see the tokens of each step and the counts of accepted draft tokens.
 
         Both reveal what datastores and history contain (arXiv 2411.01076), so other users see neither by default.
         """
@@ -89,7 +91,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or a name belongs to the loopback interface."""
+    """Return True if an address or a name belongs to the loopback interface."""
     host = host.lower().rstrip(".")
     if host == "localhost" or host.endswith(".localhost"):  # RFC 6761
         return True
@@ -100,7 +102,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_keys(data: bytes) -> tuple[bytes, ...]:
-    """The keys of a key file: one per line, `#` begins a comment line. Raises OptionError if there is none."""
+    """Read the keys of a key file: one per line, `#` begins a comment line. Raises OptionError if there is none."""
     lines = [line.strip() for line in data.splitlines()]
     keys = tuple(line for line in lines if line and not line.startswith(b"#"))
     if not keys:
@@ -109,13 +111,13 @@ def parse_keys(data: bytes) -> tuple[bytes, ...]:
 
 
 def given_keys(headers: Mapping[str, str]) -> list[bytes]:
-    """The keys in a request: a bearer token, `x-api-key`, `api-key`, or the password of a browser's login."""
+    """Return the keys in a request: a bearer token, `x-api-key`, `api-key`, or the password of a browser's login."""
     found = [headers[name].encode("latin-1") for name in ("x-api-key", "api-key") if name in headers]
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         found.append(value.strip().encode("latin-1"))
     elif scheme.lower() == "basic":
-        with contextlib.suppress(binascii.Error, ValueError):  # not base64, so not a key
+        with contextlib.suppress(binascii.Error, ValueError):
             found.append(base64.b64decode(value, validate=True).partition(b":")[2])
     return found
 
@@ -124,8 +126,10 @@ NOBODY = "none"  # the owner of a request without a right key
 
 
 def owner_of(headers: Mapping[str, str], settings: Settings) -> str:
-    """Whose texts a request may find in memory or on disk: a digest of its key; empty where there are no keys, NOBODY
-    without a right one. Makes every comparison in constant time, so that timing reveals nothing.
+    """Return the owner of a request, which may find only texts of that owner in memory or on disk.
+
+    The owner is a digest of the key, empty if the server has no keys, or NOBODY without a right one. Every comparison
+    takes constant time, so that timing reveals nothing.
     """
     if not settings.keys:
         return ""

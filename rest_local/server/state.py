@@ -1,8 +1,8 @@
 """The state that all routes share: the settings, and the engine and its service once the model is loaded.
 
-`Workers` do the work of requests outside of the event loop: they prepare requests and score prompts. Templates are
-rendered and texts are tokenized in worker threads, inside a `Stop`. A client that disconnects, or a server that stops,
-sets it, and the work ends at the next part, within milliseconds. The model must not be freed before `Workers.ended`.
+`Workers` prepare requests and score prompts outside of the event loop. Templates are rendered and texts are tokenized
+in worker threads, inside a `Stop`. A client that disconnects, or a server that stops, sets it, and the work ends at its
+next check, within milliseconds. The model must not be freed before `Workers.ended`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("rest_local.server")
 
 MAX_SCORING = 4  # requests that are scored or wait for it
-WORKERS_SECONDS = 10.0  # for worker threads to stop; a chat template may take half of that
-STATE = "rest_local.state"  # in the scope of a request: the `State` of the model that the router chose for it
+WORKERS_SECONDS = 10.0  # a chat template may need half of that to stop
+STATE = "rest_local.state"  # the scope of a request has the `State` of the router's chosen model here
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Workers:
         self._stopping = False
 
     async def run(self, request: HttpRequest, call: Callable[[], T]) -> T:
-        """The result of `call`, which runs in a thread. Raises what it raises, and ServiceClosed if it is stopped."""
+        """Run `call` in a thread and return its result. Raises what it raises, and ServiceClosed if it is stopped."""
         stop = Stop()
 
         def work() -> T:
@@ -74,10 +74,10 @@ class Workers:
             async with watched(request.receive, stop.set):
                 return await anyio.to_thread.run_sync(work)
         finally:
-            stop.set()  # if the request's task is cancelled, the thread runs on until it reads this
+            stop.set()  # a cancelled task does not end its thread, but this does
 
     def stop(self) -> None:
-        """Stop all work, and all that begins later. Any thread."""
+        """Stop all current and future work. Any thread may call this."""
         with self._changed:
             self._stopping = True
             stops = list(self._stops)
@@ -85,26 +85,26 @@ class Workers:
             stop.set()
 
     def ended(self, seconds: float) -> bool:
-        """Wait until no work is running, `seconds` at most; whether that is so."""
+        """Wait until no work is running. Returns False if some still is after these `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._stops, seconds)
 
 
 class Scoring:
-    """Log-probabilities of a prompt's own tokens, for requests with `echo` and `logprobs`.
+    """Scores a prompt's own tokens, for requests with `echo` and `logprobs`.
 
-    One prompt at a time is scored, in a thread of its own. The engine serves other requests between two parts of it.
+    One prompt at a time is scored, in a separate thread. Between two parts of it the engine serves other requests.
     """
 
     def __init__(self) -> None:
         self.scorer: Scorer | None = None
-        self._threads: anyio.CapacityLimiter | None = None  # belongs to the server's loop
+        self._threads: anyio.CapacityLimiter | None = None  # can only be made in the server's loop
         self._active = 0
 
     async def scores(
         self, request: HttpRequest, service: Service, prompts: Sequence[Sequence[int]], top: int
     ) -> list[list[TokenLogprobs]]:
-        """Log-probabilities by prompt, of each token after the first.
+        """Return the log-probabilities of each prompt's tokens after the first.
 
         Raises QueueFull for more than MAX_SCORING requests, ApiError if the client disconnects, and what `Scorer` and
         `Service.run` raise.
@@ -119,14 +119,14 @@ class Scoring:
 
                 def leave() -> None:
                     left.set()
-                    turn.cancel()  # if it waits for the thread; a thread that has begun reads `left`
+                    turn.cancel()  # ends the wait for a thread; one that has begun reads `left`
 
                 async with watched(request.receive, leave):
                     return await anyio.to_thread.run_sync(
                         self._score, service, prompts, top, left, limiter=self._threads
                     )
         finally:
-            left.set()  # if the server stops: the thread ends by itself
+            left.set()  # the thread ends by itself when the server stops
             self._active -= 1
         raise _gone()
 
@@ -146,7 +146,7 @@ class Scoring:
         return [scorer.score(prompt, top, run) for prompt in prompts]
 
     def close(self) -> None:
-        """Free the scorer. Must be called after the service is closed, which then runs no part any more."""
+        """Free the scorer. The service must be closed before, so that it runs no part any more."""
         if self.scorer is not None:
             self.scorer.close()
 
@@ -156,7 +156,7 @@ def _gone() -> ApiError:
 
 
 def server_of(request: Request) -> Any:
-    """The `State` of a server, or the `RouterState` before several models, for what both have."""
+    """Return the `State` of a server, or the `RouterState` in front of several models. Both have what callers use."""
     return request.app.state.server
 
 
@@ -164,14 +164,13 @@ def server_of(request: Request) -> Any:
 class State:
     """The model of one server: `load` it, and `close` it after its last request.
 
-    engine, service   set when the model is loaded
-    embedder, ranker  made for the first request that needs one
-    folder            private to this server, outlives the process of a model and is removed when the server ends; None
-                      where there is none, and state is kept in memory
+    `engine` and `service` are set when the model is loaded, `embedder` and `ranker` by the first request that needs
+    them. `folder` belongs to this server alone. It outlives the process of a model, and is removed when the server
+    ends. Without one, state is kept in memory.
     """
 
     settings: Settings
-    name: str  # of the model, known before it is loaded
+    name: str  # the model's name, known before it is loaded
     engine: Engine | None = None
     service: Service | None = None
     embedder: Embedder | None = None
@@ -189,12 +188,12 @@ class State:
         self.service = start(self.engine)
 
     def begin_stop(self) -> None:
-        """Refuse requests that are not decoding yet, and break off loading. Any thread."""
+        """Refuse requests that are not decoding yet, and break off loading. Any thread may call this."""
         self._loading.set()
         self.workers.stop()
 
     def end_answers(self) -> None:
-        """End the answers that still run, each with an error. Any thread; returns at once."""
+        """End the answers that still run, each with an error. Any thread may call this; it returns at once."""
         if self.service is not None:
             threading.Thread(target=self.service.close, name="rest-local-end", daemon=True).start()
 
@@ -215,7 +214,7 @@ class State:
 
     @cached_property
     def responses(self) -> ResponseStorage:
-        """Responses of /v1/responses that are kept. Must be read first in the server's loop."""
+        """Return the stored responses of /v1/responses. Must be read first in the server's loop."""
         return ResponseStorage(self.folder)
 
     @property
@@ -223,30 +222,30 @@ class State:
         return self.service is not None
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row of `GET /v1/models` for each name of the model."""
+        """Return a row of `GET /v1/models` for each name of the model."""
         known = {"meta": meta(self.engine)} if self.engine is not None else {}
         return [named_row(name, self.started) | known for name in self.names]
 
     def ollama_rows(self) -> list[Row]:
-        """The same for Ollama's lists."""
+        """Return the rows of Ollama's lists."""
         engine = self.engine
         known, path = (meta(engine), engine.model.path) if engine is not None else ({}, Path(self.name))
         return [Row(name, path, known, is_loaded=engine is not None) for name in self.names]
 
     @property
     def model_id(self) -> str:
-        """The first alias, else the model's own name."""
+        """Return the first alias, or else the model's own name."""
         named = [alias for alias in self.settings.aliases if alias != ANY_MODEL]
         return named[0] if named else self.name
 
     @property
     def names(self) -> list[str]:
-        """All names of the model, `model_id` first."""
+        """Return all names of the model, `model_id` first."""
         aliases = [alias for alias in self.settings.aliases if alias != ANY_MODEL]
         return list(dict.fromkeys([self.model_id, *aliases, self.name]))
 
     def check_model(self, name: str | None) -> str:
-        """The name for the answer: as the client wrote it (`find_name`). Raises ApiError 404."""
+        """Return the name for the answer, as the client wrote it (`find_name`). Raises ApiError 404."""
         if not name:
             return self.model_id
         if find_name(name, self.names) or ANY_MODEL in self.settings.aliases:
@@ -254,7 +253,7 @@ class State:
         raise no_such_model()
 
     def loaded(self) -> tuple[Service, Engine]:
-        """The service and the engine. Raises ApiError 503 while the model loads."""
+        """Return the service and the engine. Raises ApiError 503 while the model loads."""
         if self.service is None or self.engine is None:
             raise loading()
         return self.service, self.engine

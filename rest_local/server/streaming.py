@@ -1,9 +1,9 @@
-"""Responses: events of the streams of one HTTP request, JSON, and errors, whose shapes `rest_local.api.errors` has.
+"""HTTP responses: the event streams of one request, JSON, and errors in the shapes of `rest_local.api.errors`.
 
 Contract:
 
-- However a request ends (the last piece, a disconnected client, a server that stops, an error), none of its streams
-  runs on after it.
+- However a request ends (the last piece, a disconnected client, a server that stops, an error), all of its streams end
+  with it.
 - The first pieces are passed on at once. After that, pieces are collected for `PACE` seconds, or until an answer ends,
   and passed on together.
 """
@@ -34,28 +34,27 @@ if TYPE_CHECKING:
     from rest_local.decoding.stream import Piece
     from rest_local.decoding.streaming import Stream
 
-CONNECTION = "rest_local.connection"  # in the state of a request: the `ClientConnection` that it came by
+CONNECTION = "rest_local.connection"  # the state of a request has its `ClientConnection` here
 
+# Minimum seconds between two events of a stream: text that comes 50 times a second looks as if it came at once. An
+# event costs the event loop of a process 0.1 ms and more, if a forward pass has replaced its code in the processor's
+# caches. Two processes took 40 ms of processor time for 300 tokens of the toy model with 10 ms, and 28 with 20 ms.
 PACE = 0.020
-"""Seconds between two events of a stream at least: text that comes 50 times a second looks as if it came at once.
 
-An event costs the event loop of a process 0.1 ms and more, if a forward pass has replaced its code in the processor's
-caches. Two processes took 40 ms of processor time for 300 tokens of the toy model with 10 ms, and 28 with 20 ms."""
-
+# Tokens and alternatives, about 100 bytes each, that may wait for a stream's client. A step counts as one token.
 BACKLOG = 50_000
-"""Tokens and alternatives, about 100 bytes each, that may wait for a stream's client; a step counts as one token."""
 
 _OFFLINE = re.compile(r"(/v1)?/(batches|files)(/|$)")
 
+# The number of an answer with its new pieces, or None if the answer and its result are complete.
 News = tuple[int, Sequence["Piece"] | None]
-"""The number of an answer with its new pieces, at least one; None: the answer is complete, and so is its result."""
 
 
 class Pulse:
     """Wakes one waiting task in the loop that made the pulse. The engine's thread calls it for every step.
 
-    The task calls `clear`, then looks for pieces, then waits: what arrives in between wakes it. If the pulse is called
-    `most_missed` times without a `clear`, it calls `on_missed` once, in the loop.
+    The task calls `clear`, then looks for pieces, then waits, so that what arrives in between wakes it. If the pulse is
+    called `most_missed` times without a `clear`, it calls `on_missed` once, in the loop.
     """
 
     def __init__(self) -> None:
@@ -67,7 +66,7 @@ class Pulse:
         self.on_missed: Callable[[], None] = lambda: None
 
     def __call__(self, ended: bool) -> None:
-        """Something has arrived, or an answer has ended, which wakes the task in any case. Any thread."""
+        """Report that something has arrived or that an answer has `ended`, which always wakes the task. Any thread."""
         self._missed += 1
         if self._missed == self.most_missed:
             with contextlib.suppress(RuntimeError):
@@ -84,15 +83,15 @@ class Pulse:
         self._armed, self._missed = False, 0
 
     def arm(self) -> None:
-        """The next call wakes the task, whatever it is."""
+        """Let the next call wake the task."""
         self._armed = True
 
     def disarm(self) -> None:
-        """Only an end wakes the task again. A call that came before still counts."""
+        """Let only an end wake the task again. Earlier calls still count."""
         self._armed = False
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait for a call, `seconds` at most."""
+        """Wait for a call, but at most `seconds`."""
         timer = None if seconds is None else self._loop.call_later(seconds, self._event.set)
         try:
             await self._event.wait()
@@ -102,7 +101,7 @@ class Pulse:
 
 
 class StreamGroup:
-    """The streams of one HTTP request. `entries`: tokens in a log-probability entry, alternatives included."""
+    """The streams of one HTTP request. A log-probability entry has up to `entries` tokens, including alternatives."""
 
     def __init__(self, streams: Sequence[Stream], pulse: Pulse, entries: int = 1) -> None:
         self.streams, self._pulse, self._entries = list(streams), pulse, entries
@@ -129,11 +128,10 @@ class StreamGroup:
             stream.cancel()
 
     async def pieces(self, *, meanwhile: bool = True, every: float | None = None) -> AsyncIterator[list[News]]:
-        """New pieces, until all streams are done. Without `meanwhile`, only the pieces of streams that are done.
+        """Yield new pieces until all streams are done. Without `meanwhile`, yield only those of streams that are done.
 
-        `every`: an empty list where there was nothing for so many seconds.
-
-        Raises the error of a stream, and ServiceClosed if the service cancelled one.
+        Yields an empty list whenever nothing came for `every` seconds. Raises the error of a stream, and ServiceClosed
+        if the service cancelled one.
         """
         open_ = dict(enumerate(self.streams))
         while open_:
@@ -154,19 +152,19 @@ class StreamGroup:
                 await self._pulse.wait(left)
 
     def _look(self, open_: Mapping[int, Stream], meanwhile: bool) -> list[News]:
-        """The pieces there are now. If there are none, the pulse wakes the task when there are."""
+        """Return the pieces that are there. If there are none, let the pulse wake the task when there are."""
         self._pulse.clear()
         news = _taken(open_, meanwhile)
         if not news and meanwhile:
             self._pulse.arm()
-            news = _taken(open_, meanwhile)  # pieces that arrived in between woke no task
+            news = _taken(open_, meanwhile)  # pieces that arrived before `arm` woke no task
             if news:
-                self._pulse.disarm()  # the task then waits for the time of the next event
+                self._pulse.disarm()  # the task waits for the time of the next event instead
         return news
 
     @contextlib.asynccontextmanager
     async def attended(self, receive: Receive) -> AsyncIterator[None]:
-        """Cancels the streams if the client disconnects while the block runs, and in any case at its end."""
+        """Cancel the streams when the client disconnects or the block ends."""
         async with watched(receive, self.cancel):
             try:
                 yield
@@ -180,15 +178,15 @@ class StreamGroup:
         if self._lagging and number not in self._stopped:
             return ReaderTooSlow()
         if stream.result.finish_reason == "cancelled" and number not in self._stopped:
-            return ServiceClosed()  # or the client has disconnected, and reads no answer anyway
+            return ServiceClosed()  # a client that has disconnected reads no answer anyway
         return None
 
 
 def _taken(open_: Mapping[int, Stream], meanwhile: bool) -> list[News]:
-    """The new pieces of each stream; with `meanwhile` also of streams that are not done."""
+    """Return the new pieces of each stream. Without `meanwhile`, take only from streams that are done."""
     news: list[News] = []
     for number, stream in open_.items():
-        done = stream.done  # read before the pieces, so that no piece of a stream that is done is missed
+        done = stream.done  # reading this before the pieces ensures that a finished stream loses none
         if (done or meanwhile) and (pieces := stream.poll()):
             news.append((number, pieces))
         if done:
@@ -198,7 +196,7 @@ def _taken(open_: Mapping[int, Stream], meanwhile: bool) -> list[News]:
 
 @contextlib.asynccontextmanager
 async def watched(receive: Receive, gone: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `gone` if the client disconnects while the block runs. The request's body must have been read before."""
+    """Call `gone` if the client disconnects while the block runs. The request's body must have been read before."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -213,7 +211,7 @@ async def watched(receive: Receive, gone: Callable[[], None]) -> AsyncIterator[N
 
 
 class ClientConnection(Protocol):
-    """`server.http.TimedProtocol`, for a stream. `cycle`: the request that it serves."""
+    """`server.http.TimedProtocol`, as a stream sees it. `cycle` is the request that it serves."""
 
     flow: FlowControl
     cycle: RequestResponseCycle
@@ -222,8 +220,10 @@ class ClientConnection(Protocol):
 
 
 class EventStream(Response):
-    """A stream of events, server-sent ones unless `media_type` says otherwise. After streaming has started, an error
-    arrives as the last event, which `error_event` makes, because the HTTP status is already sent."""
+    """A stream of events, server-sent ones unless `media_type` says otherwise.
+
+    The HTTP status is sent first, so a later error arrives as the last event, which `error_event` makes.
+    """
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._streams.attended(receive):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            # In a task of its own: each layer around this one costs something whenever an event comes.
+            # Without a separate task, each event would cost something in every layer around this one.
             await asyncio.create_task(self._write(scope))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -254,23 +254,25 @@ class EventStream(Response):
 
 
 def json_response(value: Any) -> Response:
-    """A JSON response; NaN and infinity become null."""
+    """Make a JSON response. NaN and infinity become null."""
     return Response(to_json(value, inf_nan_mode="null"), media_type="application/json")
 
 
 def response_of(error: ApiError, path: str = "") -> Response:
-    """The HTTP response to a call of `path`."""
+    """Return the HTTP response to a call of `path`."""
     return Response(to_json(shape_of(path)(error)), error.status, error.headers | headers_of(path), "application/json")
 
 
 def answer_to(request: Request, error: RestLocalError) -> ApiError:
-    """The error response to a request, or the last event of its stream. `param` is the field that is wrong."""
+    """Return the error for a response or the last event of a stream. `param` is the field that is wrong."""
     return at_field(error, request.url.path, is_local=request.app.state.server.settings.is_local)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
-    """Answers what an endpoint or the router raised. Of a fault of the server, which is any other exception, the
-    response shows nothing; the log does."""
+    """Answer an exception of an endpoint or the router.
+
+    A fault of the server, which is any other exception, shows only in the log.
+    """
     path = request.url.path
     if isinstance(error, RestLocalError):
         error = answer_to(request, error)
