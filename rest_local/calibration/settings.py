@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
-from rest_local.llama import library, load_fallback
+from rest_local.llama import library, load_fallback, row_wise
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.model import Model
 from rest_local.llama.options import FLOAT_CACHE_TYPES, MOST_SNAPSHOTS, ModelOptions
@@ -27,16 +27,18 @@ Fidelity = Literal["exact", "same", "fast"]
 
 Choice = tuple[bool, str, str]  # flash attention, cache type of K, cache type of V
 
-SAME: tuple[Choice, ...] = ((True, "bf16", "f16"), (True, "q8_0", "f16"))
-"""The preferred first. With flash attention, llama.cpp's CPU code walks through the cells of a row one by one, whatever
-the batch, and skips those that are masked. Two faster paths break that where K and V have one float type: a single row
-is split over the threads from 512 cells on, and 64 rows or more are computed in tiles. So K and V have two types here.
-A plain step costs the same as with f16 for both (SmolLM2-135M on 2 cores of a Zen 4: 11.4 and 11.4 ms at 1 000 tokens
-of context, 18.8 and 17.6 at 3 500; without flash attention 10.3 to 11.8 and 18.6 to 20.8). Long prompts cost more,
-since there are no tiles: 10% at 512 tokens, 16% at 1 024, 44% at 3 500 with this model, whose weights are few.
+MIXED: tuple[Choice, ...] = ((True, "bf16", "f16"), (True, "q8_0", "f16"))
+"""With flash attention, llama.cpp's CPU code walks through the cells of a row one by one, whatever the batch, and skips
+those that are masked. Two shortcuts break that where K and V have one float type (`rest_local.llama.row_wise`), so K
+and V have two types here. Long prompts are slow: they take 1.4 times as long at 1 000 tokens and 1.8 times at 3 500
+(SmolLM2-135M on 2 cores of a Zen 4), and there is no slot and no neighbour that changes a bit.
+"""
+SAME: tuple[Choice, ...] = (*(((True, "f16", "f16"),) if row_wise.available() else ()), *MIXED)
+"""The preferred first. Where the shortcuts can be switched, long prompts take them and steps do not. A plain step costs
+the same either way (11.6 ms at 1 000 tokens of context, 17.4 and 17.0 at 3 500).
 """
 EXACT: tuple[Choice, ...] = (
-    *SAME, (True, "bf16", "bf16"), (True, "q8_0", "q8_0"), (False, "f16", "f16"), (True, "f16", "f16"),
+    *MIXED, (True, "bf16", "bf16"), (True, "q8_0", "q8_0"), (False, "f16", "f16"), (True, "f16", "f16"),
 )  # fmt: skip
 FAST: tuple[Choice, ...] = ((False, "f16", "f16"), (True, "f16", "f16"))  # on a GPU the other way round
 
@@ -119,7 +121,7 @@ def candidates(
     if fidelity == "same":
         known = open_settings(wanted, ModelOptions(), SAME)
         return [settings for settings in open_settings(wanted, options, SAME) if settings in known]
-    exact = EXACT if cpu else EXACT[len(SAME) :]
+    exact = EXACT if cpu else EXACT[len(MIXED) :]
     return open_settings(wanted, options, exact if fidelity == "exact" else FAST)
 
 

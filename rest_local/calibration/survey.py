@@ -19,7 +19,7 @@ from typing import Any
 from rest_local.calibration.cost import LARGEST
 from rest_local.calibration.exactness import N_CTX, SEGMENT, Drafts, Logits, compare_drafts, rows_alone
 from rest_local.calibration.measuring import DecodeProbe
-from rest_local.calibration.settings import SAME, capability_of, for_memory_of, open_settings, settings_for
+from rest_local.calibration.settings import MIXED, capability_of, for_memory_of, open_settings, settings_for
 from rest_local.calibration.tuning import self_test_text
 from rest_local.errors import ModelError
 from rest_local.kv_cache.backend import Capability
@@ -94,7 +94,7 @@ def survey(model: Model, threads: int | None, seconds: float, progress: Progress
 
 def combinations(wanted: ContextSettings, options: ModelOptions, threads: int) -> Iterator[ContextSettings]:
     """Every combination that `options` leave open, with all threads first."""
-    mixed = SAME if options.flash_attention != "off" else ()
+    mixed = MIXED if options.flash_attention != "off" else ()
     choices = [*mixed, *((flash, each, each) for flash, each in product((True, False), CACHE_TYPES))]
     for count in dict.fromkeys((threads, 1)):
         yield from open_settings(replace(wanted, threads=count), options, choices)

@@ -196,8 +196,9 @@ class DecodeContext:
         # SmolLM2 as Q4_0, Q4_1 and Q8_0: of 12 sizes from 17 to 512 rows none had other bits; Gemma, whose batches of 4
         # have other bits, in 5 of 12.
         joins = tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
+        joined = (backend.tiled - 1 if backend.tiled else backend.n_batch) if joins else 0
         self.scheduler: Scheduler = Scheduler(
-            backend, capability, tuning.curve, frame_ms=FRAME_MS, drafter=drafter, joins_root=joins
+            backend, capability, tuning.curve, frame_ms=FRAME_MS, drafter=drafter, joined=joined
         )
         self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.drafter = drafter

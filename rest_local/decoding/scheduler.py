@@ -71,9 +71,9 @@ class Scheduler:
 
     `stall_ms`: what a part of a prompt may add to a step of requests that generate.
 
-    `joins_root`: the end of a prompt and the first step of its answer are one pass, which saves a plain step before the
-    first token. Only for settings in which the number of rows in a pass changes no bit: an answer would depend on how
-    much of its prompt the cells held.
+    `joined`: the last tokens of a prompt and the first step of its answer are one pass if they are at most so many,
+    which saves a plain step before the first token. 0 where the number of rows in a pass can change a bit: an answer
+    would depend on how much of its prompt the cells held.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Scheduler:
         overlaps: bool | None = None,
         frame_ms: float = 0.0,
         drafter: Drafter | None = None,
-        joins_root: bool = False,
+        joined: int = 0,
     ) -> None:
         self.backend = backend
         in_order = capability.shares and capability.kind == "chain"
@@ -98,7 +98,7 @@ class Scheduler:
         self._part_ms = 0.0
         self._plain_pass_s = 0.0  # The newest pass without a part of a prompt took so long.
         self._shares = capability.shares
-        self._joins_root = joins_root and capability.shares and drafter is None
+        self._joined = joined if capability.shares and drafter is None else 0
         self._most = min(backend.n_batch, backend.max_outputs)  # a pass has a place for the root of each
         self._curve = curve
         self.n_decodes = 1  # in the newest pass
@@ -363,8 +363,10 @@ class Scheduler:
                 self.was_image = True
                 return _Pass(states, with_parts, [], [image])
             parts = self._parts(texts, running) if texts else []
-            if self._joins_root:
-                whole = [state for state, n in parts if n == state.n_pending and state.request.max_tokens]
+            if self._joined:
+                whole = [
+                    state for state, n in parts if n == state.n_pending <= self._joined and state.request.max_tokens
+                ]
                 running += whole
                 parts = [(state, n) for state, n in parts if state not in whole]
         return _Pass(states, with_parts, running, parts) if running or parts else None
@@ -419,7 +421,7 @@ class Scheduler:
         of these has a root in it, and tokens that are evaluated again.
         """
         taken = sum(1 + state.slot.n_again for state in running)
-        roots = len(prompts) if self._joins_root else 0
+        roots = len(prompts) if self._joined else 0
         left = min(self._largest_part(len(running)), self.backend.n_batch - taken - roots)
         self._turn = (self._turn + 1) % len(prompts)
         parts: list[Part] = []

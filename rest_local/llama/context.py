@@ -22,6 +22,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rest_local import stop
 from rest_local.errors import ModelError, OptionError
-from rest_local.llama import library
+from rest_local.llama import library, row_wise
 from rest_local.llama.cores import default_threads
 from rest_local.llama.loaded import bindings, llama_cpp
 from rest_local.llama.options import CACHE_TYPES, LARGEST_DEFAULT, ROPE_SCALINGS, Rope
@@ -40,6 +41,10 @@ Int32 = NDArray[np.int32]
 
 MOST_IDS = 256  # llama_max_parallel_sequences()
 ANY = 1 << 30  # tokens that cells of attention can be taken back
+
+TILED = 256
+"""The fewest tokens of a prompt that are computed in tiles where steps are computed row by row. Tiles give other bits
+where a text lies in other cells, so short prompts, whose time nobody sees, go without."""
 
 
 class Batch:
@@ -273,7 +278,10 @@ class Context(Closing):
             params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
         if other is not None:
             params.ctx_other = other.pointer
-        with library.log_lines.collected_errors() as errors:
+        collected: AbstractContextManager[list[int]] = (
+            row_wise.collected_backends() if _has_two_ways(model, settings) else nullcontext([])
+        )
+        with library.log_lines.collected_errors() as errors, collected as self._backends:
             self._pointer = llama_cpp.llama_init_from_model(model.pointer, params)
         if not self._pointer:
             cause = f" ({errors[0][:200]})" if errors else ""
@@ -287,6 +295,8 @@ class Context(Closing):
         except BaseException:
             llama_cpp.llama_free(self._pointer)
             raise
+        self._takes_shortcuts = True
+        self._use_shortcuts(False)
         self._model = model
         self._memory = llama_cpp.llama_get_memory(self._pointer)
         # llama.cpp rounds the number of cells up, but the context keeps the requested size
@@ -327,8 +337,15 @@ class Context(Closing):
         with self._breaker:
             return int(llama_cpp.llama_encode(self._pointer, batch))
 
+    @property
+    def tiled(self) -> int:
+        """The fewest tokens of a prompt without an output that are computed in tiles; 0: the settings decide."""
+        return TILED if self._backends else 0
+
     def decode(self) -> int:
         """Evaluate `self.batch`. Returns llama_decode's code: 0 done, 1 no room, 2 aborted, negative: it failed."""
+        n = self.batch.n_tokens
+        self._use_shortcuts(n >= TILED and not self.batch.output[:n].any())
         with self._breaker:
             return int(llama_cpp.llama_decode(self._pointer, self.batch.struct))
 
@@ -348,6 +365,7 @@ class Context(Closing):
         ids = np.arange(first_id, first_id + n_ids, dtype=np.int32)
         counts, output = np.full(n, n_ids, np.int32), np.zeros(n, np.int8)
         places = np.full(n, ids.ctypes.data, np.uint64)
+        self._use_shortcuts(n >= TILED)
         batch = llama_cpp.llama_batch(
             n,
             None,
@@ -365,6 +383,12 @@ class Context(Closing):
             finally:
                 if not causal:
                     llama_cpp.llama_set_causal_attn(self._pointer, True)
+
+    def _use_shortcuts(self, on: bool) -> None:
+        if on != self._takes_shortcuts:
+            self._takes_shortcuts = on
+            for backend in self._backends:
+                row_wise.use_shortcuts(backend, on)
 
     def use_threads(self, n: int) -> None:
         """Decode with `n` threads from now on, at most `threads` and `threads_batch`. The bits of logits can change."""
@@ -462,6 +486,13 @@ class Context(Closing):
             self._breaker.close()
             llama_cpp.llama_free(self._pointer)
             self._pointer = None
+
+
+def _has_two_ways(model: Model, settings: ContextSettings) -> bool:
+    """Return True if attention can be computed row by row and in tiles, as the pass needs it."""
+    on_cpu = not (library.supports_gpu() and model.n_gpu_layers)
+    one_type = settings.cache_type_k == settings.cache_type_v and settings.cache_type_k in row_wise.TYPES
+    return on_cpu and settings.flash_attention and one_type and row_wise.available()
 
 
 # Returns a plain address, because ctypes' objects for the pointer and its content cost 6 us right after a forward pass.

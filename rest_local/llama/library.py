@@ -142,17 +142,17 @@ def supports_gpu() -> bool:
 
 def backends() -> list[str]:
     """Names of the registered ggml backends, such as CPU, CUDA, Metal, Vulkan."""
-    count = _ggml("ggml_backend_reg_count", ctypes.c_size_t)()
-    get = _ggml("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
-    name = _ggml("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
+    count = ggml("ggml_backend_reg_count", ctypes.c_size_t)()
+    get = ggml("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = ggml("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
     return [name(get(i)).decode("utf-8", "replace") for i in range(count)]
 
 
 def devices() -> list[Device]:
     """The devices of all backends, the CPU included."""
-    description = _ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+    description = ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
     size_p = ctypes.POINTER(ctypes.c_size_t)
-    memory = _ggml("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)
+    memory = ggml("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)
     found = []
     for name, device in _devices():
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -163,14 +163,14 @@ def devices() -> list[Device]:
 
 def gpus() -> dict[str, int]:
     """The devices for layers: name and address of each device except the CPU."""
-    kind = _ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-    return {name: device for name, device in _devices() if kind(device) != _CPU_DEVICE}
+    kind = ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    return {name: device for name, device in _devices() if kind(device) != CPU_DEVICE}
 
 
 def buffer_types() -> dict[str, int]:
     """The buffers for tensors: the name of each device's buffer type (such as CPU, CUDA0) and its address."""
-    type_of = _ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
-    name = _ggml("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
+    type_of = ggml("ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
+    name = ggml("ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
     addresses = [type_of(device) for _, device in _devices()]
     return {name(address).decode("utf-8", "replace"): address for address in addresses if address}
 
@@ -188,7 +188,7 @@ def use_numa(strategy: str) -> None:
         raise OptionError(f"numa {strategy}: this process already runs with {_numa}; start another process")
 
 
-_CPU_DEVICE = 0  # enum ggml_backend_dev_type
+CPU_DEVICE = 0  # enum ggml_backend_dev_type
 _NUMA = {
     "distribute": bindings.GGML_NUMA_STRATEGY_DISTRIBUTE,
     "isolate": bindings.GGML_NUMA_STRATEGY_ISOLATE,
@@ -198,17 +198,17 @@ _numa: str | None = None
 
 
 def _devices() -> list[tuple[str, int]]:
-    count = _ggml("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    name = _ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    count = ggml("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    name = ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
     return [(name(device).decode("utf-8", "replace"), device) for device in map(get, range(count))]
 
 
 def _text(function: str) -> str:
-    return str(_ggml(function, ctypes.c_char_p)().decode("utf-8", "replace"))
+    return str(ggml(function, ctypes.c_char_p)().decode("utf-8", "replace"))
 
 
-def _ggml(name: str, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
+def ggml(name: str, result: type | None, *arguments: type) -> ctypes._NamedFuncPointer:
     """A function of ggml that the bindings do not declare. It is found through the dependencies of libllama."""
     function: ctypes._NamedFuncPointer = getattr(bindings._lib, name)
     function.restype, function.argtypes = result, list(arguments)

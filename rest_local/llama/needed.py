@@ -62,9 +62,10 @@ IMAGES = _words("""
 """)  # names in `llama_cpp.mtmd_cpp`, for images only
 
 SYMBOLS = _words("""
-    ggml_backend_buft_name ggml_backend_dev_buffer_type ggml_backend_dev_count ggml_backend_dev_description
-    ggml_backend_dev_get ggml_backend_dev_memory ggml_backend_dev_name ggml_backend_dev_type ggml_backend_reg_count
-    ggml_backend_reg_get ggml_backend_reg_name ggml_commit ggml_version
+    ggml_backend_buft_name ggml_backend_dev_backend_reg ggml_backend_dev_buffer_type ggml_backend_dev_by_type
+    ggml_backend_dev_count ggml_backend_dev_description ggml_backend_dev_get ggml_backend_dev_init
+    ggml_backend_dev_memory ggml_backend_dev_name ggml_backend_dev_type ggml_backend_free ggml_backend_reg_count
+    ggml_backend_reg_get ggml_backend_reg_get_proc_address ggml_backend_reg_name ggml_commit ggml_version
 """)  # functions of ggml that the bindings do not declare, in the library that they load
 
 FIELDS = {

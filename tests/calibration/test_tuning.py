@@ -16,6 +16,7 @@ from rest_local.calibration.settings import SAME, Fidelity, candidates
 from rest_local.calibration.tuning import Tuning
 from rest_local.decoding.opening import key_of
 from rest_local.errors import ModelError
+from rest_local.llama import row_wise
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.options import Adapter, ModelOptions
 from rest_local.paths import cache_dir
@@ -46,7 +47,9 @@ def test_fixed_options_restrict_the_candidates(fidelity: Fidelity) -> None:
 def test_settings_of_the_same_bits_are_known_ones_or_none() -> None:
     assert choices(ModelOptions(), "same") == list(SAME)
     assert choices(ModelOptions(cache_type_k="q8_0"), "same") == [(True, "q8_0", "f16")]
-    for fixed in ({"flash_attention": "off"}, {"cache_type_k": "f16"}, {"cache_type_v": "bf16"}):
+    one_type = [(True, "f16", "f16")] if row_wise.available() else []
+    assert choices(ModelOptions(cache_type_k="f16"), "same") == one_type
+    for fixed in ({"flash_attention": "off"}, {"cache_type_v": "bf16"}):
         assert choices(ModelOptions(**fixed), "same") == []
 
 

@@ -416,11 +416,11 @@ class Life(RuleBasedStateMachine):
         self.backend, self.capability = self.memory()
         self.sequences: list[tuple[list[int], int, RequestState]] = []
 
-    @initialize(frame_ms=st.sampled_from([0.0, 4.0]), joins_root=st.booleans())
-    def start(self, frame_ms: float, joins_root: bool) -> None:
+    @initialize(frame_ms=st.sampled_from([0.0, 4.0]), joined=st.sampled_from([0, 6, 16]))
+    def start(self, frame_ms: float, joined: int) -> None:
         """Begin with a scheduler that does one pass in a step, or up to four."""
         self.scheduler: Scheduler = scheduler_of(
-            self.backend, capability=self.capability, frame_ms=frame_ms, joins_root=joins_root
+            self.backend, capability=self.capability, frame_ms=frame_ms, joined=joined
         )
 
     @rule(
@@ -570,9 +570,9 @@ def test_a_sampler_that_fails_among_steps_that_are_done_at_once_ends_its_own_req
 def test_the_end_of_a_prompt_and_the_first_step_are_one_pass(n_batch: int, others: int) -> None:
     for n_prompt in (1, 2, 7, 8, 9, 17):
         passes, told = [], []
-        for joins_root in (False, True):
+        for joined in (0, n_batch):
             backend = FakeBackend(n_batch=n_batch, n_slots=4)
-            scheduler = scheduler_of(backend, joins_root=joins_root)
+            scheduler = scheduler_of(backend, joined=joined)
             before = [sequence_of(backend, [7, number], 30) for number in range(others)]
             submit_all(scheduler, before)
             for _ in range(3):

@@ -42,7 +42,7 @@ def test_the_names_are_those_that_the_code_uses() -> None:
 
 
 def test_the_symbols_are_those_that_the_code_uses() -> None:
-    calls = [n for n in nodes() if isinstance(n, ast.Call) and ast.unparse(n.func) in ("_ggml", "_text")]
+    calls = [n for n in nodes() if isinstance(n, ast.Call) and ast.unparse(n.func) in ("ggml", "_text")]
     used = {n.args[0].value for n in calls if isinstance(n.args[0], ast.Constant)}
     assert list(needed.SYMBOLS) == sorted(map(str, used))
 

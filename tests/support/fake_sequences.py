@@ -67,9 +67,9 @@ def scheduler_of(
     capability: Capability = TREE,
     overlaps: bool | None = None,
     frame_ms: float = 0.0,
-    joins_root: bool = False,
+    joined: int = 0,
 ) -> Scheduler:
-    return Scheduler(backend, capability, curve, overlaps, frame_ms, joins_root=joins_root)
+    return Scheduler(backend, capability, curve, overlaps, frame_ms, joined=joined)
 
 
 def sequence_of(
