@@ -1,1 +1,1 @@
-"""Offline batches: files of requests in, files of answers out, on this machine or on several."""
+"""Offline batches: files of requests in, files of answers out, on one machine or several."""

@@ -1,4 +1,4 @@
-"""Answers the jobs of a batch on a Ray cluster: Ray Data with one actor for each replica of the model.
+"""Answer the jobs of a batch on a Ray cluster: Ray Data with one actor for each replica of the model.
 
     cluster = Cluster("auto", gpus=1)
     run(cluster.answers(jobs, config), output, summary)
@@ -7,12 +7,12 @@ Contract:
 
 - Every job gets exactly one answer, as from `rest_local.batch.worker`: in exact mode with the same bytes, on machines
   of one kind. Only the driver, which calls `answers`, writes.
-- Jobs of a node or a replica that is lost are done again, by the others. A job that three replicas did not survive is
+- Other replicas repeat the jobs of a node or a replica that is lost. A job that three replicas did not survive is
   answered with an error.
 
-How: the jobs go through Ray Data in groups; a replica sends what it has answered about once a second. Ray does not
-repeat a group by itself, because it would repeat it on the same actor, which waits for a node to come back. The driver
-knows which answers are missing when a dataset is through, and makes another dataset of these jobs.
+How it works: the jobs go through Ray Data in groups, and a replica sends its new answers about once a second. Ray does
+not repeat a group by itself, because it would repeat it on the same actor, which waits for a node to come back. When a
+dataset is through, the driver knows which answers are missing, and makes another dataset of these jobs.
 
 Ray is imported inside the functions. It is an extra: `pip install rest-local[ray]`.
 """
@@ -50,30 +50,31 @@ if TYPE_CHECKING:
 
 Opened = Callable[[EngineConfig], "Engine"]
 
-GROUP = 128  # jobs of a group at most: a replica decodes fewer at a time at the end of each group
-GROUPS_PER_REPLICA = 4  # at least, so that no replica waits long for the last one
+GROUP = 128  # maximum jobs per group; a replica decodes fewer at a time at the end of each group
+GROUPS_PER_REPLICA = 4  # minimum, so that no replica waits long for the last one
 SEND_S = 1.0
 TRIES = 3
 _HEADER_BYTES = 1 << 20
-_LOST_GROUPS = 16  # of one dataset, and 4 for each replica, before its jobs begin again with new replicas
+# A dataset that has lost this many groups, plus 4 for each replica, begins again with new replicas.
+_LOST_GROUPS = 16
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the replicas run.
+    """The cluster that replicas run on. Raises OptionError for numbers out of range.
 
-    address   `auto`: the cluster that this machine is a node of; host:port: the same, where there are several; `local`:
-              processes of this machine alone, which end with the batch
-    cpus      CPUs of a replica, and its threads; None: the engine's threads, 1 with a GPU, else those of the smallest
-              node
-
-    Raises OptionError for numbers out of range.
+    Args:
+        address: `auto` is the cluster that this machine is a node of, host:port the same if there are several, `local`
+            starts processes on this machine, which end with the batch
+        replicas: None: as many as the nodes have room for now
+        cpus: CPUs and threads of a replica; None: the engine's threads, 1 with a GPU, else those of the smallest node
+        gpus: GPUs of a replica, also parts of one; None: 1 if the cluster has GPUs
     """
 
     address: str
-    replicas: int | None = None  # how many; None: as many as the nodes have room for now
+    replicas: int | None = None
     cpus: int | None = None
-    gpus: float | None = None  # GPUs of a replica, also parts of one; None: 1 where the cluster has GPUs
+    gpus: float | None = None
 
     def __post_init__(self) -> None:
         check_address(self.address)
@@ -91,20 +92,20 @@ class Cluster:
         max_tokens: int | None = None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> Generator[JobAnswer, None, None]:
-        """The answers to all jobs, as they arrive. `opened`: opens the engine of a replica; `model` and
-        `max_tokens`: as for `Worker`. What runs is stopped where the iterator is closed.
+        """Yield the answers to all jobs as they arrive. Closing the iterator stops what still runs.
 
-        Raises ClusterFailed where Ray is missing, the cluster cannot be reached, or no replica stays alive.
+        `opened` opens the engine of a replica. `model` and `max_tokens` are as for `Worker`. Raises ClusterFailed if
+        Ray is missing, the cluster cannot be reached, or no replica stays alive.
         """
         yield from (failed_line(job) for job in jobs if job.error is not None)
         left = {job.number: job for job in in_order(jobs) if job.error is None}
         if not left:
             return
         setup = _Setup(config, opened, model, max_tokens, _identity(config))
-        lost: Counter[int] = Counter()  # by number of the job: datasets that ended without its answer
+        lost: Counter[int] = Counter()  # job number -> datasets that ended without its answer
         without = 0  # datasets in a row that gave no answer
         with connected(self.address):
-            while left:  # one dataset
+            while left:
                 before, cause = len(left), ""
                 try:
                     yield from _once(left, lost, _share(self, config), setup)
@@ -126,7 +127,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class _Share:
-    """What one replica gets. `count`: how many replicas."""
+    """The resources of one replica, and the `count` of replicas."""
 
     cpus: int
     gpus: float
@@ -135,7 +136,7 @@ class _Share:
 
 @dataclass(frozen=True)
 class _Setup:
-    """How a replica answers. `identity`: of the model's file, as the driver has it."""
+    """The instructions for a replica. `identity` identifies the driver's model file."""
 
     config: EngineConfig
     opened: Opened | None
@@ -146,8 +147,9 @@ class _Setup:
 
 
 def _once(left: dict[int, Job], lost: Counter[int], share: _Share, setup: _Setup) -> Iterator[JobAnswer]:
-    """One dataset of the jobs that are left; those that are answered are taken out. Jobs that were lost go in smaller
-    groups, and at last alone: one of them may end its replica.
+    """Answer jobs with one dataset, and remove them from `left`.
+
+    Lost jobs go in smaller groups, and at last alone, because one of them may end its replica.
     """
     losses = max(lost.values(), default=0)
     alone = losses == TRIES - 1
@@ -156,7 +158,7 @@ def _once(left: dict[int, Job], lost: Counter[int], share: _Share, setup: _Setup
     groups = [jobs[start : start + size] for start in range(0, len(jobs), size)]
     for number, record, timings in _stream(groups, share, setup, alone=alone):
         job = left.pop(number, None)
-        if job is not None:  # else it was answered before, by a replica that was thought lost
+        if job is not None:  # a replica that was thought lost may have answered it before
             del lost[number]
             yield JobAnswer(job, record, timings)
 
@@ -164,7 +166,7 @@ def _once(left: dict[int, Job], lost: Counter[int], share: _Share, setup: _Setup
 def _stream(
     groups: Sequence[Sequence[Job]], share: _Share, setup: _Setup, *, alone: bool
 ) -> Iterator[tuple[int, dict[str, Any], Any]]:
-    """The number, record and timings of each job as it is answered. `alone`: replicas hold no group in advance."""
+    """Yield number, record and timings of each job as it is answered. `alone` gives a replica one group at a time."""
     import ray
 
     with warnings.catch_warnings(), _context(-1 if alone else _LOST_GROUPS + 4 * share.count):
@@ -178,7 +180,7 @@ def _stream(
             compute=ray.data.ActorPoolStrategy(size=share.count, max_tasks_in_flight_per_actor=2 - alone),
             num_cpus=share.cpus,
             num_gpus=share.gpus,
-            max_restarts=-1,  # where there is room
+            max_restarts=-1,
             max_task_retries=0,
         )
         for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
@@ -190,7 +192,7 @@ def _stream(
 
 
 class Replica:
-    """One actor: an engine, opened with the first group. For Ray Data, which calls it with one group at a time."""
+    """One actor with an engine, which its first group opens. Ray Data calls it with one group at a time."""
 
     def __init__(self, setup: _Setup, threads: int) -> None:
         self._setup, self._threads = setup, threads
@@ -198,7 +200,7 @@ class Replica:
         self._worker: Worker | None = None
 
     def __call__(self, batch: pa.Table) -> Iterator[dict[str, Any]]:
-        """Parts of the answers, pickled; where the engine does not open, one text that says why."""
+        """Yield parts of the answers, pickled. If the engine does not open, yield one text that says why."""
         import pyarrow as pa
 
         for data in batch["group"].to_pylist():
@@ -214,7 +216,7 @@ class Replica:
                 if time.monotonic() - sent >= SEND_S:
                     yield part
                     part, sent = [], time.monotonic()
-        except Exception as error:  # of no job: the model, the machine, a fault of this program; the driver raises it
+        except Exception as error:  # no job caused it, but the model, the machine or a bug; the driver raises it
             yield f"replica on {socket.gethostname()}: {error_of(error)}"
             return
         yield part
@@ -240,7 +242,7 @@ class Replica:
 
 
 def _identity(config: EngineConfig) -> tuple[int, str]:
-    """Size of the model's file, and a digest of its header (metadata, places of tensors). Raises ModelError."""
+    """Return the size of the model's file, and a digest of its header (metadata, tensor places). Raises ModelError."""
     path = model_file(config.model)
     try:
         with path.open("rb") as file:
@@ -250,7 +252,7 @@ def _identity(config: EngineConfig) -> tuple[int, str]:
 
 
 def _share(cluster: Cluster, config: EngineConfig) -> _Share:
-    """What a replica gets of the nodes that are up. Raises ClusterFailed where no node has room for one."""
+    """Divide the nodes that are up among replicas. Raises ClusterFailed if no node has room for one."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -269,7 +271,7 @@ def _share(cluster: Cluster, config: EngineConfig) -> _Share:
 
 @contextmanager
 def _context(lost_groups: int) -> Iterator[None]:
-    """Settings of Ray Data for one dataset: quiet, parts of answers are sent at once, `lost_groups` end no dataset."""
+    """Set Ray Data to be quiet, to send parts of answers at once, and to survive `lost_groups` in a dataset."""
     from ray.data import DataContext
 
     context = DataContext.get_current()

@@ -1,14 +1,14 @@
-"""Reads the requests of a batch file: OpenAI's batch lines, or plain lines with a prompt.
+"""Read the requests of a batch file: OpenAI's batch lines, or plain lines with a prompt.
 
 Contract:
 
 - One JSON object a line: `{"custom_id", "method", "url", "body"}`, or the body alone: `{"prompt": ...}` for a
   completion, `{"messages": ...}` for a chat, with a `custom_id` in it if there is one. Lines without text are skipped.
   The file may be gzip.
-- Every other line becomes a job, too: a line that cannot be used is a job with an `error`, which is its answer.
-- A job without `custom_id` of its own is called `line-N`, by its line in the file.
-- The id of a job is a digest of its name, its URL and its body. So an answer tells which request it answers, and a run
-  that goes on finds out whether an output belongs to its input.
+- Every other line becomes a job, too. A line that cannot be used is a job with an `error`, which is its answer.
+- A job without a `custom_id` is called `line-N`, by its line in the file.
+- The id of a job is a digest of its name, its URL and its body. So an answer identifies its request, and a resumed run
+  finds out whether an output belongs to its input.
 
 The fields of a body are checked when it is answered (`rest_local.batch.worker`). Knows no model.
 """
@@ -34,20 +34,20 @@ from rest_local.errors import InputInvalid, OptionError
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETION, EMBEDDING)
 LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")  # the fields of a body that limit an answer
-MOST_BYTES = 64 << 20  # of a line: a prompt of 10 million tokens is about 40 MB of text
+MOST_BYTES = 64 << 20  # a prompt of 10 million tokens is a line of about 40 MB
 LONGEST_ID = 512
 GZIP = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
+# These fields, which a prompt begins with, come first in a stored body. So sorting the bodies puts prompts that begin
+# alike next to each other.
 _FIRST = ("tools", "messages", "prompt", "input")
-"""Fields that a prompt begins with come first in a stored body. So bodies in alphabetical order have prompts that begin
-alike next to each other."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One request. `body`: its JSON, with fields in a fixed order; empty where there is an `error`, OpenAI's object."""
+    """One request. `body` is its JSON with fields in a fixed order, empty if there is an `error`, OpenAI's object."""
 
-    number: int  # of the line, from 1
+    number: int  # line number, from 1
     custom_id: str
     id: str
     url: str = ""
@@ -76,7 +76,7 @@ class Shard:
 
 
 def read_jobs(path: Path, shard: Shard | None = None) -> list[Job]:
-    """The jobs of a file, in its order. Holds all of them in memory, about as many bytes as the unpacked file has.
+    """Read the jobs of a file, in its order. All of them are held in memory, about as large as the unpacked file.
 
     Raises InputInvalid for a file that cannot be read, a damaged gzip file, and a file without requests.
     """
@@ -88,9 +88,9 @@ def read_jobs(path: Path, shard: Shard | None = None) -> list[Job]:
 
 
 def read_stream(file: BinaryIO, name: Path | str, shard: Shard | None = None) -> list[Job]:
-    """As `read_jobs`, of an open file, such as the standard input. `name`: for messages."""
+    """Read jobs from an open file as `read_jobs` does, for example from stdin. Messages contain its `name`."""
     jobs: list[Job] = []
-    lines: dict[str, int] = {}  # by custom_id
+    lines: dict[str, int] = {}  # custom_id -> line number
     try:
         buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
         is_packed = buffered.peek(2)[:2] == GZIP
@@ -109,12 +109,12 @@ def read_stream(file: BinaryIO, name: Path | str, shard: Shard | None = None) ->
 
 
 def in_order(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs in the order of running: those that begin alike together, so that this is computed once."""
+    """Sort the jobs for a run: prompts that begin alike come together, so that their beginning is computed once."""
     return sorted(jobs, key=lambda job: (job.url, job.body))
 
 
 def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The lines with text, and their numbers. Of a line that is too long, only the beginning."""
+    """Yield the lines with text, and their numbers. Only the beginning of a line that is too long is read."""
     number = 0
     while data := file.readline(MOST_BYTES):
         number += 1
@@ -180,7 +180,7 @@ def _parts(line: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _duplicate(job: Job, lines: Mapping[str, int]) -> Job:
-    """A job whose name another line has: an error under a name of its own. `lines`: those before, by their names."""
+    """Make a job with an error and a new name, because an earlier line has its name. `lines` has those by name."""
     text = f"custom_id {job.custom_id!r} is also that of line {lines[job.custom_id]}; give every request its own"
     name = f"line-{job.number}"
     while name in lines:
@@ -195,7 +195,7 @@ def _failed(number: int, name: str, data: bytes, error: ApiError) -> Job:
 
 
 def _digest(name: str, url: str, body: bytes) -> str:
-    """OpenAI's form of an id; 96 bits, so that two requests of one file do not share one."""
+    """Return an id in OpenAI's form, with 96 bits, so that two requests of one file do not share one."""
     digest = hashlib.blake2b(digest_size=12)
     for part in (name.encode("utf-8", "surrogatepass"), url.encode("utf-8", "surrogatepass"), body):
         digest.update(len(part).to_bytes(8, "little") + part)

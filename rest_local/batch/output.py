@@ -1,14 +1,14 @@
-"""The output of a batch: one line for each request, written as it is answered; a run goes on where it stopped.
+"""The output of a batch: one line for each request, written as it is answered. A run resumes where it stopped.
 
-Contract, wherever a process was killed:
+Contract, whenever a process was killed:
 
 - Every line that was written whole stays, and its request is not answered again.
-- A line, or a gzip member, that was written in part is removed by the next run, and its requests are answered again.
+- The next run removes a line, or a gzip member, that was written in part, and answers its requests again.
 - An output of another input or of another model is refused, and stays as it is.
 
-How: a line contains the id of its request, which is a digest of the request (`rest_local.batch.jobs`), and the name of
-the model. A line reaches the file in one write. In a gzip file, a group of lines is a gzip member of its own. Nothing
-else is kept, except for a lock in the cache directory, which ends with its process. `run` writes an answer before it
+How it works: a line contains the id of its request, which is a digest of the request (`rest_local.batch.jobs`), and the
+name of the model. A line reaches the file in one write. In a gzip file, a group of lines is one gzip member. There is
+no other state, except for a lock in the cache directory, which ends with its process. `run` writes an answer before it
 takes the next one, so an interrupt leaves an output with every answer so far.
 """
 
@@ -37,15 +37,16 @@ from rest_local.errors import OutputInvalid, OutputUnwritable
 from rest_local.paths import cache_dir
 
 STDOUT = Path("-")
-GROUP_BYTES, GROUP_S = 1 << 16, 1.0  # of lines that share a gzip member: one short line alone does not get smaller
-SYNC_S = 5.0  # what a power cut can cost at most
+GROUP_BYTES, GROUP_S = 1 << 16, 1.0  # lines share a gzip member, because one short line alone does not get smaller
+SYNC_S = 5.0  # a power cut costs at most these seconds
 _CHUNK = 1 << 20
 
 
 @dataclass
 class Done:
-    """What an output contains: the names of the jobs that have a line, and how many of these lines are errors. `size`:
-    bytes up to the end of the last whole line or gzip member; `torn`: bytes after it.
+    """The names of an output's answered jobs, and how many of them failed.
+
+    `size` has the bytes up to the end of the last whole line or gzip member, `torn` the bytes after it.
     """
 
     names: set[str] = field(default_factory=set)
@@ -57,15 +58,16 @@ class Done:
 class Output:
     """A file, or the standard output, that lines are added to. A context manager.
 
-    path      `-`: the standard output. A name that ends in `.gz`: compressed
-    jobs      of this run
-    model     name of the model in the answers; None: not compared
-    replace   begin anew, whatever the file contains
+    Args:
+        path: `-` is the standard output; a name that ends in `.gz` is compressed
+        jobs: the jobs of this run
+        model: name of the model in the answers; None: not compared
+        replace: start over, whatever the file contains
 
-    `done` is what a regular file contains of these jobs already. Nothing is changed before `start`, except that a
-    missing file is made; where the context ends with an exception and no line was written, it is removed. Raises
+    `done` is what a regular file already contains of these jobs. Nothing is changed before `start`, except that a
+    missing file is made. It is removed if the context ends with an exception before a line was written. Raises
     OutputInvalid for a file of another input or model, and for one that another process writes; OutputUnwritable;
-    BrokenPipeError where the reader of a pipe is gone.
+    BrokenPipeError if the reader of a pipe is gone.
     """
 
     def __init__(self, path: Path, jobs: Iterable[Job], model: str | None, *, replace: bool = False) -> None:
@@ -98,7 +100,7 @@ class Output:
             raise _unwritable(self._path, error) from error
 
     def _look(self, expected: Mapping[str, str], model: str | None) -> None:
-        """Read what there is, into `done`."""
+        """Read what the file contains into `done`."""
         with self._path.open("rb") as file:
             end = os.fstat(file.fileno()).st_size
             file.seek(max(end - 1, 0))
@@ -110,7 +112,7 @@ class Output:
                         self._note(line, expected, model)
                     self.done.size = size
             except (ValueError, zlib.error) as error:
-                if not ends_in_zeros:  # a power cut leaves them, a kill does not
+                if not ends_in_zeros:  # a power cut leaves zeros, a kill does not
                     raise OutputInvalid(self._path, f"is damaged after byte {self.done.size} ({error})") from error
         self.done.torn = end - self.done.size
 
@@ -129,7 +131,7 @@ class Output:
         self.done.failed += is_error(record)
 
     def start(self) -> None:
-        """Remove what is not to stay. The next `write` adds to the rest."""
+        """Remove what must not stay. The next `write` appends to the rest."""
         if self._regular:
             with _unwritable_as(self._path):
                 os.ftruncate(self._descriptor, self._at)
@@ -142,7 +144,7 @@ class Output:
         self.tick()
 
     def tick(self) -> None:
-        """Write what is due. To be called now and then."""
+        """Write what is due. Call this now and then."""
         now = time.monotonic()
         if not self._gzip or len(self._pending) > GROUP_BYTES or now > self._since + GROUP_S:
             self.flush()
@@ -174,7 +176,7 @@ class Output:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Write all lines so far, to the disk; again does nothing."""
+        """Write all lines so far to the disk. Idempotent."""
         if self._descriptor < 0:
             return
         try:
@@ -207,7 +209,7 @@ def is_error(record: Mapping[str, Any]) -> bool:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
-    """Each whole line, and the number of bytes up to its end."""
+    """Yield each whole line, and the number of bytes up to its end."""
     size = 0
     for line in file:
         if line.endswith(b"\n"):
@@ -216,7 +218,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
-    """The lines of each whole gzip member, and its end in bytes. Raises zlib.error; ValueError if a line has no end."""
+    """Yield the lines of each whole gzip member, and its end in bytes. Raises zlib.error and ValueError."""
     size, text, unpack = 0, b"", zlib.decompressobj(zlib.MAX_WBITS | 16)
     while data := file.read(_CHUNK):
         while data:
@@ -233,7 +235,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[list[bytes], int]]:
 
 
 def _locked(path: Path) -> FileLock:
-    """The lock of an output, which one process at a time holds."""
+    """Acquire the lock of an output, which one process at a time holds."""
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:24]
     try:
         folder = cache_dir() / "locks"
@@ -261,9 +263,7 @@ def _unwritable(path: Path, error: OSError) -> OutputUnwritable:
 
 @dataclass
 class Summary:
-    """What a batch came to. `total`: jobs of the input; `kept`: those that an earlier run had answered; `answered`: in
-    this run. Errors are answers: `failed` of this run, `failed_before` of earlier ones.
-    """
+    """The counts of a batch, in which errors are answers. Earlier runs `kept` answers, `failed_before` with errors."""
 
     total: int
     kept: int = 0
@@ -279,7 +279,7 @@ class Summary:
 
     @property
     def all_failed(self) -> int:
-        """Errors in the output."""
+        """Return the number of errors in the output."""
         return self.failed + self.failed_before
 
     @property
@@ -288,16 +288,16 @@ class Summary:
 
     @property
     def drafted_share(self) -> float:
-        """The share of these tokens that were drafted and accepted."""
+        """Return the share of these tokens that were drafted and accepted."""
         return self.timings.accepted_tokens / max(self.timings.predicted_tokens, 1)
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate; None before the first answer."""
+        """Estimate the remaining time. None before the first answer."""
         return self.seconds / self.answered * self.left if self.answered else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The object of `--json`."""
+        """Return the object of `--json`."""
         return {
             "requests": self.total,
             "kept": self.kept,
@@ -317,7 +317,7 @@ class Summary:
 def run(
     answers: Iterable[JobAnswer], output: Output, summary: Summary, report: Callable[[Summary], None] = lambda _: None
 ) -> Summary:
-    """Write all answers; `report` after each. `summary` counts on, also where this raises."""
+    """Write all answers, and call `report` after each. `summary` is up to date even if this raises."""
     begun = time.perf_counter()
     output.start()
     for answer in answers:

@@ -1,4 +1,4 @@
-"""Answers the jobs of a batch with one engine: the work of one machine, or of one replica of a cluster.
+"""Answer the jobs of a batch with one engine, on one machine or in one replica of a cluster.
 
     with Engine(fitted(config, jobs)) as engine, Worker(engine) as worker:
         for answer in worker.answers(jobs):
@@ -6,18 +6,18 @@
 
 Contract:
 
-- Every job gets exactly one answer, in the order in which they end. What is wrong with a job is its answer.
+- Every job gets exactly one answer, in the order in which they end. An error in a job is its answer.
 - A record is a line of OpenAI's batch output. It depends on the job, the model and the engine's settings. In exact mode
-  nothing else changes a bit of it, `created` aside: not the other jobs, not their order, not what was drafted. So it
+  nothing else changes a bit of it, except `created`: not the other jobs, not their order, not what was drafted. So it
   contains no times, and no counts of cached or drafted tokens.
-- A request without a seed draws with one that is made of the job's name.
-- `model` of a body is not compared: the model answers that the engine has. `stream` has no effect.
+- A request without a seed draws with one that is derived from the job's name.
+- `model` of a body is not compared: the engine's model answers. `stream` has no effect.
 
-`fitted` says how many requests to decode at a time, and how many cells they get: an upper bound by what the memory has
-room for, of which the cost curve decides how much is used (`rest_local.decoding.batch`). An estimate that is too low
-costs time, never an answer: requests then wait until others have ended. On a CPU flash attention is on, unless the user
-fixed it: it skips the cells of other sequences. On one thread, 16 sequences of the toy model with 150 tokens each give
-1.7 to 1.9 times the tokens of one with it, and 1.1 to 1.2 times without.
+`fitted` decides how many requests to decode at a time, and how many cells they get. This is an upper bound by the
+available memory; the cost curve decides how much of it is used (`rest_local.decoding.batch`). An estimate that is too
+low costs time, never an answer, because requests then wait until others have ended. On a CPU flash attention is on,
+unless the user fixed it: it skips the cells of other sequences. On one thread, 16 sequences of the toy model with 150
+tokens each give 1.7 to 1.9 times the tokens of one with it, and 1.1 to 1.2 times without.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ if TYPE_CHECKING:
     from rest_local.decoding.logprobs import Scorer, TokenLogprobs
 
 MOST_SLOTS = MOST_IDS // ContextSettings().n_branches
-MOST_ON_CPU = 16  # by the shipped curves of CPUs, 16 at a time give 3.3 and 5.9 times the tokens of one, 32 3.6 and 6.0
-BYTES_PER_TOKEN = 3.0  # of the JSON of a prompt; code has 3 to 4 bytes a token
-TEMPLATE_TOKENS = 64  # what a chat template adds
-_SHARE = 0.5  # of the memory that is free: other programs want some as well, and so do buffers
+MOST_ON_CPU = 16  # the shipped curves of CPUs give 3.3 and 5.9 times the tokens of one request, and for 32 3.6 and 6.0
+BYTES_PER_TOKEN = 3.0  # code has 3 to 4 bytes per token
+TEMPLATE_TOKENS = 64  # added by a chat template
+_SHARE = 0.5  # other programs and buffers need some of the free memory as well
 
 
 def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = None) -> EngineConfig:
-    """The config with slots and cells for these jobs. `max_tokens`: as for `Worker`. Raises ModelError, OptionError.
+    """Return the config with slots and cells for these jobs. Raises ModelError, OptionError.
 
-    An engine of exact settings decodes one request at a time, so its config is left as it is.
+    `max_tokens` is as for `Worker`. An engine of exact settings decodes one request at a time, so its config is
+    unchanged.
     """
     generating = [job for job in jobs if job.error is None and job.url != EMBEDDING]
     if config.exact or len(generating) < 2:
@@ -84,8 +85,9 @@ def fitted(config: EngineConfig, jobs: Sequence[Job], max_tokens: int | None = N
 
 
 def room_for(needs: Sequence[int], n_ctx: int, cell_bytes: int, memory: int, state_bytes: int = 0) -> tuple[int, int]:
-    """Slots and cells. `needs`: cells of each request that a slot may be for, the largest first; `memory`: bytes for
-    all cells, and for the `state_bytes` of each slot. At least one slot, with a whole context.
+    """Return how many slots and cells fit into `memory` bytes: at least one slot, with a whole context.
+
+    `needs` has the cells of each request that a slot may be for, the largest first. Each slot also takes `state_bytes`.
     """
     cells, slots = n_ctx, 1
     for count in range(2, len(needs) + 1):
@@ -97,7 +99,7 @@ def room_for(needs: Sequence[int], n_ctx: int, cell_bytes: int, memory: int, sta
 
 
 def cells_of(job: Job, n_ctx: int, max_tokens: int | None = None) -> int:
-    """An estimate of the tokens of a request and one answer."""
+    """Estimate the tokens of a request and one answer."""
     body = json.loads(job.body)
     given = next((body[name] for name in LIMITS if body.get(name) is not None), max_tokens)
     most = given if isinstance(given, int) and given >= 0 else n_ctx
@@ -110,7 +112,7 @@ _PREFIXES = {CHAT: "chatcmpl", COMPLETION: "cmpl"}
 
 @dataclass(frozen=True)
 class JobAnswer:
-    """The answer to one job. `record`: the line to write; `timings`: tokens and times of all its choices."""
+    """The answer to one job: the line to write, and the tokens and times of all its choices."""
 
     job: Job
     record: dict[str, Any]
@@ -122,12 +124,11 @@ class JobAnswer:
 
 
 class Worker(Closing):
-    """Answers with an engine, in the thread that owns it.
+    """Answers jobs with an engine, in the thread that owns it. Close it before the engine; a context manager does.
 
-    model       the name to answer with; None: that of the file, as `stem_of` has it
-    max_tokens  the most tokens of an answer, for bodies that do not say; None: as many as the context holds
-
-    Close it before the engine; a context manager does.
+    Args:
+        model: name to answer with; None: the file's, as `stem_of` returns it
+        max_tokens: maximum tokens of an answer, for bodies that do not say; None: as many as the context holds
     """
 
     def __init__(self, engine: Engine, model: str | None = None, *, max_tokens: int | None = None) -> None:
@@ -138,13 +139,13 @@ class Worker(Closing):
         self._scorer: Scorer | None = None
 
     def answers(self, jobs: Iterable[Job]) -> Generator[JobAnswer, None, None]:
-        """The answers to all jobs, each as it ends. What runs is cancelled where the iterator is closed.
+        """Yield the answers to all jobs, each as it ends. Closing the iterator cancels what still runs.
 
         Raises only what belongs to no job: KeyboardInterrupt, a fault of this program.
         """
         batch = Batch(self.engine)
         waiting = iter(jobs)
-        running: dict[int, _Running] = {}  # by number of the request
+        running: dict[int, _Running] = {}  # request number -> job
         left = True
         try:
             while left or batch.busy:
@@ -166,7 +167,7 @@ class Worker(Closing):
             batch.close()
 
     def _begin(self, job: Job, batch: Batch) -> JobAnswer | _Running:
-        """Start the requests of a job; its answer where it needs none."""
+        """Start the requests of a job, or return its answer if it needs none."""
         if job.error is not None:
             return failed_line(job)
         try:
@@ -184,7 +185,7 @@ class Worker(Closing):
             if isinstance(call, Completion) and call.echoes_logprobs:
                 call.scores = self._scores(*call.to_score())
             return begun
-        except Exception as error:  # a fault in one job is its answer: the others go on
+        except Exception as error:  # a fault in one job is its answer, and the others go on
             return failed(job, error)
 
     def _call(self, job: Job) -> ChatCall | Completion:
@@ -193,7 +194,7 @@ class Worker(Closing):
         return Completion(self._context, self._filled(check(job.body, CompletionBody), job))
 
     def _filled(self, body: Any, job: Job) -> Any:
-        """The body with a seed and a limit of tokens, where it has none."""
+        """Return the body with a seed and a limit of tokens if it lacks them."""
         if body.seed is None or body.seed == -1:
             body.seed = seed_of(job.custom_id)
         if all(getattr(body, name, None) is None for name in LIMITS):
@@ -229,7 +230,7 @@ class Worker(Closing):
         return [self._scorer.score(prompt, top, lambda part: part()) for prompt in prompts]
 
     def close(self) -> None:
-        """Free what was opened in addition to the engine; again does nothing."""
+        """Free what was opened besides the engine. Idempotent."""
         for opened in (self._embedder, self._scorer):
             if opened is not None:
                 opened.close()
@@ -238,7 +239,7 @@ class Worker(Closing):
 
 @dataclass
 class _Running:
-    """A job whose requests are decoded. `numbers`: of its requests, in the order of its choices."""
+    """A job whose requests are being decoded. `numbers` are those of its requests, in the order of its choices."""
 
     job: Job
     call: ChatCall | Completion
@@ -246,13 +247,13 @@ class _Running:
     finished: dict[int, Finished] = field(default_factory=dict)
 
     def take(self, finished: Finished) -> bool:
-        """One of the requests has ended; whether all have."""
+        """Add a request that has ended, and return True if all have."""
         self.finished[finished.number] = finished
         return len(self.finished) == len(self.numbers)
 
 
 def seed_of(name: str) -> int:
-    """The seed of a job without one: the same in every run, and another one for another name."""
+    """Return the seed of a job without one. It is the same in every run, and differs with the name."""
     return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") % (
         MAX_SEED + 1
     )
@@ -263,7 +264,7 @@ def failed_line(job: Job) -> JobAnswer:
 
 
 def failed(job: Job, error: Exception) -> JobAnswer:
-    """The answer to a job that ended with an error."""
+    """Return the answer to a job that ended with an error."""
     answer = error if isinstance(error, ApiError) else at_field(error_of(error), job.url, is_local=True)
     return JobAnswer(job, _record(job, answer.status, answer.body))
 

@@ -1,23 +1,23 @@
-"""The server of the process that clients reach: which calls it answers itself, and where it sends the others.
+"""The server of the process that clients reach. It answers some calls itself and forwards the others.
 
-Every route of `rest_local.server` is one of this application, too. A call marked `of_server` is answered here; any
-other is forwarded to the process of the model that it names: in the field `model` of a body, else in the query
-(`?model=NAME`), else the default model. A model that is loaded in this process (`LocalModel`) answers its calls itself.
-Host, origin, key and size are checked here.
+Every route of `rest_local.server` is also a route of this application. It answers calls marked `of_server`, and
+forwards any other to the process of the model that the body's field `model` names, or else the query (`?model=NAME`),
+or else to the default model. A model that is loaded in this process (`LocalModel`) answers its calls itself. Host,
+origin, key and size are checked here.
 
 `GET /slots` and `GET /metrics` do not load a model.
 
-`Forwarded` sends one request to the process of a model, and its answer back as it comes:
+`Forwarded` sends one request to the process of a model, and passes its answer on as it arrives:
 
-- A request has a connection to the process for itself, on the loopback, which is kept for another one when the answer
-  is complete. When the client disconnects, it is closed, which the process sees as its client's end. What the client
-  does not read is not read from the process.
-- A client that disconnects while its model is loaded waits no more; the load goes on.
+- A request has its own loopback connection to the process, which is kept for another request when the answer is
+  complete. When the client disconnects, it is closed, which the process sees as its client's end. If the client does
+  not read, neither does the router.
+- A client that disconnects while its model is loaded no longer waits, but the load goes on.
 - A request that did not reach a process, because that had just ended, is sent to the next one.
 - If the process ends before its answer has begun, the request is sent once more, to the next process: nothing of an
   answer has reached the client. Requests that ended two processes may be the cause: the answer is 502 with the reason.
-- After an answer has begun, an error is its last event, in the form of the protocol, if it is a stream of events; any
-  other answer is cut off.
+- If an error occurs after an answer has begun, it is the last event of a stream, in the form of the protocol. Any other
+  answer is cut off.
 
 Signals are those of `rest_local.server.app`: SIGTERM and Ctrl-C let running answers end, a second one ends all
 processes at once, SIGHUP stops or opens the datastores' newest commits.
@@ -63,27 +63,27 @@ from rest_local.server.settings import ANY_MODEL, Settings
 from rest_local.server.state import STATE
 from rest_local.server.streaming import CONNECTION, json_response, watched
 
-_SMALL = 1 << 14  # bytes of a body that is parsed in the event loop
+_SMALL = 1 << 14  # a body of fewer bytes is parsed in the event loop
 _STATISTICS = ("/slots", "/metrics")
 
 
 @dataclass
 class RouterState:
-    """What the endpoints of a router share."""
+    """The state that the endpoints of a router share."""
 
     settings: Settings
     pool: Pool
     folder: Path
-    ready: bool = False  # whether the models that are loaded at the start are
+    ready: bool = False  # True after the default model is loaded, or if it need not be
     started: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
     def responses(self) -> ResponseStorage:
-        """Responses of /v1/responses, which the models' processes keep in the same folder."""
+        """Return the stored responses of /v1/responses. The models' processes use the same folder."""
         return ResponseStorage(self.folder)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row of `GET /v1/models` for each name of each model. `meta`: of a model that was loaded before."""
+        """Return a row of `GET /v1/models` for each name. A model that was loaded before has `meta`."""
         return [
             named_row(name, self.started)
             | {"status": {"value": entry.status}}
@@ -93,7 +93,7 @@ class RouterState:
         ]
 
     def ollama_rows(self) -> list[Row]:
-        """A row for each name of each model; what is known of a model that was never loaded is its file."""
+        """Return a row for each name of each model. Of a model that was never loaded, only its file is known."""
         found = []
         for entry in self.pool.entries:
             expires = None
@@ -105,7 +105,7 @@ class RouterState:
         return found
 
     def entry(self, name: str | None) -> Entry:
-        """The model of that name. Raises ApiError 404."""
+        """Return the model of that name. Raises ApiError 404."""
         return self.pool.entry(name, anything=ANY_MODEL in self.settings.aliases)
 
 
@@ -115,15 +115,16 @@ def router_of(request: HttpRequest) -> RouterState:
 
 
 class ModelBody(Body):
-    """POST /models/load and /models/unload."""
+    """The body of POST /models/load and /models/unload."""
 
     model: str
 
 
 async def forward(request: HttpRequest, endpoint: Endpoint, checks_name: bool) -> Response:
-    """The answer of the model, in this process by `endpoint`. `checks_name`: it refuses names of other models itself.
+    """Return the answer of the model. If it is in this process, `endpoint` answers.
 
-    Raises ApiError 400, 403, 404, and what `Pool.using` raises.
+    With `checks_name`, `endpoint` itself refuses names of other models. Raises ApiError 400, 403, 404, and what
+    `Pool.using` raises.
     """
     router = router_of(request)
     # A page of another site has a browser fetch an image or a link without naming the page's origin. The page could not
@@ -145,20 +146,20 @@ async def forward(request: HttpRequest, endpoint: Endpoint, checks_name: bool) -
 
 
 async def _model_of(request: HttpRequest, router: RouterState, body: bytes, checks_name: bool) -> str | None:
-    """The name of the model in a request. Raises ApiError 400 for a body that is no JSON object."""
+    """Return the name of the model in a request. Raises ApiError 400 for a body that is no JSON object."""
     first, *others = router.pool.entries
     if not others and ANY_MODEL in router.settings.aliases:
         return None  # any name will do
     if not body:
         return request.query_params.get("model")
     if not others and checks_name and first.status == "loaded" and "model" not in request.query_params:
-        return None  # the body is parsed once, where it is answered
+        return None  # the endpoint parses the body, so once is enough
     value = load(body) if len(body) < _SMALL else await anyio.to_thread.run_sync(load, body)
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     name = value.get("model")
     if not name and request.url.path.startswith("/api/"):
-        name = value.get("name")  # as older clients of Ollama write it
+        name = value.get("name")  # older clients of Ollama call it so
     if name is not None and not isinstance(name, str):
         raise ApiError(400, "model: Input should be a valid string", code="invalid_type", param="model")
     return name or request.query_params.get("model")
@@ -194,7 +195,7 @@ def create_router(state: RouterState) -> Starlette:
 
 
 class Answered(Response):
-    """The answer of a model in this process, by `endpoint`. `load`: as for `Pool.using`."""
+    """The answer of a model in this process, by `endpoint`. `load` is as for `Pool.using`."""
 
     def __init__(
         self, pool: Pool, entry: Entry, request: HttpRequest, endpoint: Endpoint, *, load: bool = True
@@ -215,9 +216,9 @@ class Answered(Response):
 
 
 NDJSON = "application/x-ndjson"
-_TRIES = 3  # processes that a request is sent to, if it reaches none of them
-_MOST_ENDED = 2  # processes that may end before they have answered one request
-_END_SECONDS = 1.0  # for the pool to learn that a process has ended, once its connections are closed
+_TRIES = 3  # a request that reaches no process is sent to so many
+_MOST_ENDED = 2  # a request that ended so many processes before its answer is not sent again
+_END_SECONDS = 1.0  # the pool learns within this time that a process whose connections closed has ended
 _LENGTH = b"content-length"
 _OF_CONNECTION = frozenset(
     name.encode()
@@ -231,11 +232,11 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ProcessEnded(Exception):
-    """The process closed the connection before its answer was complete."""
+    """Raised if the process closed the connection before its answer was complete."""
 
 
 class Forwarded(Response):
-    """The answer of a model's process. `body`: of the request, which has been read. `load`: as for `Pool.using`."""
+    """The answer of a model's process to a request with this `body`. `load` is as for `Pool.using`."""
 
     def __init__(self, pool: Pool, entry: Entry, body: bytes, *, load: bool = True) -> None:
         super().__init__()
@@ -261,7 +262,7 @@ class Forwarded(Response):
                     await _end_of(process)
                     continue
                 with contextlib.closing(exchange):
-                    scope[FORWARDED] = True  # the process logs it
+                    scope[FORWARDED] = True
                     try:
                         status, headers = await exchange.head()
                     except ProcessEnded as error:
@@ -303,13 +304,13 @@ class Forwarded(Response):
 
 
 async def _end_of(process: ModelProcess) -> None:
-    """Wait until the pool knows that a process has ended whose connections are closed, else it is used again."""
+    """Wait until the pool knows that this process, whose connections are closed, has ended. It would be used again."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(process.ended.wait(), _END_SECONDS)
 
 
 def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:
-    """An error after an answer has begun; None where the protocol has no form for it."""
+    """Return an error after an answer has begun, or None if the protocol has no form for it."""
     value = shape_of(path)(error)
     media_type = media_type.partition(";")[0]
     if media_type == NDJSON:
@@ -322,7 +323,7 @@ def _last_event(path: str, media_type: str, error: ApiError) -> bytes | None:
 
 
 def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
-    """Method, target and headers of a client's request, with the client's address."""
+    """Return method, target and headers of a client's request, with the client's address."""
     query = scope["query_string"]
     target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
     address, port = scope.get("client") or ("?", 0)
@@ -333,16 +334,17 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
 
 
 class Exchange(asyncio.Protocol):
-    """One request to a process: `begin`, `head`, `body` or `chunks`, then `keep` the connection for another request, or
-    nothing, and always `close`. Reading raises ProcessEnded.
+    """One request to a process: `begin`, `head`, `body` or `chunks`, maybe `keep`, and always `close`.
+
+    Reading raises ProcessEnded.
     """
 
     def __init__(self) -> None:
-        self.was_kept = False  # the process may have closed the connection meanwhile
+        self.was_kept = False  # the process may have closed a kept connection meanwhile
         self._received = bytearray()
         self._changed = asyncio.Event()
         self._ended = self._is_kept = False
-        self._client: TimedProtocol | None = None  # gets the chunks
+        self._client: TimedProtocol | None = None
 
     @classmethod
     async def begin(
@@ -368,12 +370,12 @@ class Exchange(asyncio.Protocol):
     def keep(self, process: ModelProcess) -> None:
         """Keep the connection of a complete answer for another request to this process."""
         self._is_kept = True
-        self._transport.set_protocol(asyncio.Protocol())  # which closes it when the process does
+        self._transport.set_protocol(asyncio.Protocol())  # closes the connection when the process does
         self._transport.resume_reading()
         process.kept.append((self._transport, time.monotonic() + IDLE_SECONDS / 2))
 
     async def head(self) -> tuple[int, Headers]:
-        """The status and the headers."""
+        """Return the status and the headers."""
         while (end := self._received.find(b"\r\n\r\n")) < 0:
             await self._more()
         status, *lines = bytes(self._received[:end]).split(b"\r\n")
@@ -382,7 +384,7 @@ class Exchange(asyncio.Protocol):
         return int(status.split()[1]), [(name.lower(), value.strip()) for name, _, value in pairs]
 
     async def body(self, size: int) -> AsyncIterator[bytes]:
-        """A body of that size as it comes."""
+        """Yield a body of that size as it arrives."""
         while size:
             while not self._received:
                 await self._more()
@@ -392,14 +394,14 @@ class Exchange(asyncio.Protocol):
             yield data
 
     async def chunks(self, client: TimedProtocol) -> None:
-        """Pass the chunks of a body on as they come, in the callback of the loop that has read them."""
+        """Pass the chunks of a body on as they arrive, in the loop's callback that has read them."""
         self._client = client
         while not self._pass_on(client):
             await self._more()
             await client.flow.drain()
 
     def _pass_on(self, client: TimedProtocol) -> bool:
-        """Whether the last chunk has come, which is left where it is."""
+        """Pass on the chunks so far. Return True if the last chunk has come, which stays in the buffer."""
         data = self._received
         while (end := data.find(b"\r\n")) >= 0:
             if not (size := int(data[:end], 16)):
@@ -422,15 +424,13 @@ class Exchange(asyncio.Protocol):
         if not self._is_kept:
             self._transport.abort()
 
-    # What asyncio calls
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
         if self._client is None or self._pass_on(self._client) or self._client.flow.write_paused:
-            self._transport.pause_reading()  # until it is wanted
+            self._transport.pause_reading()  # `_more` resumes it
             self._changed.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -440,7 +440,7 @@ class Exchange(asyncio.Protocol):
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model to serve: its name, its file, what loads it, and what it will take."""
+    """A model to serve: its name, its file, how to load it, and the memory it needs."""
 
     name: str
     path: Path
@@ -450,13 +450,14 @@ class ModelChoice:
 
 
 class Routing(HttpServer):
-    """One server. `run` it in the main thread, or in any other without signals.
+    """A server of several models. `run` it in the main thread, or in any other without signals.
 
-    models   the first one is the default
-    eager    load the default model at the start; if that fails, the server ends with its error
-    limit, idle, queue   as for `Pool`
-    local    load the models in this process
-    folder   private to the server, for what outlives the process of a model; None: a new one, removed at the end
+    Args:
+        models: the first one is the default
+        eager: load the default model at the start; if that fails, the server ends with its error
+        limit, idle, queue: see `Pool`
+        local: load the models in this process
+        folder: data that survives the process of a model; None makes a folder and removes it at the end
     """
 
     def __init__(
@@ -486,7 +487,7 @@ class Routing(HttpServer):
         self.state = RouterState(settings, self.pool, self.folder)
         self._eager = eager
         self._error: ModelProcessFailed | ApiError | None = None
-        self.loaded = threading.Event()  # or failed
+        self.loaded = threading.Event()  # set when loading has succeeded or failed
         # The second descriptor is for the connection to the process of the model.
         super().__init__(create_router(self.state), drain_seconds, descriptors=1 if local else 2)
 
@@ -514,11 +515,11 @@ class Routing(HttpServer):
         self.pool.end_answers()
 
     def on_ready(self) -> None:
-        """Called in the loop when the models that are loaded at the start are."""
+        """Override this to act in the loop when the models loaded at the start are ready."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve with the processes of the models, and end them."""
-        with self.capture_signals():  # while the processes end, too
+        with self.capture_signals():  # signals must also be handled while the processes end
             begun = asyncio.create_task(self._begin())
             try:
                 await super().serve(sockets)
@@ -527,7 +528,7 @@ class Routing(HttpServer):
                 await begun
 
     def on_stop(self) -> None:
-        """At a second signal end all processes at once, whether answers still run or processes end."""
+        """End all processes at once after a second signal, whether answers still run or processes end."""
         super().on_stop()
         if self.force_exit:
             self.pool.kill()
@@ -540,7 +541,7 @@ class Routing(HttpServer):
             self.state.ready = True
             self.on_ready()
         except (ModelProcessFailed, ApiError) as error:
-            if not self.should_exit:  # else the stop caused it
+            if not self.should_exit:  # a stop may have caused the error
                 self._error = error
         finally:
             if not self.state.ready:

@@ -1,5 +1,6 @@
-"""A model in the process of the server itself, with the methods of `ModelProcess`: the only model of a server needs no
-process of its own, in which each request and each event of a stream would pass a second server.
+"""A model in the process of the server itself, with the methods of `ModelProcess`.
+
+In a separate process, each request and each event of a stream would pass a second server.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from rest_local.server.state import State
 
 
 class LocalModel:
-    """One load of a model. Its methods are called in the event loop alone."""
+    """One load of a model. Its methods are called in the event loop only."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.state = setup, State(setup.settings, setup.name, folder=setup.folder)
         self.meta: dict[str, Any] = {}
-        self.loaded_at = 0.0  # time.monotonic
+        self.loaded_at = 0.0
         self.stopping = False
         self._loading = asyncio.Event()
         self._loading.set()
@@ -50,7 +51,7 @@ class LocalModel:
         self.state.begin_stop()
 
     async def stop(self) -> None:
-        """Free the model. Must be called when no answers run, or they end with an error."""
+        """Free the model. Must be called when no answers run; otherwise they end with an error."""
         self.begin_stop()
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())

@@ -1,7 +1,7 @@
-"""How much memory a model will take, known before it is loaded: from the header of its file and the settings.
+"""Estimates of the memory that a model needs, from the header of its file and the settings.
 
 The estimate is the size of its files, the KV cache of all slots, and PROCESS_BYTES for the process with the buffers of
-a forward pass. What a GPU holds is counted too: the limit is of both together.
+a forward pass. Memory on a GPU is counted too, so a limit applies to both together.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rest_local.llama.gguf import read_gguf, shards_of
 
 PROCESS_BYTES = 300 << 20
 _CGROUP = Path("/sys/fs/cgroup")
-DEFAULT_SHARE = 0.8  # of the machine's memory, for several models
+DEFAULT_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a model will take: its files, its KV cache, its process."""
+    """The bytes that a model needs for its files, its KV cache and its process."""
 
     files: int
     cache: int
@@ -39,7 +39,7 @@ class Need:
 
 
 def need_of(config: EngineConfig) -> Need:
-    """What the model of `config` will take. `config.model`: a file. Raises ModelError, OSError."""
+    """Estimate the memory for the model of `config`, whose `model` must be a file. Raises ModelError, OSError."""
     path = Path(config.model or "")
     metadata = read_gguf(path)
     if metadata.is_encoder:
@@ -67,9 +67,9 @@ def _projector_bytes(config: EngineConfig, model: Path) -> int:
 
 
 def default_limit() -> int:
-    """DEFAULT_SHARE of the machine's memory in bytes, or of a container's."""
+    """Return DEFAULT_SHARE of the bytes of memory that the machine or container has."""
     memory = physical()
-    with suppress(OSError, ValueError):  # no limit
+    with suppress(OSError, ValueError):  # the container has no limit, or there is none
         memory = min(memory, int((_CGROUP / "memory.max").read_text("ascii")))
     return int(DEFAULT_SHARE * memory)
 

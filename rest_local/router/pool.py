@@ -1,22 +1,23 @@
 """The models of a server and their processes: loaded on demand, restarted after a crash, unloaded for room or idleness.
-A single model may be loaded in this process instead (`LocalModel`), to which the same rules apply.
+
+A single model may be loaded in this process instead (`LocalModel`), and the same rules apply to it.
 
     async with pool.using("qwen") as process: ...
 
 Contract:
 
-- A model is loaded by the first request that names it; the others wait for the same load. Requests that wait count as
-  users of no model, so no model is kept or unloaded because of them.
-- What a model will take is estimated before it is loaded. If that exceeds the limit by itself, it is refused. Else the
-  least recently used models are unloaded until there is room; one that is in use is unloaded when its running answers
-  have ended, and its new requests wait until it is loaded again. Models for which there is room are loaded meanwhile,
-  but not the one that made room: so the model that waits gets it in the end.
-- If loading fails while other models are loaded, though the file has a sane header, as on a GPU whose memory is full,
-  the models without users are unloaded and it is tried once more.
+- A model is loaded by the first request that names it; the others wait for the same load. Waiting requests are not
+  users of the model, so no model is kept or unloaded because of them.
+- The memory that a model needs is estimated before it is loaded. If that alone exceeds the limit, it is refused. Else
+  the least recently used models are unloaded until there is room. One that is in use is unloaded when its running
+  answers have ended, and its new requests wait until it is loaded again. Models for which there is room are loaded
+  meanwhile, but not the one that made room, so the waiting model gets it in the end.
+- Loading may fail although the file has a sane header, as on a GPU whose memory is full. If other models are loaded,
+  those without users are unloaded and it is tried once more.
 - A process that ends by itself is started again at once, unless it had served for less than STEADY_SECONDS, was to be
-  unloaded, or ended with success (it got a signal to stop); then the next request starts it.
-- A model whose file has changed since it was loaded is loaded anew, when its running answers have ended. One whose file
-  is gone, or was replaced by none that can be loaded, goes on.
+  unloaded, or ended with success (it got a signal to stop). In these cases the next request starts it.
+- A model whose file has changed is loaded again when its running answers have ended. If the file is gone, or the new
+  one cannot be loaded, the old one stays.
 
 All methods must be called in the event loop.
 """
@@ -43,8 +44,8 @@ from rest_local.router.process import ModelProcess, ModelProcessFailed, Setup
 log = logging.getLogger("rest_local.server")
 
 STEADY_SECONDS = 5.0
-LOOK_SECONDS = 1.0  # between two looks for idle models, at most
-FILE_SECONDS = 1.0  # between two looks at the file of a model, at least
+LOOK_SECONDS = 1.0  # idle models are looked for at least this often
+FILE_SECONDS = 1.0  # a model's file is compared at most this often
 
 State = tuple[tuple[str, int, int, int], ...]
 Model = ModelProcess | LocalModel
@@ -55,38 +56,38 @@ class Entry:
     """A model that can be served, and its process."""
 
     setup: Setup
-    path: Path  # its first file
-    need: Callable[[], Need]  # what it will take; called before each load, as the file may have changed
-    aliases: tuple[str, ...] = ()  # further names
-    is_local: bool = False  # it is loaded in this process
+    path: Path  # the first file
+    need: Callable[[], Need]  # called before each load, because the file may have changed
+    aliases: tuple[str, ...] = ()
+    is_local: bool = False  # loaded in this process
     process: Model | None = None
     loading: asyncio.Task[Model] | None = None
     users: int = 0  # requests that use the process
     waiting: int = 0  # requests that wait until it is loaded
-    used_at: float = 0.0  # when the last request ended
-    leaving: bool = False  # it is to be unloaded: new requests wait
-    makes_room_for: Entry | None = None  # the model that was loaded, or will be, in its place
-    taken: int = 0  # bytes that the loaded model takes, as `need` estimated
-    files: State = ()  # of the model that is loaded
-    looked_at: float = 0.0  # when these were compared with the disk
-    refused: State = ()  # The stamp of a newer file that cannot be loaded.
+    used_at: float = 0.0  # the last request ended then
+    leaving: bool = False  # it is to be unloaded, so new requests wait
+    makes_room_for: Entry | None = None  # the model that takes its place
+    taken: int = 0  # estimated bytes of the loaded model
+    files: State = ()  # the stamps of the loaded model's files
+    looked_at: float = 0.0  # the stamps were compared with the disk then
+    refused: State = ()  # the stamps of a newer file that cannot be loaded
     meta: dict[str, object] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
-        """All names, those that were given first."""
+        """Return all names, aliases first."""
         return list(dict.fromkeys([*self.aliases, self.setup.name]))
 
     @property
     def status(self) -> str:
-        """`loaded`, `loading`, `unloading` or `unloaded`."""
+        """Return `loaded`, `loading`, `unloading` or `unloaded`."""
         if self.process is not None:
             return "unloading" if self.leaving else "loaded" if self.process.is_serving else "loading"
         return "loading" if self.loading is not None else "unloaded"
 
     @property
     def state_of_files(self) -> State:
-        """What tells that the model's files are the same; empty if they cannot be read."""
+        """Return a stamp that changes with the model's files, empty if they cannot be read."""
         try:
             parts = [(str(part), part.stat()) for part in shards_of(self.path)]
         except (OSError, RestLocalError):
@@ -97,9 +98,10 @@ class Entry:
 class Pool:
     """The models of one server, the default one first.
 
-    limit   bytes that all models may take together; None: any
-    idle    seconds without a request after which a model is unloaded; None: never
-    queue   requests that may wait for a model to be loaded
+    Args:
+        limit: bytes that all models may take together; None: any
+        idle: seconds without a request after which a model is unloaded; None: never
+        queue: requests that may wait for a model to be loaded
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class Pool:
         self._room = asyncio.Lock()  # one model is loaded at a time, in the order of the requests
         self._next: Entry | None = None  # the model that waits for room
         self._freed = 0  # bytes that were freed for it
-        self._looking: asyncio.Task[None] | None = None  # for idle models
+        self._looking: asyncio.Task[None] | None = None
         self._closing = False
 
     def start(self) -> None:
@@ -119,7 +121,10 @@ class Pool:
             self._looking = asyncio.create_task(self._unload_idle(self.idle))
 
     def entry(self, name: str | None, *, anything: bool = False) -> Entry:
-        """The model of that name; the default for none and, with `anything`, for others. Raises ApiError 404."""
+        """Return the model of that name, or the default for None. Raises ApiError 404.
+
+        With `anything`, an unknown name means the default, too.
+        """
         if not name:
             return self.entries[0]
         for entry in self.entries:
@@ -131,10 +136,10 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def using(self, entry: Entry, *, load: bool = True) -> AsyncIterator[Model]:
-        """The model's process, which is not unloaded meanwhile. Loads the model if need be, unless `load` is false:
-        that is no use of the model either, which may be idle.
+        """Yield the model's process, which is not unloaded meanwhile.
 
-        Raises ModelProcessFailed, ApiError 400 (too large), 503 (stopping, or not loaded), QueueFull.
+        Loads the model if need be. With `load` false it does not, and the call does not count as use: the model may be
+        idle. Raises ModelProcessFailed, ApiError 400 (too large), 503 (stopping, or not loaded), QueueFull.
         """
         process = await self._process(entry, load)
         entry.users += 1
@@ -147,11 +152,11 @@ class Pool:
             self._tell_changed()
 
     async def load(self, entry: Entry) -> None:
-        """Load a model if it is not. Raises as `using`."""
+        """Load a model unless it is loaded. Raises what `using` raises."""
         await self._process(entry)
 
     async def unload(self, entry: Entry) -> None:
-        """Unload a model when its running answers have ended; nothing if it is not loaded."""
+        """Unload a model when its running answers have ended. Does nothing if it is not loaded."""
         if entry.loading is not None and not entry.leaving:
             await asyncio.wait([entry.loading])
         await self._unload(entry)
@@ -177,15 +182,15 @@ class Pool:
                 entry.process.kill()
 
     def end_answers(self) -> None:
-        """End the answers of a model in this process that still run. Other processes do so by themselves."""
+        """End the answers of a local model that still run. Other processes do so by themselves."""
         for entry in self.entries:
             if isinstance(entry.process, LocalModel):
                 entry.process.state.end_answers()
 
     async def close(self) -> None:
-        """Stop all processes, which end their running answers. Returns when they have ended.
+        """Stop all processes, let their running answers end, and wait for that.
 
-        A load that is going on is not cancelled, as its process would outlive it: it fails by itself.
+        A load that is going on is not cancelled, because its process would outlive it. It fails by itself.
         """
         self.begin_stop()
         tasks: list[Awaitable[object]] = [entry.loading for entry in self.entries if entry.loading is not None]
@@ -236,7 +241,7 @@ class Pool:
         return True
 
     def _load_in_background(self, entry: Entry) -> asyncio.Task[Model]:
-        """The load that is going on, or a new one."""
+        """Return the load that is going on, or start a new one."""
         if entry.loading is None:
             entry.loading = asyncio.create_task(self._load(entry))
             entry.loading.add_done_callback(lambda task: self._on_loaded(entry, task))
@@ -245,7 +250,7 @@ class Pool:
     def _on_loaded(self, entry: Entry, task: asyncio.Task[Model]) -> None:
         entry.loading = None
         error = None if task.cancelled() else task.exception()
-        if error is not None and not entry.waiting and not self._closing:  # else the requests that wait get it
+        if error is not None and not entry.waiting and not self._closing:  # no waiting request reports it
             log.warning("%s", error)
 
     async def _load(self, entry: Entry) -> Model:
@@ -276,7 +281,7 @@ class Pool:
                     other.leaving = True
                     if other is not entry:
                         self._next, other.makes_room_for = entry, entry
-            # Answers may take minutes, in which models can be loaded that have room.
+            # Answers may take minutes. Models that have room can be loaded meanwhile.
             await (self._unload(other) if first is None else asyncio.wait([first]))
 
     async def _start_with_room(self, entry: Entry) -> Model:
@@ -289,7 +294,7 @@ class Pool:
                 raise
             try:
                 await asyncio.to_thread(entry.need)
-            except (OSError, RestLocalError):  # the file is none that can be loaded, however much room there is
+            except (OSError, RestLocalError):  # no amount of room makes this file loadable
                 raise error from None
             names = ", ".join(each.names[0] for each in idle)
             log.warning("model %s could not be loaded; it is tried without %s", entry.setup.name, names)
@@ -298,7 +303,7 @@ class Pool:
             return await self._start(entry)
 
     async def _start(self, entry: Entry) -> Model:
-        """A new process that has loaded the model. Raises ModelProcessFailed."""
+        """Start a process and wait until it has loaded the model. Raises ModelProcessFailed."""
         entry.files, entry.looked_at = entry.state_of_files, time.monotonic()
         process: Model
         if entry.is_local:
@@ -321,8 +326,10 @@ class Pool:
         return process
 
     async def _in_the_way(self, entry: Entry) -> Entry | None:
-        """The least recently used model, or the one that waits for room, where there is none for this one. Raises
-        ApiError 400, 500."""
+        """Return the model that must leave to make room, or None if there is room. Raises ApiError 400, 500.
+
+        It is the least recently used one, or the one that waits for room.
+        """
         if self._limit is None:
             return None
         try:
@@ -373,7 +380,7 @@ class Pool:
         return entry.status == "loaded" and not entry.users and time.monotonic() - entry.used_at > idle
 
     def _on_end(self, entry: Entry, process: ModelProcess) -> None:
-        """A process has ended; if nothing stopped it, start it again."""
+        """Restart a process that has ended by itself."""
         if process.stopping or entry.process is not process or not process.loaded_at:
             return
         again = process.exit_code != 0 and not entry.leaving
@@ -387,6 +394,6 @@ class Pool:
             self._load_in_background(entry)
 
     def _tell_changed(self) -> None:
-        """Wake what waits until a model is no longer used."""
+        """Wake the tasks that wait until a model is no longer used."""
         self._changed.set()
         self._changed = asyncio.Event()

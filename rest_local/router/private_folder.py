@@ -1,4 +1,4 @@
-"""The private folder of a server, and the removal of those that killed servers have left."""
+"""The private folder of a server, and the removal of folders that killed servers have left."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from filelock import FileLock, Timeout
 
 PREFIX = "rest-local-server-"
 LOCK = "lock"
-YOUNGEST = 60.0  # seconds: a younger folder may not be locked yet
+YOUNGEST = 60.0  # a folder younger than these seconds may not be locked yet
 
 
 class PrivateFolder:
-    """A new folder of mode 0700 for what the models' processes share and must not outlive the server, locked until
-    `close` removes it. Raises OSError if it cannot be made.
+    """A new folder of mode 0700 for data that the models' processes share and that must not outlive the server.
 
-    A server that was killed leaves its folder. The next server of the same user removes it: a folder whose lock is free
-    belongs to none that runs.
+    It stays locked until `close` removes it. A server that was killed leaves its folder, which the next server of the
+    same user removes if its lock is free. Raises OSError if the folder cannot be made.
     """
 
     def __init__(self) -> None:
@@ -31,7 +30,7 @@ class PrivateFolder:
         self._lock.acquire()
 
     def close(self) -> None:
-        """Remove it. Idempotent."""
+        """Remove the folder. Idempotent."""
         self._lock.release()
         shutil.rmtree(self.path, ignore_errors=True)
 

@@ -1,16 +1,17 @@
-"""The process of one model: how its parent starts, follows and stops it (`ModelProcess`), and what it does itself
-(`serve`): the server of `rest_local.server`, on a port of the loopback that only the parent can use. (With one model it
-is another server, which clients reach: `rest_local.router.supervisor`.)
+"""The process of one model, as its parent sees it (`ModelProcess`), and what it does itself (`serve`).
+
+It runs the server of `rest_local.server` on a loopback port that only the parent can use. (With one model it is the
+server that clients reach: `rest_local.router.supervisor`.)
 
 Protocol: the parent writes a `Setup` to stdin (its length in 8 bytes, little-endian, and the pickle), then lines of
 JSON, `{"do": "stop"}` or `{"do": "reload"}`. The process writes lines of JSON to stdout:
 
     {"event": "listening", "port": 40123}
-    {"event": "loaded", "meta": {...}}                  what GET /v1/models says of the model
+    {"event": "loaded", "meta": {...}}                  the model's description for GET /v1/models
     {"event": "failed", "message": "...", "exit_code": 1}
 
-It ends when it is told to, when stdin ends (the parent is gone) and after `failed`. Whatever else writes to stdout in
-that process reaches stderr.
+It ends when it is told to, when stdin ends (the parent is gone) and after `failed`. Anything else that writes to stdout
+in that process reaches stderr.
 """
 
 from __future__ import annotations
@@ -42,24 +43,23 @@ if TYPE_CHECKING:
     from rest_local.server.http import HttpServer
     from rest_local.server.state import State
 
+# A process may take this long to end after its answers: worker threads take 10 s at most, the rest saves sessions.
 STOP_SECONDS = 60.0
-"""For a process to end after its answers have: worker threads take 10 s at most, the rest is for saving sessions."""
-
-LONGEST_LINE = 1 << 20  # of what a process tells
+LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process serves; it is pickled."""
+    """The pickled instructions for a process."""
 
     settings: Settings
-    name: str  # of the model
-    load: Callable[[], Engine]  # loads the engine
+    name: str  # the model's name
+    load: Callable[[], Engine]
     queue: int
     drain_seconds: int
-    secret: bytes  # that every request has to bring
-    folder: Path | None = None  # private to this server (`State.folder`)
-    sockets: tuple[int, ...] = ()  # descriptors that the process inherits
+    secret: bytes  # required in every request
+    folder: Path | None = None  # see `State.folder`
+    sockets: tuple[int, ...] = ()  # inherited descriptors
 
     def open(self, parent: ParentChannel) -> tuple[HttpServer, list[socket.socket]]:
         """Return the server, and the sockets that it listens on. Called in the process."""
@@ -87,7 +87,7 @@ class Setup:
 
 
 class ModelProcessFailed(RestLocalError):
-    """The process of a model did not load it. `exit_code`: of the error in that process."""
+    """Raised if the process of a model did not load it. `exit_code` is that of the error in the process."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -95,16 +95,16 @@ class ModelProcessFailed(RestLocalError):
 
 
 class ModelProcess:
-    """One process, seen by its parent, in the event loop alone. `on_end`: called when it has ended in any way."""
+    """One process, as its parent's event loop sees it. `on_end` is called when it has ended in any way."""
 
     def __init__(self, setup: Setup, on_end: Callable[[ModelProcess], None]) -> None:
         self.setup, self._on_end = setup, on_end
         self.port = 0
         self.meta: dict[str, Any] = {}
-        self.loaded_at = 0.0  # time.monotonic
+        self.loaded_at = 0.0
         self.stopping = False
         self.exit_code: int | None = None
-        self.kept: list[tuple[asyncio.Transport, float]] = []  # idle connections, and until when it keeps them
+        self.kept: list[tuple[asyncio.Transport, float]] = []  # idle connections, and their time of expiry
         self.ended = asyncio.Event()
         self._killed = False
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,7 +112,7 @@ class ModelProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 before it is started."""
+        """Return the process's id, or 0 before it is started."""
         return self._child.pid if self._child is not None else 0
 
     @property
@@ -120,7 +120,7 @@ class ModelProcess:
         return self.loaded_at > 0 and not self.stopping and not self.ended.is_set()
 
     async def start(self) -> None:
-        """Start it and wait until the model is loaded. Raises ModelProcessFailed."""
+        """Start the process and wait until the model is loaded. Raises ModelProcessFailed."""
         try:
             if self.stopping:
                 raise ModelProcessFailed("the server is stopping")
@@ -138,13 +138,13 @@ class ModelProcess:
         await self._loaded
 
     def begin_stop(self) -> None:
-        """Let it end its running answers and take no others. Idempotent."""
+        """Let the process end its running answers and take no others. Idempotent."""
         if not self.stopping:
             self.stopping = True
             self._tell("stop")
 
     async def stop(self) -> None:
-        """As `begin_stop`; returns when it has ended. It is killed if that takes too long."""
+        """Call `begin_stop`, and wait until the process has ended. It is killed if that takes too long."""
         self.begin_stop()
         try:
             await asyncio.wait_for(self.ended.wait(), self.setup.drain_seconds + STOP_SECONDS)
@@ -153,7 +153,7 @@ class ModelProcess:
             await self.ended.wait()
 
     def reload(self) -> None:
-        """Have it open the newest commits of its datastores."""
+        """Have the process open the newest commits of its datastores."""
         self._tell("reload")
 
     def kill(self) -> None:
@@ -163,7 +163,7 @@ class ModelProcess:
                 self._child.kill()
 
     def how_it_ended(self) -> str:
-        """Such as "signal 9 (SIGKILL)" or "exit code 1"."""
+        """Return a text such as "signal 9 (SIGKILL)" or "exit code 1"."""
         code = self.exit_code
         if code is None or code >= 0:
             return f"exit code {code}"
@@ -176,10 +176,10 @@ class ModelProcess:
             self._child.stdin.write(json.dumps({"do": do}).encode() + b"\n")
 
     async def _listen(self, child: Process) -> None:
-        """Follow what the process tells, then its end."""
+        """Handle the events of the process until it ends."""
         assert child.stdout is not None
         while not child.stdout.at_eof():
-            with contextlib.suppress(ValueError):  # a hook of the interpreter printed it, before `main` began
+            with contextlib.suppress(ValueError):  # a hook of the interpreter may print before `main` begins
                 self._hear(json.loads(await child.stdout.readline()))
         self.exit_code = await child.wait()
         self.ended.set()
@@ -205,7 +205,7 @@ class ModelProcess:
 
 
 async def _started(setup: Setup) -> Process:
-    """The process, with its setup; in a session of its own: Ctrl-C reaches its parent alone. Raises OSError."""
+    """Start the process with its setup, in a session of its own: Ctrl-C reaches only its parent. Raises OSError."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -222,11 +222,8 @@ async def _started(setup: Setup) -> Process:
     return child
 
 
-# In the process itself
-
-
 class ParentChannel:
-    """The lines to the parent. Any thread."""
+    """A channel for lines to the parent. Any thread may use it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._lock = file, threading.Lock()
@@ -240,17 +237,20 @@ class ParentChannel:
 
 
 def main() -> int:
-    """Serve what stdin says until it ends; the exit code. stdout is for the parent: all else goes to stderr."""
+    """Serve what stdin says until it ends, and return the exit code.
+
+    stdout is for the parent, so everything else goes to stderr.
+    """
     own = os.dup(1)
     os.dup2(2, 1)
-    # Without a buffer, whose lock a thread that waits for a line would still hold when the interpreter ends.
+    # A thread that waits for a line would still hold a buffer's lock when the interpreter ends.
     commands = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
     setup: Setup = pickle.loads(_exactly(commands, int.from_bytes(_exactly(commands, 8), "little")))
     return serve(setup, commands, ParentChannel(os.fdopen(own, "wb")))
 
 
 def _exactly(file: RawIOBase, n: int) -> bytes:
-    """The next `n` bytes. Raises EOFError."""
+    """Return the next `n` bytes. Raises EOFError."""
     data = b""
     while len(data) < n:
         if not (part := file.read(n - len(data))):
@@ -260,7 +260,7 @@ def _exactly(file: RawIOBase, n: int) -> bytes:
 
 
 def serve(setup: Setup, commands: RawIOBase, parent: ParentChannel) -> int:
-    """Serve `setup` and obey `commands`. The exit code."""
+    """Serve `setup`, obey `commands`, and return the exit code."""
     from rest_local.server.http import log_to_stderr
 
     log_to_stderr()
@@ -275,7 +275,7 @@ def serve(setup: Setup, commands: RawIOBase, parent: ParentChannel) -> int:
 
 
 def obey(commands: RawIOBase, server: HttpServer) -> None:
-    """Carry out the parent's commands, also several at a time, until it closes the pipe, or is gone."""
+    """Carry out the parent's commands, also several at a time, until it closes the pipe or is gone."""
     try:
         for line in commands:
             if json.loads(line)["do"] == "reload":

@@ -1,10 +1,12 @@
-"""The parent of a server with one model. It holds the listening sockets and serves nothing: its child is the server,
-which clients reach directly (`Routing` with the model in its own process).
+"""The parent of a server with one model.
 
-- A child that crashes is started again: at once, or, where it had served for less than STEADY_SECONDS or cannot be
-  started, with the next connection. Connections wait in the sockets meanwhile.
+It holds the listening sockets and serves nothing. Clients reach its child, the server, directly (`Routing` with the
+model in its own process).
+
+- A child that crashes is started again at once. If it had served for less than STEADY_SECONDS or cannot be started, the
+  next connection starts it. Connections wait in the sockets meanwhile.
 - The child ends with its parent (`rest_local.router.process`), and the parent with a child that ends by itself with
-  success: a signal has stopped it. An error of the first start ends the parent with the same error.
+  success, because a signal has stopped it. An error of the first start ends the parent with the same error.
 - Signals are those of `rest_local.server.app`. A second one kills the child.
 """
 
@@ -30,14 +32,14 @@ log = logging.getLogger("rest_local.server")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSetup(Setup):
-    """Tell the child what to serve; this object is pickled. `eager` and `limit` are those of `Routing`."""
+    """The pickled instructions for the child. `eager` and `limit` are those of `Routing`."""
 
     choice: ModelChoice
     eager: bool
     limit: int | None
 
     def open(self, parent: ParentChannel) -> tuple[Routing, list[socket.socket]]:
-        # With the protocol that asyncio looks for before it disables Nagle's algorithm (`server.http.listen`).
+        # asyncio disables Nagle's algorithm only on sockets with this protocol (`server.http.listen`).
         sockets = [socket.socket(proto=socket.IPPROTO_TCP, fileno=each) for each in self.sockets]
         return _Child(self, parent), sockets
 
@@ -66,7 +68,7 @@ class Supervisor(Stoppable):
     def __init__(self, setup: ServerSetup, sockets: Sequence[socket.socket]) -> None:
         self._setup, self._sockets = setup, sockets
         self._process: ModelProcess | None = None
-        self._connected = asyncio.Event()  # or stopped
+        self._connected = asyncio.Event()
 
     def run(self) -> None:
         """Serve until stopped. Raises ModelProcessFailed for the first start, and KeyboardInterrupt."""
@@ -82,14 +84,14 @@ class Supervisor(Stoppable):
                 await self._serve_once()
 
     async def _serve_once(self, *, is_first: bool = False) -> None:
-        """Start the child and wait until it has ended, and until it is to be started again."""
+        """Start the child, wait until it has ended, and then until it has to be started again."""
         self._process = process = ModelProcess(self._setup, lambda ended: None)
         try:
             await process.start()
             await process.ended.wait()
         except ModelProcessFailed as error:
             await process.stop()
-            if not self.should_exit:  # else the stop caused it
+            if not self.should_exit:  # a stop may have caused the error
                 if is_first:
                     raise
                 log.warning("%s", error)
@@ -103,7 +105,7 @@ class Supervisor(Stoppable):
             await self._connection()
 
     async def _connection(self) -> None:
-        """Wait until a client connects, or for the stop."""
+        """Wait until a client connects or the server stops."""
         loop = asyncio.get_running_loop()
         self._connected.clear()
         for each in self._sockets:
@@ -123,7 +125,7 @@ class Supervisor(Stoppable):
     def on_stop(self) -> None:
         self._leave_sockets(asyncio.get_running_loop())
         for each in self._sockets:
-            each.close()  # the child closes its own: from then on connections are refused
+            each.close()  # connections are refused once the child has closed its copies, too
         self._connected.set()
         if self._process is not None:
             if self.force_exit:
@@ -141,7 +143,7 @@ def supervise(
     limit: int | None = None,
     queue: int = 64,
 ) -> None:
-    """Serve one model on listening sockets. Options are those of `Routing`. Raises what `Supervisor.run` raises."""
+    """Serve one model on listening sockets. The options are those of `Routing`. Raises what `Supervisor.run` raises."""
     with contextlib.closing(PrivateFolder()) as folder:
         setup = ServerSetup(
             settings=settings,
@@ -149,7 +151,7 @@ def supervise(
             load=choice.load,  # type: ignore[arg-type]
             queue=queue,
             drain_seconds=DRAIN_SECONDS,
-            secret=b"",  # nothing forwards requests to it
+            secret=b"",
             folder=folder.path,
             sockets=tuple(each.fileno() for each in sockets),
             choice=choice,
