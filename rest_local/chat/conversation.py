@@ -1,18 +1,18 @@
-"""Prepares a client's conversation for the model's own chat template.
+"""Prepare a client's conversation for the model's own chat template.
 
-Contract: OpenAI's messages and tools in, the prompt out. What the template supports is left to it. What it does not
-support is written in another way:
+Contract: OpenAI's messages and tools in, the prompt out. The template handles what it supports. Everything else is
+written in another way:
 
 - system messages join the first message of the user,
 - calls and results become text, tools a description,
 - several calls in one message become one message each,
 - text becomes a list of one part,
-- an empty answer becomes the least text that is accepted,
-- neighbouring messages of one role become one, where user and assistant must alternate.
+- an empty answer becomes the shortest text that is accepted,
+- neighbouring messages of one role become one, if user and assistant must alternate.
 
-One thing is lost: text in addition to a call, where the template drops it and accepts no other order (Mistral).
-Messages are never changed in place. Knows nothing about models. `capabilities_of` finds out what a
-template supports by rendering small conversations and checking the result, never from names or from what it mentions.
+One thing is lost: text in addition to a call, if the template drops it and accepts no other order (Mistral). Messages
+are never changed in place. Knows nothing about models. `capabilities_of` finds out what a template supports by
+rendering small conversations and checking the result, never from names or from words in the template.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _TOOL = {
 _FIRST = {"role": "system", "content": "probe_first"}
 _USER = {"role": "user", "content": "probe_user"}
 _SAID = {"role": "assistant", "content": "probe_answer"}
-_ID = "abcdef123"  # nine letters and digits: Mistral's templates accept no other
+_ID = "abcdef123"  # Mistral's templates accept only nine letters and digits
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What one template supports."""
+    """The features that one template supports."""
 
     system: bool  # a system message at the beginning
     late_system: bool  # a system message later on
-    system_with_results: bool  # a system message where the last message is a tool's result
+    system_with_results: bool  # a system message if the last message is a tool's result
     tools: bool  # descriptions of tools
     tool_calls: bool  # earlier calls
     call_content: bool  # text in the same message as a call
@@ -57,8 +57,8 @@ class Capabilities:
     parallel_calls: bool  # several calls in one message
     object_arguments: bool  # arguments as an object, not as text
     null_calls: bool  # a message with calls needs None as its content: empty text is rendered differently
-    string_content: bool  # content as text
-    typed_content: bool  # content as a list of parts
+    string_content: bool  # plain text as content
+    typed_content: bool  # a list of parts as content
     reasoning: bool  # the reasoning of the last answer, if that called a tool
     part_roles: frozenset[str]  # roles whose text is lost unless it is in a list of parts (SmolVLM)
     empty_answer: str  # the least text of an answer: some templates refuse an empty one (Ministral 3)
@@ -66,7 +66,7 @@ class Capabilities:
     short_ids: bool  # ids of calls must have nine characters
 
     def to_dict(self) -> dict[str, bool]:
-        """`chat_template_caps` of `/props`, under llama-server's names."""
+        """Return `chat_template_caps` of `/props`, under llama-server's names."""
         return {
             "supports_object_arguments": self.object_arguments,
             "supports_parallel_tool_calls": self.parallel_calls,
@@ -81,14 +81,14 @@ class Capabilities:
 
 @lru_cache(maxsize=16)
 def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabilities:
-    """Measures a template (see `render`); one that renders nothing supports nothing. Raises TemplateTooCostly."""
+    """Measure a template (see `render`). One that renders nothing supports nothing. Raises TemplateTooCostly."""
 
     def text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str | None:
-        """The prompt, or None if the template refuses the messages."""
+        """Return the prompt, or None if the template refuses the messages."""
         try:
             return render(template, [_in_parts(each, part_roles) for each in messages], bos=bos, eos=eos, tools=tools)
         except TemplateTooCostly:
-            raise  # each of the twenty renders would be
+            raise  # all twenty renders would be too costly
         except TemplateFailed:
             return None
 
@@ -98,7 +98,7 @@ def capabilities_of(template: str, bos: str | None, eos: str | None) -> Capabili
         never: str = "",
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> bool:
-        """Whether the prompt contains all of `words`, and not `never`."""
+        """Return True if the prompt contains all of `words`, and not `never`."""
         prompt = text(messages, tools)
         return prompt is not None and all(word in prompt for word in words) and not (never and never in prompt)
 
@@ -170,13 +170,13 @@ def _result() -> dict[str, Any]:
 
 Message = dict[str, Any]
 
-_PLACEHOLDER = "\ue000"  # a private-use character, with which no message begins
+_PLACEHOLDER = "\ue000"  # no message begins with this private-use character
 _ROLES = {"developer": "system", "function": "tool", "ipython": "tool", "model": "assistant"}
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The description of tools for a template that does not support them; calls as in `write_calls`."""
+    """Describe tools for a template that does not support them, with calls as in `write_calls`."""
     described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -189,12 +189,12 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 def fixed_beginning(
     messages: Sequence[Mapping[str, Any]], prompt: str, render: Callable[[Sequence[Mapping[str, Any]]], str]
 ) -> str:
-    """The part of a prompt before its first message that is not a system message.
+    """Return the part of a prompt before its first message that is not a system message.
 
-    That is the system prompt, and the tools where the template puts them in front of it. A template that puts them
-    before the last question (Mistral's) loses them in a context shift. `render` must be the function that made the
-    prompt: it is called once more with another text in that first message, so that a system prompt with the same words
-    is not mistaken for it.
+    That is the system prompt, and the tools if the template puts them in front of it. A template that puts them before
+    the last question (Mistral's) loses them in a context shift. `render` must be the function that made the prompt. It
+    is called once more with another text in that first message, so that a system prompt with the same words is not
+    mistaken for it.
     """
     first = next((i for i, m in enumerate(messages) if _ROLES.get(m["role"], m["role"]) != "system"), None)
     if first is None:
@@ -204,16 +204,16 @@ def fixed_beginning(
 
 
 def common_beginning(one: str, other: str) -> str:
-    """The text that both begin with."""
+    """Return the text that both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return one[: next((i for i, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))]
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template with the texts of the vocabulary's start and end tokens, None where it has none.
+    """A template with the texts of the vocabulary's start and end tokens, None if it has none.
 
-    `variables`: names for it, where a conversation gives no others.
+    `variables` are defaults for names that a conversation does not set.
     """
 
     source: str
@@ -223,7 +223,7 @@ class ChatTemplate:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Measured once for each template; see `capabilities_of`."""
+        """Return what the template supports, measured once by `capabilities_of`."""
         return capabilities_of(self.source, self.bos, self.eos)
 
     def render(
@@ -235,13 +235,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         calls_as_text: Callable[[Sequence[Call]], str] = write_calls,
     ) -> str:
-        """The prompt.
+        """Return the prompt.
 
-        variables       further names for the template, such as enable_thinking (`chat_template_kwargs`)
-        calls_as_text   writes earlier calls where the template does not
-
-        Raises OptionError, which names the place, for an invalid message; TemplateFailed for what the template refuses
-        even so.
+        `variables` are further names for the template, such as enable_thinking (`chat_template_kwargs`).
+        `calls_as_text` writes earlier calls if the template does not. Raises OptionError, which names the place, for an
+        invalid message, and TemplateFailed for what the template refuses even so.
         """
         able = self.capabilities
         offered = [tool.for_template() for tool in tools]
@@ -265,10 +263,10 @@ class ChatTemplate:
 
 
 def content_text(content: Any, place: Place) -> str:
-    """The text of a message's content: text, or parts, which are joined with line feeds as in llama-server, except
-    around the marks of images (`rest_local.chat.images`).
+    """Return the text of a message's content, which is text or parts.
 
-    Raises OptionError, which names the place, for a part that is neither.
+    Parts are joined with line feeds as in llama-server, except around the marks of images (`rest_local.chat.images`).
+    Raises OptionError, which names the place, for any other part.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -289,7 +287,7 @@ def content_text(content: Any, place: Place) -> str:
 
 
 def _message(message: Any, number: int) -> Message:
-    """Role, content as text, calls with arguments as objects where they are JSON; further fields as they are."""
+    """Return the message with its content as text and, if they are JSON, the arguments of its calls as objects."""
     place: Place = ("messages", number)
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise OptionError("give an object with a role", place)
@@ -319,7 +317,7 @@ def _called(call: Any, number: int, index: int) -> dict[str, Any]:
         try:
             read = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            read = arguments  # what a model wrote wrongly is shown unchanged
+            read = arguments  # the template gets a model's invalid JSON unchanged
         arguments = read if isinstance(read, dict) else arguments
     known = call.get("id")
     return {
@@ -330,7 +328,7 @@ def _called(call: Any, number: int, index: int) -> dict[str, Any]:
 
 
 def _systems(messages: list[Message], able: Capabilities) -> list[Message]:
-    """System messages where the template supports them: unchanged, joined in front, or in the first user message."""
+    """Put system messages where the template takes them: unchanged, joined in front, or in the first user message."""
     places = [i for i, message in enumerate(messages) if message["role"] == "system"]
     results = any(message["role"] == "tool" for message in messages)
     takes = able.system and (able.system_with_results or not results)
@@ -349,7 +347,7 @@ def _systems(messages: list[Message], able: Capabilities) -> list[Message]:
 
 
 def _calls(messages: list[Message], able: Capabilities, as_text: Callable[[Sequence[Call]], str]) -> list[Message]:
-    """Calls and results in the form that the template supports."""
+    """Rewrite calls and results in the form that the template supports."""
     if able.tool_calls and not able.parallel_calls:
         messages = _one_by_one(messages)
     done = []
@@ -376,7 +374,7 @@ def _with_calls(message: Message, able: Capabilities, as_text: Callable[[Sequenc
         if not able.object_arguments and not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         elif able.object_arguments and isinstance(arguments, str):
-            arguments = {"arguments": arguments}  # not JSON, and the template fails on text
+            arguments = {"arguments": arguments}  # the template would fail on text that is not JSON
         calls.append(
             {
                 **call,
@@ -396,14 +394,14 @@ def _with_result(message: Message, able: Capabilities) -> Message:
 
 
 def _short(known: str) -> str:
-    """Nine letters and digits, the same for the same id."""
+    """Return nine letters and digits, the same for the same id."""
     if len(known) == 9 and known.isalnum():
         return known
     return hashlib.sha256(known.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 def _one_by_one(messages: list[Message]) -> list[Message]:
-    """Splits a message with several calls into one message for each call, followed by its result."""
+    """Split a message with several calls into one message for each call, followed by its result."""
     done: list[Message] = []
     at = 0
     while at < len(messages):
@@ -430,9 +428,10 @@ def _one_by_one(messages: list[Message]) -> list[Message]:
 
 
 def _alternating(messages: list[Message]) -> list[Message]:
-    """Makes user and assistant alternate, the user first: neighbours of one role are joined, gaps get empty messages.
+    """Make user and assistant alternate, the user first: join neighbours of one role, fill gaps with empty messages.
 
-    Messages with calls, and results, do not count as turns (Mistral)."""
+    Messages with calls, and results, do not count as turns (Mistral).
+    """
     done: list[Message] = []
     turn = "assistant"
     for message in messages:
@@ -452,21 +451,21 @@ def _alternating(messages: list[Message]) -> list[Message]:
 
 
 def _answered(message: Message, able: Capabilities) -> Message:
-    """An answer without text as the template accepts it: one that a client stopped, or one that fills a gap."""
+    """Return an answer without text as the template accepts it. A client may have stopped it, or it fills a gap."""
     if message["role"] != "assistant" or message["content"] != "" or "tool_calls" in message:
         return message
     return {**message, "content": able.empty_answer}
 
 
 def _in_parts(message: Mapping[str, Any], roles: Collection[str]) -> Message:
-    """The message with its text in a part, if its role is one of these."""
+    """Return the message with its text in a part, if its role is one of these."""
     if message["role"] not in roles or not isinstance(message["content"], str):
         return dict(message)
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def _thinking(message: Message, template: str) -> Message:
-    """Reasoning under the name that gpt-oss's template reads; it accepts none next to the content of a call."""
+    """Add reasoning under the name that gpt-oss's template reads. It accepts none next to the content of a call."""
     thought = message.get("reasoning_content")
     if not thought or ".thinking" not in template or (message.get("tool_calls") and message["content"]):
         return message

@@ -2,8 +2,8 @@
 
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}
 
-- A mark is a text that no client can write, because it is another one in each conversation. Chat templates copy it
-  like any other text, so it says where in the prompt the image stands.
+- A mark is a text that no client can write, because it differs in each conversation. Chat templates copy it like any
+  other text, so it marks the place of the image in the prompt.
 - Only `data:` URLs are read. Nothing is fetched, from the network or from the disk.
 
 Knows no image formats and no models.
@@ -21,8 +21,8 @@ from typing import Any
 
 from rest_local.errors import OptionError, Place
 
-MOST_IMAGES = 64  # in one conversation
-MAX_BYTES = 1 << 25  # of one image; a request is bounded by the server as well
+MOST_IMAGES = 64
+MAX_BYTES = 1 << 25  # the bound of one image; the server bounds the whole request
 TYPE = "image_url"
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?:;[\w.+=-]+)*;base64,", re.ASCII)
 _SPACE = re.compile(r"\s+")
@@ -36,7 +36,7 @@ class Mark(str):
 
 @dataclass(frozen=True)
 class Images:
-    """Of one conversation, by mark. `places`: where in the messages each one is, for errors."""
+    """The images of one conversation by mark. `places` has their places in the messages, for errors."""
 
     data: dict[str, bytes] = field(default_factory=dict)
     places: dict[str, Place] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Images:
         return bool(self.data)
 
     def check_all_in(self, prompt: str) -> None:
-        """Raises OptionError where the chat template has left out an image."""
+        """Raise OptionError if the chat template has left out an image."""
         for mark, place in self.places.items():
             if mark not in prompt:
                 raise OptionError("the model's chat template leaves out what stands here", place)
@@ -56,7 +56,7 @@ class Images:
 
 
 def take_images(messages: Sequence[Any]) -> tuple[list[Any], Images]:
-    """The messages with a `Mark` in the place of each image, and the images. Messages are not changed in place.
+    """Return the messages with a `Mark` in the place of each image, and the images. Nothing is changed in place.
 
     Raises OptionError, which names the place, for a URL that is no image in base64, and for more than MOST_IMAGES.
     """
@@ -110,5 +110,5 @@ def _bytes_of(part: Mapping[str, Any], place: Place) -> bytes:
 
 
 def part_of(data: bytes) -> dict[str, Any]:
-    """The content part of an image, from the bytes of its file."""
+    """Return the content part of an image, from the bytes of its file."""
     return {"type": TYPE, TYPE: {"url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}}

@@ -1,6 +1,6 @@
-"""Renders the chat template of a model: messages in, prompt text out, as Hugging Face's `apply_chat_template` does.
+"""Render the chat template of a model: messages in, prompt text out, as Hugging Face's `apply_chat_template` does.
 
-Templates come with model files, which are not trusted. So they are rendered in a sandbox of Jinja, in a child process
+Templates come with model files, which are not trusted. So Jinja's sandbox renders them in a child process
 (`rest_local.sandbox`): a template that loops or allocates without end costs only the child. It has `MEMORY` bytes of
 address space, and `SECONDS` of processor time for a template. Requests to the child are pickles, because this process
 writes them; answers are JSON, because a template may have taken over the child.
@@ -31,15 +31,12 @@ from rest_local import sandbox
 from rest_local.errors import TemplateFailed, TemplateTooCostly
 from rest_local.sandbox import WAIT, Worker
 
+# Processor time for one template, because a child that waits on a busy machine has done nothing wrong. The largest
+# conversation that the server accepts (8 MB) renders in well under one second.
 SECONDS = 5.0
-"""For one template, of processor time: a child that waits for a processor of a busy machine has done nothing wrong. The
-largest conversation that the server accepts (8 MB) renders in well under one second."""
-
-WAIT_SECONDS = WAIT * SECONDS  # by the clock. It bounds a template that has taken over the child, too
-
+WAIT_SECONDS = WAIT * SECONDS  # wall-clock time, which also bounds a template that has taken over the child
 MEMORY = 1 << 30
 MAX_TEXT = 1 << 26  # characters of a rendered prompt
-
 MAX_REPEAT = 1 << 20  # length of a repeated text or list; no chat template needs a longer one
 
 
@@ -53,17 +50,17 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The prompt for a conversation. Special tokens are spelled out: tokenize with special=True, add_special=False.
+    """Return the prompt for a conversation. It spells special tokens: tokenize with special=True, add_special=False.
 
-    messages    dicts with `role` and `content`, and what else the template reads
-    bos, eos    the texts of the vocabulary's start and end tokens, None where it has none
-    variables   further names for the template, such as enable_thinking
+    `messages` are dicts with `role` and `content`, and what else the template reads. `bos` and `eos` are the texts of
+    the vocabulary's start and end tokens, if it has them. `variables` are further names for the template, such as
+    enable_thinking.
 
     As in llama-server, `enable_thinking` is True unless it is given, and `date_string` and `datetime` are today. Some
     templates take tools as `functions`, in JSON.
 
-    Raises TemplateFailed where the template is not valid Jinja, refuses the messages or does what the sandbox forbids;
-    TemplateTooCostly where it exceeds a limit of time or memory; ServiceClosed where the thread is stopped.
+    Raises TemplateFailed if the template is not valid Jinja, refuses the messages or does what the sandbox forbids;
+    TemplateTooCostly if it exceeds a limit of time or memory; ServiceClosed if the thread is stopped.
     """
     today = datetime.now()
     names: dict[str, Any] = {
@@ -89,7 +86,7 @@ _worker = Worker(__name__)
 
 
 def render_limited(template: str, names: Mapping[str, Any], worker: Worker = _worker) -> str:
-    """The text, from the child. Raises as `render`, and a TypeError of the template."""
+    """Return the text that the child renders. Raises what `render` raises, and a TypeError of the template."""
     request = pickle.dumps((template, dict(names)))
     try:
         answer = json.loads(worker.ask(request, SECONDS, WAIT_SECONDS, 8 * MAX_TEXT))
@@ -111,7 +108,7 @@ def render_limited(template: str, names: Mapping[str, Any], worker: Worker = _wo
 
 
 class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's tokens for training; it has no effect here."""
+    """The tag `{% generation %} ... {% endgeneration %}` for training, which has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - the attribute is Jinja's
 
@@ -122,7 +119,7 @@ class _Generation(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Also refuses `'x' * 10**9` and the like, which would exhaust memory."""
+    """A sandbox that also refuses `'x' * 10**9` and the like, which would exhaust memory."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -155,7 +152,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
+    """Return JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

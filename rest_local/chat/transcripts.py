@@ -1,11 +1,11 @@
-"""What an assistant wrote in a conversation, in the tokens in which the model writes it.
+"""The text that an assistant wrote in a conversation, tokenized as the model writes it.
 
 Each turn is rendered twice with the model's own chat template: the messages before it with the generation prompt, and
-the messages up to it. What the second text has in addition is what the model writes. In front of it stands the end of
-what the model read, so that a search right after the header of the turn finds it.
+the messages up to it. The model writes what only the second text has. In front of it stands the end of what the model
+read, so that a search right after the header of the turn finds it.
 
-A template writes special tokens by their spelling. Text of a message that has such a spelling is no special token. So
-while a template renders it, a character that no text has stands in the spelling.
+A template spells special tokens as text. The same spelling in a message is no special token, so a character that no
+text has is put into it while a template renders the message.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 from rest_local.chat.conversation import ChatTemplate, Message, common_beginning
 
-BEFORE = 256  # characters of what was read that stand in front of a turn; a search looks at 32 tokens
+BEFORE = 256  # characters of context in front of a turn; a search looks at 32 tokens
 
 _GUARD, _ESCAPE = "\ue001", "\ue002"  # private-use characters; a text's own are escaped while it is rendered
-_DEEPEST = 32  # levels of a message's arguments
+_DEEPEST = 32  # nesting levels of a message's arguments
 
 
 class TurnRenderer:
-    """Renders the turns of an assistant. template: the model's; special: spellings of the vocabulary's control tokens.
+    """Renders the turns of an assistant. `special` has the spellings of the vocabulary's control tokens.
 
-    A turn is a tuple of (text, whether spellings of special tokens in it are special tokens). Each part is to be
-    tokenized on its own. Parts end next to special tokens, where a tokenizer divides the text anyway.
+    A turn is a tuple of (text, True if spellings of special tokens in it are special tokens). Tokenize each part on its
+    own. Parts end next to special tokens, where a tokenizer divides the text anyway.
     """
 
     def __init__(self, template: ChatTemplate, special: Sequence[str]) -> None:
@@ -35,9 +35,9 @@ class TurnRenderer:
         self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def __call__(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[tuple[str, bool], ...]]:
-        """The turns in order. Raises OptionError for an invalid message, TemplateFailed, ServiceClosed.
+        """Return the turns in order. Raises OptionError for an invalid message, TemplateFailed, ServiceClosed.
 
-        Renders each turn with the messages since the last one of a user alone, so the time is linear in their number.
+        Renders each turn with only the messages since the user's last one, so the time is linear in their number.
         """
         guarded = [{key: self._guarded_value(value, 0) for key, value in message.items()} for message in messages]
         return [self._turn(guarded[begin : end + 1]) for begin, end in _turns(guarded)]
@@ -45,7 +45,7 @@ class TurnRenderer:
     def _turn(self, messages: Sequence[Message]) -> tuple[tuple[str, bool], ...]:
         read = self._template.render(messages[:-1]) if len(messages) > 1 else ""
         whole = self._template.render(messages, add_generation_prompt=False)
-        if not whole.startswith(read):  # such as templates that begin an answer with a thought, and drop it later
+        if not whole.startswith(read):  # some templates begin an answer with a thought, and drop it later
             read = common_beginning(read, whole)
         written = whole[len(read) :]
         ends = [found.end() for found in self._special.finditer(written)]
@@ -64,7 +64,7 @@ class TurnRenderer:
         return value
 
     def _parts(self, text: str) -> tuple[tuple[str, bool], ...]:
-        """The text in parts, with the spellings of messages as they were."""
+        """Return the text in parts, with the original spellings of messages."""
         parts: list[tuple[str, bool]] = []
         begin = 0
         for found in self._special.finditer(text):
@@ -79,8 +79,9 @@ class TurnRenderer:
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
-    """For each message of the assistant the number of the message to begin with, and its own: from the last message of
-    a user on, up to the second one from the very first message on.
+    """Yield, for each of the assistant's messages, the index of the message to begin with, and its own.
+
+    A turn begins with the user's last message. Up to the user's second message, it begins with the very first message.
     """
     user, users = 0, 0
     for number, message in enumerate(messages):
@@ -92,7 +93,7 @@ def _turns(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
 
 
 def _end_of(text: str) -> str:
-    """The last BEFORE characters, or a little less: cut at white space, where most tokens begin."""
+    """Return about the last BEFORE characters, cut at white space, where most tokens begin."""
     if len(text) <= BEFORE:
         return text
     end = text[-BEFORE:]
@@ -101,7 +102,7 @@ def _end_of(text: str) -> str:
 
 
 def _joined(parts: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Neighbours with special tokens as one part, and no empty part."""
+    """Join neighbours with special tokens, and remove empty parts."""
     joined: list[tuple[str, bool]] = []
     for text, special in parts:
         if joined and special and joined[-1][1]:

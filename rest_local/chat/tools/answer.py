@@ -1,7 +1,7 @@
-"""A model's answer as it arrives, split into text, reasoning and calls; and grammars that force what was requested.
+"""Split a model's answer into text, reasoning and calls as it arrives, and force requested forms with grammars.
 
     form = AnswerFormat.of(template)
-    grammar = form.forced(tools, choice, prompt)         # None where the answer is not constrained
+    grammar = form.forced(tools, choice, prompt)         # None if the answer is not constrained
     parser = form.parser(tools, prompt)
     for piece in stream: deltas = parser.feed(piece.text)
     deltas = parser.finish()
@@ -9,9 +9,9 @@
 Contract:
 
 - Nothing of an answer is lost, except a call that is cut off before its arguments begin.
-- What is not a call in the model's format is text, to the character.
+- Everything but a call in the model's format is text, to the character.
 - A call that is cut off after its arguments began stays incomplete.
-- The deltas, joined, do not depend on where the text was cut.
+- The joined deltas do not depend on where the text was cut.
 - Reasoning is recognized at the beginning of an answer only, so that text about tags stays text. White space around it
   is dropped. Reasoning that is never closed is the whole answer.
 """
@@ -35,7 +35,7 @@ from rest_local.grammar.grammar import Lark, Special, no_special
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
-# Texts that a template contains, all of them, for each format. The first format that fits is taken.
+# A template must contain all of a format's texts. The first format that fits is taken.
 _SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "<|message|>"), HARMONY),
     ((CALL,), DEEPSEEK),
@@ -53,7 +53,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
 
 
 def format_of(template: str) -> ToolFormat:
-    """The format of a model with this template; Hermes' format for a template that mentions none."""
+    """Return the format of a model with this template, or Hermes' if the template mentions none."""
     return next((form for signs, form in _SIGNS if all(sign in template for sign in signs)), HERMES)
 
 
@@ -71,7 +71,7 @@ class ReasoningTags:
 
     @staticmethod
     def of(template: str, prompt: str) -> ReasoningTags:
-        """By the template's text and the end of the rendered prompt."""
+        """Find the tags in the template's text and the end of the rendered prompt."""
         pairs = ((o, c) for o, c in _REASONING_TAGS if o in template or c in template)
         opening, closing = next(pairs, _REASONING_TAGS[-1])
         end = prompt.rstrip()
@@ -79,7 +79,7 @@ class ReasoningTags:
         return ReasoningTags(opening, closing, end.endswith(opening), mentioned and not end.endswith(closing))
 
     def read(self, source: Source) -> Wait[None]:
-        """Reads the reasoning at the beginning of an answer, if there is any."""
+        """Read the reasoning at the beginning of an answer, if there is any."""
         if not self.opened:
             source.begin()
             yield from source.space()
@@ -92,7 +92,7 @@ class ReasoningTags:
         yield from source.space()
 
     def before(self, lark: Lark, body: str) -> str:
-        """A grammar's body after reasoning of any length: required where the prompt opened it, else optional."""
+        """Put reasoning of any length before a grammar's body: required if the prompt opened it, else optional."""
         if not self.opened and not self.usual:
             return body
         thought = f"{lark.until(self.closing)} /\\n{{0,2}}/"
@@ -101,7 +101,7 @@ class ReasoningTags:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """The answers of models with one template. `special`: the ids of special tokens by their text."""
+    """The format of answers with one template. `special` maps the texts of special tokens to ids."""
 
     template: str
     format: ToolFormat
@@ -114,30 +114,31 @@ class AnswerFormat:
     def parser(
         self, tools: Sequence[Tool], prompt: str, *, forced: bool = False, new_id: Callable[[], str] | None = None
     ) -> AnswerParser:
-        """The parser of one answer.
+        """Return the parser of one answer.
 
-        tools    empty where no tools are offered or none may be called: then markers of calls are text
-        prompt   as rendered; its end tells whether the answer begins inside reasoning
-        forced   the answer is a call (`forced`)
+        Without `tools`, because none are offered or none may be called, markers of calls are text. The end of the
+        rendered `prompt` shows if the answer begins inside reasoning. `forced` means that the answer is a call.
         """
         offered = {tool.name: dict(tool.parameters) for tool in tools}
         tags = ReasoningTags.of(self.template, prompt)
         return AnswerParser(self.format, offered, tags, new_id or self._new_id, forced)
 
     def opening(self, prompt: str) -> str:
-        """What has to stand between a rendered prompt and text that begins the answer: the end of reasoning that the
-        prompt opened, or the header of a message. A parser of the rest of the answer has to be fed with it."""
+        """Return the text that must stand between a rendered prompt and text that begins the answer.
+
+        It ends reasoning that the prompt opened, or is the header of a message. A parser has to be fed with it first.
+        """
         if self.format is HARMONY:
             return FINAL
         tags = ReasoningTags.of(self.template, prompt)
         return f"{tags.closing}\n\n" if tags.opened else ""
 
     def forced(self, tools: Sequence[Tool], choice: Any, prompt: str, *, parallel: bool = True) -> Grammar | None:
-        """The grammar for `tool_choice`: at least one call for "required", a call of the function that an object names,
-        None for "auto" and "none". Reasoning may come first if the model reasons.
+        """Return the grammar for `tool_choice`, or None for "auto" and "none".
 
-        `parallel`: several calls are allowed. Raises OptionError for an unknown choice and for a strict schema that
-        cannot be kept.
+        "required" forces at least one call, or several if `parallel`. An object forces a call of the function that it
+        names. Reasoning may come first if the model reasons. Raises OptionError for an unknown choice, and for a strict
+        schema that cannot be enforced.
         """
         offered = _chosen(tools, choice)
         if not offered:
@@ -148,7 +149,7 @@ class AnswerFormat:
         return lark.grammar(self._after_reasoning(lark, body, prompt))
 
     def schema(self, schema: Mapping[str, Any] | bool | None, prompt: str) -> Grammar:
-        """The grammar for `response_format`: this JSON schema, or any object for None. Raises OptionError."""
+        """Return the grammar for `response_format`: this JSON schema, or any object for None. Raises OptionError."""
         lark = Lark(self.special)
         body = lark.json({"type": "object"} if schema is None else schema, strict="response_format")
         if self.format is HARMONY:
@@ -181,11 +182,11 @@ def _chosen(tools: Sequence[Tool], choice: Any) -> Sequence[Tool]:
     return chosen[:1]
 
 
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # a JSON string, which may lack its end
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # a JSON string that may lack its end
 
 
 class AnswerParser:
-    """One answer: `feed` the text as it arrives, then `finish`."""
+    """The parser of one answer: `feed` it the text as it arrives, then `finish`."""
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class AnswerParser:
 
     @property
     def calls(self) -> int:
-        """Number of calls so far."""
+        """Return the number of calls so far."""
         return self._source.calls
 
     @property
@@ -221,15 +222,15 @@ class AnswerParser:
         return self.calls > 0 and not self.unfinished
 
     def feed(self, text: str) -> list[Delta]:
-        """Deltas that no later text can change."""
+        """Return the deltas that no later text can change."""
         self._source.append(text)
         return self._advance()
 
     def finish(self, *, cut: bool = False) -> list[Delta]:
-        """The text that was held back, at the end of the answer.
+        """Return the text that was held back, at the end of the answer.
 
-        `cut`: it was not the model that ended the answer. After a call, and where a call is forced, the text held back
-        is then the beginning of a call, and is dropped: a client would show it as text.
+        `cut` means that something other than the model ended the answer. After a call, or if a call is forced, the text
+        held back is then the beginning of a call, and is dropped: a client would show it as text.
         """
         only_calls = cut and (self._forced or self.calls > 0)
         self._source.final, self._source.cut = True, cut
@@ -257,14 +258,14 @@ class AnswerParser:
             return
         if form.bare:
             source.begin()
-            with suppress(Malformed):  # not a call: read again as text
+            with suppress(Malformed):
                 yield from form.bare(source)
             source.rewind()
         while (yield from self._text_and_call()):
             pass
 
     def _text_and_call(self) -> Wait[bool]:
-        """Text up to a call, and the call; False at the end. White space before, between and after calls is dropped."""
+        """Read text up to a call, and the call, without the white space around calls. Return False at the end."""
         source, before = self._source, self._source.calls
         opening = yield from source.until(tuple(self._format.readers), source.content, strip=True)
         space = source.stripped
@@ -273,10 +274,10 @@ class AnswerParser:
                 source.content(space)
             return False
         source.begin()
-        with suppress(Malformed):  # not a call, or a broken one: what follows is read as text
+        with suppress(Malformed):
             yield from self._format.readers[opening](source)
         if source.rewind() and source.cut:
-            return False  # the beginning of a call
+            return False  # the answer ends with the beginning of a call
         if source.calls == before:
             source.content(space + opening)
         return True

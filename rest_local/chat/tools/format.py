@@ -1,6 +1,6 @@
-"""How a model calls tools: what every format shares; `json_formats` and `text_formats` have the formats.
+"""What all formats of tool calls share. `json_formats` and `text_formats` have the formats.
 
-`json_call` reads calls that are written as JSON objects, `{"name": ..., "arguments": {...}}`, which most formats put in
+`json_call` reads calls that are written as JSON objects, `{"name": ..., "arguments": {...}}`. Most formats put them in
 their markers.
 """
 
@@ -16,44 +16,45 @@ from rest_local.errors import OptionError
 from rest_local.grammar.grammar import Lark
 
 MAX_NAME = 256
-Call = Mapping[str, Any]  # an earlier call of a conversation: `name` and `arguments`
+Call = Mapping[str, Any]  # an earlier call, with `name` and `arguments`
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call. Made by `tools_of`."""
+    """A function that the model may call. `tools_of` makes it."""
 
     name: str
     parameters: Mapping[str, Any]  # JSON schema of the arguments
-    strict: bool  # the schema must be kept, or the request is refused
-    fields: Mapping[str, Any]  # the function as the client described it, for the chat template
+    strict: bool  # refuse the request if the schema cannot be enforced
+    fields: Mapping[str, Any]  # the client's description of the function, for the chat template
 
     @property
     def _strictly(self) -> str:
         return f"tool {self.name}" if self.strict else ""
 
     def for_template(self) -> dict[str, Any]:
-        """OpenAI's object, with every field that templates read without a check that it exists."""
+        """Return OpenAI's object, with every field that templates read without a check that it exists."""
         given = {name: value for name, value in self.fields.items() if value is not None}
         parameters = {"type": "object", "properties": {}, **self.parameters}
         return {"type": "function", "function": {"description": "", **given, "parameters": parameters}}
 
     def arguments(self, lark: Lark) -> str:
-        """The rule of the arguments as JSON, without what no grammar can keep; OptionError for that if it is strict."""
+        """Return the rule of the arguments as JSON. Raises OptionError if no grammar can enforce a strict schema."""
         return lark.json({**self.parameters, "type": "object"}, self._strictly, '{"type": "object"}')
 
     def argument(self, lark: Lark, schema: Any) -> str:
-        """The rule of one argument, likewise. References into `$defs` and `definitions` of the parameters work."""
+        """Return the rule of one argument. References into `$defs` and `definitions` of the parameters work."""
         if isinstance(schema, Mapping):
             shared = {key: self.parameters[key] for key in ("$defs", "definitions") if key in self.parameters}
             schema = {**shared, **schema}
         return lark.json(schema, self._strictly, json_allowed_escapes='nrt"\\')
 
     def members(self, lark: Lark, value: Callable[[Any], str], comma: str, colon: str, sort: bool = False) -> str:
-        """A rule for `key colon value` of each argument with commas between. Required arguments are always written.
+        """Return a rule for `key colon value` of each argument with commas between. Required ones are always written.
 
-        Built from right to left: `first` is the rest of the members before any is written, `later` the rest after one.
-        `sort`: by name instead of in the schema's order."""
+        It is built from right to left: `first` matches the remaining members before any is written, `later` those after
+        one. They come in the schema's order, or by name with `sort`.
+        """
         properties, required = self.parameters.get("properties"), self.parameters.get("required")
         names = list(properties) if isinstance(properties, Mapping) else []
         first = later = lark.add('""')
@@ -68,7 +69,7 @@ class Tool:
 
 
 def write_calls(calls: Sequence[Call]) -> str:
-    """Calls in Hermes' notation, which most models without a notation of their own know."""
+    """Write calls in Hermes' notation, which most models without a notation of their own know."""
     return "\n".join(
         "<tool_call>\n"
         + json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
@@ -78,7 +79,7 @@ def write_calls(calls: Sequence[Call]) -> str:
 
 
 def write_list(calls: Sequence[Call]) -> str:
-    """Calls as one JSON list of objects."""
+    """Write calls as one JSON list of objects."""
     listed = [{"name": call["name"], "arguments": call["arguments"]} for call in calls]
     return json.dumps(listed, ensure_ascii=False)
 
@@ -88,19 +89,19 @@ Force = Callable[[Lark, Sequence[Tool], bool], str]
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How calls are read, written and forced."""
+    """A format that calls are read, written and forced in."""
 
     name: str
-    readers: Mapping[str, Reader]  # markers that begin a call, each with the reader of what follows
-    force: Force  # the body of a Lark rule for one call, or for several where the flag is set
-    write: Callable[[Sequence[Call]], str] = write_calls  # writes earlier calls, for templates that do not
+    readers: Mapping[str, Reader]  # markers that begin a call, each with a reader for the text after it
+    force: Force  # makes the body of a Lark rule for one call, or for several if the flag is set
+    write: Callable[[Sequence[Call]], str] = write_calls  # writes earlier calls if the template does not
     whole: Reader | None = None  # reads the whole answer in place of `readers` (formats with channels)
-    bare: Reader | None = None  # reads calls without a marker at the beginning of the answer, if their names are known
+    bare: Reader | None = None  # reads calls of known names without a marker at the beginning of the answer
     id_characters: int = 0  # length of the ids that the template accepts, 0 for any
 
 
 def tools_of(tools: Sequence[Any] | None) -> list[Tool]:
-    """OpenAI's `tools`, checked. Raises OptionError, which names the place."""
+    """Check OpenAI's `tools`. Raises OptionError, which names the place."""
     return [_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools or ())]
 
 
@@ -120,7 +121,7 @@ def _tool(tool: Any, place: str) -> Tool:
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a schema allows strings only."""
+    """Return True if a schema allows strings only."""
     if not isinstance(schema, Mapping):
         return False
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -130,13 +131,13 @@ def is_text(schema: Any) -> bool:
 
 
 def text_until(lark: Lark, schema: Any, end: str) -> str:
-    """Text without quotes, up to and including its end: one of the schema's values, or any text if it names none."""
+    """Return a rule for text without quotes up to its end, inclusive: any text, or one of the schema's values."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return f"({' | '.join(map(lark.literal, values))}) {lark.literal(end)}" if values else lark.until(end)
 
 
 def json_objects(lark: Lark, tools: Sequence[Tool], arguments: str = "arguments") -> str:
-    """A rule for `{"name": ..., "arguments": {...}}` of any of the tools."""
+    """Return a rule for `{"name": ..., "arguments": {...}}` of any of the tools."""
     ways = []
     for tool in tools:
         opening = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{arguments}": '
@@ -146,14 +147,14 @@ def json_objects(lark: Lark, tools: Sequence[Tool], arguments: str = "arguments"
 
 @dataclass(frozen=True)
 class Wrapped:
-    """Calls that are written as `before`, the name, `between`, the arguments as JSON, `after`."""
+    """The notation of calls that are written as `before`, the name, `between`, the arguments as JSON, `after`."""
 
     before: str
     between: str
     after: str = ""
 
     def rule(self, lark: Lark, tools: Sequence[Tool]) -> str:
-        """A rule for a call of any of the tools."""
+        """Return a rule for a call of any of the tools."""
         closing = f" {lark.literal(self.after)}" if self.after else ""
         opened = ((lark.literal(self.before + tool.name + self.between), tool) for tool in tools)
         return lark.one_of([f"{opening} {tool.arguments(lark)}{closing}" for opening, tool in opened])
@@ -164,7 +165,7 @@ class Wrapped:
 
 
 def repeated(call: str, between: str, many: bool) -> str:
-    """One call, or up to 32 with a term between them: without a limit a model could call without end."""
+    """Return a rule for one call, or up to 32 with a term between them. Without a limit a model could call forever."""
     return f"{call} ({between} {call}){{0,31}}" if many else call
 
 
@@ -174,9 +175,9 @@ _IGNORED = ("id", "call_id", "index", "type")
 
 
 def json_call(source: Source, known: Collection[str] | None = None) -> Wait[None]:
-    """One call. If its name comes first, its arguments are emitted as they arrive.
+    """Read one call. If its name comes first, its arguments are emitted as they arrive.
 
-    `known`: only these names are calls. Raises Malformed for anything else, and for an object that is not complete.
+    If `known` is given, only these names are calls. Raises Malformed for anything else, and for an incomplete object.
     """
     yield from source.need("{")
     name, held, started = "", "", False
@@ -219,7 +220,7 @@ def json_call(source: Source, known: Collection[str] | None = None) -> Wait[None
 
 
 def json_calls(source: Source) -> Wait[None]:
-    """A list of calls, or one. Raises Malformed as `json_call`; the calls before the fault are kept."""
+    """Read a list of calls, or one. Raises Malformed as `json_call` does, and keeps the calls before the fault."""
     if not (yield from source.starts("[")):
         yield from json_call(source)
         return
@@ -236,7 +237,7 @@ def json_calls(source: Source) -> Wait[None]:
 
 
 def closed(source: Source, marker: str) -> Wait[None]:
-    """Reads the marker after a call, and surplus brackets before it. Reads nothing if there is no marker."""
+    """Read the marker after a call, and surplus brackets before it. Without a marker, read nothing."""
     yield from source.space()
     source.begin()
     while (yield from source.starts("}", "]")):
@@ -255,7 +256,7 @@ def _whole(source: Source, name: str, arguments: str) -> bool:
 
 
 def _collected(source: Source) -> Wait[str]:
-    """Arguments that precede the name. Arguments inside a JSON string are decoded; null is an empty object."""
+    """Read arguments that precede the name. Arguments inside a JSON string are decoded; null is an empty object."""
     raw: list[str] = []
     if not (yield from source.value(raw.append)):
         raise Malformed

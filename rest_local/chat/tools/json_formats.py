@@ -38,7 +38,7 @@ def _force_hermes(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
 
 
 def _force(before: str, rule: Callable[[Lark, Sequence[Tool]], str], between: str, after: str = "") -> Force:
-    """Calls by `rule` one after another, with these texts around and between them."""
+    """Force calls by `rule` one after another, with these texts around and between them."""
 
     def force(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
         calls = repeated(rule(lark, tools), lark.literal(between) if between else "", many)
@@ -65,7 +65,7 @@ LISTED = ToolFormat(
 
 
 def _llama3_bare(source: Source) -> Wait[None]:
-    """An answer that begins with a bracket: a call if a tool has that name, else text."""
+    """Read an answer that begins with a bracket. It is a call if a tool has that name, else text."""
     yield from source.space()
     yield from json_call(source, source.tools)
     yield from _llama3_more(source)
@@ -157,7 +157,7 @@ def _deepseek(source: Source) -> Wait[None]:
 
 
 def _deepseek_calls(source: Source) -> Wait[None]:
-    """What follows the marker of a call, and further calls."""
+    """Read the text after the marker of a call, and further calls."""
     while True:
         yield from _deepseek_call(source)
         source.begin()
@@ -173,7 +173,7 @@ def _deepseek_call(source: Source) -> Wait[None]:
     yield from source.need(_BETWEEN)
     yield from source.space()
     fenced = False
-    if name == "function" and (yield from source.peek()) != "{":  # it was the type of the tool
+    if name == "function" and (yield from source.peek()) != "{":  # R1 writes the type of the tool first
         name = yield from source.name()
         yield from source.space()
         fenced = bool((yield from source.starts("```json")))

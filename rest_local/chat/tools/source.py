@@ -1,7 +1,7 @@
-"""An incremental reader of text that arrives in pieces; the readers of all formats are written with it.
+"""An incremental reader of text that arrives in pieces. The readers of all formats use it.
 
-Contract: a reader is a generator that yields where it needs more text. Each method decides only what no later text can
-change, so the deltas, joined, do not depend on where the text was cut. What is read after `begin` is kept until a call
+Contract: a reader is a generator that yields when it needs more text. Each method decides only what no later text can
+change, so the joined deltas do not depend on where the text was cut. Text read after `begin` is kept until a call
 starts, so that a reader that gives up (`Malformed`) can be rewound.
 
 The deltas are the parts of an answer, in the order in which they become certain.
@@ -51,7 +51,7 @@ Delta = Content | Reasoning | CallStart | CallArguments
 
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
-    """The same deltas with neighbours of one kind joined and empty text removed."""
+    """Return the deltas with neighbours of one kind joined and empty text removed."""
     whole: list[Delta] = []
     for delta in deltas:
         if not isinstance(delta, CallStart) and not delta.text:
@@ -69,7 +69,7 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
 
 
 def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """The deltas of an answer as one message in OpenAI's form. `content` is None where there are only calls."""
+    """Return the deltas of an answer as one message in OpenAI's form. `content` is None if there are only calls."""
     deltas = list(deltas)
     content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
     reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
@@ -99,21 +99,21 @@ LONGEST_NAME = 256
 
 
 def encodable(text: str) -> str:
-    """The text with lone surrogates, which an escape can spell, as question marks."""
+    """Return the text with a question mark for each lone surrogate, which an escape can spell."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 class Malformed(Exception):
-    """Not a call in this format: what was read is text."""
+    """Raised for text that is not a call in this format."""
 
 
 class Source:
-    """The text so far, and its deltas. `tools`: parameters of each, by name; `new_id`: makes an id for a call."""
+    """The text so far, and its deltas. `tools` maps their names to parameters, `new_id` makes an id for a call."""
 
     def __init__(self, tools: dict[str, dict[str, object]], new_id: Callable[[], str]) -> None:
         self.tools = tools
         self.final = False
-        self.cut = False  # it was not the model that ended the text
+        self.cut = False  # True if something other than the model ended the text
         self.out: list[Delta] = []
         self.calls = 0
         self._new_id = new_id
@@ -121,8 +121,6 @@ class Source:
         self._at = 0
         self._kept: int | None = None
         self.stripped = ""
-
-    # called by the driver
 
     def append(self, text: str) -> None:
         done = self._at if self._kept is None else self._kept
@@ -134,17 +132,15 @@ class Source:
         self._kept = self._at
 
     def rewind(self) -> bool:
-        """Return to `begin`; False if a call has started since, and what follows is text."""
+        """Return to `begin`. Returns False if a call has started since, and what follows is text."""
         if self._kept is None:
             return False
         self._at, self._kept = self._kept, None
         return True
 
     def end(self) -> None:
-        """Keep the text no longer."""
+        """Stop keeping the text."""
         self._kept = None
-
-    # output
 
     def content(self, text: str) -> None:
         self.out.append(Content(text))
@@ -153,15 +149,13 @@ class Source:
         self.out.append(Reasoning(text))
 
     def start(self, name: str, known: str = "") -> None:
-        """Begin a call. This cannot be rewound. `known`: the id that the model gave it, if any."""
+        """Begin a call, which cannot be rewound. `known` is the id that the model gave it, if any."""
         self._kept = None
         self.out.append(CallStart(self.calls, encodable(known) or self._new_id(), encodable(name)))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
         self.out.append(CallArguments(self.calls - 1, encodable(text)))
-
-    # input
 
     def rest(self) -> str:
         return self._text[self._at :]
@@ -171,13 +165,13 @@ class Source:
         self._at -= len(text)
 
     def peek(self) -> Wait[str]:
-        """The next character, not read; "" at the end."""
+        """Return the next character without reading it, or "" at the end."""
         while self._at >= len(self._text) and not self.final:
             yield
         return self._text[self._at : self._at + 1]
 
     def starts(self, *options: str) -> Wait[str]:
-        """Read the longest of these options that comes next, and return it; "" for none."""
+        """Read the longest of these options that comes next, and return it, or "" for none."""
         longest = max(map(len, options))
         while True:
             ahead = self._text[self._at : self._at + longest]
@@ -188,7 +182,7 @@ class Source:
             yield
 
     def need(self, *options: str) -> Wait[str]:
-        """As `starts`; raises Malformed for none."""
+        """Read an option as `starts` does. Raises Malformed for none."""
         found = yield from self.starts(*options)
         if not found:
             raise Malformed
@@ -215,9 +209,9 @@ class Source:
         return (yield from self.matching(re.compile(r"\s*"), 1 << 30))
 
     def until(self, markers: tuple[str, ...], emit: Callable[[str], None], strip: bool = False) -> Wait[str]:
-        """Emit text as it arrives, up to the first marker; read and return the marker, or "" at the end.
+        """Emit text as it arrives, up to the first marker. Read and return the marker, or "" at the end.
 
-        `strip`: white space before the marker, or at the end, is not emitted but stored in `stripped`.
+        With `strip`, white space before the marker or at the end is not emitted but stored in `stripped`.
         """
         self.stripped = ""
         while True:
@@ -234,12 +228,12 @@ class Source:
             yield
 
     def _first(self, markers: tuple[str, ...]) -> tuple[int, str]:
-        """Place and text of the first marker. No marker is a prefix of another."""
+        """Return place and text of the first marker. No marker is a prefix of another."""
         found = [(place, marker) for marker in markers if (place := self._text.find(marker, self._at)) >= 0]
         return min(found, default=(0, ""))
 
     def _overlap(self, marker: str) -> int:
-        """Length of the longest prefix of the marker that ends the text."""
+        """Return the length of the marker's longest prefix that ends the text."""
         longest = min(len(marker) - 1, len(self._text) - self._at)
         return next((n for n in range(longest, 0, -1) if self._text.endswith(marker[:n])), 0)
 
@@ -258,7 +252,7 @@ class Source:
     def value(self, emit: Callable[[str], None]) -> Wait[bool]:
         """Emit the text of a JSON value as it arrives. Only strings and brackets are followed, nothing else is checked.
 
-        False if the text ends inside the value. Raises Malformed if no value begins here.
+        Returns False if the text ends inside the value. Raises Malformed if no value begins here.
         """
         first = yield from self.peek()
         if first not in ("{", "[", '"'):
@@ -276,7 +270,7 @@ class Source:
                 character = self._text[self._at : self._at + 1]
                 if character == "\\":
                     if self._at + 1 >= len(self._text) and not self.final:
-                        break  # the escaped character decides
+                        break  # the next piece has the escaped character
                     self._at += 2
                     continue
                 if character == '"':

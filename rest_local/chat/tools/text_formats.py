@@ -37,15 +37,15 @@ from rest_local.grammar.grammar import Lark
 #     </function>
 #     </tool_call>
 #
-# A parameter is text where the tool's schema says so; otherwise it is JSON if it can be read as JSON. Text is emitted
-# as it arrives.
+# A parameter that the tool's schema declares as text is emitted as it arrives. Any other is JSON if it can be read as
+# JSON, else text.
 
 _PARAMETER = re.compile(r"[^<>\n]*")
 _PARAMETER_ENDS = ("\n</parameter>", "</parameter>")
 
 
 def tagged(source: Source) -> Wait[None]:
-    """What follows `<tool_call>`: a JSON object in Hermes' notation, or Qwen's functions."""
+    """Read the text after `<tool_call>`: a JSON object in Hermes' notation, or Qwen's functions."""
     yield from source.space()
     if (yield from source.starts("<function=")):
         yield from function_call(source)
@@ -55,13 +55,13 @@ def tagged(source: Source) -> Wait[None]:
 
 
 def function_opened(source: Source) -> Wait[None]:
-    """What follows `<function=` where the tag around it is missing."""
+    """Read the text after `<function=` if the tag around it is missing."""
     yield from function_call(source)
     yield from closed(source, "</tool_call>")
 
 
 def function_call(source: Source) -> Wait[None]:
-    """What follows `<function=`. Where the text is cut off before its end, the arguments stay incomplete JSON."""
+    """Read the text after `<function=`. If it is cut off before its end, the arguments stay incomplete JSON."""
     name = yield from source.name()
     yield from source.need(">")
     source.start(name)
@@ -93,7 +93,7 @@ def function_call(source: Source) -> Wait[None]:
 
 
 def _parameter(source: Source, schema: Any) -> Wait[bool]:
-    """Reads a parameter's value; False if its end is missing."""
+    """Read a parameter's value. Returns False if its end is missing."""
     if is_text(schema):
         source.arguments('"')
         marker = yield from source.until(
@@ -109,7 +109,7 @@ def _parameter(source: Source, schema: Any) -> Wait[bool]:
 
 
 def _as_json(text: str) -> str:
-    """JSON stays unchanged, Python's constants become JSON's, anything else becomes a string."""
+    """Leave JSON unchanged, turn Python's constants into JSON's, and anything else into a string."""
     constants = {"True": "true", "False": "false", "None": "null"}
     try:
         json.loads(text, parse_constant=_refused)
@@ -186,7 +186,7 @@ def _gemma(source: Source) -> Wait[None]:
 
 
 def _gemma_value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value that begins at index `at`, and the index of its end."""
+    """Return the value that begins at index `at`, and the index of its end."""
     if depth > _DEEPEST:
         raise Malformed
     if text.startswith(_QUOTE, at):
@@ -254,7 +254,7 @@ def _written_gemma(value: Any, bare_keys: bool = False) -> str:
 
 
 def _force_gemma(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    """Strings in Gemma's quotes, everything else as JSON, which `_gemma_value` reads too."""
+    """Force strings in Gemma's quotes, and everything else as JSON, which `_gemma_value` reads too."""
     calls = []
     for tool in tools:
 
@@ -287,9 +287,9 @@ _PYTHON_CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def python_calls(text: str, known: Iterable[str] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of a list of calls. Raises Malformed for anything else.
+    """Return names and arguments of a list of calls. Raises Malformed for anything else.
 
-    `known`: names of tools, which are accepted even if they are not Python names (`list-files`).
+    The names of tools in `known` are accepted even if they are not Python names (`list-files`).
     """
     if "#" in text and _has_comment(text):
         raise Malformed
@@ -308,7 +308,7 @@ def python_calls(text: str, known: Iterable[str] = ()) -> list[tuple[str, dict[s
 
 
 def _restored(value: Any, aliases: Mapping[str, str]) -> Any:
-    """The value with aliases in its strings replaced by the names they stand for."""
+    """Return the value with aliases in its strings replaced by the original names."""
     if isinstance(value, str):
         for alias, name in aliases.items():
             value = value.replace(f"{alias}(", f"{name}(")
@@ -321,7 +321,7 @@ def _restored(value: Any, aliases: Mapping[str, str]) -> Any:
 
 
 def _has_comment(text: str) -> bool:
-    """Whether there is a comment, which Python's parser would drop."""
+    """Return True if there is a comment, which Python's parser would drop."""
     try:
         return any(it.type == tokenize.COMMENT for it in tokenize.generate_tokens(io.StringIO(text.strip()).readline))
     except (tokenize.TokenError, SyntaxError):
@@ -358,7 +358,7 @@ def _pythonic(source: Source) -> Wait[None]:
     yield from source.space()
     while not source.rest().lstrip("[ \n") and not source.final:
         yield
-    if source.rest().lstrip("[ \n").startswith("{"):  # JSON, which some versions write between the same markers
+    if source.rest().lstrip("[ \n").startswith("{"):  # some versions write JSON between the same markers
         yield from json_calls(source)
         yield from source.space()
         yield from source.starts(_PYTHON_END)
@@ -380,7 +380,7 @@ def _write_python(calls: Sequence[Call]) -> str:
 
 
 def _written_python(value: Any) -> str:
-    """The value in Python's notation, strings in double quotes."""
+    """Write the value in Python's notation, with strings in double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
@@ -392,7 +392,7 @@ def _written_python(value: Any) -> str:
 
 
 def _force_python(lark: Lark, tools: Sequence[Tool], many: bool) -> str:
-    """Values as JSON: Python reads JSON strings alike, and `python_calls` knows JSON's constants."""
+    """Force values as JSON: Python reads JSON strings alike, and `python_calls` knows JSON's constants."""
     calls = []
     for tool in tools:
         members = tool.members(lark, partial(tool.argument, lark), ", ", "=")
@@ -425,7 +425,7 @@ _COMMENTARY = Wrapped("<|channel|>commentary to=functions.", f" <|constrain|>jso
 def _messages(source: Source) -> Wait[None]:
     while (yield from source.peek()):
         header = yield from _header(source)
-        if header is None:  # not a message: all of it is text
+        if header is None:  # all of it is text
             end = yield from source.until(_MESSAGE_ENDS, source.content)
             if end in _BEGINS:
                 source.unread(end)
@@ -443,12 +443,12 @@ def _messages(source: Source) -> Wait[None]:
         elif channel and channel[1] == "analysis":
             emit = source.reasoning
         end = yield from source.until(_MESSAGE_ENDS, emit)
-        if end in _BEGINS:  # the end marker before it is missing
+        if end in _BEGINS:  # the message lacks its end marker
             source.unread(end)
 
 
 def _header(source: Source) -> Wait[str | None]:
-    """The text before the next `<|message|>`; None if no header begins here or it does not end."""
+    """Return the text before the next `<|message|>`, or None if no header begins here or it does not end."""
     source.begin()
     yield from source.space()
     begun = yield from source.starts("<|start|>assistant", "<|channel|>", "assistant<|channel|>", "to=")
@@ -473,20 +473,20 @@ def _header(source: Source) -> Wait[str | None]:
 
 
 def after_analysis(lark: Lark) -> str:
-    """Optional reasoning at the beginning."""
+    """Return a rule for optional reasoning at the beginning."""
     opening = lark.literal(f"<|channel|>analysis{_MESSAGE}")
     return f"({opening} {lark.until('<|end|>')} {lark.literal('<|start|>assistant')})?"
 
 
 def final(lark: Lark, body: str) -> str:
-    """A constrained answer in its channel."""
+    """Return a rule for a constrained answer in its channel."""
     return f"{after_analysis(lark)} {lark.literal(FINAL)} {body}"
 
 
 HARMONY = ToolFormat(
     "harmony",
     {},
-    # one call, because the format has no more; reasoning may come first, in its own channel
+    # The format has only one call per answer. Reasoning may come first, in its own channel.
     lambda lark, tools, many: f"{after_analysis(lark)} {_COMMENTARY.rule(lark, tools)}",
     lambda calls: "<|start|>assistant".join(_COMMENTARY.write(call) + "<|call|>" for call in calls),
     whole=_messages,
