@@ -13,7 +13,7 @@
 Names are loaded on first use (PEP 562), so that `import rest_local` costs nothing.
 """
 
-# ruff: noqa: F403, F405 - `__all__` says which of the errors are public
+# ruff: noqa: F403, F405 - `__all__` lists the public errors
 
 from __future__ import annotations
 

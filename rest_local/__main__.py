@@ -1,4 +1,4 @@
-"""`python -m rest_local` is the command `rest-local`."""
+"""Run the command `rest-local` as `python -m rest_local`."""
 
 from rest_local.cli.main import main
 

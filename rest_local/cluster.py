@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, for whatever runs there: replicas of a batch, shards of a build.
+"""Connect to a Ray cluster, for the replicas of a batch and the shards of a build.
 
 Ray is imported inside the functions. It is an extra: `pip install rest-local[ray]`.
 """
@@ -23,19 +23,19 @@ _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def check_address(address: str) -> None:
-    """Raises OptionError for the address of a client outside of the cluster, which Ray would allow."""
+    """Raise OptionError for the address of a client outside the cluster (`ray://`), which Ray would allow."""
     if address.startswith("ray://"):
         raise OptionError(f"cluster {address}: a client outside the cluster cannot stream; run it on a node with auto")
 
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Connected to the cluster, quietly; as before where the caller is connected already.
+    """Stay connected to the cluster while the block runs, or use the connection that the caller has already.
 
-    `address`: `auto`, the cluster that this machine is a node of; host:port, the same; `local`, this machine alone.
-    Raises ClusterFailed.
+    `address` is `auto` for the cluster that this machine is a node of, host:port for the same, or `local` for this
+    machine alone. Raises ClusterFailed if Ray is missing or the cluster cannot be reached.
     """
-    for name, value in (_ENVIRONMENT | (_of_this_machine() if address == LOCAL else {})).items():
+    for name, value in (_ENVIRONMENT | (_local_environment() if address == LOCAL else {})).items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -61,18 +61,18 @@ def connected(address: str) -> Iterator[None]:
         _restore(handlers)
 
 
-def _of_this_machine() -> dict[str, str]:
-    """Ray then gives its processes addresses of the loopback, and a token for this run alone. It would otherwise write
-    one into the home directory, which changes how later programs connect to clusters."""
+def _local_environment() -> dict[str, str]:
+    """Return variables that bind Ray's processes to the loopback and give them a token for this run alone."""
+    # Without the token Ray writes one into the home directory, and later programs connect to clusters with it.
     return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the name is misleading
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # despite its name, it makes Ray use the loopback
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
 
 
 def _reach(address: str) -> None:
-    """Raises ClusterFailed for a host:port that does not answer: Ray would try for many minutes."""
+    """Raise ClusterFailed for a host:port that does not answer. Ray would try for many minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return
@@ -89,7 +89,7 @@ def _restore(handlers: Mapping[int, Any]) -> None:
 
 
 def is_rays(error: Exception) -> bool:
-    """Whether an exception is of Ray or of its dataset, and not of this program."""
+    """Return True if an exception comes from Ray or its datasets, and not from this program."""
     with suppress(ImportError):
         from ray.exceptions import RayError
 
@@ -99,5 +99,5 @@ def is_rays(error: Exception) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Of an error's message."""
+    """Return the first line of the error's message, or its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

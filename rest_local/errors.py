@@ -75,19 +75,19 @@ OPTIONS = {
 
 
 def in_options(message: str) -> str:
-    """A message of the library with options of the command line in the place of the parameters that it names."""
+    """Replace parameters that a message of the library names by the options of the command line."""
     return re.sub(r"`([\w=]+)`", lambda found: OPTIONS.get(found[1], found[0]), message)
 
 
 def printable(text: str) -> str:
-    """Text from a file, for any terminal, log and UTF-8 file: control characters and lone surrogates as U+FFFD."""
+    """Replace control characters and lone surrogates by U+FFFD, for terminals, logs and UTF-8 files."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 class RestLocalError(Exception):
-    """Root of the tree. `exit_code`: 1 refused at run time, 2 wrong usage.
+    """The root of all errors. `exit_code` is 1 for what fails at run time, 2 for wrong usage.
 
-    As text it is one line without control characters: what it quotes may come from a damaged or hostile file.
+    `str` gives one line without control characters, because a message may quote a damaged or hostile file.
     """
 
     exit_code = 1
@@ -96,11 +96,12 @@ class RestLocalError(Exception):
         return printable(" ".join(super().__str__().splitlines()))
 
 
-Place = tuple[str | int, ...]  # in nested input: `("messages", 2, "content")`, `messages[2].content` as text
+# A place in nested input, such as `("messages", 2, "content")` for `messages[2].content`.
+Place = tuple[str | int, ...]
 
 
 class OptionError(RestLocalError):
-    """A wrong option or argument. `place`: of what is wrong in nested input; the text of the error begins with it."""
+    """A wrong option or argument. The message begins with `place`, where in nested input the fault is."""
 
     exit_code = 2
 
@@ -111,7 +112,7 @@ class OptionError(RestLocalError):
 
 
 class InputInvalid(RestLocalError):
-    """A file or directory that was given as input cannot be used. `what`: its role, such as "grammar file"."""
+    """An input file or directory cannot be used. `what` is its role, such as "grammar file"."""
 
     def __init__(self, what: str, path: str | PathLike[str], cause: str) -> None:
         super().__init__(f"{what} {path}: {cause}")
@@ -119,7 +120,7 @@ class InputInvalid(RestLocalError):
 
 
 class ConfigInvalid(RestLocalError):
-    """The configuration file cannot be used. `line`: from 1, None if it concerns the file as a whole."""
+    """The configuration file cannot be used. `line` counts from 1; None concerns the whole file."""
 
     def __init__(self, path: str | PathLike[str], line: int | None, cause: str) -> None:
         super().__init__(f"configuration {path}{f':{line}' if line else ''}: {cause}")
@@ -140,7 +141,7 @@ class OutputUnwritable(RestLocalError):
 
 
 class InstallationIncomplete(RestLocalError):
-    """Libraries that rest-local needs are not installed, or have a version that does not fit. `problems`: not empty."""
+    """Required libraries are missing or have a wrong version. `problems` is never empty."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
@@ -149,7 +150,7 @@ class InstallationIncomplete(RestLocalError):
 
 
 class LibraryUnfit(InstallationIncomplete):
-    """llama-cpp-python cannot be loaded, or lacks what rest-local uses. `lacks`: the names, empty if not loaded."""
+    """llama-cpp-python cannot be loaded (`lacks` is empty), or lacks the names in `lacks`."""
 
     def __init__(self, cause: str, lacks: Sequence[str] = ()) -> None:
         super().__init__([cause])
@@ -175,7 +176,7 @@ class ModelNotFound(ModelError):
 
 
 class ModelNotHere(ModelNotFound):
-    """A model of a hub that is not on the disk. `name`: user/repo:QUANT; `others`: names of the same repository."""
+    """A model of a hub is not on the disk. `name` is user/repo:QUANT, `others` are names of the same repository."""
 
     def __init__(self, name: str, others: tuple[str, ...] = ()) -> None:
         here = f" ({', '.join(others)} is)" if len(others) == 1 else f" ({', '.join(others)} are)" if others else ""
@@ -209,7 +210,7 @@ class ModelNotOurs(ModelError):
 
 
 class HubError(ModelError):
-    """The hub has no such model, refuses it, or cannot be reached. `name`: user/repo."""
+    """The hub has no such model, refuses it, or cannot be reached. `name` is user/repo."""
 
     def __init__(self, name: str, cause: str, way_out: str) -> None:
         super().__init__(f"model {name}: {cause}; {way_out}")
@@ -225,7 +226,7 @@ class GenerationError(RestLocalError):
 
 
 class PromptTooLong(GenerationError):
-    """The prompt and at least one token of answer do not fit the context. `estimated`: it was not tokenized whole."""
+    """The prompt and one token of answer do not fit. `estimated`: the prompt was not tokenized whole."""
 
     def __init__(self, n_prompt: int, n_ctx: int, estimated: bool = False) -> None:
         known = f"about {n_prompt}" if estimated else str(n_prompt)
@@ -234,7 +235,7 @@ class PromptTooLong(GenerationError):
 
 
 class CannotGenerate(GenerationError):
-    """The model makes vectors, or scores of documents (`ranks`), and no text."""
+    """The model generates no text: it makes embeddings, or scores documents (`ranks`)."""
 
     def __init__(self, *, ranks: bool = False) -> None:
         what = "ranks documents for a query" if ranks else "makes embeddings"
@@ -323,7 +324,7 @@ class DatastoreVersion(DatastoreError):
 
 
 class DatastoreVocabulary(DatastoreError):
-    """The datastore has no index for this vocabulary. `found`: those that it has; `command`: what builds one."""
+    """The datastore has no index for this vocabulary. `found` lists its vocabularies, `command` builds an index."""
 
     def __init__(self, path: str | PathLike[str], found: str, wanted: str, command: str) -> None:
         super().__init__(f"datastore {path}: built for vocabulary {found}, the model has {wanted}; {command} adds it")

@@ -1,4 +1,4 @@
-"""The directories of rest-local: a cache that can be deleted at any time, and data that cannot; and the configuration.
+"""Find the directories of rest-local: a cache that may be deleted at any time, the user's data, and the configuration.
 
 Directories are made on first use, readable by the user only (0700).
 """
@@ -20,31 +20,30 @@ _UNFINISHED = re.compile(r"\.rest-local-new-[0-9a-f]{16}\Z")
 
 
 def cache_dir() -> Path:
-    """Results that can be measured again (probes, cost curves, self-tests): `$REST_LOCAL_CACHE`, or the platform's
-    user cache directory. Raises OSError where it cannot be made."""
+    """Make and return the cache, `$REST_LOCAL_CACHE` or the platform's. Measuring fills it again. Raises OSError."""
     given = os.environ.get("REST_LOCAL_CACHE") or platformdirs.user_cache_dir("rest-local", appauthor=False)
     return _made(Path(given).expanduser())
 
 
 def data_dir() -> Path:
-    """The user's data: `$REST_LOCAL_DATA`, or the platform's directory. Raises OSError where it cannot be made."""
+    """Make and return the directory of the user's data, `data_home`. Raises OSError if it cannot be made."""
     return _made(data_home())
 
 
 def data_home() -> Path:
-    """The path of `data_dir`, which is not made."""
+    """Return `$REST_LOCAL_DATA`, or the platform's user data directory, without making it."""
     given = os.environ.get("REST_LOCAL_DATA") or platformdirs.user_data_dir("rest-local", appauthor=False)
     return Path(given).expanduser()
 
 
 def datastores_home() -> Path:
-    """The directory of named datastores: `$REST_LOCAL_DATASTORES`, or `datastores` in the user's data directory."""
+    """Return the directory of named datastores: `$REST_LOCAL_DATASTORES`, or `datastores` in `data_dir`."""
     given = os.environ.get("REST_LOCAL_DATASTORES")
     return Path(given) if given else data_dir() / "datastores"
 
 
 def config_file() -> Path:
-    """The configuration, which need not exist: `$REST_LOCAL_CONFIG`, or `config.toml` in the platform's directory."""
+    """Return `$REST_LOCAL_CONFIG`, or `config.toml` in the platform's directory. The file need not exist."""
     given = os.environ.get("REST_LOCAL_CONFIG")
     if given:
         return Path(given).expanduser()
@@ -53,13 +52,15 @@ def config_file() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` as a whole at the end of the block: a reader sees the old content or
-    the new content, never a part. After an error `path` is as it was, and nothing else is left. Raises OSError.
+    """Yield a new file that replaces `path` when the block ends.
+
+    A reader sees the old or the new content, never a part. After an error `path` is unchanged, and the new file is
+    gone. Raises OSError.
 
     The new file (its path is `name`) lies in the folder of `path` with mode 0600, and is locked while it is written. So
-    what a killed process leaves can be told from what a living one writes: the first file that a process writes in a
-    folder deletes it (`delete_unfinished`). `durable`: content and name are synced. Without it the file may be gone or
-    empty after a power cut, which a cache can bear.
+    files of killed processes can be told from those of living ones: the first write of a process into a folder deletes
+    them (`delete_unfinished`). With `durable`, content and name are synced. Without it the file may be gone or empty
+    after a power cut, which a cache can bear.
     """
     _clean_once(path.parent)
     file = _new_file(path.parent)
@@ -71,7 +72,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
         os.replace(file.name, path)
     except BaseException:
         try:
-            with contextlib.suppress(OSError):  # it writes what is still in memory
+            with contextlib.suppress(OSError):  # closing flushes the buffer, which may fail again
                 file.close()
         finally:
             with contextlib.suppress(OSError):
@@ -83,13 +84,13 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """`replacing` with this content."""
+    """Replace the content of `path` as `replacing` does."""
     with replacing(path, durable=durable) as file:
         file.write(content)
 
 
 def delete_unfinished(folder: Path) -> None:
-    """Delete what killed processes left of files that they were writing in a folder. One that is locked is in use."""
+    """Delete files that killed processes left half-written in a folder. A locked one is in use and stays."""
     try:
         with os.scandir(folder) as entries:
             found = [entry.path for entry in entries if _UNFINISHED.match(entry.name)]
@@ -109,12 +110,12 @@ _clean_once = functools.lru_cache(maxsize=256)(delete_unfinished)
 
 
 def _new_file(folder: Path) -> BinaryIO:
-    """A new file, locked. Another process may take it for one that was left before it is locked: then another one."""
+    """Create a locked file. If another process deletes it as a leftover before it is locked, create another."""
     while True:
         file = open(folder / f".rest-local-new-{secrets.token_hex(8)}", "xb", opener=_private)  # noqa: SIM115
         try:
             is_ours = _locked(file.fileno())
-        except OSError:  # a file system without locks, where nobody deletes it either
+        except OSError:  # Without locks in this file system, nobody deletes the file either.
             is_ours = True
         with contextlib.suppress(FileNotFoundError):
             if is_ours and os.path.samestat(os.stat(file.name), os.fstat(file.fileno())):
@@ -127,14 +128,14 @@ def _private(name: str, flags: int) -> int:
 
 
 def _locked(descriptor: int) -> bool:
-    """Lock an open file, unless another process has."""
+    """Try to lock an open file. Return False if another process holds the lock."""
     from filelock import lock_descriptor
 
     return lock_descriptor(descriptor, blocking=False)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable, where folders can be synced."""
+    """Make a rename durable if the file system can sync folders."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

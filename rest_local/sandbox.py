@@ -1,13 +1,12 @@
-"""Child processes for work that may crash, hang, take all memory or be taken over by hostile input.
+"""Run work in child processes that may crash, hang, take all memory or be taken over by hostile input.
 
 - `run` starts a process for one task and waits for its end. The task is JSON on the command line; the child reports in
   lines of JSON (`report`), so the last line tells what it was doing when it died.
-- `Worker` is a process that answers requests one at a time, with limits of time and memory. Its module ends in a call
-  of `serve`. A child that exceeds a limit ends, and the next request starts another.
+- `Worker` is a process that answers requests one at a time, with limits of time and memory. Its module calls `serve`
+  at its end. A child that exceeds a limit ends, and the next request starts another.
 
-The time of a request is processor time: on a busy machine a child waits for a processor most of the time, and has done
-nothing wrong. A bound by the clock, `WAIT` times as large, ends one that waits or was taken over. Memory is address
-space; macOS ignores that limit.
+The time of a request is processor time, because on a busy machine a child mostly waits for a processor. A bound by the
+clock, `WAIT` times as large, ends one that waits or was taken over. Memory is address space; macOS ignores that limit.
 
 Knows nothing about the tasks. The parent survives any behaviour of a child, and reads at most as much as it asked for.
 """
@@ -36,11 +35,11 @@ from rest_local import stop
 
 WAIT = 12
 START_SECONDS = 60.0
-KILL_SECONDS = 5.0  # a process that waits in a driver does not end when it is killed
+KILL_SECONDS = 5.0  # a killed process may not end while it waits in a driver
 _ROOT = Path(__file__).parents[1]  # `-m` searches the working directory first, so do not use the user's
 _LENGTH = struct.Struct("<Q")
-_SECONDS = struct.Struct("<d")  # in front of a request
-_POLL_SECONDS = 0.05  # between two checks whether the thread was stopped
+_SECONDS = struct.Struct("<d")
+_POLL_SECONDS = 0.05  # interval of the checks whether the thread was stopped
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -49,16 +48,16 @@ def command(module: str, *arguments: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a child of `run` ended."""
+    """The end of a child of `run`, and its output."""
 
-    code: int | None  # its exit status, negative for a signal; None if it was killed after `timeout` seconds
-    lines: Sequence[dict[str, Any]]  # the JSON objects that it printed
-    errors: str  # the end of its stderr
+    code: int | None  # exit status, negative for a signal; None if it was killed after `timeout` seconds
+    lines: Sequence[dict[str, Any]]  # the printed JSON objects
+    errors: str  # the end of stderr
     timeout: float
 
     @classmethod
     def of(cls, code: int | None, output: bytes, errors: bytes, timeout: float) -> ChildResult:
-        """From what the child wrote."""
+        """Parse the output of a child."""
         lines = []
         for line in output.splitlines():
             with contextlib.suppress(ValueError):
@@ -68,12 +67,12 @@ class ChildResult:
 
     @property
     def seen(self) -> dict[str, Any]:
-        """All lines as one object; of equal names the last counts."""
+        """Merge all lines into one object. The last of equal names counts."""
         return {name: value for line in self.lines for name, value in line.items()}
 
     @property
     def signal_name(self) -> str:
-        """The signal that ended it, such as SIGSEGV; empty without one."""
+        """Return the name of the signal that ended the child, such as SIGSEGV, or an empty string."""
         if self.code is None or self.code >= 0:
             return ""
         try:
@@ -83,14 +82,14 @@ class ChildResult:
 
     @property
     def end(self) -> str:
-        """How a child ended that did not report the end of its task."""
+        """Describe how a child ended that did not report the end of its task."""
         if self.code is None:
             return f"did not finish in {self.timeout:.0f} s"
         return f"crashed ({self.signal_name})" if self.signal_name else f"ended with exit code {self.code}"
 
 
 def run(module: str, task: str, timeout: float) -> ChildResult:
-    """Run `main(task)` of a module in a child and wait for it. Raises OSError if it cannot be started."""
+    """Run `main(task)` of a module in a child and wait for it. Raises OSError if the child cannot be started."""
     with subprocess.Popen(
         command(module, task),
         cwd=_ROOT,
@@ -109,7 +108,7 @@ def run(module: str, task: str, timeout: float) -> ChildResult:
                 for pipe in (process.stdout, process.stderr):
                     if pipe:
                         pipe.close()
-                process.returncode = -9  # otherwise the end of the `with` block waits for the process
+                process.returncode = -9  # without it the `with` block waits for the process
                 output, errors = error.stdout or b"", error.stderr or b""
             return ChildResult.of(None, output, errors, timeout)
         except BaseException:
@@ -119,7 +118,7 @@ def run(module: str, task: str, timeout: float) -> ChildResult:
 
 
 def report(**fields: object) -> None:
-    """In a child of `run`: print a line for the parent, flushed before the next stage begins."""
+    """Print a line for the parent, from a child of `run`. It is flushed before the next stage begins."""
     print(json.dumps(fields), flush=True)
 
 
@@ -142,21 +141,21 @@ class Died(Exception):
 class Worker:
     """A child process for requests, and the lock that gives access to it. Thread-safe.
 
-    `module`: calls `serve` when it is run. `turn_seconds`: how long a request waits for those of other threads.
+    `module` calls `serve` when it is run. A request waits up to `turn_seconds` for those of other threads.
     """
 
     def __init__(self, module: str, turn_seconds: float = float("inf")) -> None:
         self.module, self.turn_seconds = module, turn_seconds
         self.process: subprocess.Popen[bytes] | None = None
         self._turn = threading.Lock()
-        self._owner = 0  # the process that started the child; a process forked from it starts its own
+        self._owner_pid = 0  # a process forked from the owner starts a child of its own
         _workers.add(self)
 
     def ask(self, request: bytes, seconds: float, wait: float | None = None, most: int = 1 << 30) -> bytes:
-        """The answer of the child, at most `most` bytes.
+        """Send a request, and return the child's answer of at most `most` bytes.
 
-        `seconds`: of processor time; `wait`: by the clock, as a rule WAIT times as many. Raises Busy, NotStarted,
-        TookTooLong, Died; ServiceClosed if the thread was stopped (`rest_local.stop`).
+        The child has `seconds` of processor time, and `wait` seconds by the clock, by default WAIT times as many.
+        Raises Busy, NotStarted, TookTooLong, Died, and ServiceClosed if the thread was stopped (`rest_local.stop`).
         """
         until = time.monotonic() + self.turn_seconds
         while not self._turn.acquire(timeout=max(0.0, min(_POLL_SECONDS, until - time.monotonic()))):
@@ -189,7 +188,7 @@ class Worker:
             raise Died from None
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._owner != os.getpid():
+        if self._owner_pid != os.getpid():
             self.process = None
         if self.process is not None and self.process.poll() is None:
             return self.process
@@ -209,7 +208,7 @@ class Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdin.fileno(), False)
-        self._owner = os.getpid()
+        self._owner_pid = os.getpid()
         try:
             _frame(self.process.stdout, time.monotonic() + START_SECONDS, 0)
         except (TimeoutError, EOFError) as error:
@@ -223,7 +222,7 @@ class Worker:
 
     def _kill(self) -> None:
         child, self.process = self.process, None
-        if child is None or self._owner != os.getpid():
+        if child is None or self._owner_pid != os.getpid():
             return
         child.kill()
         child.wait()
@@ -243,8 +242,9 @@ def _close_all() -> None:
 
 
 def _frame(output: IO[bytes], until: float, most: int) -> bytes:
-    """The next answer of a child. Raises TimeoutError at the time `until`; EOFError, also for a child that sends more
-    than `most` bytes or more than one answer; ServiceClosed."""
+    """Read the next answer. Raises TimeoutError at `until`, ServiceClosed, and EOFError if the child ended, or sends
+    more than `most` bytes or a second answer.
+    """
     (length,) = _LENGTH.unpack(_read(output, _LENGTH.size, until))
     if length > most:
         raise EOFError
@@ -267,7 +267,7 @@ def _read(output: IO[bytes], size: int, until: float) -> bytes:
 
 
 def _write(target: IO[bytes], data: bytes, until: float) -> None:
-    """Write all of the data. Raises TimeoutError at the time `until`, as for a child that has stopped reading."""
+    """Write all of the data. Raises TimeoutError at the time `until`, because a child may stop reading."""
     view = memoryview(data)
     while view:
         if _wait(target, until, select.POLLOUT):
@@ -275,7 +275,7 @@ def _write(target: IO[bytes], data: bytes, until: float) -> None:
 
 
 def _wait(pipe: IO[bytes], until: float, event: int = select.POLLIN) -> bool:
-    """Wait for a while until the pipe is ready. Raises TimeoutError at the time `until`; ServiceClosed."""
+    """Wait a short while for the pipe and return True if it is ready. Raises TimeoutError at `until`; ServiceClosed."""
     stop.check()
     left = until - time.monotonic()
     if left <= 0:
@@ -284,16 +284,16 @@ def _wait(pipe: IO[bytes], until: float, event: int = select.POLLIN) -> bool:
 
 
 def _is_ready(pipe: IO[bytes], seconds: float, event: int = select.POLLIN) -> bool:
-    """Whether the pipe can be read or written within this time, or has ended."""
+    """Return True if the pipe can be read or written within this time, or has ended."""
     poll = select.poll()
     poll.register(pipe, event)
     return bool(poll.poll(1e3 * seconds))
 
 
 def serve(answer: Callable[[bytes], bytes], memory: int, niceness: int = 0) -> None:
-    """The child of a `Worker`: answers requests until its input ends. Every exception of `answer` ends the child.
+    """Answer the requests of a `Worker`, in its child, until the input ends. An exception of `answer` ends the child.
 
-    `memory`: bytes of address space; what is imported already counts as well.
+    `memory` limits the address space in bytes, which includes imported modules.
     """
     for limit, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(OSError, ValueError):

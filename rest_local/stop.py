@@ -1,5 +1,5 @@
-"""How work ends: `Closing`, the base of what is closed at the end of a block, and `Stop`, which stops a thread that
-loads a model or measures with llama.cpp, when its work is not needed any more.
+"""End work: `Closing` is the base of what closes at the end of a block, and `Stop` stops a thread that loads a model or
+measures with llama.cpp when nobody needs its work any more.
 
 Contract of `Stop`: the thread works inside `with stop.here():`. `set`, called from another thread, aborts its decode
 (on the CPU) and lets its next decode raise ServiceClosed. Other threads are not affected, nor is this one afterwards.
@@ -22,7 +22,7 @@ _here = threading.local()
 
 
 class Closing:
-    """A context manager whose block ends with `close`."""
+    """A context manager that calls `close` at the end of its block."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -35,7 +35,7 @@ class Closing:
 
 
 class Stop:
-    """The stop of one thread."""
+    """A switch that stops the work of one thread."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -43,7 +43,7 @@ class Stop:
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """While the block runs in this thread, `set` stops it."""
+        """Let `set` stop the work of this thread while the block runs."""
         _here.stop = self
         try:
             yield
@@ -51,7 +51,7 @@ class Stop:
             _here.stop = self._abort = None
 
     def set(self) -> None:
-        """Stop the thread. May be called from any thread, and cannot be undone."""
+        """Stop the thread. Any thread may call it, and it cannot be undone."""
         self._is_set = True
         if (abort := self._abort) is not None:
             abort()
@@ -62,20 +62,20 @@ class Stop:
             raise ServiceClosed
 
     def enter(self, abort: Callable[[], object]) -> None:
-        """Call it before a decode, with what aborts that. Raises ServiceClosed if `set` was called."""
+        """Prepare for a decode, which `abort` ends. Raises ServiceClosed if `set` was called."""
         self.check()
         self._abort = abort
 
 
 def enter(abort: Callable[[], object]) -> None:
-    """Call it before a decode in this thread. Raises ServiceClosed if the thread was stopped."""
+    """Prepare for a decode in this thread, which `abort` ends. Raises ServiceClosed if the thread was stopped."""
     stop: Stop | None = getattr(_here, "stop", None)
     if stop is not None:
         stop.enter(abort)
 
 
 def check() -> None:
-    """Call it between two parts of other long work in this thread. Raises ServiceClosed if the thread was stopped."""
+    """Raise ServiceClosed if this thread was stopped. Long work calls it between its parts."""
     stop: Stop | None = getattr(_here, "stop", None)
     if stop is not None:
         stop.check()
