@@ -243,7 +243,7 @@ def _from_vllm(value: JsonObject) -> JsonObject:
     if kind == "choice" and isinstance(given, list) and all(isinstance(text, str) for text in given):
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in given)
         return value | {"grammar": {"type": "lark", "value": f"start: {texts}"}}
-    raise PydanticCustomError("unsupported", "structured_outputs.{kind} cannot be kept", {"kind": kind[:40]})
+    raise PydanticCustomError("unsupported", "structured_outputs.{kind} is not supported", {"kind": kind[:40]})
 
 
 class NamedFunction(Body):

@@ -176,7 +176,8 @@ def translated(body: CountBody, *, late_system: bool) -> Translated:
     choice = openai_choice(body.tool_choice, tools)
     schema = (body.output_config and body.output_config.format) or body.output_format
     if begun and (schema is not None or choice not in (None, "auto", "none")):
-        raise _wrong(f"messages[{len(body.messages) - 1}]", "an answer that is begun cannot be forced into a form")
+        text = "an answer that you begin cannot be forced to call a tool or to match a schema"
+        raise _wrong(f"messages[{len(body.messages) - 1}]", text)
     fields: dict[str, Any] = {
         "model": body.model,
         "messages": messages.list,
@@ -198,7 +199,7 @@ def serial(body: CountBody) -> bool:
 
 def _generation(body: MessagesBody) -> dict[str, Any]:
     if body.mcp_servers:
-        raise _wrong("mcp_servers", "this server connects to none; let the client do so, and offer their tools")
+        raise _wrong("mcp_servers", "this server connects to no MCP server; let the client do so, and offer its tools")
     return {
         "stream": body.stream,
         "max_tokens": body.max_tokens,
@@ -251,7 +252,7 @@ def _turns(body: CountBody, late_system: bool) -> list[_Turn]:
                 continue  # `_system` reads it
             role = "system" if late_system else "user"
         elif not turns and role != "user":
-            raise _wrong(f"messages[{number}].role", "the first message must be of the user")
+            raise _wrong(f"messages[{number}].role", "the first message must be from the user")
         given = _blocks(message.content, place)
         blocks = [(at, block) for at, block in given if block.get("type") != "text" or block.get("text") != ""]
         if not blocks and (role == "user" or number < len(body.messages) - 1):
@@ -260,7 +261,7 @@ def _turns(body: CountBody, late_system: bool) -> list[_Turn]:
             turns.append(_Turn(role, place))
         turns[-1].blocks += blocks
     if not turns:
-        raise _wrong("messages", "give a message of the user")
+        raise _wrong("messages", "give a message from the user")
     return turns
 
 
@@ -277,7 +278,7 @@ def _begun(blocks: Sequence[Block]) -> str:
     """Return the text of the assistant's last blocks, which the answer begins with."""
     for place, block in blocks:
         if block.get("type") == "tool_use":
-            raise _wrong(place, "this call has no tool_result in a next message")
+            raise _wrong(place, "no later message has a tool_result for this call")
     return "".join(_text(*block) for block in blocks if block[1].get("type") not in _REASONING)
 
 
@@ -331,7 +332,7 @@ class _Messages:
         known = block.get("tool_use_id")
         if not isinstance(known, str) or known not in self._names:
             shown = known[:80] if isinstance(known, str) else known
-            raise _wrong(f"{place}.tool_use_id", f"no tool_use before has the id {shown!r}")
+            raise _wrong(f"{place}.tool_use_id", f"no earlier tool_use has the id {shown!r}")
         return known
 
     def add_answer(self, turn: _Turn) -> None:

@@ -197,7 +197,7 @@ class ShowBody(NamedBody):
 
 
 TEMPLATE = "the template of the model's own file is used"
-LOADED = "set when the server was started"
+LOADED = "it was set when the server was started"
 UNKNOWN = "this server has no such option"
 _AT_LOAD = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
 _SAMPLERS = (

@@ -70,7 +70,7 @@ class ChatCall:
     def requests(self) -> list[Request]:
         engine, body, owner = self._engine, self.body, self.context.owner
         if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+            raise ApiError(400, "top_logprobs: set logprobs to true as well", param="top_logprobs")
         self.made = chat = self._chat()
         prompt, chunks = engine.image_prompt(chat.prompt, chat.images, most=longest_prompt(engine, body), owner=owner)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None

@@ -137,7 +137,7 @@ def _biases(body: GenerationBody, vocabulary: Vocabulary) -> tuple[tuple[int, fl
             continue
         written = str(token)
         if not (written.isdigit() and len(written) < 11 and int(written) < vocabulary.size):
-            raise ApiError(400, f"logit_bias: ids of tokens are below {vocabulary.size}", param="logit_bias")
+            raise ApiError(400, f"logit_bias: give token ids below {vocabulary.size}", param="logit_bias")
         found.append((int(written), float(value)))
     return tuple(found)
 

@@ -109,7 +109,7 @@ class ResponseBody(GenerationBody):
             raise ApiError(400, text, code="missing_required_parameter", param="input")
         wanted = self.text.format if self.text else None
         if wanted is not None and wanted.type == "json_schema" and wanted.schema_ is None:
-            raise ApiError(400, "text.format.schema: a json_schema needs one", param="text.format.schema")
+            raise ApiError(400, "text.format.schema: give the schema of json_schema", param="text.format.schema")
 
 
 Item = dict[str, Any]
@@ -246,7 +246,7 @@ class Messages:
         call_id = text_of(item, "call_id", place)
         known = self._calls.get(call_id)
         if known is None:
-            raise wrong(f"{place}.call_id", f"no call before it has the id {call_id[:80]!r}", code="call_not_found")
+            raise wrong(f"{place}.call_id", f"no earlier call has the id {call_id[:80]!r}", code="call_not_found")
         self.append({"role": "tool", "tool_call_id": call_id, "name": known, "content": content}, place)
 
     def _more_tools(self, item: Item, place: str) -> list[Any]:

@@ -41,7 +41,7 @@ def embeddings(engine: Engine, body: EmbeddingBody, model: str, embed: Embed) ->
     check_embeds(engine)
     prompts, size = prompts_of(engine, body.input, field="input"), engine.model.n_embd
     if body.dimensions is not None and body.dimensions > size:
-        raise ApiError(400, f"dimensions: the model has {size}", param="dimensions")
+        raise ApiError(400, f"dimensions: the model has only {size}", param="dimensions")
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(embed(prompt), body)}
         for index, prompt in enumerate(prompts)

@@ -121,7 +121,7 @@ class Output:
         name, found = (record.get("custom_id"), record.get("id")) if isinstance(record, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(found, str) or expected.get(name) != found:
             shown = f"{name!r}" if isinstance(name, str) else "no request"
-            raise OutputInvalid(self._path, f"is of another input: it answers {shown}, which this input does not have")
+            raise OutputInvalid(self._path, f"belongs to another input: it answers {shown}, which is not in this one")
         if name in self.done.names:
             raise OutputInvalid(self._path, f"answers {name!r} twice")
         body = (record.get("response") or {}).get("body") or {}

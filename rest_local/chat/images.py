@@ -48,7 +48,7 @@ class Images:
         """Raise OptionError if the chat template has left out an image."""
         for mark, place in self.places.items():
             if mark not in prompt:
-                raise OptionError("the model's chat template leaves out what stands here", place)
+                raise OptionError("the model's chat template leaves out this image", place)
 
     @property
     def first_place(self) -> Place:

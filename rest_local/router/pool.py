@@ -214,7 +214,7 @@ class Pool:
                     continue
                 if not changed:
                     return process
-                log.warning("model %s: its file has changed; it is loaded anew", entry.setup.name)
+                log.warning("model %s: its file has changed; it is loaded again", entry.setup.name)
                 entry.leaving = True
             if not load:
                 raise loading()

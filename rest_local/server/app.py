@@ -56,7 +56,7 @@ async def openapi(request: HttpRequest) -> Response:
 ROUTES: Routes = (
     *routes.ROUTES,
     *datastores.ROUTES,
-    (get("/", "The chat page", media="text/html", of_server=True), page),
+    (get("/", "Open the chat page", media="text/html", of_server=True), page),
 )
 _OTHER_NAMES = {
     "/chat/completions": "/v1/chat/completions",
@@ -201,7 +201,7 @@ def reload_datastores(state: State) -> None:
         try:
             if state.service is not None and state.engine is not None:
                 reopen(state.service, state.engine)
-                log.info("datastores opened again", extra={"fields": {"event": "reload"}})
+                log.info("datastores reopened", extra={"fields": {"event": "reload"}})
         except RestLocalError as error:
             log.warning("%s", error)
 

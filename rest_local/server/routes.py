@@ -105,7 +105,7 @@ async def _response_call(request: HttpRequest) -> ResponseCall:
 
 async def retrieve_response(request: HttpRequest) -> Response:
     if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
-        raise wrong("stream", "events of a kept response are not kept")
+        raise wrong("stream", "the events of a response are not stored")
     return json_response((await _kept(request)).response)
 
 
@@ -396,35 +396,35 @@ ROUTES: Routes = (
     (post("/v1/completions", "Continue text", bodies.CompletionBody, streams=True), completions),
     (post("/v1/embeddings", "Embed texts", bodies.EmbeddingBody), embeddings),
     (post("/v1/rerank", "Order documents by relevance", bodies.RerankBody), rerank),
-    (get("/v1/models", "Names of the models", of_server=True), list_models),
-    (get("/v1/models/{name}", "One name of a model", of_server=True), one_model),
-    _generating("/completion", "llama-server's completion", bodies.NativeBody, NativeCompletion),
+    (get("/v1/models", "List models", of_server=True), list_models),
+    (get("/v1/models/{name}", "Describe a model", of_server=True), one_model),
+    _generating("/completion", "Continue text, as llama-server does", bodies.NativeBody, NativeCompletion),
     _generating("/infill", "Fill a gap", bodies.InfillBody, NativeCompletion),
     (post("/tokenize", "Tokenize text", bodies.TokenizeBody), tokenize),
     (post("/detokenize", "Detokenize ids", bodies.DetokenizeBody), detokenize),
     (post("/apply-template", "Render a prompt", bodies.ChatBody), apply_template),
-    (get("/props", "Properties of the model and its template"), props),
-    (get("/health", "Whether the model is loaded", of_server=True), health),
-    (get("/metrics", "Totals for Prometheus", media="text/plain"), metrics),
+    (get("/props", "Describe the model and its template"), props),
+    (get("/health", "Check that the model is loaded", of_server=True), health),
+    (get("/metrics", "Report totals for Prometheus", media="text/plain"), metrics),
     (post("/v1/responses", "Make a response", ResponseBody, streams=True), create_response),
     (post("/v1/responses/input_tokens", "Count the tokens of a request", ResponseBody), response_tokens),
-    (get("/v1/responses/{id}", "A kept response", of_server=True), retrieve_response),
+    (get("/v1/responses/{id}", "Retrieve a response", of_server=True), retrieve_response),
     (delete("/v1/responses/{id}", "Forget a response", of_server=True), remove_response),
-    (get("/v1/responses/{id}/input_items", "What a response was asked", of_server=True), input_items),
+    (get("/v1/responses/{id}/input_items", "List the input of a response", of_server=True), input_items),
     _generating("/v1/messages", "Continue a conversation, as Anthropic's API does", MessagesBody, MessagesCall),
     (post("/v1/messages/count_tokens", "Count the tokens of a prompt", CountBody), count_tokens),
-    (_lines("/api/chat", "Ollama's chat", ollama.OllamaChatBody), ollama_chat),
-    (_lines("/api/generate", "Ollama's completion", ollama.GenerateBody), ollama_generate),
-    (post("/api/embed", "Ollama's embeddings", ollama.EmbedBody), ollama_embed),
-    (post("/api/embeddings", "The vector of one text", ollama.OldEmbedBody), ollama_embeddings),
-    (get("/api/tags", "Ollama's list of models", of_server=True), ollama_tags),
-    (get("/api/ps", "Models in memory", of_server=True), ollama_running),
-    (get("/api/version", "The version of Ollama's API", of_server=True), ollama_version),
-    (post("/api/show", "What is known of a model", ollama.ShowBody), ollama_show),
+    (_lines("/api/chat", "Continue a conversation, as Ollama does", ollama.OllamaChatBody), ollama_chat),
+    (_lines("/api/generate", "Continue text, as Ollama does", ollama.GenerateBody), ollama_generate),
+    (post("/api/embed", "Embed texts, as Ollama does", ollama.EmbedBody), ollama_embed),
+    (post("/api/embeddings", "Embed one text, as Ollama did before", ollama.OldEmbedBody), ollama_embeddings),
+    (get("/api/tags", "List models, as Ollama does", of_server=True), ollama_tags),
+    (get("/api/ps", "List models in memory", of_server=True), ollama_running),
+    (get("/api/version", "Report the version of Ollama's API", of_server=True), ollama_version),
+    (post("/api/show", "Describe a model, as Ollama does", ollama.ShowBody), ollama_show),
     *(
-        (make(f"/api/{name}", "Not served: 501", of_server=True), not_served)
+        (make(f"/api/{name}", "Answer 501", of_server=True), not_served)
         for make, name in ((post, "pull"), (post, "push"), (post, "create"), (post, "copy"), (delete, "delete"))
     ),
-    (get("/slots", "State of the slots"), slots),
+    (get("/slots", "Report the state of the slots"), slots),
     (post("/slots/{id}", "Save, restore or erase a slot (?action=)", SlotBody), act_on_slot),
 )

@@ -143,7 +143,7 @@ class Inner:
             scope["client"] = (address, int(port))
             await self._app(scope, receive, send)
         else:
-            error = _closing_error(403, "this port is the server's own", "internal")
+            error = _closing_error(403, "only the server itself may use this port", "internal")
             await response_of(error)(scope, receive, send)
 
 

@@ -103,11 +103,11 @@ def test_nothing_is_changed_before_the_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        ({"id": "other", "custom_id": "line-1"}, "of another input"),
-        ({"custom_id": "line-1"}, "of another input"),
-        ([1], "of another input"),
-        (record_of(jobs_of(1, "y")[0]), "of another input: it answers 'line-1'"),
-        (record_of(jobs_of(3)[2]), "of another input: it answers 'line-3'"),
+        ({"id": "other", "custom_id": "line-1"}, "belongs to another input"),
+        ({"custom_id": "line-1"}, "belongs to another input"),
+        ([1], "belongs to another input"),
+        (record_of(jobs_of(1, "y")[0]), "belongs to another input: it answers 'line-1'"),
+        (record_of(jobs_of(3)[2]), "belongs to another input: it answers 'line-3'"),
         (record_of(jobs_of(1)[0], model="other"), "answers of another model, 'other'"),
     ],
 )

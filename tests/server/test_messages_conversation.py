@@ -181,7 +181,7 @@ def test_tools_that_ran_elsewhere_are_calls_and_results(blocks: list[Any], name:
     assert said[4]["tool_call_id"] == said[3]["tool_calls"][0]["id"] == "again"
     begun = made(user(), assistant(*blocks, text("Do")))
     assert (begun.begun, [each.role for each in begun.body.messages]) == ("Do", ["user", "assistant", "tool"])
-    assert "no tool_use before" in refusal(user(), assistant(blocks[1], text("x")), user()).message
+    assert "no earlier tool_use" in refusal(user(), assistant(blocks[1], text("x")), user()).message
 
 
 def test_fields_of_the_answer() -> None:
