@@ -150,7 +150,7 @@ class Choice:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.parser, self._ending = parser, ending
-        self._held = Part()
+        self._pending = Part()
         self._groups = (1, 1) if shows_steps else (GROUP_TOKENS, GROUP_CHARACTERS)
         self._texts = Detokenizer(engine.model.vocabulary.piece) if shows_steps and sends_origins else None
 
@@ -161,7 +161,6 @@ class Choice:
 
     @property
     def ended(self) -> bool:
-        """Return True if a filter has ended the answer."""
         return any(each.ended for each in self._ending)
 
     def feed(self, pieces: Sequence[Piece]) -> Part:
@@ -169,8 +168,8 @@ class Choice:
         for piece in pieces:
             part.progress += (piece.progress,) if piece.progress else ()
             part.text += piece.text
-            self._held.tokens += piece.tokens
-            self._held.logprobs += piece.logprobs
+            self._pending.tokens += piece.tokens
+            self._pending.logprobs += piece.logprobs
             if self._texts is not None and piece.tokens:
                 part.origins += origins([self._texts.feed(token) for token in piece.tokens], piece)
                 part.steps += piece.steps
@@ -192,13 +191,13 @@ class Choice:
 
     def _release(self, part: Part, tokens: int, characters: int) -> Part:
         """Move whole groups of the pending text and tokens to the part, and add the part to the answer."""
-        held = self._held
-        text = held.text + part.text
+        pending = self._pending
+        text = pending.text + part.text
         end = len(text) - len(text) % characters
-        ids = len(held.tokens) - len(held.tokens) % tokens
-        entries = len(held.logprobs) - len(held.logprobs) % tokens
-        part.text, part.tokens, part.logprobs = text[:end], held.tokens[:ids], held.logprobs[:entries]
-        self._held = Part(text[end:], [], held.tokens[ids:], held.logprobs[entries:])
+        ids = len(pending.tokens) - len(pending.tokens) % tokens
+        entries = len(pending.logprobs) - len(pending.logprobs) % tokens
+        part.text, part.tokens, part.logprobs = text[:end], pending.tokens[:ids], pending.logprobs[:entries]
+        self._pending = Part(text[end:], [], pending.tokens[ids:], pending.logprobs[entries:])
         if self.parser is not None and part.text:
             part.deltas = self.parser.feed(part.text)
         self.text += part.text

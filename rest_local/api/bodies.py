@@ -100,8 +100,6 @@ class Prediction(Body):
 
 
 class StreamOptions(Body):
-    """Options of a stream."""
-
     include_usage: bool | None = None
 
 

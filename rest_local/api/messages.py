@@ -35,7 +35,7 @@ from rest_local.api.errors import ApiError, wrong
 from rest_local.errors import OptionError
 
 
-class Turn(Body):
+class InputMessage(Body):
     """One message. `system` is allowed after the first message, as in Anthropic's API of 2026."""
 
     role: Literal["user", "assistant", "system"]
@@ -78,7 +78,7 @@ class CountBody(Body):
     """The body of POST /v1/messages/count_tokens."""
 
     model: str | None = None
-    messages: Annotated[Many[Turn], Field(min_length=1)]
+    messages: Annotated[Many[InputMessage], Field(min_length=1)]
     system: str | Many[JsonObject] | None = None
     tools: Many[JsonObject] | None = None
     tool_choice: ToolChoice | None = None

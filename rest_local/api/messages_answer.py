@@ -25,9 +25,8 @@ SIGNATURE = "rest-local"
 class Blocks:
     """The blocks of one answer.
 
-    Args:
-        shows_thinking: False leaves thinking blocks empty, as Anthropic's are with `display` `omitted`
-        serial: leave out what follows the first call
+    Without `shows_thinking`, thinking blocks are empty, as Anthropic's are with `display` `omitted`. `serial` leaves
+    out what follows the first call.
     """
 
     def __init__(self, *, shows_thinking: bool = True, serial: bool = False) -> None:
@@ -129,8 +128,6 @@ class MessagesCall:
 
 
 class MessagesAnswer(Answer[ChatBody]):
-    """One answer as Anthropic's message."""
-
     def __init__(self, call: MessagesCall, answered: Sequence[HasResult]) -> None:
         self._parser = call.chat.made.parser()
         super().__init__(call.context, call.chat.body, answered, [self._parser])

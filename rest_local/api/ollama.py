@@ -93,8 +93,6 @@ class Options(Body):
 
 
 class NamedBody(Body):
-    """A body that names a model."""
-
     model: str | None = None
     name: str | None = None
 
@@ -135,8 +133,6 @@ class Called(Body):
 
 
 class OllamaMessage(Body):
-    """One message of a chat."""
-
     role: str
     content: str = ""
     thinking: str | None = None
@@ -407,8 +403,6 @@ CONTEXTS = 10  # Ollama, too, lets an answer without a limit fill ten contexts a
 
 
 class OllamaAnswer(Answer[GenerationBody]):
-    """The answer to one request."""
-
     MEDIA_TYPE = LINES
     SENDS_APART = True
 

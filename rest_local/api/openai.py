@@ -231,8 +231,6 @@ class OpenAIAnswer(Answer[BodyT]):
 
 
 class ChatAnswer(OpenAIAnswer[ChatBody]):
-    """The answers as messages."""
-
     ID_PREFIX = "chatcmpl"
     EVENT_KIND = "chat.completion.chunk"
 
@@ -280,8 +278,6 @@ def _delta(delta: Delta) -> dict[str, Any]:
 
 
 class CompletionAnswer(OpenAIAnswer[CompletionBody]):
-    """The answers as text."""
-
     ID_PREFIX = "cmpl"
     EVENT_KIND = "text_completion"
 

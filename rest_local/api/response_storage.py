@@ -62,8 +62,6 @@ def item_id(prefix: str, response_id: str, where: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class KeptResponse:
-    """One response."""
-
     id: str
     previous: str | None  # id of the response that it continues
     owner: str  # distinguishes API keys, see `server.settings.owner_of`

@@ -313,7 +313,7 @@ EFFORTS = {"none": "low", "minimal": "low", "low": "low", "medium": "medium", "h
 
 
 @dataclass(frozen=True)
-class Turn:
+class TranslatedRequest:
     """One request, translated for the model."""
 
     id: str
@@ -326,7 +326,7 @@ class Turn:
     owner: str  # see `server.settings.owner_of`
 
     @staticmethod
-    def of(body: ResponseBody, store: ResponseStorage, owner: str) -> Turn:
+    def of(body: ResponseBody, store: ResponseStorage, owner: str) -> TranslatedRequest:
         """Translate a request. Raises ApiError 400 for what this server cannot do, 404 for an unknown item."""
         body.check()
         toolbox = Toolbox()
@@ -360,7 +360,7 @@ class Turn:
             tools=toolbox.functions or None,
             tool_choice=choice,
         )
-        return Turn(new_id, int(time.time()), body, chat, toolbox, messages.places, added, owner)
+        return TranslatedRequest(new_id, int(time.time()), body, chat, toolbox, messages.places, added, owner)
 
     def error(self, error: OptionError) -> OptionError:
         """Translate an error of the chat, so that it names the client's place."""

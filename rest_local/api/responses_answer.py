@@ -26,7 +26,7 @@ from rest_local.api.errors import ApiError, responses_error
 from rest_local.api.openai import ChatCall, chat_logprobs
 from rest_local.api.response_storage import ResponseStorage, item_id
 from rest_local.api.response_tools import InputText, Toolbox
-from rest_local.api.responses import PREFIXES, ResponseBody, Turn, seal
+from rest_local.api.responses import PREFIXES, ResponseBody, TranslatedRequest, seal
 from rest_local.chat.tools import CallArguments, CallStart, Content, Delta, Reasoning
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.request import Request
@@ -36,7 +36,7 @@ Event = dict[str, Any]
 Logprobs = list[dict[str, Any]]
 
 
-class Item:
+class OutputItem:
     """An output item that is being written: text, reasoning, or a call.
 
     `sealed` repeats reasoning as `encrypted_content`, which clients send back.
@@ -126,8 +126,8 @@ class Writer:
         self.items: list[dict[str, Any]] = []
         self.reasoning = ""
         self._id, self._toolbox, self._sealed = response_id, toolbox, sealed
-        self._open: Item | None = None
-        self._held: Logprobs = []
+        self._open: OutputItem | None = None
+        self._pending_logprobs: Logprobs = []
         self._sequence = 0
 
     def numbered(self, *events: Event) -> list[Event]:
@@ -138,7 +138,7 @@ class Writer:
 
     def add(self, deltas: Iterable[Delta], logprobs: Logprobs | None = None) -> list[Event]:
         """Return the events for these deltas. Of the `logprobs` that came with them, those of text are reported."""
-        self._held += logprobs or []
+        self._pending_logprobs += logprobs or []
         return self.numbered(*(event for delta in deltas for event in self._events(delta)))
 
     def close(self, *, cut: bool) -> list[Event]:
@@ -166,16 +166,16 @@ class Writer:
         assert self._open is not None
         return [*events, *self._open.more(delta.text, self._released())]
 
-    def _text(self, kind: str) -> Item:
+    def _text(self, kind: str) -> OutputItem:
         more: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
         fields = {"type": kind, "status": "in_progress"} | more | {"content": []}
-        return Item(self._id, self._next, fields, sealed=self._sealed and kind == "reasoning")
+        return OutputItem(self._id, self._next, fields, sealed=self._sealed and kind == "reasoning")
 
     @property
     def _next(self) -> int:
         return len(self.items) + (self._open is not None)
 
-    def _call(self, delta: CallStart) -> Item:
+    def _call(self, delta: CallStart) -> OutputItem:
         tool = self._toolbox.of(delta.name)
         shared: dict[str, Any] = {"status": "in_progress", "call_id": delta.id}
         named = {"name": tool.name} | ({"namespace": tool.namespace} if tool.namespace else {})
@@ -185,9 +185,9 @@ class Writer:
             fields = {"type": "tool_search_call"} | shared | {"execution": "client", "arguments": {}}
         else:
             fields = {"type": "function_call"} | shared | named | {"arguments": ""}
-        return Item(self._id, self._next, fields)
+        return OutputItem(self._id, self._next, fields)
 
-    def _begin(self, item: Item) -> list[Event]:
+    def _begin(self, item: OutputItem) -> list[Event]:
         events = self._end("completed")
         self._open = item
         return [*events, *item.begin()]
@@ -201,12 +201,12 @@ class Writer:
         return events
 
     def _released(self) -> Logprobs:
-        held, self._held = self._held, []
-        return held
+        pending, self._pending_logprobs = self._pending_logprobs, []
+        return pending
 
 
 class ResponseCall:
-    """A `Call`, which may continue stored responses of its owner. `requests` sets `turn` and `chat`."""
+    """A `Call`, which may continue stored responses of its owner. `requests` sets `translated` and `chat`."""
 
     def __init__(self, context: RequestContext, body: ResponseBody, storage: ResponseStorage) -> None:
         self.context, self.storage, self._body = context, storage, body
@@ -216,12 +216,12 @@ class ResponseCall:
 
     def requests(self) -> list[Request]:
         self.storage.sweep()
-        self.turn = Turn.of(self._body, self.storage, self.context.owner)
-        self.chat = ChatCall(self.context, self.turn.chat)
+        self.translated = TranslatedRequest.of(self._body, self.storage, self.context.owner)
+        self.chat = ChatCall(self.context, self.translated.chat)
         try:
             return self.chat.requests()
         except OptionError as error:
-            raise self.turn.error(error) from error
+            raise self.translated.error(error) from error
 
     def answer(self, answered: Sequence[HasResult]) -> ResponseAnswer:
         return ResponseAnswer(self, answered)
@@ -232,17 +232,19 @@ class ResponseAnswer(Answer[ChatBody]):
 
     def __init__(self, call: ResponseCall, answered: Sequence[HasResult]) -> None:
         self._parser = call.chat.made.parser()
-        super().__init__(call.context, call.turn.chat, answered, [self._parser])
-        self._turn, self._keep = call.turn, call.storage.keep
-        self._writer = Writer(call.turn.id, call.turn.toolbox, sealed=call.turn.body.includes_reasoning)
+        super().__init__(call.context, call.translated.chat, answered, [self._parser])
+        self._translated, self._keep = call.translated, call.storage.keep
+        self._writer = Writer(
+            call.translated.id, call.translated.toolbox, sealed=call.translated.body.includes_reasoning
+        )
 
     def begin(self) -> list[bytes]:
-        response = self._turn.response(self.context.model, self.engine.sampling(), "in_progress")
+        response = self._translated.response(self.context.model, self.engine.sampling(), "in_progress")
         kinds = ("response.created", "response.in_progress")
         return named_events(self._writer.numbered(*({"type": kind, "response": response} for kind in kinds)))
 
     def progressed(self, number: int, fields: dict[str, Any]) -> list[bytes]:
-        response = self._turn.response(self.context.model, self.engine.sampling(), "in_progress")
+        response = self._translated.response(self.context.model, self.engine.sampling(), "in_progress")
         return named_events(self._writer.numbered({"type": "response.in_progress", "response": response} | fields))
 
     def advance(self, number: int, part: Part) -> list[bytes]:
@@ -271,7 +273,7 @@ class ResponseAnswer(Answer[ChatBody]):
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the events `error` and `response.failed`."""
-        failed = self._turn.response(
+        failed = self._translated.response(
             self.context.model,
             self.engine.sampling(),
             "failed",
@@ -290,8 +292,10 @@ class ResponseAnswer(Answer[ChatBody]):
             told["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             told["completed_at"] = int(time.time())
-        response = self._turn.response(self.context.model, self.engine.sampling(), status, self._writer.items, **told)
-        if self._turn.stores and not self._keep(self._turn.kept(response)):
+        response = self._translated.response(
+            self.context.model, self.engine.sampling(), status, self._writer.items, **told
+        )
+        if self._translated.stores and not self._keep(self._translated.kept(response)):
             response["store"] = False
         return response
 
@@ -311,7 +315,7 @@ class ResponseAnswer(Answer[ChatBody]):
         }
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> Logprobs:
-        if not self._turn.body.includes_logprobs or not entries:
+        if not self._translated.body.includes_logprobs or not entries:
             return []
         content: Logprobs = chat_logprobs(self.engine.model.vocabulary, entries)["content"]
         return content

@@ -45,8 +45,6 @@ _ID = "abcdef123"  # Mistral's templates accept only nine letters and digits
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The features that one template supports."""
-
     system: bool  # a system message at the beginning
     late_system: bool  # a system message later on
     system_with_results: bool  # a system message if the last message is a tool's result

@@ -69,8 +69,6 @@ _STATISTICS = ("/slots", "/metrics")
 
 @dataclass
 class RouterState:
-    """The state that the endpoints of a router share."""
-
     settings: Settings
     pool: Pool
     folder: Path
@@ -375,7 +373,6 @@ class Exchange(asyncio.Protocol):
         process.kept.append((self._transport, time.monotonic() + IDLE_SECONDS / 2))
 
     async def head(self) -> tuple[int, Headers]:
-        """Return the status and the headers."""
         while (end := self._received.find(b"\r\n\r\n")) < 0:
             await self._more()
         status, *lines = bytes(self._received[:end]).split(b"\r\n")

@@ -62,7 +62,6 @@ class LocalModel:
         await asyncio.to_thread(self.state.close)
 
     def reload(self) -> None:
-        """Open the newest commits of the datastores."""
         reload_datastores(self.state)
 
     def kill(self) -> None:

@@ -47,7 +47,7 @@ STEADY_SECONDS = 5.0
 LOOK_SECONDS = 1.0  # idle models are looked for at least this often
 FILE_SECONDS = 1.0  # a model's file is compared at most this often
 
-State = tuple[tuple[str, int, int, int], ...]
+Stamps = tuple[tuple[str, int, int, int], ...]
 Model = ModelProcess | LocalModel
 
 
@@ -68,9 +68,9 @@ class Entry:
     leaving: bool = False  # it is to be unloaded, so new requests wait
     makes_room_for: Entry | None = None  # the model that takes its place
     taken: int = 0  # estimated bytes of the loaded model
-    files: State = ()  # the stamps of the loaded model's files
+    files: Stamps = ()  # the stamps of the loaded model's files
     looked_at: float = 0.0  # the stamps were compared with the disk then
-    refused: State = ()  # the stamps of a newer file that cannot be loaded
+    refused: Stamps = ()  # the stamps of a newer file that cannot be loaded
     meta: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -86,7 +86,7 @@ class Entry:
         return "loading" if self.loading is not None else "unloaded"
 
     @property
-    def state_of_files(self) -> State:
+    def stamps(self) -> Stamps:
         """Return a stamp that changes with the model's files, empty if they cannot be read."""
         try:
             parts = [(str(part), part.stat()) for part in shards_of(self.path)]
@@ -110,15 +110,15 @@ class Pool:
         self.entries = list(entries)
         self.idle, self._limit, self._queue = idle, limit, queue
         self._changed = asyncio.Event()  # replaced at every change (`_tell_changed`)
-        self._room = asyncio.Lock()  # one model is loaded at a time, in the order of the requests
-        self._next: Entry | None = None  # the model that waits for room
+        self._load_lock = asyncio.Lock()  # one model is loaded at a time, in the order of the requests
+        self._waits_for_room: Entry | None = None  # the model that waits for room
         self._freed = 0  # bytes that were freed for it
-        self._looking: asyncio.Task[None] | None = None
+        self._idle_task: asyncio.Task[None] | None = None
         self._closing = False
 
     def start(self) -> None:
         if self.idle is not None:
-            self._looking = asyncio.create_task(self._unload_idle(self.idle))
+            self._idle_task = asyncio.create_task(self._unload_idle(self.idle))
 
     def entry(self, name: str | None, *, anything: bool = False) -> Entry:
         """Return the model of that name, or the default for None. Raises ApiError 404.
@@ -194,9 +194,9 @@ class Pool:
         """
         self.begin_stop()
         tasks: list[Awaitable[object]] = [entry.loading for entry in self.entries if entry.loading is not None]
-        if self._looking is not None:
-            self._looking.cancel()
-            tasks.append(self._looking)
+        if self._idle_task is not None:
+            self._idle_task.cancel()
+            tasks.append(self._idle_task)
         stops = [entry.process.stop() for entry in self.entries if entry.process is not None]
         await asyncio.gather(*stops, *tasks, return_exceptions=True)
 
@@ -229,13 +229,13 @@ class Pool:
     @staticmethod
     def _has_changed(entry: Entry) -> bool:
         """Return True if the file was replaced by one that may load. Reads the disk, which may be slow."""
-        state = entry.state_of_files
-        if not state or state in (entry.files, entry.refused):
+        stamps = entry.stamps
+        if not stamps or stamps in (entry.files, entry.refused):
             return False
         try:
             entry.need()
         except (OSError, RestLocalError) as error:
-            entry.refused = state
+            entry.refused = stamps
             log.warning("model %s: its file has changed, and the old one stays loaded: %s", entry.setup.name, error)
             return False
         return True
@@ -260,12 +260,12 @@ class Pool:
         try:
             return await self._load_in_turn(entry)
         finally:
-            if self._next is entry:
-                self._next, self._freed = None, 0
+            if self._waits_for_room is entry:
+                self._waits_for_room, self._freed = None, 0
 
     async def _load_in_turn(self, entry: Entry) -> Model:
         while True:
-            async with self._room:
+            async with self._load_lock:
                 if entry.process is None:
                     other = await self._in_the_way(entry)
                 elif entry.process.is_serving and not entry.leaving:
@@ -275,12 +275,12 @@ class Pool:
                 if other is None:
                     return await self._start_with_room(entry)
                 first = None
-                if self._next is not None and self._next is not entry and other is not entry:
-                    first = self._next.loading
+                if self._waits_for_room is not None and self._waits_for_room is not entry and other is not entry:
+                    first = self._waits_for_room.loading
                 if first is None:
                     other.leaving = True
                     if other is not entry:
-                        self._next, other.makes_room_for = entry, entry
+                        self._waits_for_room, other.makes_room_for = entry, entry
             # Answers may take minutes. Models that have room can be loaded meanwhile.
             await (self._unload(other) if first is None else asyncio.wait([first]))
 
@@ -304,7 +304,7 @@ class Pool:
 
     async def _start(self, entry: Entry) -> Model:
         """Start a process and wait until it has loaded the model. Raises ModelProcessFailed."""
-        entry.files, entry.looked_at = entry.state_of_files, time.monotonic()
+        entry.files, entry.looked_at = entry.stamps, time.monotonic()
         process: Model
         if entry.is_local:
             process = LocalModel(entry.setup)
@@ -345,10 +345,10 @@ class Pool:
                 param="model",
             )
         loaded = [each for each in self.entries if each is not entry and each.process is not None]
-        freed = 0 if self._next is entry else self._freed
+        freed = 0 if self._waits_for_room is entry else self._freed
         if sum(each.taken for each in loaded) + freed + need.total <= self._limit:
             return None
-        return min(loaded, key=lambda each: (each.users > 0, each.used_at), default=self._next)
+        return min(loaded, key=lambda each: (each.users > 0, each.used_at), default=self._waits_for_room)
 
     async def _unload(self, entry: Entry) -> None:
         """Wait until no request uses the process, and stop it."""
@@ -361,7 +361,7 @@ class Pool:
         if entry.process is process:
             await process.stop()
             entry.process = None
-            if entry.makes_room_for is not None and entry.makes_room_for is self._next:
+            if entry.makes_room_for is not None and entry.makes_room_for is self._waits_for_room:
                 self._freed += entry.taken
             log.info("model unloaded", extra={"fields": {"event": "unloaded", "model": entry.names[0]}})
         entry.leaving = False
@@ -371,7 +371,7 @@ class Pool:
             await asyncio.sleep(min(idle / 4, LOOK_SECONDS))
             for entry in self.entries:
                 if self._is_idle(entry, idle):
-                    async with self._room:
+                    async with self._load_lock:
                         if self._is_idle(entry, idle):
                             await self._unload(entry)
 

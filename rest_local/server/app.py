@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 
 async def openapi(request: HttpRequest) -> Response:
-    """Describe this server."""
     operations: tuple[Operation, ...] = request.app.state.operations
     return json_response(describe(operations, bool(server_of(request).settings.keys)))
 
@@ -129,13 +128,8 @@ log = logging.getLogger("rest_local.server")
 class Serving(HttpServer):
     """One server and its engine. `run` it in the main thread, or in any other without signals.
 
-    Args:
-        load: loads the engine, in a separate thread
-        queue: number of requests that may wait
-        start: makes the service from the engine and `queue`
-        secret: see `create_app`
-        folder: see `State`
-        on_loaded: called in the loading thread after the model is loaded; by default it logs this
+    A separate thread calls `load`, then `on_loaded`, which by default logs this. `start` makes the service, in which
+    `queue` requests may wait. `secret` is as for `create_app`, `folder` as for `State`.
     """
 
     def __init__(

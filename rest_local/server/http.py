@@ -63,8 +63,6 @@ def connection_limit(descriptors: int = 1) -> int:
 
 
 class TimedProtocol(H11Protocol):
-    """One connection."""
-
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.app_state = {**self.app_state, CONNECTION: self}

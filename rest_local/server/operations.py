@@ -38,8 +38,6 @@ _ERROR_NAMES: dict[Shape, str] = {openai_shape: "Error", anthropic_shape: "Anthr
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of a route."""
-
     method: str
     path: str
     summary: str

@@ -45,8 +45,6 @@ T = TypeVar("T")
 
 
 class Workers:
-    """The worker threads of one server."""
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._stops: set[Stop] = set()

@@ -123,7 +123,6 @@ class StreamGroup:
         self.streams[number].cancel()
 
     def cancel(self) -> None:
-        """Cancel the streams that still run."""
         for stream in self.streams:
             stream.cancel()
 

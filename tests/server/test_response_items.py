@@ -13,7 +13,7 @@ from rest_local.api.bodies import NamedFunction, NamedTool
 from rest_local.api.errors import ApiError
 from rest_local.api.response_storage import ResponseStorage
 from rest_local.api.response_tools import InputText, Toolbox, expression_of
-from rest_local.api.responses import ResponseBody, Turn, seal, unseal
+from rest_local.api.responses import ResponseBody, TranslatedRequest, seal, unseal
 from rest_local.api.responses_answer import Writer
 from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 from rest_local.errors import OptionError
@@ -27,8 +27,8 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "x = 1"}
 STORAGE = ResponseStorage(None)
 
 
-def turn(*items: Any, **fields: Any) -> Turn:
-    return Turn.of(ResponseBody.model_validate({"input": list(items), **fields}), STORAGE, "")
+def turn(*items: Any, **fields: Any) -> TranslatedRequest:
+    return TranslatedRequest.of(ResponseBody.model_validate({"input": list(items), **fields}), STORAGE, "")
 
 
 def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -293,7 +293,7 @@ def test_any_items_are_a_chat_or_an_error_with_a_place(items: Any, tools: Any, c
         return
     refused = None
     try:
-        made = Turn.of(body, STORAGE, "")
+        made = TranslatedRequest.of(body, STORAGE, "")
     except ApiError as error:
         refused = error
     if refused is not None:

@@ -205,7 +205,6 @@ class AnswerParser:
 
     @property
     def calls(self) -> int:
-        """Return the number of calls so far."""
         return self._source.calls
 
     @property

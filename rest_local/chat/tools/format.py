@@ -180,7 +180,7 @@ def json_call(source: Source, known: Collection[str] | None = None) -> Wait[None
     If `known` is given, only these names are calls. Raises Malformed for anything else, and for an incomplete object.
     """
     yield from source.need("{")
-    name, held, started = "", "", False
+    name, early_arguments, started = "", "", False
     while True:
         yield from source.space()
         if (yield from source.starts("}")):
@@ -193,18 +193,18 @@ def json_call(source: Source, known: Collection[str] | None = None) -> Wait[None
             name = yield from source.string()
             if not name or (known is not None and name not in known):
                 raise Malformed
-            if held:
-                started = _whole(source, name, held)
+            if early_arguments:
+                started = _whole(source, name, early_arguments)
         elif key in _ARGUMENTS and not started and name and (yield from source.peek()) == "{":
             source.start(name)
             started = True
             if not (yield from source.value(source.arguments)):
                 return
             source.begin()
-        elif key in _ARGUMENTS and not started and not held:
-            held = yield from _collected(source)
+        elif key in _ARGUMENTS and not started and not early_arguments:
+            early_arguments = yield from _collected(source)
             if name:
-                started = _whole(source, name, held)
+                started = _whole(source, name, early_arguments)
         elif key in _IGNORED:
             yield from source.value(lambda text: None)
         else:

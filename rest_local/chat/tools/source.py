@@ -216,8 +216,8 @@ class Source:
         self.stripped = ""
         while True:
             place, marker = self._first(markers)
-            held = 0 if self.final else max(map(self._overlap, markers), default=0)
-            end = place if marker else len(self._text) - held
+            undecided = 0 if self.final else max(map(self._overlap, markers), default=0)
+            end = place if marker else len(self._text) - undecided
             solid = self._at + len(self._text[self._at : end].rstrip()) if strip else end
             emit(self._text[self._at : solid])
             if marker or self.final:
