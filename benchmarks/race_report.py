@@ -146,13 +146,16 @@ def about(found: Found) -> str:
 
 
 def section(races: Sequence[Found]) -> str:
-    """The tables for docs/BENCHMARKS.md."""
-    parts = []
+    """Return the tables for docs/BENCHMARKS.md. Races on the same machine with the same versions share them."""
+    parts, results = [], dict[str, dict[str, dict[str, Summary]]]()
     for found in races:
-        result = summaries(found)
+        result = results.setdefault(about(found), {})
+        for workload, by_side in summaries(found).items():
+            result.setdefault(workload, {}).update(by_side)
+    for head, result in results.items():
         sides = {side for by_side in result.values() for side in by_side} - {PLAIN}
         names = sorted(sides, key=lambda side: (not is_ours(side), side))
-        parts.append(about(found))
+        parts.append(head)
         for what in ("Whole requests", "Decoding alone"):
             parts.append(f"{what}: times the speed of llama-server, in the mean and for the worst prompt.")
             rows = [["", *(f"`{name}`" for name in names)]]
@@ -173,6 +176,7 @@ def section(races: Sequence[Found]) -> str:
                 same = "" if ours.same is None else f"{ours.same} of {ours.prompts}"
                 rows.append([workload, f"{plain.prompts}", speeds[0], firsts[0], speeds[1], firsts[1], same])
         parts.append(_table(rows))
+    for found in races:
         parts += [f"`{side}` was left out: {reason.splitlines()[0]}." for side, reason in found["failed"].items()]
     return "\n\n".join(parts)
 

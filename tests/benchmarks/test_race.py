@@ -264,5 +264,17 @@ def test_tables_and_headline_are_made_of_the_results(tmp_path: Path) -> None:
     assert "`chat: ngram-x` was left out: ends with 1." in text
     assert "old" not in text
     assert "| copy | M | 3.00 | 2.83 (`ngram-mod`) |" in race_report.headline([results()])
+
+
+def test_races_on_the_same_machine_share_their_tables() -> None:
+    both = results()
+    parts = [both | {"runs": [run for run in both["runs"] if run["workload"] == name]} for name in ("copy", "chat")]
+    assert race_report.section([parts[0], parts[1] | {"failed": {}}]) == race_report.section([both])
+    assert race_report.section([both, both | {"machine": "another"}]).count("Whole requests") == 2
+
+
+def test_a_page_without_the_marks_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n")
     with pytest.raises(ValueError, match="lacks the marks of other"):
         race_report.put(page, "other", "x")
