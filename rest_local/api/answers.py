@@ -64,7 +64,7 @@ class Usage:
 
     @staticmethod
     def of(results: Sequence[Result], per_prompt: int = 1) -> Usage:
-        """Count the tokens of these results. Every `per_prompt` neighbouring results answer the same prompt."""
+        """Count the tokens of these results. Each group of `per_prompt` neighbours answers one prompt."""
         firsts = Timings.total(result.timings for result in results[::per_prompt])
         completion = sum(len(result.tokens) for result in results)
         return Usage(firsts.cached_tokens + firsts.prompt_tokens, firsts.cached_tokens, completion)
@@ -268,8 +268,8 @@ class TimeLimit:
 class Answer(Generic[BodyT]):
     """The answers to one request. A protocol defines `begin`, `advance`, `complete`, `end` and `whole`.
 
-    In a chat, each of the `answered` streams or results has one of the `parsers`. Every `per_prompt` neighbouring
-    answers belong to the same prompt.
+    In a chat, each of the `answered` streams or results has one of the `parsers`. Each group of `per_prompt` neighbours
+    answers one prompt.
     """
 
     MEDIA_TYPE = EVENT_STREAM

@@ -263,7 +263,10 @@ def _unwritable(path: Path, error: OSError) -> OutputUnwritable:
 
 @dataclass
 class Summary:
-    """The counts of a batch, in which errors are answers. Earlier runs `kept` answers, `failed_before` with errors."""
+    """The counts of a batch, in which errors are answers.
+
+    Earlier runs answered `kept` jobs, `failed_before` of them with errors; this run `answered`, `failed` of them.
+    """
 
     total: int
     kept: int = 0

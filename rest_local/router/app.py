@@ -214,9 +214,9 @@ class Answered(Response):
 
 
 NDJSON = "application/x-ndjson"
-_TRIES = 3  # a request that reaches no process is sent to so many
-_MOST_ENDED = 2  # a request that ended so many processes before its answer is not sent again
-_END_SECONDS = 1.0  # the pool learns within this time that a process whose connections closed has ended
+_TRIES = 3  # maximum attempts for a request that reaches no process
+_MOST_ENDED = 2  # a request after which so many processes ended is not sent again
+_END_SECONDS = 1.0  # after its connections are closed, the pool learns within this time that a process has ended
 _LENGTH = b"content-length"
 _OF_CONNECTION = frozenset(
     name.encode()
@@ -302,7 +302,7 @@ class Forwarded(Response):
 
 
 async def _end_of(process: ModelProcess) -> None:
-    """Wait until the pool knows that this process, whose connections are closed, has ended. It would be used again."""
+    """Wait until the pool knows that a process with closed connections has ended, so that it does not use it again."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(process.ended.wait(), _END_SECONDS)
 

@@ -136,7 +136,7 @@ class AnswerFormat:
     def forced(self, tools: Sequence[Tool], choice: Any, prompt: str, *, parallel: bool = True) -> Grammar | None:
         """Return the grammar for `tool_choice`, or None for "auto" and "none".
 
-        "required" forces at least one call, or several if `parallel`. An object forces a call of the function that it
+        "required" forces one call, or one and more if `parallel`. An object forces a call of the function that it
         names. Reasoning may come first if the model reasons. Raises OptionError for an unknown choice, and for a strict
         schema that cannot be enforced.
         """
