@@ -313,8 +313,6 @@ def line(value: dict[str, Any]) -> bytes:
 
 
 class Calls:
-    """Collects the calls of an answer."""
-
     def __init__(self) -> None:
         self._open: tuple[int, str] | None = None
         self._arguments = ""

@@ -206,7 +206,6 @@ class OpenAIAnswer(Answer[BodyT]):
         return {"usage": usage, "timings": timings(self.results, self.shows_steps)}
 
     def _closing(self, number: int) -> dict[str, Any]:
-        """Return further fields of the last event of an answer."""
         fields = self._counts() if not self._includes_usage and not self.remaining else {}
         if self.sends_origins:
             fields["rest_local"] = {"draft": self.results[number].draft.to_dict()}

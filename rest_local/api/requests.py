@@ -157,7 +157,6 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
 
 
 def own_grammar(body: GenerationBody) -> Grammar | None:
-    """Return the grammar that a body itself contains."""
     if not body.grammar:
         return None
     return gbnf(body.grammar) if isinstance(body.grammar, str) else lark(body.grammar.value)

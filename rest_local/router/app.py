@@ -216,7 +216,7 @@ class Answered(Response):
 NDJSON = "application/x-ndjson"
 _TRIES = 3  # maximum attempts for a request that reaches no process
 _MOST_ENDED = 2  # a request after which so many processes ended is not sent again
-_END_SECONDS = 1.0  # after its connections are closed, the pool learns within this time that a process has ended
+_END_SECONDS = 1.0  # a process closes its connections before the pool learns that it has ended
 _LENGTH = b"content-length"
 _OF_CONNECTION = frozenset(
     name.encode()
@@ -332,10 +332,7 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
 
 
 class Exchange(asyncio.Protocol):
-    """One request to a process: `begin`, `head`, `body` or `chunks`, maybe `keep`, and always `close`.
-
-    Reading raises ProcessEnded.
-    """
+    """One request to a process: `begin`, `head`, `body` or `chunks`, maybe `keep`, and `close`. Reading raises ProcessEnded."""
 
     def __init__(self) -> None:
         self.was_kept = False  # the process may have closed a kept connection meanwhile

@@ -170,7 +170,6 @@ class Pool:
         self._tell_changed()
 
     def reload(self) -> None:
-        """Have all processes open the newest commits of their datastores."""
         for entry in self.entries:
             if entry.process is not None:
                 entry.process.reload()

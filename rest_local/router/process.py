@@ -153,7 +153,6 @@ class ModelProcess:
             await self.ended.wait()
 
     def reload(self) -> None:
-        """Have the process open the newest commits of its datastores."""
         self._tell("reload")
 
     def kill(self) -> None:

@@ -225,7 +225,6 @@ class State:
         return [named_row(name, self.started) | known for name in self.names]
 
     def ollama_rows(self) -> list[Row]:
-        """Return the rows of Ollama's lists."""
         engine = self.engine
         known, path = (meta(engine), engine.model.path) if engine is not None else ({}, Path(self.name))
         return [Row(name, path, known, is_loaded=engine is not None) for name in self.names]

@@ -154,7 +154,6 @@ class Wrapped:
     after: str = ""
 
     def rule(self, lark: Lark, tools: Sequence[Tool]) -> str:
-        """Return a rule for a call of any of the tools."""
         closing = f" {lark.literal(self.after)}" if self.after else ""
         opened = ((lark.literal(self.before + tool.name + self.between), tool) for tool in tools)
         return lark.one_of([f"{opening} {tool.arguments(lark)}{closing}" for opening, tool in opened])
