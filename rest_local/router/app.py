@@ -332,7 +332,7 @@ def _of_client(scope: Scope) -> tuple[bytes, bytes, Headers]:
 
 
 class Exchange(asyncio.Protocol):
-    """One request to a process: `begin`, `head`, `body` or `chunks`, maybe `keep`, and `close`. Reading raises ProcessEnded."""
+    """One request to a process: `begin`, `head`, `body` or `chunks`, perhaps `keep`, `close`."""
 
     def __init__(self) -> None:
         self.was_kept = False  # the process may have closed a kept connection meanwhile
