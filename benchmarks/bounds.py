@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rest_local.bench.replay import FIRST_TOKENS, MakePolicy, Predictable, begin, compare_curves, counted
 from rest_local.bench.workload import Recorded, Workload
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.drafting.candidates import LENGTHS, SOURCE_NUMBER, SourceRows
+from rest_local.drafting.sources import LENGTHS, SOURCE_NUMBER, SourceRows
 
 ITERATIONS = 10  # from the fifth on, the time falls by less than 0.1%
 _N_VISIBLE = len(LENGTHS) ** 2

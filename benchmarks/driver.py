@@ -47,8 +47,8 @@ from rest_local.decoding.request_state import RequestState, VerifiedStep
 from rest_local.decoding.results import Statistics
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer
-from rest_local.drafting.growth import Calibrated
 from rest_local.drafting.sources import Sources
+from rest_local.drafting.tree import Calibrated
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import Context, ContextSettings

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from struct import pack
 
 from benchmarks.peers import Peer, chain
-from rest_local.drafting.growth import Draft
-from rest_local.drafting.tree import DraftTree
+from rest_local.drafting.tree import Draft, DraftTree
 from rest_local.planning.policy import StepCost
 
 

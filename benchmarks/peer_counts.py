@@ -20,7 +20,7 @@ from benchmarks.ngram_peers import NgramCache, NgramMapK, NgramMapK4v
 from benchmarks.peers import NgramMod, NgramSimple, Peer, chain
 from benchmarks.program import Binary, Server
 from benchmarks.workloads import prompts
-from rest_local.drafting.growth import Draft
+from rest_local.drafting.tree import Draft
 from rest_local.llama.model import Model
 from rest_local.planning.policy import StepCost
 

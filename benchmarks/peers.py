@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 from rest_local.bench.replay import replay
 from rest_local.bench.workload import Workload
 from rest_local.calibration.curves import load_curve
-from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import DraftText
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.sources import SOURCE_NUMBER, SourceRows
+from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.planning.policy import Policy, StepContext, StepCost
 
 ARCTIC_MODULE = "arctic_inference.suffix_decoding"

@@ -27,10 +27,18 @@ from benchmarks.transcripts import FORMATS, changes_of, renames_of, transcripts
 from rest_local.bench.replay import FREE, replay
 from rest_local.bench.workload import Recorded, load, load_edits
 from rest_local.calibration.cost import LARGEST
-from rest_local.drafting.candidates import CELLS_PER_SOURCE, N_CELLS, N_LENGTHS, N_ROWS, N_SHARES, SOURCES
-from rest_local.drafting.growth import Draft
-from rest_local.drafting.sources import Lookup, Sources
-from rest_local.drafting.tree import DEPTH
+from rest_local.drafting.sources import (
+    CELLS_PER_SOURCE,
+    DEPTH,
+    N_CELLS,
+    N_LENGTHS,
+    N_ROWS,
+    N_SHARES,
+    SOURCES,
+    Lookup,
+    Sources,
+)
+from rest_local.drafting.tree import Draft
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.acceptance import PRIORS, Acceptance, TokenCalibrator

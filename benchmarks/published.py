@@ -29,7 +29,7 @@ from rest_local.bench.demo import standard_library
 from rest_local.bench.workload import open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve, shipped
-from rest_local.drafting.growth import Draft
+from rest_local.drafting.tree import Draft
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import StepCost

@@ -48,9 +48,8 @@ from rest_local.bench.replay import Tally, counted, replay
 from rest_local.bench.workload import Recorded, Workload, open_workload
 from rest_local.calibration.cost import CostCurve
 from rest_local.calibration.curves import load_curve, shipped
-from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.models.drafter import CONFIDENT, Drafter, DraftText, Likely, Query, share_time
-from rest_local.drafting.sources import Sources
+from rest_local.drafting.sources import SourceRows, Sources
 from rest_local.llama.model import Model
 from rest_local.planning.auto import Auto
 from rest_local.retrieval import build_datastore

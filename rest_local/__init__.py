@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rest_local.decoding.stream import Piece, Result
     from rest_local.decoding.streaming import ChatStream, Stream
     from rest_local.decoding.verify import Relaxed
-    from rest_local.drafting.growth import Origin
+    from rest_local.drafting.origins import Origin
     from rest_local.errors import *
     from rest_local.grammar.grammar import Grammar, gbnf, json_schema, lark
     from rest_local.llama.model import Model
@@ -73,7 +73,7 @@ _HOMES = {
     "rest_local.decoding.stream": ("Piece", "Result"),
     "rest_local.decoding.streaming": ("ChatStream", "Stream"),
     "rest_local.decoding.verify": ("Relaxed",),
-    "rest_local.drafting.growth": ("Origin",),
+    "rest_local.drafting.origins": ("Origin",),
     "rest_local.grammar.grammar": ("Grammar", "gbnf", "json_schema", "lark"),
     "rest_local.llama.model": ("Model",),
     "rest_local.llama.options": ("Adapter", "ModelOptions", "Override", "Placement", "Rope", "Sampling"),

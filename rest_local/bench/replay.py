@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from rest_local.bench.workload import Recorded, Workload
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.decoding.verify import verify
-from rest_local.drafting.candidates import SOURCES
-from rest_local.drafting.sources import Lookup
+from rest_local.drafting.sources import SOURCES, Lookup
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.policy import Policy, StepContext, StepCost
 

@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from rest_local.decoding.images import ImageRows
 from rest_local.decoding.request_state import RequestState, VerifiedStep, error_of
 from rest_local.decoding.results import PassClock, Step
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import Drafter, Evaluated
-from rest_local.drafting.tree import DraftTree
+from rest_local.drafting.tree import Draft, DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability, EvaluatesRows
 from rest_local.kv_cache.slot import BatchBuilder, Slot

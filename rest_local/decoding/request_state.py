@@ -30,10 +30,9 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.results import PassClock, Step, StepClock, Timings
 from rest_local.decoding.stream import TARGET, Answer, Piece, Progress, Result
 from rest_local.decoding.verify import Chooser, Relaxed, TokenConstraint, Verdict, prune, verify, verify_chain
-from rest_local.drafting.candidates import NO_BIGRAM, SOURCES, ForcedRows
-from rest_local.drafting.growth import Decode, Draft, likely_outcome, origins_of
-from rest_local.drafting.sources import Lookup
-from rest_local.drafting.tree import ROOT, DraftTree, Layout
+from rest_local.drafting.origins import Decode, origins_of
+from rest_local.drafting.sources import NO_BIGRAM, SOURCES, ForcedRows, Lookup
+from rest_local.drafting.tree import ROOT, Draft, DraftTree, Layout
 from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 from rest_local.kv_cache.slots import Restoring
@@ -335,7 +334,7 @@ class RequestState:
         grammar or relaxed verification, whose tokens depend on more than the draft.
         """
         if self._constraint is None and self._relaxed is None:
-            tokens = likely_outcome(self.drafted, self.tree, LEAST_LIKELY)
+            tokens = self.drafted.likely_outcome(self.tree, LEAST_LIKELY)
             if tokens and len(tokens) < self.answer.left:
                 self.policy.prepare(self.sources, self._at, tokens)
 

@@ -18,8 +18,8 @@ import numpy as np
 from rest_local.calibration.cost import CostCurve
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.verify import Verdict
-from rest_local.drafting.candidates import SOURCES
-from rest_local.drafting.growth import Origin
+from rest_local.drafting.origins import Origin
+from rest_local.drafting.sources import SOURCES
 from rest_local.drafting.tree import DraftTree
 from rest_local.planning.policy import StepCost
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from rest_local.decoding.logprobs import TokenLogprobs
 from rest_local.decoding.results import DraftStatistics, Statistics, Step, Timings
-from rest_local.drafting.growth import Origin
+from rest_local.drafting.origins import Origin
 from rest_local.llama.vocabulary import Detokenizer
 
 TARGET = "target"  # the source of a token that the model chose and no source drafted

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.candidates import SOURCE_NUMBER, ForcedText
+from rest_local.drafting.sources import SOURCE_NUMBER, ForcedText
 from rest_local.drafting.tree import ROOT, DraftTree
 from rest_local.errors import OptionError
 

@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rest_local.calibration.cost import LARGEST, CostCurve
-from rest_local.drafting.candidates import GRAMMAR, PrecedingBigram, SourceRows
-from rest_local.drafting.growth import Draft, DraftModelBudget, Growth, Promise
 from rest_local.drafting.models.drafter import Drafter, DraftText
-from rest_local.drafting.sources import Lookup
-from rest_local.drafting.tree import DEPTH, DraftTree
+from rest_local.drafting.sources import DEPTH, GRAMMAR, Lookup, PrecedingBigram, SourceRows
+from rest_local.drafting.tree import Draft, DraftModelBudget, DraftTree, Growth, Promise
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.draft_scheduler import DraftModelScheduler, ModelStats
 from rest_local.planning.plan import (
@@ -237,8 +235,8 @@ class Auto(Policy):
         budgets = [budget for drafted in drafts if (budget := drafted.model_budget)]
         growths = [growth for drafted in drafts if (growth := drafted.growth)]
         order = grow(growths, plan.worth, limit, self._answers(plan, budgets))
-        for growth in growths:
-            growth.end()
+        for number, growth in enumerate(growths):  # Nodes that were not added again leave the tree.
+            growth.draft.tree = growth.draft.tree.cut(order.count(number))
         return order, plan.best
 
     def _answers(self, plan: Plan, budgets: Sequence[DraftModelBudget]) -> Answers:

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rest_local.calibration.cost import LARGEST
-from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import Drafter, Query
+from rest_local.drafting.tree import DraftModelBudget, OpenNode
 from rest_local.planning.plan import SMOOTHING, START, TRIAL_SHARE, Plan
 
 INITIAL_CREDIT = 4.0  # plain steps that a new request may lose to a drafting model; two cost up to 16%

@@ -28,8 +28,8 @@ from typing import Protocol
 import numpy as np
 
 from rest_local.calibration.cost import COUNTS, LARGEST, CostCurve
-from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.growth import Calibrate, Draft, Estimate, Force, Growth
+from rest_local.drafting.sources import SourceRows
+from rest_local.drafting.tree import Calibrate, Draft, Estimate, Force, Growth
 
 ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0, inf)  # nats: upper ends of the buckets
 REPEATS = (1, 2, 3, 8)  # lengths of the newest tokens that are searched in the request's own text
@@ -334,7 +334,7 @@ Answers = Callable[[], bool]  # asks a drafting model about the open nodes in on
 
 
 class Growable(Protocol):
-    """`rest_local.drafting.growth.Growth`, or a fake in tests."""
+    """`rest_local.drafting.tree.Growth`, or a fake in tests."""
 
     @property
     def best(self) -> float: ...

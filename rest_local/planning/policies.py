@@ -43,11 +43,9 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.drafting.candidates import MODEL, SOURCE_NUMBER, SOURCES, Members, SourceRows
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import BRANCHES, DraftText, Query
-from rest_local.drafting.sources import ROWS, Lookup
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.sources import MODEL, ROWS, SOURCE_NUMBER, SOURCES, Lookup, Members, SourceRows
+from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import NEWEST, NOTHING, Off, Policy, StepContext, StepCost
 from rest_local.retrieval.rows import MAX_MATCH

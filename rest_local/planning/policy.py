@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rest_local.calibration.cost import LARGEST
-from rest_local.drafting.candidates import NO_BIGRAM, PrecedingBigram
-from rest_local.drafting.growth import Draft, Force
-from rest_local.drafting.sources import Lookup
-from rest_local.drafting.tree import DraftTree
+from rest_local.drafting.sources import NO_BIGRAM, Lookup, PrecedingBigram
+from rest_local.drafting.tree import Draft, DraftTree, Force
 
 if TYPE_CHECKING:
     from typing_extensions import Self

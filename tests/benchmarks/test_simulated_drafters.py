@@ -7,10 +7,9 @@ from benchmarks.simulated_drafters import Chains, SimulatedDrafter, Unmatched, d
 from rest_local.bench.replay import replay
 from rest_local.bench.workload import Recorded
 from rest_local.calibration.cost import CostCurve
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import Query
 from rest_local.drafting.sources import Lookup, Sources
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.planning.policy import Policy, StepContext
 
 CURVE = CostCurve.from_points([0], [1, 64], [[10.0, 30.0]])

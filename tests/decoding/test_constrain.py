@@ -18,10 +18,8 @@ from rest_local.calibration.curves import load_curve
 from rest_local.decoding import verify
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.verify import prune
-from rest_local.drafting.candidates import SOURCE_NUMBER
-from rest_local.drafting.growth import Draft
-from rest_local.drafting.sources import Lookup
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.sources import SOURCE_NUMBER, Lookup
+from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.grammar import gbnf, json_schema, lark
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot

@@ -19,10 +19,8 @@ from support.prices import FLAT
 from rest_local.decoding.forward import Forward, Pass
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.candidates import SourceRows
-from rest_local.drafting.growth import Draft, likely_outcome
-from rest_local.drafting.sources import Sources
-from rest_local.drafting.tree import ROOT
+from rest_local.drafting.sources import SourceRows, Sources
+from rest_local.drafting.tree import ROOT, Draft
 from rest_local.kv_cache.backend import Capability
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import StepContext
@@ -200,10 +198,10 @@ def test_the_likeliest_outcome_is_a_branch_and_the_token_after_it() -> None:
     policy.begin(11)
     drafted = policy.draft(sources, StepContext(11, 4, 8))
     assert drafted.tree.token == [4, 5, 6, 7]
-    assert likely_outcome(drafted, drafted.tree, 0.0) == [4, 5, 6, 7, 8]
-    assert likely_outcome(drafted, drafted.tree.cut(2), 0.0) == [4, 5, 6]
-    assert likely_outcome(drafted, drafted.tree, 1.0) == []
-    assert likely_outcome(Draft(drafted.tree), drafted.tree, 0.0) == []
+    assert drafted.likely_outcome(drafted.tree, 0.0) == [4, 5, 6, 7, 8]
+    assert drafted.likely_outcome(drafted.tree.cut(2), 0.0) == [4, 5, 6]
+    assert drafted.likely_outcome(drafted.tree, 1.0) == []
+    assert Draft(drafted.tree).likely_outcome(drafted.tree, 0.0) == []
     assert drafted.tree.parent[0] == ROOT
 
 

@@ -13,7 +13,7 @@ from support.fake_sequences import Alone, Silent
 from support.prices import FLAT
 from support.spelling import twin_of
 
-from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows, grammar_cell
+from rest_local.drafting.sources import SOURCE_NUMBER, SourceRows, grammar_cell
 from rest_local.grammar import Grammar, gbnf, json_schema, lark
 from rest_local.grammar.constraint import CERTAIN, Constraint, ForcedText
 from rest_local.kv_cache.backend import Capability

@@ -12,9 +12,8 @@ from support.fake_sequences import TREE, Alone
 from support.fake_sources import SHAPES, Fortune, Keen, fortune
 from support.prices import FLAT
 
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
-from rest_local.drafting.tree import DraftTree
+from rest_local.drafting.tree import Draft, DraftTree
 from rest_local.errors import PromptEmpty, PromptTooLong
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot

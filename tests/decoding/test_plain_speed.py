@@ -11,7 +11,7 @@ from support.fake_sources import Fortune
 from rest_local.calibration.cost import ESTIMATED, SIZES, CostCurve
 from rest_local.decoding.request_state import RequestState
 from rest_local.decoding.results import ENOUGH_STEPS
-from rest_local.drafting.candidates import SourceRows
+from rest_local.drafting.sources import SourceRows
 from rest_local.planning.auto import Auto
 from rest_local.planning.policies import make_policy
 

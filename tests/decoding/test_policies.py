@@ -14,11 +14,9 @@ from rest_local import Engine, Sampling
 from rest_local.decoding.logprobs import entropy_of
 from rest_local.decoding.stream import TARGET
 from rest_local.decoding.verify import Relaxed
-from rest_local.drafting.candidates import SOURCE_NUMBER
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.draft_model import DraftModel
-from rest_local.drafting.sources import Lookup, Sources
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.sources import SOURCE_NUMBER, Lookup, Sources
+from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.errors import OptionError
 from rest_local.grammar import gbnf
 from rest_local.kv_cache.slot import Slot

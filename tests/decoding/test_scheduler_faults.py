@@ -13,8 +13,8 @@ from support.prices import FLAT
 
 from rest_local.decoding.forward import ABORTED
 from rest_local.decoding.request_state import RequestState
-from rest_local.drafting.growth import Growth
 from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import Growth
 from rest_local.errors import GenerationError
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot

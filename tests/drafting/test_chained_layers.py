@@ -15,10 +15,10 @@ from test_head_texts import MOVES, N_TEXTS, Moves, Place, followed, moved, recov
 from benchmarks.tiny_heads import tiny_mtp
 from rest_local import Engine, Sampling
 from rest_local.decoding.request import RequestOptions
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import INLINE, Query
 from rest_local.drafting.models.heads import Floats, HeadText
 from rest_local.drafting.sources import Lookup
+from rest_local.drafting.tree import Draft
 from rest_local.llama import features as states
 from rest_local.llama.context import MAX_OUTPUTS
 from rest_local.planning.policies import eagle2_tree

@@ -15,11 +15,8 @@ from support.toy import demo_model
 from rest_local.chat.tools.answer import _SIGNS
 from rest_local.chat.tools.format import ToolFormat
 from rest_local.drafting import edit_source as module
-from rest_local.drafting import line_cursor
-from rest_local.drafting.candidates import N_SHARES, SOURCE_NUMBER, EditRows
-from rest_local.drafting.edit_source import EditSource
-from rest_local.drafting.line_cursor import LineCursor
-from rest_local.drafting.sources import Sources
+from rest_local.drafting.edit_source import EditSource, LineCursor
+from rest_local.drafting.sources import N_SHARES, SOURCE_NUMBER, EditRows, Sources
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.retrieval.rows import Int32Array, Rows
@@ -256,7 +253,7 @@ def test_what_is_tokenized_is_paid_by_the_tokens_of_the_answer() -> None:
     for number, byte in enumerate(answer):
         edits.extend([byte])
         edits.rows([byte], 16)
-        most = module.ALLOWED + module.EARNED * (number + 1) + 2 * line_cursor.CHUNK
+        most = module.ALLOWED + module.EARNED * (number + 1) + 2 * module.CHUNK
         assert spelling.tokenized <= 2 * most
     assert spelling.tokenized > module.ALLOWED
 

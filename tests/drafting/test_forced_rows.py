@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rest_local.drafting.candidates import (
+from rest_local.drafting.sources import (
     CELLS_PER_SOURCE,
     GRAMMAR,
     N_CELLS,
@@ -12,10 +12,10 @@ from rest_local.drafting.candidates import (
     ForcedRows,
     SourceRows,
     grammar_cell,
-    grammar_rates,
 )
-from rest_local.drafting.growth import Draft
+from rest_local.drafting.tree import Draft
 from rest_local.grammar.constraint import CERTAIN, CHARACTER, LAST, N_KINDS
+from rest_local.planning.acceptance import grammar_rates
 from rest_local.planning.plan import draft
 from rest_local.retrieval.rows import Rows
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.candidates import Merged, PrecedingBigram, SourceRows, model_cell, model_rates
-from rest_local.drafting.growth import Calibrate, Calibrated, Draft, Growth
 from rest_local.drafting.models.drafter import BRANCHES
-from rest_local.drafting.sources import Sources
-from rest_local.drafting.tree import MIN_PROBABILITY, ROOT
+from rest_local.drafting.prediction import MIN_PROBABILITY
+from rest_local.drafting.sources import Merged, PrecedingBigram, SourceRows, Sources, model_cell
+from rest_local.drafting.tree import ROOT, Calibrate, Calibrated, Draft, Growth
+from rest_local.planning.acceptance import model_rates
 from rest_local.planning.plan import draft, grow
 from rest_local.retrieval.rows import Rows
 

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_local.drafting import prediction as module
-from rest_local.drafting.prediction import Alignment, Prediction
+from rest_local.drafting.prediction import MIN_PROBABILITY, Alignment, Prediction
 from rest_local.drafting.sources import Sources
-from rest_local.drafting.tree import MIN_PROBABILITY
 
 OLD = list(range(100, 200)) + list(range(300, 400))
 

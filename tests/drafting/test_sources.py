@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.candidates import Candidate, SourceRows, cell_of
-from rest_local.drafting.growth import Origin, origins_of, propose
-from rest_local.drafting.sources import Sources
+from rest_local.drafting.origins import Origin, origins_of
+from rest_local.drafting.sources import Candidate, SourceRows, Sources, cell_of
+from rest_local.drafting.tree import propose
 from rest_local.errors import DatastoreCorrupt
 from rest_local.planning.plan import draft
 from rest_local.retrieval.building.build import build

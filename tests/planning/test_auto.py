@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import LARGEST, SIZES, CostCurve
-from rest_local.drafting.candidates import N_CELLS, Merged
-from rest_local.drafting.growth import Calibrated, Draft
-from rest_local.drafting.sources import Lookup, Sources
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.sources import N_CELLS, Lookup, Merged, Sources
+from rest_local.drafting.tree import ROOT, Calibrated, Draft, DraftTree
 from rest_local.planning.acceptance import RATE, SLOTS, Acceptance, TokenCalibrator
 from rest_local.planning.auto import Auto
 from rest_local.planning.plan import ALLOWANCE, FIRST_SAVING, SAVINGS_SHARE, Budget, Plan, Savings, longest_wait

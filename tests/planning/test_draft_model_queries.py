@@ -9,10 +9,10 @@ import pytest
 from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.drafting.candidates import N_CELLS, SOURCES, model_cell, model_rates
-from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import Drafter, DraftText, Likely, Query
-from rest_local.drafting.tree import ROOT
+from rest_local.drafting.sources import N_CELLS, SOURCES, model_cell
+from rest_local.drafting.tree import ROOT, DraftModelBudget, OpenNode
+from rest_local.planning.acceptance import model_rates
 from rest_local.planning.auto import Auto
 from rest_local.planning.draft_scheduler import DraftModelScheduler, ModelStats
 from rest_local.planning.plan import Plan

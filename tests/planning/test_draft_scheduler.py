@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_local.drafting.growth import DraftModelBudget, OpenNode
 from rest_local.drafting.models.drafter import Drafter, Likely, PassTimes, Query
+from rest_local.drafting.tree import DraftModelBudget, OpenNode
 from rest_local.planning.draft_scheduler import (
     DEPTHS,
     INITIAL_CREDIT,

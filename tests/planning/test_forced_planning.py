@@ -6,8 +6,7 @@ import pytest
 from support.fake_sequences import Silent
 from support.prices import FLAT
 
-from rest_local.drafting.candidates import GRAMMAR, ForcedRows, SourceRows
-from rest_local.drafting.sources import Lookup
+from rest_local.drafting.sources import GRAMMAR, ForcedRows, Lookup, SourceRows
 from rest_local.grammar.constraint import CERTAIN
 from rest_local.planning.auto import Auto
 from rest_local.planning.policy import StepContext, StepCost

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from support.fake_sequences import Silent
 
 from rest_local.calibration.cost import CostCurve
-from rest_local.drafting.candidates import MODEL, SOURCE_NUMBER, SOURCES, SourceRows
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.drafter import BRANCHES, TOP_K, Drafter, DraftText, Likely, Query
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.sources import MODEL, SOURCE_NUMBER, SOURCES, SourceRows
+from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.planning import policies
 from rest_local.planning.policies import (
     EAGLE2_DEPTH,

@@ -15,9 +15,8 @@ from rest_local.decoding.results import Statistics, Step
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer, Result
 from rest_local.decoding.verify import Relaxed, TokenConstraint
-from rest_local.drafting.candidates import SourceRows
 from rest_local.drafting.models.drafter import DraftText
-from rest_local.drafting.sources import Lookup
+from rest_local.drafting.sources import Lookup, SourceRows
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.vocabulary import Detokenizer

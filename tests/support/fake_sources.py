@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.fake_backend import END, N_VOCAB, logits_of
 
-from rest_local.drafting.candidates import SOURCE_NUMBER, SourceRows
+from rest_local.drafting.sources import SOURCE_NUMBER, SourceRows
 from rest_local.planning.auto import Auto, Plan
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval.rows import Rows

@@ -6,9 +6,8 @@ import numpy as np
 
 from rest_local import Engine
 from rest_local.decoding.stream import Result
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.sources import Lookup
-from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.planning.policy import Policy, StepContext, StepCost
 
 TEXT = "for number in range(10): print(number)\n"

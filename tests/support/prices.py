@@ -15,10 +15,10 @@ import pytest
 from rest_local.calibration.cost import LARGEST, CostCurve, Deviations
 from rest_local.calibration.tuning import Tuning
 from rest_local.decoding import decode_context, verify
-from rest_local.drafting.growth import Draft
 from rest_local.drafting.models.draft_model import DraftModel
 from rest_local.drafting.models.drafter import Drafter, PassTimes
 from rest_local.drafting.models.heads import Head
+from rest_local.drafting.tree import Draft
 from rest_local.grammar import constraint as forced
 from rest_local.llama.context import Context
 from rest_local.planning.auto import Auto

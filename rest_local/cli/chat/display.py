@@ -306,7 +306,7 @@ class DraftsDisplay(Display):
 
 
 def of_source(text: str, source: str, colours: bool) -> str:
-    """Text of this source (`rest_local.drafting.candidates.SOURCES`, `target` for none), in its style."""
+    """Text of this source (`rest_local.drafting.sources.SOURCES`, `target` for none), in its style."""
     source = source.rstrip("~")
     if source == "target" or not text:
         return text

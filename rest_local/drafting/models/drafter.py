@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rest_local.drafting.tree import DEPTH
 from rest_local.llama.context import Context
 from rest_local.llama.model import Model
 
@@ -33,7 +32,7 @@ CONFIDENT = 0.9  # above this probability the first candidate is the only one
 BLOCK = 1024  # logits; a row is searched block by block
 NEGLIGIBLE = 12.0  # nats below the likeliest token
 BATCH = 512  # tokens in one pass of a drafter over a text
-INLINE = DEPTH  # missing tokens of a text up to this number are evaluated together with a query, in one pass
+INLINE = 16  # Missing tokens of a text up to this number, a branch, are evaluated together with a query, in one pass.
 BRANCHES = 4  # paths of one text that can be continued at the same time: sequence ids for each text
 
 Likely = tuple[int, float]  # token, probability
