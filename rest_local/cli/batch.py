@@ -1,4 +1,4 @@
-"""`rest-local batch`: a file of requests in, a file of answers out."""
+"""`rest-local batch`: read a file of requests, and write a file of answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rest_local.batch.worker import JobAnswer
 
 STANDARD = Path("-")
-LINE_S = 60.0  # between two lines about the progress, where there is no bar
+# Seconds between two lines about the progress if there is no bar.
+LINE_S = 60.0
 
 
 def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) -> Shard | None:
@@ -39,15 +40,15 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
 @click.argument("requests", metavar="INPUT", type=click.Path(path_type=Path))
 @option(
     "-o --output FILE",
-    "Where the answers go; a name that ends in .gz: compressed. Default: the standard output.",
+    "Write the answers to FILE, compressed if its name ends in .gz. Default: the standard output.",
     default=STANDARD,
     configurable=False,
     show_default=False,
 )
-@option("--replace", "Write FILE anew; else a run goes on after the answers that FILE has already.", configurable=False)
+@option("--replace", "Overwrite FILE. Without it a run goes on after the answers that FILE has.", configurable=False)
 @option(
     "--shard I/N",
-    "Only every N-th request, from the I-th on: for N jobs that share the work, each with its own FILE.",
+    "Answer only every N-th request, from the I-th on, so that N jobs share the work, each with its own FILE.",
     callback=_parse_shard,
 )
 @option(
@@ -64,14 +65,14 @@ def _parse_shard(ctx: click.Context, param: click.Parameter, value: str | None) 
     "Run on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local` for "
     "replicas on this machine, such as one for each GPU. Needs rest-local[ray].",
 )
-@option("--replicas N", "With --ray: N replicas of the model. Default: as many as the nodes have room for.")
+@option("--replicas N", "With --ray: run N replicas of the model. Default: as many as the nodes have room for.")
 @option(
     "--replica-cpus N",
-    "With --ray: N CPUs for a replica. Default: -t; without it 1 with a GPU, else those of the smallest node.",
+    "With --ray: give each replica N CPUs. Default: -t, else 1 with a GPU, else those of the smallest node.",
 )
 @option(
     "--replica-gpus X",
-    "With --ray: X GPUs for a replica, also a part of one. Default: 1 where the cluster has GPUs.",
+    "With --ray: give each replica X GPUs, or a part of one. Default: 1 if the cluster has GPUs.",
     type=click.FloatRange(min=0),
 )
 @option("--json", "Print the summary as one line of JSON; needs -o.", to="as_json")
@@ -90,11 +91,11 @@ def batch(
 ) -> None:
     """Answer the requests in INPUT (- for the standard input), many at a time.
 
-    A line is a request of OpenAI's batch format (/v1/chat/completions, /v1/completions or /v1/embeddings), or an object
-    with a "prompt" or with "messages". Lines of answers are written as the answers come; custom_id tells which is
-    which. The same command again goes on where a run was stopped.
+    Each line is a request in OpenAI's batch format (/v1/chat/completions, /v1/completions or /v1/embeddings), or an
+    object with a "prompt" or "messages". Answers are written as they come, and custom_id tells which is which. The same
+    command again continues a run that was stopped.
 
-    The options of sampling are for requests that do not name them.
+    The sampling options apply to requests that do not set their own.
 
     With --ray the requests are answered on a Ray cluster, by as many replicas of the model as it has room for.
     """
@@ -151,7 +152,7 @@ def batch(
 def _answering(
     config: EngineConfig, model: str, jobs: Sequence[Job], tokens: int | None, cluster: Cluster | None
 ) -> Iterator[Iterator[JobAnswer]]:
-    """The answers of this machine, or of a cluster. Loads no model where every line is wrong."""
+    """Yield the answers, from this machine or from a cluster. If every line is wrong, no model is loaded."""
     from rest_local.batch.worker import Worker, failed_line, fitted
 
     failed = [failed_line(job) for job in jobs if job.error is not None]
@@ -176,9 +177,7 @@ def _answering(
 
 @contextmanager
 def _progress(hidden: bool) -> Iterator[Callable[[Summary], None]]:
-    """What shows the progress: a bar at a terminal, a line now and then elsewhere. `hidden`: the answers go to the
-    terminal themselves, where a bar would be drawn between them.
-    """
+    """Yield a function that shows the progress as a bar or lines, unless answers on the terminal leave it `hidden`."""
     last = time.monotonic()
     with terminal.Bar(quiet=hidden) as bar:
 
@@ -194,7 +193,7 @@ def _progress(hidden: bool) -> Iterator[Callable[[Summary], None]]:
 
 
 def _rates(summary: Summary) -> str:
-    """Tokens per second, the share of drafted tokens, and the time left."""
+    """Return the tokens per second, the share of drafted tokens, and the time left."""
     parts = [f"{summary.tokens_per_second:.0f} tokens/s", f"{summary.drafted_share:.0%} drafted"]
     if summary.seconds_left is not None and summary.left:
         parts.append(f"{terminal.duration(summary.seconds_left)} left")

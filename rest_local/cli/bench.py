@@ -1,6 +1,6 @@
-"""`rest-local bench`: what drafting would give on recorded answers, and the time of a lookup.
+"""`rest-local bench`: measure what drafting would gain on recorded answers, and how long a lookup takes.
 
-The tables are for people; `--json` has the same figures and more.
+The tables are for people. `--json` has the same figures and more.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def bench() -> None:
 
 
 HERE = "this machine"
-EDITS = 100  # of a repository
-DEPTHS = 10  # of acceptance by depth: one line
+EDITS = 100
+DEPTHS = 10  # as many as fit into one line
 
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     wall, here = report.get("wall_clock"), report.get("here")
     if wall:
         yield f"on this machine, with {wall['model']}: {wall['speedup']:.1f} x plain, measured"
-    elif here:  # its costs are known
+    elif here:
         row = report["curves"][HERE]
         estimated = f"; costs are an estimate, `rest-local tune -m {here['name']}` measures"
         yield (
@@ -70,7 +70,8 @@ def _share(count: Mapping[str, int]) -> str:
     return f"{count['accepted'] / count['drafted']:.0%}" if count["drafted"] else "-"
 
 
-WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes tens of milliseconds
+# The default of --limit with -m, because a plain token takes tens of milliseconds.
+WALL_ANSWERS = 4
 
 
 @bench.command()
@@ -83,23 +84,23 @@ WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes 
     multiple=True,
     type=click.Path(path_type=Path),
 )
-@option("--edits N", "Edits of a repository.", default=EDITS)
-@option("--predict", "With --git: give the old file as the request's prediction, too.")
+@option("--edits N", "Replay N edits of a repository.", default=EDITS)
+@option("--predict", "With --git: also give the old file as the request's prediction.")
 @option(
     "-d --datastore NAME",
-    "Draft from this datastore, too; repeatable.",
+    "Draft from this datastore as well; repeatable.",
     to="datastores",
     multiple=True,
     shell_complete=completion.datastores,
 )
 @option(
     "--history N|FILE",
-    "Test the first N answers, draft from the rest; or draft from the answers of FILE.",
+    "Test the first N answers and draft from the rest, or draft from the answers of FILE.",
     shell_complete=completion.paths,
-    configurable=False,  # REST_LOCAL_HISTORY=0 is --no-history
+    configurable=False,  # REST_LOCAL_HISTORY=0 means --no-history.
 )
 @option("--limit N", f"Test at most N answers. Default: all; {WALL_ANSWERS} with --model.")
-@option("--policy", "What decides what is drafted.", type=click.Choice(POLICY_NAMES), default="auto")
+@option("--policy", "Policy that decides what is drafted.", type=click.Choice(POLICY_NAMES), default="auto")
 @option(
     "--curve FILE",
     "Cost curve to plan by, a file or a shipped name; repeatable.",
@@ -108,20 +109,20 @@ WALL_ANSWERS = 4  # with -m, unless --limit says otherwise: a plain token takes 
     shell_complete=completion.paths,
     type=str,
 )
-@option("--curves", "Plan by the shipped curves of other machines, too.", to="all_curves")
+@option("--curves", "Also plan by the shipped curves of other machines.", to="all_curves")
 @option(
     "-m --model MODEL",
-    "Pay the forward passes of this model, real or synthetic, and measure wall-clock time.",
-    configurable=False,  # elsewhere it chooses a model; here it also turns a replay into minutes of decoding
+    "Run the forward passes of this model, real or synthetic, and measure wall-clock time.",
+    configurable=False,  # In other commands it only chooses a model. Here it starts minutes of decoding.
 )
 @option("--save-curve FILE", "With --model: write the cost curve measured on it, for --curve.")
 @json_option
 def replay(as_json: bool, **options: Any) -> None:
-    """Replay recorded answers as if the model had just chosen them, and count what drafting would have given.
+    """Replay recorded answers as if the model had just chosen them, and count what drafting would have gained.
 
-    Formats: OpenAI batch lines with request and response, MT-Bench answers, AlpacaEval outputs, HumanEval problems.
-    The costs are those of the model on this machine: `--vocab` names the model. With --model its forward passes are
-    paid; with --curve or --curves they cost what they cost on other machines.
+    It reads OpenAI batch lines with request and response, MT-Bench answers, AlpacaEval outputs and HumanEval problems.
+    The costs are those of the model on this machine, which --vocab names. With --model, its forward passes are really
+    run. With --curve or --curves, they cost what they cost on other machines.
     """
     for name in ("model", "vocab"):
         options[name] = options[name] and str(inputs.model_path(options[name]))
@@ -129,7 +130,7 @@ def replay(as_json: bool, **options: Any) -> None:
     if not as_json:
         for line in _lines(report):
             click.echo(fitted(line, sys.stdout))
-    if as_json or not sys.stdout.isatty():  # a person reads the tables
+    if as_json or not sys.stdout.isatty():
         print_json(report)
 
 
@@ -144,7 +145,7 @@ def _report(
     limit: int | None,
     **given: Any,
 ) -> dict[str, Any]:
-    """Check the options, then measure: mistakes should not show after minutes. `given`: also for `open_workload`."""
+    """Check the options, then measure, so that a mistake shows at once. `given` is for `open_workload`."""
     from rest_local.bench.replay import compare_curves
     from rest_local.bench.wall import wall_clock
     from rest_local.bench.workload import open_workload
@@ -175,8 +176,9 @@ def _report(
 
 
 def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] | None]:
-    """The cost curve of a model on this machine, as it is known or estimated from a few steps, and what to say of it.
-    A file without weights has none: where one is `required`, raises OptionError.
+    """Return the cost curve of a model on this machine, known or estimated from a few steps, and a description of it.
+
+    A file without weights has none. Raises OptionError for it if a curve is `required`.
     """
     from rest_local.decoding.engine import Engine
 
@@ -200,15 +202,15 @@ def _here(path: str, required: bool) -> tuple[CostCurve | None, dict[str, Any] |
 )
 @option(
     "--directory DIR",
-    "Measure the datastore in this directory, and build none.",
+    "Measure the datastore in this directory instead of building one.",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
-@option("--seed", "Of the text and the contexts.", type=int, default=0)
+@option("--seed", "Seed of the text and the contexts.", type=int, default=0)
 @json_option
 def lookup(as_json: bool, model: str | None, **options: Any) -> None:
     """Measure lookups: build a datastore in a temporary directory and search it.
 
-    Without other load, for figures that can be compared: times include whatever else the machine does.
+    Run it on a quiet machine if you want to compare figures: the times include whatever else the machine does.
     """
     from rest_local.bench.lookup import measure
 

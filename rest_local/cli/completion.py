@@ -1,6 +1,6 @@
-"""`rest-local completion`: the script that completes command lines in bash, zsh and fish, and what values it offers.
+"""`rest-local completion`: print the script that completes command lines in bash, zsh and fish, and offer the values.
 
-The script asks this program for each completion, so nothing heavy is imported here: directories are listed, no file is
+The script runs this program for each completion, so nothing heavy is imported here: directories are listed, no file is
 opened, and the configuration is not read.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem, ShellComplete
 
 PROGRAM = "rest-local"
-VARIABLE = "_REST_LOCAL_COMPLETE"  # set by the script, for every completion
+VARIABLE = "_REST_LOCAL_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -27,8 +27,8 @@ SHELLS = ("bash", "zsh", "fish")
 def completion(shell: str) -> None:
     """Print the script that completes command lines in a shell.
 
-    bash reads it from ~/.local/share/bash-completion/completions/rest-local, zsh from the file _rest-local in a folder
-    of $fpath, fish from ~/.config/fish/completions/rest-local.fish.
+    bash reads it from ~/.local/share/bash-completion/completions/rest-local, zsh from a file _rest-local in a folder of
+    $fpath, and fish from ~/.config/fish/completions/rest-local.fish.
     """
     from click.shell_completion import get_completion_class
 
@@ -39,7 +39,7 @@ def completion(shell: str) -> None:
 
 
 def answer(command: click.Command) -> int:
-    """Answer the script of a shell, which has set VARIABLE, and return the exit code. What fails offers nothing."""
+    """Answer the script of a shell, which has set VARIABLE, and return the exit code. An error offers nothing."""
     from click.shell_completion import add_completion_class, shell_complete
 
     add_completion_class(bash_completer())
@@ -66,7 +66,7 @@ def _is_path(text: str) -> bool:
 
 
 def datastores(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Names of datastores, or a path."""
+    """Offer the names of datastores, or paths."""
     from rest_local.paths import datastores_home
 
     found = [] if _is_path(incomplete) else starting(_folders(str(datastores_home())), incomplete)
@@ -80,7 +80,7 @@ def histories(context: click.Context, parameter: click.Parameter, incomplete: st
 
 
 def models(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Models on the disk by their names, GGUF files of this folder, or a path."""
+    """Offer the models on the disk by name, the GGUF files of this folder, or paths."""
     from rest_local.catalog.stores import names
 
     found = names()
@@ -90,14 +90,14 @@ def models(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
 
 def repositories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """The repositories of a hub that models on the disk are from: another quantization may be wanted."""
+    """Offer the hub repositories of the models on the disk, since another quantization may be wanted."""
     from rest_local.catalog.stores import stored_models
 
     return starting({model.repo for model in stored_models() if model.repo}, incomplete)
 
 
 def _folders(place: str) -> list[str]:
-    """The folders in a place, without hidden ones; none where the place cannot be read."""
+    """List the folders in a place, without hidden ones. The list is empty if the place cannot be read."""
     try:
         with os.scandir(place) as entries:
             return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
@@ -106,18 +106,19 @@ def _folders(place: str) -> list[str]:
 
 
 def bash_completer() -> type[ShellComplete]:
-    """Click's completion in bash, for words with a colon as well, such as the model llama3.2:3b.
+    """Return click's completion for bash, extended to words with a colon, such as the model llama3.2:3b.
 
     Bash splits the command line at colons and replaces only what follows the last one. So the words are joined again,
-    and only what follows is offered. Of a word that really ends with a colon, the next one is taken for a part.
+    and only the part after the last colon is offered. If a word really ends with a colon, the next one is taken for a
+    part of it.
     """
     from click.shell_completion import BashComplete
 
     class JoinedWords(BashComplete):
-        _cut = 0  # characters of the word that bash keeps
+        _n_kept = 0  # Bash keeps so many characters of the word.
 
         def get_completion_args(self) -> tuple[list[str], str]:
-            """The words before the one that is completed, and that one."""
+            """Return the words before the one that is being completed, and that word."""
             args, last = super().get_completion_args()
             words: list[str] = []
             for word in (*args, last):
@@ -126,15 +127,15 @@ def bash_completer() -> type[ShellComplete]:
                 else:
                     words.append(word)
             if words[-1] != last:
-                self._cut = words[-1].rindex(":") + 1
+                self._n_kept = words[-1].rindex(":") + 1
             return words[:-1], words[-1]
 
         def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-            """What bash may put in the place of what follows the last colon."""
+            """Return what bash may put in the place of the text after the last colon."""
             items = super().get_completions(args, incomplete)
             for item in items:
                 if item.type == "plain":
-                    item.value = item.value[self._cut :]
+                    item.value = item.value[self._n_kept :]
             return items
 
     return JoinedWords

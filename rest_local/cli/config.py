@@ -1,6 +1,6 @@
 """`rest-local config`: show where each value comes from, and change the configuration file.
 
-`set` and `unset` keep comments and order, and replace the file as a whole. `path` and --help do not read it.
+`set` and `unset` keep comments and order, and replace the whole file at once. `path` and --help do not read it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 HEADER = "# Options of rest-local, as `rest-local config show --all` lists them."
-WAIT_S = 10.0  # for another process that changes the file
-_PLACES = ("cache", "config", "data", "datastores", "models", "shared")  # directories and files, which no option sets
+LOCK_TIMEOUT_S = 10.0
+# Directories and files that only the environment sets (REST_LOCAL_CACHE), and no option.
+_PLACES = ("cache", "config", "data", "datastores", "models", "shared")
 
 
 def complete_keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Keys, with the help of their options."""
+    """Offer the keys, each with the help of its option."""
     from click.shell_completion import CompletionItem
 
     found = _options()
@@ -40,22 +41,22 @@ def complete_keys(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def complete_values(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """What the option of the key in the same command line takes."""
+    """Offer the values of the option whose key stands in the same command line."""
     options = _options().get(context.params.get("key") or "", [])
     if options and options[0].is_flag:
         return completion.starting(("true", "false"), incomplete)
     return list(options[0].shell_complete(context, incomplete)) if options else []
 
 
-profile_option = option("--profile GLOB", "For the models whose name matches, not for all.", configurable=False)
+profile_option = option("--profile GLOB", "Apply only to models whose name matches.", configurable=False)
 
 
 @click.group(cls=SummaryGroup)
 def config() -> None:
     """Show and change the defaults of options.
 
-    A value comes from the command line, else the environment (--top-k is REST_LOCAL_TOP_K), else the profiles of the
-    model, else the file, else the program.
+    A value is looked up in this order: the command line, the environment (--top-k is REST_LOCAL_TOP_K), the profiles of
+    the model, the top of the file, and the default of the program.
     """
 
 
@@ -65,9 +66,9 @@ def config() -> None:
 @option("--all", "List the defaults as well.", to="everything", configurable=False)
 @json_option
 def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bool) -> None:
-    """Show values and where each comes from: the environment, a profile, the file, or the program.
+    """Show each value and where it comes from: the environment, a profile, the file, or the program.
 
-    Checks the whole file. Without KEY only what is set is shown.
+    The whole file is checked. Without KEY, only values that are set are shown.
     """
     from difflib import get_close_matches
 
@@ -79,11 +80,11 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
                 raise found.wrong(key, profile, f"{key}: {fault}")
     known = {*map(variable_of, options), *map(variable_of, _PLACES)}
     for name in sorted(name for name in os.environ if name.startswith(f"{ENVIRONMENT}_") and name not in known):
-        near = get_close_matches(name, known, 1)  # a typing mistake has no other effect
+        near = get_close_matches(name, known, 1)
         warn(f"{name}: no option has this variable{f'; did you mean {near[0]}?' if near else ''}")
     for key in keys:
         _check_key(key, options)
-    if not model:  # as a command line without -m
+    if not model:
         named = found.find(MODEL, None)
         model = os.environ.get(variable_of(MODEL)) or (named.value if named else None)
     rows = [_row(key, options[key], found, model) for key in keys or sorted(options)]
@@ -92,8 +93,8 @@ def show(keys: tuple[str, ...], model: str | None, everything: bool, as_json: bo
     if as_json:
         return print_json({"path": str(found.path), "model": model, "settings": rows})
     path = str(found.path)
-    with suppress(ValueError, RuntimeError):  # it is elsewhere, or there is no home directory
-        path = str(Path("~") / found.path.relative_to(Path.home()))  # so that a line fits a narrow terminal
+    with suppress(ValueError, RuntimeError):  # The file is elsewhere, or there is no home directory.
+        path = str(Path("~") / found.path.relative_to(Path.home()))
     origins = {"environment": "environment, {variable}", "profile": '{path}:{line}, profile "{profile}"'}
     origins |= {"file": "{path}:{line}", "default": "default"}
     lines = [(row["key"], _toml(row["value"]), origins[row["source"]].format(path=path, **row)) for row in rows]
@@ -136,7 +137,7 @@ def set_(key: str, values: tuple[str, ...], profile: str | None) -> None:
 @click.argument("key", shell_complete=complete_keys)
 @profile_option
 def unset(key: str, profile: str | None) -> None:
-    """Remove a key from the file: the default of the program counts again."""
+    """Remove a key from the file, so that the default of the program applies again."""
     path = _path()
     with _changed(path) as document:
         tables: Any = document.get(PROFILE, {}) if profile is not None else {PROFILE: document}
@@ -173,7 +174,7 @@ def _check_key(key: str, options: Iterable[str]) -> None:
 
 
 def _fault(options: Iterable[Option], value: Any) -> str:
-    """What is wrong with a value for all of these options; empty if one of them takes it."""
+    """Return why none of these options takes a value, or an empty string if one of them does."""
     faults = []
     for each in options:
         try:
@@ -185,9 +186,9 @@ def _fault(options: Iterable[Option], value: Any) -> str:
 
 
 def _row(key: str, options: Sequence[Option], found: Settings, model: str | None) -> dict[str, Any]:
-    """One line of `show`, JSON-ready. `line`: on which the value ends in the file."""
+    """Return one line of `show`, JSON-ready. `line` is the line of the file on which the value ends."""
     variable = variable_of(key)
-    if os.environ.get(variable):  # click takes an empty variable as none
+    if os.environ.get(variable):  # Click ignores an empty variable.
         return {"key": key, "value": os.environ[variable], "source": "environment", "variable": variable}
     in_file = found.find(key, model)
     if in_file is None:
@@ -198,7 +199,7 @@ def _row(key: str, options: Sequence[Option], found: Settings, model: str | None
 
 
 def _default(options: Sequence[Option]) -> Any:
-    """The default of the program; None where there is none, or where it depends on the command."""
+    """Return the default of the program, or None if there is none or it depends on the command."""
     context = click.Context(click.Command("config"))
     first, *others = (option.get_default(context) for option in options)
     is_plain = isinstance(first, (bool, int, float, str)) and all(other == first for other in others)
@@ -206,22 +207,23 @@ def _default(options: Sequence[Option]) -> Any:
 
 
 def _scalar(option: Option, text: str) -> bool | int | float | str:
-    """How the file holds a value that the option takes: as a truth value or number where it is one."""
+    """Return the value as the file holds it: as a truth value or a number if the option takes one."""
     if option.is_flag:
         return click.BOOL.convert(text, None, None)
     if isinstance(option.type, click.types.FloatParamType):
         return float(text)
     if isinstance(option.type, (click.types.IntParamType, Count)):
-        with suppress(ValueError):  # `all` and `auto`
+        with suppress(ValueError):  # `all` and `auto` stay text.
             return int(text)
     return text
 
 
 @contextmanager
 def _changed(path: Path) -> Iterator[TOMLDocument]:
-    """The file with its comments, to be changed in the block and replaced after it, with its mode. No other process
-    changes it meanwhile: the lock lies in the data directory, so that no new file appears in the folder of the
-    configuration. Raises ConfigInvalid.
+    """Yield the file's document to be changed, and replace the file afterwards, keeping its comments and its mode.
+
+    A lock keeps other processes from changing it meanwhile. It lies in the data directory, so that no new file appears
+    beside the configuration. Raises ConfigInvalid.
     """
     import tomlkit
     from filelock import FileLock, Timeout
@@ -229,27 +231,27 @@ def _changed(path: Path) -> Iterator[TOMLDocument]:
     from rest_local.paths import data_dir, write_atomically
 
     target = path.resolve()
-    if target.exists() and not target.is_file():  # /dev/null, say: it would be replaced by a file
+    if target.exists() and not target.is_file():  # Writing would replace /dev/null, for example, by a file.
         raise ConfigInvalid(path, None, "not a regular file; REST_LOCAL_CONFIG names another one")
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(data_dir() / "config.lock", timeout=WAIT_S, mode=0o600):
+        with FileLock(data_dir() / "config.lock", timeout=LOCK_TIMEOUT_S, mode=0o600):
             text = settings.read(path)
-            Settings(path, text)  # says what is wrong, with the line
+            Settings(path, text)  # This raises an error that names the line, which `parse` below does not.
             document = tomlkit.parse(text or f"{HEADER}\n\n")
             yield document
             mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
             write_atomically(target, document.as_string().encode(), durable=True)
             target.chmod(mode)
     except Timeout:
-        raise ConfigInvalid(path, None, f"another process has been changing it for {WAIT_S:.0f} s") from None
+        raise ConfigInvalid(path, None, f"another process has been changing it for {LOCK_TIMEOUT_S:.0f} s") from None
     except OSError as error:
         cause = f"cannot be written: {error.strerror or error}; REST_LOCAL_CONFIG names another file"
         raise ConfigInvalid(path, None, cause) from error
 
 
 def _table(document: TOMLDocument, profile: str | None) -> Any:
-    """The table that a key belongs to, made if it is missing."""
+    """Return the table that a key belongs to, and make it if it is missing."""
     import tomlkit
 
     if profile is None:
@@ -263,7 +265,7 @@ def _place(path: Path, profile: str | None) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as the file would hold it; `-` for none."""
+    """Return a value as the file would hold it, or `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, list):

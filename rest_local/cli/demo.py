@@ -1,4 +1,4 @@
-"""`rest-local demo`: a question and an edit of some code, each answered plain and drafted, side by side."""
+"""`rest-local demo`: answer a question and edit some code, each plain and drafted, side by side."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece
 
 COLOURS = {"target": "", "datastore": "bold green", "context": "bold cyan"}
-LEAST_LINES, MOST_LINES = 4, 14  # of text on each side
-OTHER_LINES = 13  # of the screen: a title and the border of both prompts, the result, and the command line
+LEAST_LINES, MOST_LINES = 4, 14
+# The rest of the screen: a title and a border for both prompts, the result, and the command line.
+OTHER_LINES = 13
 
-SECONDS = 5.0  # for a prompt, after which no pair of runs begins: with the model's loading less than 20 in all
+# After so many seconds with a prompt no other pair of runs begins. With the loading, the demo takes less than 20 s.
+SECONDS = 5.0
 
 
 class Column:
-    """The text of one side as it grows, each token in the colour of its source."""
+    """The growing text of one side, with each token in the colour of its source."""
 
     def __init__(self, engine: Engine) -> None:
         from rich.text import Text
@@ -47,7 +49,7 @@ class Column:
         self._uncounted = 0
 
     def add(self, piece: Piece) -> None:
-        if not self.steps:  # time runs from the first piece on: what came with it took none of it
+        if not self.steps:  # The clock starts with the first piece, so that its tokens are not counted.
             self._began, self._uncounted = time.perf_counter(), len(piece.tokens)
         self._latest = time.perf_counter()
         self.steps += 1
@@ -56,19 +58,19 @@ class Column:
             self.text.append(self._detokenizer.feed(token), COLOURS.get(source, "bold magenta"))
 
     def speed(self) -> float:
-        """Tokens per second up to the newest token: a finished side keeps its figure while the other runs."""
+        """Return the tokens per second up to the newest token, so that a finished side keeps its figure."""
         seconds = self._latest - self._began
         return (self.tokens - self._uncounted) / seconds if seconds > 0 else 0.0
 
     def tail(self, console: Console, width: int, height: int) -> Text:
-        """The newest `height` lines at `width`: a live display cuts off the end, which is where the text grows."""
+        """Return the newest `height` lines at `width`, since a live display cuts off the end, where the text grows."""
         from rich.text import Text
 
         return Text("\n").join(self.text.wrap(console, width, overflow="fold", tab_size=4)[-height:])
 
 
 class Screen:
-    """The display of `bench.demo.compare`: two columns at a terminal, in a pipe one text after the other."""
+    """The display of `bench.demo.compare`: two columns at a terminal, and one text after the other in a pipe."""
 
     def __init__(self, engine: Engine, console: Console) -> None:
         self._engine, self._console = engine, console
@@ -106,7 +108,7 @@ class Screen:
         from rich.table import Table
 
         table = Table.grid(expand=True)
-        width = max(self._console.width // max(len(self._columns), 1) - 4, 8)  # 4: the border and its padding
+        width = max(self._console.width // max(len(self._columns), 1) - 4, 8)  # The border and its padding take 4.
         height = max(min((self._console.height - OTHER_LINES) // 2, MOST_LINES), LEAST_LINES)
         panels = []
         for side, column in self._columns.items():
@@ -148,8 +150,8 @@ _threads, _gpu_layers = options.device_options(option)
 @option("-m --model MODEL", options.MODEL_HELP)
 @_threads
 @_gpu_layers
-@option("-n --tokens N", "Tokens of an answer, at most.", default=160)
-@option("--repeats N", f"Timed pairs of runs, as many as begin within {SECONDS:g} s.", default=3)
+@option("-n --tokens N", "Generate at most N tokens for an answer.", default=160)
+@option("--repeats N", f"Time up to N pairs of runs, as many as begin within {SECONDS:g} s.", default=3)
 @option(
     "--code PATH",
     "Edit this file, or one of this folder, instead of one of Python's standard library.",
@@ -169,7 +171,7 @@ def demo(
 ) -> None:
     """Show what drafting gains: the same answers plain and drafted, side by side.
 
-    The model answers a question and edits a passage of a file, whose first lines are given. Drafts come from the text
+    The model answers a question, and edits a passage of a file whose first lines it is given. Drafts come from the text
     so far. Answers are greedy, and the last lines say what was measured.
     """
     from rich.console import Console
@@ -186,7 +188,7 @@ def demo(
         if not as_json:
             tell(f"{Path(engine.model.path).name} writes each answer twice: plain, and with drafts.")
             screen = Screen(engine, Console())
-            stack.callback(screen.end)  # a live display gives the terminal back whatever happens
+            stack.callback(screen.end)
         comparisons = [
             compare(engine, prompt, max_tokens=tokens, repeats=repeats, display=screen, seconds=SECONDS)
             for prompt in prompts(code, bool(engine.model.chat_template))

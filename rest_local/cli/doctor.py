@@ -1,7 +1,7 @@
-"""`rest-local doctor` and `tune`: what this installation, machine and model can do, and what was chosen because of it.
+"""`rest-local doctor` and `tune`: show what this installation, machine and model can do, and which settings it uses.
 
 Versions of libraries are compared with the metadata that pip, pipx or uv have installed, so they are those of
-pyproject.toml. llama-cpp-python is also loaded, because having it does not mean that it can be used (`llama.loaded`).
+pyproject.toml. llama-cpp-python is also loaded, because an installed one may still be unusable (`llama.loaded`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ EXTRAS = {
 
 
 def installation() -> dict[str, Any]:
-    """The state of the installation, JSON-ready. Loads llama.cpp.
+    """Return the state of the installation, JSON-ready. Loads llama.cpp.
 
-    `missing`: in words, each required library that is missing or does not fit. `llama_cpp`: why it cannot be used, or
-    None; `lacks`: what it lacks. `extras`: by name, `for`, `missing` and `install`, the command that adds them. `note`:
-    why there is nothing to compare with, or None.
+    `missing` describes each required library that is missing or does not fit. `llama_cpp` is why that library cannot be
+    used, or None, and `lacks` lists the names it lacks. `extras` has, by name, `for`, `missing`, and `install`, the
+    command that adds them. `note` says why no versions were compared, or is None.
     """
     from importlib import metadata
 
@@ -65,7 +65,7 @@ def installation() -> dict[str, Any]:
                 extras[name] = {"for": purpose, "missing": list(_missing(own)), "install": command(name)}
     except metadata.PackageNotFoundError:
         note = "rest-local runs from a folder and is not installed, so no versions were compared"
-    except ImportError as error:  # of `packaging`, without which no version can be compared
+    except ImportError as error:  # `packaging` itself is missing.
         required = [f"{(error.name or 'packaging').split('.')[0]} is not installed"]
     try:
         import rest_local.llama.loaded  # noqa: F401
@@ -75,13 +75,13 @@ def installation() -> dict[str, Any]:
 
 
 def faults(state: Mapping[str, Any]) -> list[str]:
-    """What keeps rest-local from working, each with the way out."""
+    """Return what keeps rest-local from working, each fault with the way out."""
     missing = [f"{', '.join(state['missing'])}: {command()}"] if state["missing"] else []
     return [*missing, *([state["llama_cpp"]] if state["llama_cpp"] else [])]
 
 
 def command(extra: str = "") -> str:
-    """The command that installs what is missing, for the tool that installed this."""
+    """Return the command that installs what is missing, for the tool that installed this program."""
     what = f"'{NAME}[{extra}]'" if extra else NAME
     if (Path(sys.prefix) / "pipx_metadata.json").exists():
         return f"pipx install --force {what}"
@@ -104,18 +104,18 @@ def _missing(requirements: Iterable[Requirement]) -> Iterator[str]:
 
 
 TITLES = ("flash", "cache", "thr", "chains", "chains+", "trees", "trees+", "flips", "gap", "plain", "x16")
-SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of a batch; --json has more
+SHOWN_SIZES = (1, 2, 4, 8, 16, 32, 64)  # --json has more batch sizes.
 CASES = (("chains", False), ("chains", True), ("trees", False), ("trees", True))
 EXPLANATION = """\
-Rows of logits that differ in any bit from the same rows evaluated one at a
-time, of those compared; + is with another sequence in the KV cache. Flips
-are rows whose likeliest token changed, gap the largest distance of the two best
-tokens there. Plain and x16 are the times of a step of 1 and of 16 tokens, the
-fastest being 1."""
+The middle columns count the rows of logits that differ in any bit from the
+same rows evaluated one at a time; + is with another sequence in the KV cache.
+Flips are rows whose likeliest token changed, and gap is the largest distance of
+the two best tokens there. Plain and x16 are the times of a step of 1 and of 16
+tokens, and the fastest is 1."""
 
 
 def exactness_lines(survey: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the report for people of `survey`."""
+    """Yield the lines that show `survey` to people."""
     yield "exactness"
     yield from terminal.columns([TITLES, *map(_row, survey["settings"])], right=range(3, len(TITLES)))
     yield from EXPLANATION.splitlines()
@@ -184,8 +184,8 @@ def examine(engine: Engine) -> dict[str, Any]:
 
 
 def cost_rows(curve: CostCurve, n_ctx: int) -> list[dict[str, Any]]:
-    """The rows of `CostCurve.table` at its shortest context length, and at those that a request can have and that need
-    no further measurement. `certain`: whether that is true of the row.
+    """Return the rows of `CostCurve.table` at its shortest context, and at those that a request can have and that are
+    certain.
     """
     rows = [{**row, "certain": curve.is_certain(int(row["n_ctx"]))} for row in curve.table()]
     shortest = rows[0]["n_ctx"]
@@ -214,10 +214,10 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
     drafting, units = facts["drafting"], facts["matrix_units"]
     used, unused = (", ".join(name for name in units if units[name] is built) for built in (True, False))
     self_test = dict(facts["self_test"] or {"not run": "nothing to verify with"})
-    if needed := self_test.pop("rows_needed", 0):  # it promises something
+    if needed := self_test.pop("rows_needed", 0):
         self_test["rows"] = f"{self_test['rows']} of {needed}"
     rope = {}
-    if given := facts["settings"].get("rope"):  # what of it is not the model's own
+    if given := facts["settings"].get("rope"):
         own = vars(Rope())
         rope = {"rope": {name: value for name, value in given.items() if value != own[name]} or "the model's"}
     compiled = "; ".join(facts["compilers"]) or "unknown: llama.cpp's library does not say"
@@ -243,7 +243,7 @@ def report(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def calibration_rows(state: Mapping[str, Any]) -> dict[str, str]:
-    """How far the cost curve can be trusted, in words."""
+    """Return how far the cost curve can be trusted, in words."""
     doubt = ", ".join(f"{n} tokens {100 * sd:.0f}%" for n, sd in state["uncertainty"].items())
     rows = {
         "state": state["state"],
@@ -275,7 +275,7 @@ def _text(value: Any) -> str:
 
 
 def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield one line for each context length, a column for some of the sizes, and the time of one token: 80 columns."""
+    """Yield a line of at most 80 columns for each context length, with some sizes and the time of one token."""
     sizes = sorted({row["n"] for row in rows}.intersection(SHOWN_SIZES))
     lines = [("  context", *map(str, sizes), "one token")]
     for n_ctx in sorted({row["n_ctx"] for row in rows}):
@@ -293,14 +293,14 @@ def cost_table(rows: list[dict[str, Any]]) -> Iterator[str]:
 @options.sampling_defaults
 @option(
     "--exactness",
-    "Also measure every combination of flash attention, cache type and threads: how exact, and at what cost.",
+    "Also measure how exact every combination of flash attention, cache type and threads is, and its cost.",
 )
 @option("--seconds N", "Time for --exactness.", type=click.FloatRange(min=0), default=120)
 @terminal.json_option
 def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool) -> None:
-    """Show versions, what is missing, backends, what drafting can do with the model, the self-test and the cost curve.
+    """Show versions, missing libraries, backends, the kind of drafting, the self-test and the cost curve.
 
-    Where a required library is missing or does not fit, it shows only that, and the exit code is 1.
+    If a required library is missing or does not fit, only that is shown, and the exit code is 1.
     """
     state = installation()
     if problems := faults(state):
@@ -313,7 +313,7 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
     opening.tell_snapshots(config)
     from rest_local.llama.cores import others_run
 
-    busy = others_run()  # before threads of this process compute
+    busy = others_run()  # Look before the threads of this process compute.
     with opening.open_engine(config) as engine:
         engine.compare()
         facts = examine(engine) | {"installation": state, "others_run": busy}
@@ -337,8 +337,8 @@ def doctor(config: EngineConfig, exactness: bool, seconds: float, as_json: bool)
 def tune(config: EngineConfig, as_json: bool) -> None:
     """Measure what batches of tokens cost with a model on this machine, and explain what pays.
 
-    Not needed: costs are estimated at the first start and refined while the model answers. With this they are right
-    from the first token on. Takes about 700 plain steps; do nothing else with the machine meanwhile.
+    You need not run it: costs are estimated at the first start and refined while the model answers. After it they are
+    right from the first token. It takes about 700 plain steps, and the machine should do nothing else meanwhile.
     """
     from rest_local.calibration.measuring import explain
 
@@ -377,7 +377,7 @@ def findings(measured: Measured, calibration: Mapping[str, Any], settings: Mappi
 
 
 def verdict(measured: Measured) -> str:
-    """Whether the figures can be trusted, and what to do where not."""
+    """Say whether the figures can be trusted, and what to do if they cannot."""
     noise = f"the rounds differ by {100 * measured.noise:.0f}%"
     if measured.complete:
         return f"These costs are final ({noise})."

@@ -1,6 +1,6 @@
-"""`rest-local edit`: a model changes files as an instruction says; the changes are shown, and written once confirmed.
+"""`rest-local edit`: let a model change files as an instruction says, show the changes, and write them once confirmed.
 
-All files are written at the end, so that an interrupt at any time before leaves every one of them as it was.
+All files are written at the end, so an interrupt before that leaves every one of them as it was.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def unified_diff(path: Path, old: str, new: str) -> Iterator[str]:
-    """The lines of a patch with their ends, as `patch -p1` reads it (absolute paths: `-p0`); none for no change."""
+    """Yield the lines of a patch as `patch -p1` reads it (`-p0` for absolute paths). No change yields no lines."""
     from difflib import unified_diff as lines_changed
 
     name = printable(path.as_posix())
@@ -48,8 +48,8 @@ def unified_diff(path: Path, old: str, new: str) -> Iterator[str]:
 
 
 def coloured(line: str) -> str:
-    """A line of a diff for a terminal, without its end and without byte order marks. What a file holds cannot control
-    the terminal. Plain where NO_COLOR is set or the terminal is dumb.
+    """Return a line of a diff without its end, coloured for a terminal that allows it, and with no other control
+    characters.
     """
     shown = "\t".join(map(printable, line.rstrip("\r\n").replace("\ufeff", "").split("\t")))
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
@@ -59,11 +59,12 @@ def coloured(line: str) -> str:
     return click.style(shown, fg=_COLOURS.get(line[:1]))
 
 
-LARGEST_OWN = 32_768  # tokens of context that are opened without --ctx where the files need them
-GROWTH = 1.25  # of a file by its edit
-ROOM = 256  # tokens for the words around a file
+# The largest context, in tokens, that is opened without --ctx if the files need it.
+LARGEST_CONTEXT = 32_768
+GROWTH = 1.25  # An edited file may have so many times the tokens of the old one.
+ROOM = 256  # The words around a file take at most so many tokens.
 
-ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a change
+ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"
 
 
 @click.command(cls=SectionedCommand)
@@ -73,21 +74,21 @@ ASK, WRITE, CHECK, SHOW = "ask", "write", "check", "show"  # what is done with a
 @indexer.code_options
 @option(
     "--from FILE",
-    "Read the instruction from this file, - from the standard input; all arguments are files to edit then.",
+    "Read the instruction from this file, - from the standard input. All arguments are then files to edit.",
     to="request",
     configurable=False,
 )
 @option("-y --yes", "Write without asking, also over an existing --output.", configurable=False)
 @option(
     "-o --output FILE",
-    "Write the new text to this file, and leave the one that is edited as it is; - prints it.",
+    "Write the new text to this file, and leave the edited one as it is. - prints it.",
     type=click.Path(),
     shell_complete=completion.paths,
     configurable=False,
 )
 @option("--check", "Write nothing; exit code 1 if a file would change.", configurable=False)
-@option("--show-answer", "Where a file is refused, print the model's answer, too (on stderr).")
-@options.tokens_option(-1, "At most N tokens a file; -1: until the answer ends or the context is full.")
+@option("--show-answer", "Print the model's answer on stderr if a file is refused.")
+@options.tokens_option(-1, "Generate at most N tokens a file. -1 goes on until the answer ends or the context is full.")
 @options.quiet_option
 @options.sampling_options
 @option("--json", "Print one line of JSON for each file instead.", to="as_json")
@@ -107,12 +108,13 @@ def edit(
 ) -> None:
     """Change each FILE as INSTRUCTION says, show the difference, and write it when you confirm.
 
-    The model answers with the whole new file. What stays of the old one is drafted, so most of the answer costs little.
-    Without a terminal the difference is printed as a patch, and nothing is written without --yes. Exit code 1 where a
-    file was refused, and where one would change and may not be written. The answer to a refused one is kept in a
-    temporary file (not with `--no-history`).
+    The model answers with the whole new file. The unchanged parts are drafted, so most of the answer costs little.
+    Without a terminal the difference is printed as a patch, and nothing is written without --yes. The exit code is 1 if
+    a file was refused, or would change and may not be written. The answer to a refused file is kept in a temporary
+    file, unless you give --no-history.
     """
-    sampling = Sampling(**config.sampling, grammar=grammar)  # a file's recommendations are for conversations
+    # Edits are greedy by default: the sampling that a model file recommends is for conversations.
+    sampling = Sampling(**config.sampling, grammar=grammar)
     if check and (yes or output):
         raise click.UsageError("--check writes nothing; leave out --yes and --output")
     paths, instruction = read_arguments(arguments, request)
@@ -139,12 +141,12 @@ def edit(
 
 
 def read_arguments(arguments: Sequence[str], request: Path | None) -> tuple[list[Path], str]:
-    """The files, and the instruction: the last argument, or the text of --from. Raises UsageError, InputInvalid."""
+    """Return the files and the instruction, which is the last argument or the text of --from. Raises UsageError."""
     if request is not None:
         names, instruction = arguments, inputs.read_file(request, "instruction")
     else:
         names, instruction = arguments[:-1], inputs.clean("".join(arguments[-1:]), "instruction")
-        if names and os.path.isfile(instruction):  # `Path.is_file` raises for a long text
+        if names and os.path.isfile(instruction):  # `Path.is_file` would raise for a long text.
             raise click.UsageError(f"the last argument is the instruction, but {instruction} is a file; say what to do")
     if not names:
         raise click.UsageError('give FILE and an instruction, for example: rest-local edit a.py "rename x to y"')
@@ -154,7 +156,7 @@ def read_arguments(arguments: Sequence[str], request: Path | None) -> tuple[list
 
 
 def read_files(paths: Sequence[Path]) -> list[TextFile]:
-    """All files, each once. Raises InputInvalid for the first that cannot be edited."""
+    """Read all files, each once. Raises InputInvalid for the first that cannot be edited."""
     missing = next((path for path in paths if len(paths) > 1 and not os.path.lexists(path)), None)
     if missing is not None:
         raise InputInvalid("file", missing, "does not exist; put the instruction in quotes if this is a part of it")
@@ -163,8 +165,9 @@ def read_files(paths: Sequence[Path]) -> list[TextFile]:
 
 
 def read_output(output: str | None, files: Sequence[TextFile], *, may_replace: bool) -> str | Path | None:
-    """Where the new text goes: None for the file that is edited, "-" for the standard output. Raises InputInvalid for
-    what cannot be written, also for a file that exists and may not be replaced; click.UsageError for several files.
+    """Return where the new text goes: None for the edited file itself, "-" for the standard output, or a path.
+
+    Raises InputInvalid if the path cannot be written or may not be replaced, and click.UsageError for several files.
     """
     if output is None or output == "-":
         return output
@@ -187,9 +190,10 @@ def _at_terminal() -> bool:
 
 
 def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: str) -> EngineConfig:
-    """The config with a context for the largest file and its edit, where none is given: up to LARGEST_OWN tokens and
-    what the model was trained for. A file that has more tokens itself is left to the engine, which refuses it. Reads
-    the vocabulary only for files that may not fit the usual context.
+    """Return the config with a context for the largest file and its edit, unless the user has set one.
+
+    It has up to LARGEST_CONTEXT tokens, and no more than the model was trained for. A larger file is left to the
+    engine, which refuses it. The vocabulary is read only if a file may not fit the usual context.
     """
     from rest_local.llama.gguf import trained_context
     from rest_local.llama.model import Model
@@ -197,10 +201,10 @@ def with_context(config: EngineConfig, files: Sequence[TextFile], instruction: s
     if config.n_ctx is not None:
         return config
     largest = max(len(file.content) for file in files)
-    if needed_tokens(largest, len(instruction)) <= LARGEST_DEFAULT:  # with a token for each byte
+    if needed_tokens(largest, len(instruction)) <= LARGEST_DEFAULT:  # A byte is at most one token.
         return config
     path = inputs.model_path(config.model)
-    most = min(LARGEST_OWN, trained_context(path, config.options) or LARGEST_OWN)
+    most = min(LARGEST_CONTEXT, trained_context(path, config.options) or LARGEST_CONTEXT)
     with Model.open(path, options=config.options, vocab_only=True) as model:
         *counts, n_instruction = (
             len(model.vocabulary.tokenize(text, most=most)) for text in (*(f.text for f in files), instruction)
@@ -222,14 +226,14 @@ def needed_tokens(n_file: int, n_instruction: int) -> int:
 
 @dataclass
 class Change:
-    """What came of one file. `content`: what is to be written, None where the file was refused."""
+    """The result of editing one file. `content` is the text to write, or None if the file was refused."""
 
     file: TextFile
     result: Result | None = None
     speedup: float | None = None
     content: bytes | None = None
     error: str = ""
-    answer: str | None = None  # the file that the answer is kept in
+    answer_file: str | None = None
     accepted: bool = False
     written: bool = False
 
@@ -244,7 +248,7 @@ class Change:
             "diff": "".join(self.diff()),
             "written": self.written,
             "error": self.error or None,
-            "answer": self.answer,
+            "answer": self.answer_file,
             "speedup": None if self.speedup is None else round(self.speedup, 3),
         }
         return json.dumps({**facts, **(self.result.to_dict() if self.result else {})})
@@ -252,11 +256,11 @@ class Change:
 
 @dataclass
 class Edits:
-    """Edits one file after the other, and writes what was accepted at the end.
+    """A run of edits: one file after the other is edited, and the accepted changes are written at the end.
 
-    `target`: where the new text goes, as of `read_output`. `only_new`: a target that exists is not replaced. `do`: ASK,
-    WRITE, CHECK or SHOW. `keeps`, `shows`: the answer to a refused file is kept, and printed. `failed`: whether
-    anything was refused, or would change and may not.
+    `target` is where the new text goes (`read_output`), and `only_new` protects a target that exists. `do` is ASK,
+    WRITE, CHECK or SHOW. `keeps` and `shows` say whether the answer to a refused file is kept and printed. `failed`
+    becomes true when a file was refused, or would change and may not.
     """
 
     engine: Engine
@@ -295,7 +299,7 @@ class Edits:
         return None
 
     def _generate(self, change: Change) -> None:
-        """Raises RestLocalError."""
+        """Let the model answer, and fill in the change. Raises RestLocalError."""
         from rest_local.editing.edit import begin, changed
 
         file, limit = change.file, self.engine.n_ctx if self.tokens < 0 else self.tokens
@@ -313,7 +317,7 @@ class Edits:
         self.failed = True
         text = "" if change.result is None else change.result.text
         kept = keep_answer(change.file.path, text) if self.keeps and text.strip() else None
-        change.answer = None if kept is None else str(kept)
+        change.answer_file = None if kept is None else str(kept)
         change.error = fail(error, "" if kept is None else f"; the answer is in {kept}")
         if self.shows and text.strip():
             click.echo("\n".join(map(printable, text.splitlines())), err=True)
@@ -352,8 +356,8 @@ class Edits:
         return answer in ("y", "a")
 
     def write(self) -> None:
-        """Write what was accepted, and say what was not."""
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it takes milliseconds, and must be all or nothing
+        """Write the accepted changes, and say how many others there are."""
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Writing takes milliseconds and must be all or nothing.
         try:
             for change in self._changes:
                 if change.accepted:
@@ -386,7 +390,7 @@ class Edits:
 
 
 def keep_answer(path: Path, text: str) -> Path | None:
-    """Write a refused answer to a temporary file, which stays, for this user alone; None, and a warning, at worst."""
+    """Keep a refused answer in a temporary file for this user alone. Warn and return None if that fails."""
     from tempfile import NamedTemporaryFile
 
     name = re.sub(r"[^\w.-]+", "-", path.name)[:40]

@@ -1,4 +1,4 @@
-"""`rest-local generate`: one prompt in, its continuation out, as it is generated."""
+"""`rest-local generate`: print the continuation of one prompt as it is generated."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Result
     from rest_local.grammar.grammar import Grammar
 
-UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context is full
+UNLIMITED = 2**31 - 1  # The answer ends by itself, or when the context is full.
 
 
 @click.command(cls=SectionedCommand)
 @click.argument("prompt", required=False, metavar="[PROMPT | -]")
 @options.engine_options
 @options.history_option
-@options.tokens_option(256, "Generate at most N tokens; -1: until the answer ends or the context is full.")
+@options.tokens_option(256, "Generate at most N tokens. -1 goes on until the answer ends or the context is full.")
 @option(
     "--instruct",
-    "PROMPT is a request: give it to the model in its chat template, as a message of the user.",
+    "Give PROMPT to the model as a message of the user, in its chat template.",
 )
 @option(
     "--prediction FILE", "Text that the answer may repeat, such as the old file of an edit; - reads the standard input."
@@ -51,8 +51,8 @@ def generate(
 ) -> None:
     """Continue PROMPT (or the standard input) and print the continuation as it is generated.
 
-    At a terminal the last line, on stderr, is the speed: how it compares with plain decoding, and how much of the text
-    was drafted from where.
+    At a terminal the last line, on stderr, is about the speed: how it compares with plain decoding, and how much of the
+    text was drafted from which source.
     """
     predicted = inputs.read_prediction(prediction, prompt)
     text = inputs.read_prompt(prompt)
@@ -79,9 +79,7 @@ def generate(
 
 
 def _finish(engine: Engine, result: Result, printed: int, most: int, quiet: bool, as_json: bool) -> None:
-    """Print the last line: the JSON, or the end of the text, and at a terminal the speed. After an interrupt that is
-    also the text that was held back because it could have become a stop string.
-    """
+    """Print the JSON, or the rest of the text (a possible stop string is held back) and at a terminal the speed."""
     if as_json:
         click.echo(result.to_json())
         return

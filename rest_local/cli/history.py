@@ -1,4 +1,4 @@
-"""`rest-local history`: what is kept of earlier answers, and forgetting it."""
+"""`rest-local history`: list the earlier answers that are kept, and forget them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 def history() -> None:
     """List and forget the answers that are kept to draft from.
 
-    One history a model, at most 4 million tokens; the oldest answers go first. --no-history keeps nothing. What was
-    asked is kept by `chat --session`, `serve --sessions` and as lines typed in `chat`: `forget --prompts` deletes it.
+    Each model has one history of at most 4 million tokens, and the oldest answers go first. --no-history keeps nothing.
+    Your questions are kept by `chat --session`, by `serve --sessions`, and as the lines you typed in `chat`. `forget
+    --prompts` deletes them.
     """
 
 
@@ -55,9 +56,9 @@ def list_(as_json: bool) -> None:
 @option("--yes", "Do not ask.", configurable=False)
 @json_option
 def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json: bool) -> None:
-    """Delete a history; with --prompts, what was asked.
+    """Delete a history, or with --prompts the questions you asked.
 
-    A server that runs writes again what it has in memory: end it first.
+    End running servers first: they write again what they hold in memory.
     """
     from rest_local.cli.chat.conversation import forget_sessions, session_names
     from rest_local.paths import data_dir, delete_unfinished
@@ -88,7 +89,7 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
             forgotten.append(each)
             if not as_json:
                 click.echo(f"forgotten: {each}")
-    finally:  # what is gone is said also where the next one cannot be deleted
+    finally:  # If one cannot be deleted, still say which ones are gone.
         if as_json:
             print_json({"forgotten": forgotten} | ({"prompts": True} if prompts else {}))
     if not names and not prompts and not as_json:
@@ -96,7 +97,7 @@ def forget(name: str | None, everything: bool, prompts: bool, yes: bool, as_json
 
 
 def keeps_answers_or_prompts() -> bool:
-    """Whether there is something that `forget` deletes."""
+    """Return True if there is something that `forget` deletes."""
     from rest_local.cli.chat.conversation import session_names
     from rest_local.retrieval.history import list_histories
 
@@ -104,7 +105,7 @@ def keeps_answers_or_prompts() -> bool:
 
 
 def _asked() -> Iterator[Path]:
-    """The files and folders with lines typed in `chat` and with KV cells; what a folder holds comes before it."""
+    """Yield the files and folders with typed lines and KV cells. The content of a folder comes before the folder."""
     from rest_local.kv_cache.saved import SESSIONS
     from rest_local.paths import cache_dir, data_dir
 

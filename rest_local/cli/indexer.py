@@ -1,13 +1,13 @@
-"""`--code`, `--no-code` and `--watch`: datastores that are kept up to date while a command decodes.
+"""`--code`, `--no-code` and `--watch`: keep datastores up to date while a command decodes.
 
-The datastore of a checkout is named after its root, so all commands share it, wherever below the root they are run. At
-a terminal the user is asked once whether to draft from it; the answer is kept in the data directory, by root. So are
-answers about datastores (`cli.opening`).
+The datastore of a checkout is named after its root, so all commands below that root share it. At a terminal the user is
+asked once whether to draft from it. The answer is kept in the data directory, by root, and so are answers about
+datastores (`cli.opening`).
 
-`Indexer` starts `rest_local.cli.index.watch`, a child process of the lowest priority, and `close` ends it; it also
-ends by itself with this process, because its stdin does. `committed` is called after each commit, so that the engine
-looks at once. Whatever goes wrong with the child costs drafts only. Its lines for the user may come while an answer is
-shown or a message typed: they wait until `show_news`, unless `at_once` was called.
+`Indexer` starts `rest_local.cli.index.watch`, a child process of the lowest priority, and `close` ends it. It also ends
+by itself with this process, because its stdin does. `committed` is called after each commit, so that the engine looks
+at once. Whatever goes wrong with the child costs only drafts. Its lines for the user may come while an answer is shown
+or a message is typed, so they wait until `show_news`, unless `at_once` was called.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from rest_local.errors import InputInvalid, printable
 
 NAME_LENGTH = 40
 YES, NO, NEVER = "yes", "no", "never"
-AGAIN_S = 7 * 86_400.0  # after a "no"
+AGAIN_S = 7 * 86_400.0  # A "no" counts for a week.
 
 
 @dataclass(frozen=True)
 class Code:
-    """Text to draft from. root: of the checkout, or the path itself outside of one."""
+    """A folder to draft from: the root of a checkout, or a path outside of any."""
 
     root: Path
 
     @property
     def name(self) -> str:
-        """The name of its datastore: legible, and another one for another root."""
-        import hashlib  # after --help
+        """Return the name of its datastore, which is legible and differs for every root."""
+        import hashlib
 
         legible = re.sub(r"[^A-Za-z0-9._-]+", "-", self.root.name).strip("-.")[:NAME_LENGTH] or "code"
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:8]
@@ -55,7 +55,7 @@ class Code:
 
 
 def code_of(path: Path) -> Code:
-    """The checkout that holds `path`, else the path alone. Raises InputInvalid if there is no such path."""
+    """Return the checkout that holds `path`, or else the path alone. Raises InputInvalid if there is no such path."""
     path = path.expanduser()
     if not path.exists():
         raise InputInvalid("--code", printable(str(path)), "no such file or directory")
@@ -64,19 +64,19 @@ def code_of(path: Path) -> Code:
 
 
 def root_of(path: Path) -> Path | None:
-    """The root of the git checkout (or work tree, or submodule) that holds an absolute path. Runs nothing."""
+    """Return the root of the git checkout (or work tree, or submodule) that holds an absolute path. Runs nothing."""
     return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
 
 
 def offered() -> Code | None:
-    """The checkout of the working directory, if the user wants it: asked the first time, at a terminal only."""
+    """Return the checkout of the working directory if the user wants it. A terminal asks the first time."""
     if not terminal.can_ask():
         return None
     try:
         root = root_of(Path.cwd().resolve())
-    except OSError:  # the directory is gone, or cannot be read
+    except OSError:  # The directory is gone or cannot be read.
         return None
-    if root is None or root == Path.home().resolve():  # a home directory under git is no project
+    if root is None or root == Path.home().resolve():  # A home directory under git is no project.
         return None
     answer = recalled(str(root))
     if answer is None:
@@ -98,7 +98,7 @@ def _ask(root: Path) -> str:
 
 
 def recalled(key: str) -> str | None:
-    """The answer to a question; None where it was never given, or was a "no" of more than a week ago."""
+    """Return the kept answer to a question, or None if there is none or it was a "no" of more than a week ago."""
     entry = _answers().get(key)
     answer, asked = (entry.get("answer"), entry.get("asked")) if isinstance(entry, dict) else (None, None)
     if answer not in (YES, NO, NEVER):
@@ -108,7 +108,7 @@ def recalled(key: str) -> str | None:
 
 
 def remember(key: str, answer: str) -> None:
-    """Keep an answer. Where that fails the question comes again."""
+    """Keep an answer. If that fails, the question comes again."""
     from rest_local.paths import write_atomically
 
     answers = {**_answers(), key: {"answer": answer, "asked": int(time.time())}}
@@ -119,14 +119,14 @@ def remember(key: str, answer: str) -> None:
 
 
 def _answers() -> dict[str, object]:
-    with contextlib.suppress(OSError, ValueError):  # a damaged file is as good as none: the question comes again
+    with contextlib.suppress(OSError, ValueError):  # A damaged file is as good as none: the question comes again.
         found = json.loads(_path().read_bytes())
         return found if isinstance(found, dict) else {}
     return {}
 
 
 def _path() -> Path:
-    """Raises OSError where the data directory cannot be made."""
+    """Return the file of answers. Raises OSError if the data directory cannot be made."""
     from rest_local.paths import data_dir
 
     return data_dir() / "answers.json"
@@ -137,14 +137,14 @@ _engine = in_section("Engine")
 
 @dataclass(frozen=True)
 class Live:
-    """code: a checkout to index; watch: -d's datastores are kept up to date; offers: a checkout may be offered."""
+    """The datastores to keep up to date: of a checkout, with `watch` those of -d. `offers` may ask about a checkout."""
 
     code: Code | None = None
     watch: bool = False
     offers: bool = False
 
     def chosen(self) -> Live:
-        """With the checkout of the working directory, if none was named and the user wants it. May ask."""
+        """Add the checkout of the working directory, if none was named and the user wants it. May ask."""
         if self.code is not None or not self.offers:
             return self
         return replace(self, code=offered(), offers=False)
@@ -154,9 +154,7 @@ ASLEEP = Live()
 
 
 def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --code and --no-code; the argument is `live`. Takes `watch` too where the command has it. --no-code may be
-    configured, and --code counts all the same.
-    """
+    """Add --code and --no-code, which become the argument `live`, with `watch` if the command has it."""
 
     @functools.wraps(command)
     def gathered(*, code: Path | None, no_code: bool, watch: bool = False, **values: Any) -> Any:
@@ -165,16 +163,16 @@ def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     with_code = _engine(
         "--code PATH",
-        "Draft from this folder, or the git checkout around it; indexed in the background, kept up to date.",
+        "Draft from this folder or the git checkout around it. It is indexed in the background and kept up to date.",
         type=click.Path(path_type=Path),
         shell_complete=completion.paths,
         configurable=False,
     )
-    without = _engine("--no-code", "Do not ask whether to draft from the checkout, and do not.", rare=True)
+    without = _engine("--no-code", "Do not draft from the checkout, and do not ask.", rare=True)
     return with_code(without(gathered))
 
 
-END_S = 2.0  # for the child to end by itself
+END_S = 2.0  # The child has so many seconds to end by itself.
 _LAST_LINES = 3
 
 _news: deque[Callable[[], None]] = deque()
@@ -182,14 +180,14 @@ _shows_at_once = False
 
 
 def at_once() -> None:
-    """Show lines when they come: nothing else is on the terminal."""
+    """Show lines as they come, because nothing else is on the terminal."""
     global _shows_at_once
     _shows_at_once = True
     show_news()
 
 
 def show_news() -> None:
-    """Show the lines that wait. Call it where a line disturbs nothing."""
+    """Show the lines that wait. Call it when a line disturbs nothing."""
     with contextlib.suppress(IndexError):
         while True:
             _news.popleft()()
@@ -202,7 +200,7 @@ def _tell(show: Callable[[str], None], text: str) -> None:
 
 
 class Indexer:
-    """One child. model: whose vocabulary counts; names: datastores to keep up to date; code: built where missing."""
+    """The child process that keeps `names` up to date for one model, and builds the datastore of `code` if needed."""
 
     def __init__(self, model: Path, names: Sequence[str] = (), code: Code | None = None) -> None:
         import subprocess
@@ -214,13 +212,13 @@ class Indexer:
         self._lock = threading.Lock()
         request = {"model": str(model), "names": list(names), "code": [[code.name, str(code.root)]] if code else []}
         self._child = subprocess.Popen(
-            [sys.executable, "-c", "from rest_local.cli.index.watch import main; main()"],  # no command runs
+            [sys.executable, "-c", "from rest_local.cli.index.watch import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C at the terminal does not reach it
+            start_new_session=True,  # Ctrl-C at the terminal must not reach it.
         )
-        with contextlib.suppress(BrokenPipeError):  # it ended at once, which `_read` tells
+        with contextlib.suppress(BrokenPipeError):  # If it ended at once, `_read` tells the user.
             assert self._child.stdin is not None
             self._child.stdin.write(json.dumps(request).encode() + b"\n")
             self._child.stdin.flush()
@@ -228,12 +226,12 @@ class Indexer:
         self._thread.start()
 
     def tell_ready(self) -> None:
-        """Tell the user when the code is there to draft from, at once if it is."""
+        """Tell the user when the code can be drafted from, at once if it already can."""
         self._tells_ready = True
         self._show_ready()
 
     def close(self) -> None:
-        """End the child; a second call does nothing. Datastores survive its end at any moment."""
+        """End the child. A second call does nothing. Datastores survive its end at any moment."""
         from subprocess import TimeoutExpired
 
         self._closing = True
@@ -248,7 +246,7 @@ class Indexer:
         self._thread.join()
 
     def _read(self) -> None:
-        last: deque[str] = deque(maxlen=_LAST_LINES)  # its last words where it fails
+        last: deque[str] = deque(maxlen=_LAST_LINES)
         assert self._child.stdout is not None
         with self._child.stdout as lines:
             for line in lines:
@@ -271,13 +269,13 @@ class Indexer:
             _tell(warn, f"datastores are not kept up to date any more: the indexing process ended: {why}")
 
     def _show_ready(self) -> None:
-        with self._lock:  # called in two threads
+        with self._lock:  # Two threads call this.
             text, self._ready = (self._ready, None) if self._tells_ready else (None, self._ready)
         if text is not None:
             _tell(say, text)
 
 
 def held(tokens: int, documents: int) -> str:
-    """Such as "1.2 M tokens of 812 files"."""
+    """Return a text such as "1.2 M tokens of 812 files"."""
     count = f"{tokens / 1e6:.1f} M" if tokens >= 1_000_000 else f"{tokens:,}"
     return f"{count} tokens of {counted(documents, 'file')}"

@@ -1,4 +1,4 @@
-"""What commands read: prompts, predictions, grammars, and the file that -m names."""
+"""Read what commands are given: prompts, predictions, grammars, and the file that -m names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rest_local.errors import InputInvalid, ModelNotHere, OptionError
 if TYPE_CHECKING:
     from rest_local.grammar import Grammar
 
-_TOLD = "rest_local.default_model"  # whether this command has said that it uses the default model
+_TOLD = "rest_local.default_model"
 
 
 def model_path(value: str | Path | None) -> Path:
-    """Return the file that -m names (`rest_local.catalog.stores`). Without a name that is the default model, which a
-    command says once. At a terminal, a model that is on a hub and not here is downloaded after a question.
+    """Resolve the value of -m to a file (`rest_local.catalog.stores`). None means the default model, which a command
+    says once. At a terminal, a model that is on a hub and not here is downloaded after a question.
 
     Raises ModelNotFound, ModelInvalid, HubError.
     """
@@ -41,9 +41,10 @@ def model_path(value: str | Path | None) -> Path:
 
 
 def model_name(value: str | Path | None) -> str:
-    """What answers call the model that -m names: its file without the end and the number of a part, which is what
-    clients of llama-server expect. Where the file says nothing, as in Ollama's store, the name that was given. Raises
-    as `model_path`.
+    """Return the name that answers give to the model of -m.
+
+    That is its file name without the ending and the number of a part, as clients of llama-server expect. If the file
+    name says nothing, as in Ollama's store, it is the value of -m. Raises the errors of `model_path`.
     """
     from rest_local.catalog.quantization import stem_of
 
@@ -52,8 +53,8 @@ def model_name(value: str | Path | None) -> str:
 
 
 def read_grammar(grammar_file: Path | None, json_schema: Path | None) -> Grammar | None:
-    """The grammar of --grammar-file (Lark where its name ends in `.lark`, else GBNF) or of --json-schema, None without
-    them. Raises OptionError for both, InputInvalid.
+    """Read the grammar (Lark if the name ends in `.lark`, else GBNF) or JSON schema. Raises OptionError,
+    InputInvalid.
     """
     if grammar_file is not None and json_schema is not None:
         raise OptionError("--grammar-file and --json-schema: give one of them")
@@ -72,11 +73,11 @@ def read_grammar(grammar_file: Path | None, json_schema: Path | None) -> Grammar
     except OptionError as error:
         raise InputInvalid(what, path, str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise InputInvalid(what, path, f"no JSON: {error}") from error
+        raise InputInvalid(what, path, f"not JSON: {error}") from error
 
 
 def read_text(path: Path, what: str) -> str:
-    """A UTF-8 file named by an option, given as `what`. Raises InputInvalid."""
+    """Read a UTF-8 file that an option named. Errors call it `what`. Raises InputInvalid."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -90,12 +91,12 @@ def read_stdin() -> str:
 
 
 def read_file(path: Path, what: str) -> str:
-    """As `read_text`; the standard input for "-"."""
+    """Read a UTF-8 file, or the standard input for "-". Raises InputInvalid."""
     return read_stdin() if str(path) == "-" else read_text(path, what)
 
 
 def read_image(path: Path) -> bytes:
-    """The bytes of an image. Raises InputInvalid where the file cannot be read, or is too large."""
+    """Read the bytes of an image. Raises InputInvalid if the file cannot be read or is too large."""
     from rest_local.chat.images import MAX_BYTES
 
     try:
@@ -107,13 +108,13 @@ def read_image(path: Path) -> bytes:
 
 
 def clean(text: str, origin: str) -> str:
-    """Return `text` with what was not UTF-8 (Python marks it with lone surrogates) as U+FFFD, warning if any was."""
-    escaped = all(0xDC80 <= ord(c) <= 0xDCFF for c in text if 0xD800 <= ord(c) <= 0xDFFF)  # each is one byte
+    """Replace bytes that were not UTF-8, which Python marks with lone surrogates, by U+FFFD, and warn."""
+    escaped = all(0xDC80 <= ord(c) <= 0xDCFF for c in text if 0xD800 <= ord(c) <= 0xDFFF)
     return decode(text.encode("utf-8", "surrogateescape" if escaped else "replace"), origin)
 
 
 def decode(data: bytes, origin: str) -> str:
-    """Return UTF-8 `data` as text, invalid bytes as U+FFFD with one warning that names `origin`."""
+    """Decode UTF-8, with U+FFFD for invalid bytes and one warning that names `origin`."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -122,7 +123,7 @@ def decode(data: bytes, origin: str) -> str:
 
 
 def read_prediction(path: Path | None, prompt: str | None) -> str:
-    """The text of --prediction, of a file or stdin ("-"). Raises InputInvalid; UsageError if stdin is the prompt."""
+    """Read the text of --prediction. Raises InputInvalid, and UsageError if stdin is the prompt too."""
     if path is None:
         return ""
     if str(path) == "-" and prompt in (None, "-"):
@@ -131,7 +132,7 @@ def read_prediction(path: Path | None, prompt: str | None) -> str:
 
 
 def read_prompt(argument: str | None) -> str:
-    """Return the prompt: the argument, or all of stdin for "-" and for none at all. Raises click.UsageError."""
+    """Return the prompt: the argument, or all of stdin if the argument is "-" or missing. Raises click.UsageError."""
     if argument not in (None, "-"):
         return clean(argument or "", "prompt")
     if argument is None and sys.stdin.isatty():

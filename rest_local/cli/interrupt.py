@@ -1,9 +1,9 @@
-"""Ctrl-C: the first one raises KeyboardInterrupt as always, within milliseconds also while llama.cpp evaluates a long
-prompt on the CPU; a second one ends the process at once, with 130.
+"""Handle Ctrl-C: the first one raises KeyboardInterrupt within milliseconds, and a second one ends the process with
+130.
 
-Python runs signal handlers between bytecodes only: while llama.cpp evaluates a long prompt, a handler would wait for
+Python runs signal handlers between bytecodes only, so while llama.cpp evaluates a long prompt a handler would wait for
 it. The byte that the C-level handler writes to the wake-up descriptor arrives at once, and ctypes gives up the
-interpreter lock during the call, so a thread that reads the descriptor can break off what is evaluated, and end the
+interpreter lock during the call. So a thread that reads the descriptor can break off the evaluation, and can end the
 process in the middle of it.
 """
 
@@ -18,19 +18,20 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 EXIT_CODE, TERMINATED = 130, 143
-_RESET = b"\0"  # no signal has number 0
+_RESET = b"\0"  # No signal has number 0.
 
 _wakeup: int | None = None
-at_end: list[Callable[[], None]] = []  # done before the process ends at once: what a terminal was set to is put back
+# Called before a second Ctrl-C ends the process, to put the settings of the terminal back.
+at_end: list[Callable[[], None]] = []
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came inside of `terminable`."""
+    """SIGTERM inside of `terminable`."""
 
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """While the block runs in the main thread, SIGTERM raises Terminated, so that the block can say what it kept."""
+    """Raise Terminated for SIGTERM while the block runs in the main thread, so that the block can say what it kept."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise Terminated
@@ -43,7 +44,7 @@ def terminable() -> Iterator[None]:
 
 
 def watch() -> None:
-    """Start watching; call once, from the main thread."""
+    """Start watching. Call it once, from the main thread."""
     global _wakeup
     reading, _wakeup = os.pipe()
     os.set_blocking(_wakeup, False)
@@ -52,16 +53,16 @@ def watch() -> None:
 
 
 def watch_again() -> None:
-    """Go on watching after a library has watched signals in its own way; the next interrupt is a first one."""
+    """Go on watching after a library watched signals in its own way. The next interrupt counts as a first one."""
     if _wakeup is not None:
         signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
         reset()
 
 
 def reset() -> None:
-    """The first interrupt was dealt with (an answer was stopped): the next one is a first one again.
+    """Treat the next Ctrl-C as a first one again, for example after an answer was stopped.
 
-    Goes through the same pipe as the signals, so it cannot overtake the interrupt that it forgives.
+    The byte goes through the same pipe as the signals, so it cannot overtake the interrupt that it forgives.
     """
     if _wakeup is not None:
         os.write(_wakeup, _RESET)
@@ -75,13 +76,13 @@ def _count(reading: int) -> None:
         elif byte[0] in (signal.SIGINT, signal.SIGTERM):
             interrupts += byte[0] == signal.SIGINT
             if interrupts > 1:
-                for terminal in filter(os.isatty, (1, 2)):  # progress bars and live displays have hidden the cursor
+                for terminal in filter(os.isatty, (1, 2)):  # Progress bars and live displays have hidden the cursor.
                     with contextlib.suppress(OSError):
                         os.write(terminal, b"\x1b[?25h")
                         break
                 for put_back in at_end:
                     put_back()
                 os._exit(EXIT_CODE)
-            # end the `llama_decode` that runs, if one does, so that the handler's turn comes; loads nothing by itself
+            # End the running `llama_decode`, so that the handler's turn comes. Do not import the module for that.
             if abort_all := getattr(sys.modules.get("rest_local.llama.context"), "abort_all", None):
                 abort_all()

@@ -1,9 +1,9 @@
 """Entry point of `rest-local`: the lazy command group, and the one place where errors become exit codes.
 
-Exit codes: 0 ok, 1 refused at run time (a named file that is missing or wrong, too; also: the output was closed), 2
-wrong usage (what the command line alone shows), 130 interrupted, 143 a batch that SIGTERM ended. Every error is one
-line on stderr, `rest-local: error: ...`. Importing this module loads click and the standard library, nothing else;
-commands import numpy, llama.cpp and rich when they run.
+The exit codes are 0 for success, 1 for an error at run time (such as a missing file, or a closed output), 2 for wrong
+usage that the command line alone shows, 130 for an interrupt, and 143 for a batch that SIGTERM ended. Every error is
+one line on stderr, `rest-local: error: ...`. This module imports only click and the standard library; commands import
+numpy, llama.cpp and rich when they run.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rest_local.cli.sections import WIDEST, SummaryGroup, without_range
 from rest_local.cli.terminal import fitted
 from rest_local.errors import RestLocalError, in_options
 
-COMMANDS = (  # in the order of --help
+COMMANDS = (
     "generate", "chat", "edit", "batch", "serve", "models", "pull", "rm", "index", "history", "demo", "doctor", "tune",
     "bench", "config", "completion",
 )  # fmt: skip
-ALSO = {  # what people try who know other programs
+ALSO = {  # People who know other programs try these names.
     "run": "chat", "ask": "chat", "complete": "generate", "ls": "models", "list": "models", "download": "pull",
     "search": "index search", "update": "index update", "build": "index build",
 }  # fmt: skip
-MODULES = {"pull": "models", "rm": "models", "tune": "doctor"}  # the others are in modules of their own names
+MODULES = {"pull": "models", "rm": "models", "tune": "doctor"}  # Other commands have a module of their own name.
 
 
 class LazyGroup(SummaryGroup):
-    """Loads the module of a command when it is used; the module's attribute of that name is the command."""
+    """A group that loads the module of a command when it is used. The attribute of the same name is the command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -57,8 +57,9 @@ class LazyGroup(SummaryGroup):
 def cli(ctx: click.Context) -> None:
     """Run local GGUF models faster, with the same output.
 
-    Text that was written before (your code, this conversation) is drafted and the model verifies it many tokens at a
-    time. Every option can be set in the environment (--top-k is REST_LOCAL_TOP_K) and in a file (see `config`).
+    Drafts come from text that was written before, such as your code and this conversation, and the model verifies many
+    tokens at a time. Every option can be set in the environment (--top-k is REST_LOCAL_TOP_K) and in a file (see
+    `config`).
     """
     if ctx.invoked_subcommand is None:
         from rest_local.cli.models import next_steps
@@ -67,17 +68,17 @@ def cli(ctx: click.Context) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; never raises what a user can cause."""
+    """Run one command line and return its exit code. Nothing that a user can cause is raised."""
     try:
         with cli.make_context("rest-local", list(arguments)) as context:
             cli.invoke(context)
         sys.stdout.flush()
         return 0
-    except click.exceptions.Exit as exit_:  # --help, --version
+    except click.exceptions.Exit as exit_:  # --help and --version raise it.
         return exit_.exit_code
     except click.ClickException as error:
         message = _usage_line(error)
-        if "\n" in message:  # the help of a group that was called without a command
+        if "\n" in message:  # It is the help of a group that was called without a command.
             return _say(message, error.exit_code)
         return _fail(message, error.exit_code)
     except RestLocalError as error:
@@ -95,13 +96,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _usage_line(error: click.ClickException) -> str:
-    """Return the message of a click error; a wrong usage says where the help is."""
+    """Return the message of a click error, and after wrong usage where the help is."""
     message = error.format_message()
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or "\n" in message:
         return message
     message = without_range(message)
-    message = re.sub(r"\.? \(?Did you mean (.*?)\?\)?$", r" (did you mean \1?)", message)  # click's, of every version
+    message = re.sub(r"\.? \(?Did you mean (.*?)\?\)?$", r" (did you mean \1?)", message)  # Versions of click differ.
     return f"{message.rstrip('.')}; see `{context.command_path} --help`"
 
 
@@ -119,7 +120,7 @@ def _say(message: str, code: int) -> int:
 
 
 def _output_closed() -> int:
-    """Point stdout at nothing, so that the interpreter's last flush cannot complain about a reader that is gone."""
+    """Point stdout at nothing, so that the interpreter's last flush cannot complain about a closed reader."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)
@@ -127,7 +128,7 @@ def _output_closed() -> int:
 
 
 def _open_standard_streams() -> None:
-    """Give a closed standard stream (`<&-`, `>&-`) the null device: else the next file opened would take its number."""
+    """Give a closed standard stream (`<&-`, `>&-`) the null device. Else the next opened file would get its number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
@@ -141,6 +142,6 @@ def main() -> None:
     _open_standard_streams()
     interrupt.watch()
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character gets "?", never a traceback
+        if hasattr(stream, "reconfigure"):  # A terminal that cannot show a character gets "?", never a traceback.
             stream.reconfigure(errors="replace")
     sys.exit(completion.answer(cli) if completion.VARIABLE in os.environ else run(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""`rest-local models`, `pull` and `rm`: models on the disk and from the hub. None of them loads one.
+"""`rest-local models`, `pull` and `rm`: list, download and delete models, without loading any.
 
-What to do next where no model was named: `rest-local` alone prints it (`next_steps`), and a command that needs a model
-to converse with asks at a terminal which one to take (`choose`).
+It also says what to do next if no model was named: `rest-local` alone prints that (`next_steps`), and at a terminal a
+command that needs a model for a conversation asks which one to take (`choose`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from rest_local.catalog.stores import StoredModel
 
 HEADINGS = ("NAME", "SIZE", "QUANT", "CONTEXT", "CHAT", "MEMORY", "DRAFTING")
-SHORT, LAST = 16, 12  # columns of a narrow terminal: for names in the same line, for DRAFTING at least
-PATIENCE_S = 1.0  # before a bar is drawn
-OFFERED = 5  # models to choose from
-LOOKED_AT = 20  # of the newest: each header takes up to 50 ms the first time
+# A narrow terminal breaks the line after longer names, and leaves at least so many columns for DRAFTING.
+LONGEST_NAME, LEAST_DRAFTING = 16, 12
+BAR_AFTER_S = 1.0
+MOST_OFFERED = 5
+MOST_LOOKED_AT = 20  # Reading a header takes up to 50 ms the first time.
 
-# Least main memory in GB, and a model of that family that leaves half of it free: 4.7, 2.1, 1.1 and 0.5 GB.
+# The least main memory in GB, and a model that leaves half of it free: they take 4.7, 2.1, 1.1 and 0.5 GB.
 _SUGGESTED = ((12, "7B"), (6, "3B"), (3, "1.5B"), (0, "0.5B"))
-FEW_PROCESSORS, SMALL_GB = 4, 4.0  # with so few, no model that wants more memory than this
+# A machine with so few processors is treated as if it had no more memory than this, since larger models are slow.
+FEW_PROCESSORS, SMALL_GB = 4, 4.0
 DRAFTING = {"tree": "trees", "chain": "chains", "none": "no"}
 
 
@@ -58,11 +60,11 @@ def models(as_json: bool) -> None:
     with Bar(as_json) as bar:
 
         def progress(done: int, total: int) -> None:
-            if bar.seconds > PATIENCE_S:
+            if bar.seconds > BAR_AFTER_S:
                 bar.show("reading models", done, total)
 
         found = list_models(progress=progress)
-    if as_json:  # the facts, with those of the header among them
+    if as_json:
         rows = [{**asdict(facts), **asdict(facts.header)} for facts in found]
         return print_json([{key: row[key] for key in row if key not in ("header", "kind")} for row in rows])
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -75,7 +77,7 @@ def models(as_json: bool) -> None:
 
 
 def row_of(facts: ModelFacts) -> tuple[str, ...]:
-    """The columns of one model. A damaged one has its error in the place of all but the name."""
+    """Return the columns of one model. A damaged model has its error in place of all columns but the name."""
     from rest_local.catalog.describe import snapshots_of
 
     if facts.error:
@@ -100,15 +102,15 @@ def row_of(facts: ModelFacts) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
-    """Yield a heading and a line a row. Beyond `width` the last column is broken, and a long name stands alone."""
+    """Yield a heading and a line a row. If `width` is too small, the last column is broken."""
     every = [HEADINGS, *rows]
     names, details = max(len(row[0]) for row in every), [*columns([row[1:] for row in every], right=(0, 2, 4))]
     begins = [len(line) - len(row[-1]) for row, line in zip(every, details, strict=True)]
     if width is not None and names + 2 + max(map(len, details)) > width:
-        names = max(min(names, SHORT, width - 2 - max(begins) - LAST), 0)
+        names = max(min(names, LONGEST_NAME, width - 2 - max(begins) - LEAST_DRAFTING), 0)
     for row, line, begin in zip(every, details, begins, strict=True):
         indent = names + 2 + begin
-        ends = [row[-1]] if width is None else textwrap.wrap(row[-1], max(width - indent, LAST))
+        ends = [row[-1]] if width is None else textwrap.wrap(row[-1], max(width - indent, LEAST_DRAFTING))
         if len(row[0]) > names:
             yield row[0]
         yield f"{row[0] if len(row[0]) <= names else '':<{names}}  {line[:begin]}{ends[0]}"
@@ -122,9 +124,9 @@ def table(rows: Sequence[Sequence[str]], width: int | None) -> Iterator[str]:
 def pull(name: str, list_: bool, as_json: bool) -> None:
     """Download a model from the Hugging Face Hub, and print its path.
 
-    QUANT is a quantization (Q4_K_M) or the name of a file, also of a projector for images. Without it the usual one is
-    taken, with about 5 bits a weight. A download that was interrupted goes on where it stopped, and every file is
-    compared with its checksum.
+    QUANT is a quantization (Q4_K_M) or the name of a file, such as a projector for images. Without it you get the usual
+    one, with about 5 bits a weight. An interrupted download continues where it stopped, and the checksum of every file
+    is compared.
 
     The files go to the cache of huggingface_hub, which other programs share. HF_TOKEN, HF_HOME, HF_ENDPOINT and
     HF_HUB_OFFLINE have their usual meaning.
@@ -137,7 +139,7 @@ def pull(name: str, list_: bool, as_json: bool) -> None:
         return _list(hub, hub.repository(wanted.repo), as_json)
     try:
         repository = hub.repository(wanted.repo)
-    except HubError as error:  # it may be on the disk
+    except HubError as error:
         try:
             path = find_model(name).path
         except ModelNotFound:
@@ -195,7 +197,7 @@ def _list(hub: Hub, repository: Repository, as_json: bool) -> None:
 
 
 def offer(error: ModelNotHere) -> Path:
-    """Ask whether to download the model that is not here, and do it. Raises the error where the answer is no."""
+    """Offer to download the model that is not here, and do it. Raises the error if the user says no."""
     from rest_local.catalog.hub import Hub, parsed
 
     hub, wanted = Hub(), parsed(error.name)
@@ -209,7 +211,7 @@ def offer(error: ModelNotHere) -> Path:
 
 
 def download(hub: Hub, repository: Repository, choice: ModelFiles, quiet: bool = False) -> Path:
-    """Download with a bar on stderr where that is a terminal. After Ctrl-C it says that nothing is lost."""
+    """Download with a bar on stderr if that is a terminal. After Ctrl-C it says that nothing is lost."""
     try:
         with Bar(quiet) as bar:
 
@@ -236,8 +238,8 @@ def download(hub: Hub, repository: Repository, choice: ModelFiles, quiet: bool =
 def rm(name: str, yes: bool, as_json: bool) -> None:
     """Delete a downloaded model from the disk, after a question.
 
-    Models of other programs and of folders of your own are not deleted; a message says how to. What else uses the same
-    files in the cache of huggingface_hub keeps them.
+    Models of other programs and of your own folders are not deleted, and a message says how to delete them. Files in
+    the cache of huggingface_hub that another model needs stay.
     """
     from rest_local.catalog.hub import removal_of
     from rest_local.catalog.stores import matching, stored_models
@@ -261,7 +263,7 @@ def rm(name: str, yes: bool, as_json: bool) -> None:
 
 
 def next_steps() -> list[str]:
-    """Return the lines of `rest-local` alone: what to do next, with what is on the disk already."""
+    """Return what `rest-local` alone prints: what to do next with the models that are on the disk."""
     from rest_local.catalog.stores import DEFAULT, PACKAGE
 
     newest = _newest()
@@ -293,11 +295,10 @@ def next_steps() -> list[str]:
 
 
 def choose() -> str | None:
-    """Return the name of the model that the user chooses of the newest that can converse, or None for the default
-    model, if the user has no other or cannot be asked.
+    """Ask which of the newest models that can converse to take, and return its name.
 
-    Raises OptionError if there are models to choose from and no terminal and no default model, after lines on stderr
-    that list them.
+    Return None, for the default model, if there is no other or the user cannot be asked. Raises OptionError if there
+    are models to choose from, no terminal and no default model, after listing the models on stderr.
     """
     from rest_local.catalog.describe import list_models
     from rest_local.catalog.stores import PACKAGE, stored_models
@@ -305,14 +306,14 @@ def choose() -> str | None:
     def tell(*lines: str) -> None:
         click.echo("\n".join(lines), err=True)
 
-    facts = list_models(_newest()[:LOOKED_AT])
-    found = [each for each in facts if each.header.chat_template and not each.error][:OFFERED]
+    facts = list_models(_newest()[:MOST_LOOKED_AT])
+    found = [each for each in facts if each.header.chat_template and not each.error][:MOST_OFFERED]
     if not found or found[0].store == PACKAGE:
         return None
     if not terminal.can_ask():
         if any(model.store == PACKAGE for model in stored_models()):
             return None
-        tell("No model was named. On this machine:", *(f"    -m {model.name}" for model in found[: OFFERED - 2]))
+        tell("No model was named. On this machine:", *(f"    -m {model.name}" for model in found[: MOST_OFFERED - 2]))
         raise OptionError("no model was named; give one with -m, `rest-local models` lists all")
     rows = [(f"  {n}", model.name, in_bytes(model.bytes)) for n, model in enumerate(found, 1)]
     tell("No model was named (-m). On this machine:", *columns(rows))
@@ -321,7 +322,7 @@ def choose() -> str | None:
 
 
 def suggestion() -> str:
-    """A model of a hub that fits the main memory of this machine, and its processors: each token reads all of it."""
+    """Suggest a model of a hub that fits the memory and the processors of this machine."""
     from rest_local.llama.cores import usable_cpus
 
     memory = min(_memory_gb(), SMALL_GB if len(usable_cpus()) <= FEW_PROCESSORS else math.inf)

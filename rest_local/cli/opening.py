@@ -1,12 +1,11 @@
-"""How every command opens its engine: the model by its name, the datastores, and the warnings on stderr.
+"""Open the engine of a command: find the model by its name, open the datastores, and print warnings on stderr.
 
-What happens to a datastore that cannot be opened:
+What happens to a datastore that cannot be opened depends on the reason:
 
-- It lacks an index for the model's vocabulary: at a terminal one question, and "yes" builds it. Elsewhere, after a "no"
-  and with --no-build-missing the answer is drafted without it, and one line names the command that builds it. With
-  --build-missing it is built without a question.
-- It is damaged: left out with one line, since it could only have made the answer faster.
-- Anything else is refused.
+- It lacks an index for the model's vocabulary. A terminal asks one question, and "yes" builds the index. Without a
+terminal, after a "no" and with --no-build-missing, the command works without it, and one line names the command that
+builds it. With --build-missing it is built without a question. - It is damaged. It is left out with one line, since it
+could only have made the answer faster. - Anything else is an error.
 
 The default datastore is used without being named, so it is never a reason to refuse. A question about it that was
 answered with "no" is not asked again, and a line about what it lacks is printed once for each vocabulary.
@@ -44,8 +43,9 @@ if TYPE_CHECKING:
 
 
 def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] = lambda name: False) -> Unusable:
-    """What `Engine` calls for a datastore that it cannot open. build: --build-missing, None: ask; is_named: the user
-    named it, so that it is no default; awaited: whether it is being built, and used when it is there.
+    """Return the function that `Engine` calls for a datastore that it cannot open.
+
+    `build` is --build-missing. `is_named` says that the user named it, and `awaited` that it is being built.
     """
 
     def decide(name: str | Path, error: DatastoreError, model: Model) -> bool:
@@ -62,7 +62,7 @@ def unusable(build: bool | None, is_named: bool, awaited: Callable[[str], bool] 
 
 
 def _add_index(name: str | Path, model: Model, build: bool | None, is_named: bool) -> bool:
-    """Build the index for the model's vocabulary if that is wanted, else say how. Whether it was built."""
+    """Build the index for the model's vocabulary if the user wants it, or else say how. Return True if it was built."""
     from rest_local.decoding.opening import build_index
     from rest_local.retrieval.building.indexing import recorded_sources
     from rest_local.retrieval.home import build_command, datastore_path, newest_manifest
@@ -77,7 +77,7 @@ def _add_index(name: str | Path, model: Model, build: bool | None, is_named: boo
                     build_index(name, model, sources, progress)
                 return True
             remember(_key("declined", path, vocabulary.hash), NEVER)
-    except RestLocalError as error:  # the answer can do without
+    except RestLocalError as error:
         warn(f"{error}; going on without it")
         return False
     told = _key("told", path, vocabulary.hash)
@@ -103,16 +103,15 @@ def _wanted(name: str | Path, model: Model, sources: list[Source]) -> bool:
 
 
 def _key(kind: str, path: Path, vocabulary_hash: str) -> str:
-    """Of what a user was asked or told about a datastore, among the answers that are kept."""
+    """Return the key under which the answer to a question about a datastore is kept."""
     return f"{kind} {path.absolute()} {vocabulary_hash[:16]}"
 
 
 def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
-    """Open an engine, print its warnings, and return it; the caller closes it.
+    """Open an engine, print its warnings, and return it. The caller closes it.
 
-    Without a model it is the default model's. `missing` says what happens to a datastore that cannot be opened.
-    `live`: what is kept up to date in the background, until the engine is closed. Raises ModelError, DatastoreError,
-    OptionError.
+    Without a model it opens the default one. `live` is kept up to date in the background until the engine is closed.
+    Raises ModelError, DatastoreError, OptionError.
     """
     from rest_local.cli import terminal
     from rest_local.decoding.engine import Engine
@@ -149,16 +148,16 @@ def open_engine(config: EngineConfig, live: Live = ASLEEP) -> Engine:
 
 
 def tell_snapshots(config: EngineConfig) -> None:
-    """Say on stderr, before a model is loaded, what memory the snapshots of its recurrent state take, if it has one."""
+    """Say on stderr, before the model is loaded, how much memory the snapshots of its recurrent state take."""
     from rest_local.decoding.opening import snapshots_for
 
-    with suppress(RestLocalError, OSError):  # which loading tells
+    with suppress(RestLocalError, OSError):  # Loading will report the error.
         if (found := snapshots_for(config, inputs.model_path(config.model))).size:
             say(str(found))
 
 
 def _indexed(config: EngineConfig, live: Live, undo: ExitStack) -> tuple[EngineConfig, Indexer | None]:
-    """The config with the datastore of the code, and the process that keeps what is wanted up to date."""
+    """Return the config with the datastore of the code, and the process that keeps the datastores up to date."""
     from rest_local.cli.indexer import Indexer
 
     named = tuple(map(str, config.datastores))
@@ -171,7 +170,7 @@ def _indexed(config: EngineConfig, live: Live, undo: ExitStack) -> tuple[EngineC
 
 
 def _announce(engine: Engine, live: Live, indexer: Indexer) -> None:
-    """What is drafted from now, and what will be."""
+    """Say what is drafted from now, and what will be."""
     from rest_local.cli.indexer import held
     from rest_local.retrieval.home import datastore_path
 
@@ -189,15 +188,15 @@ def _announce(engine: Engine, live: Live, indexer: Indexer) -> None:
 
 
 def conversing(config: EngineConfig) -> EngineConfig:
-    """Return the configuration with a model for a command that converses or follows instructions: the one that was
-    named, or the one that the user chooses (`models.choose`).
+    """Return the configuration with the model that was named, or that the user chooses (`models.choose`).
 
-    Raises OptionError where none was named or chosen, and what `inputs.model_path` raises.
+    It is for commands that converse or follow instructions. Raises OptionError if there is no model, and the errors of
+    `inputs.model_path`.
     """
     return replace(config, model=inputs.model_path(config.model or models.choose()))
 
 
 def require_template(engine: Engine, to_do: str, way_out: str) -> None:
-    """Raises ModelError for a model that was not trained to converse. `to_do`: what it cannot do."""
+    """Raise ModelError if the model was not trained to converse. `to_do` is what it cannot do."""
     if not engine.model.chat_template:
         raise ModelError(f"model {engine.model.path}: has no chat template, so it cannot {to_do}; {way_out}")

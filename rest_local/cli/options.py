@@ -1,7 +1,7 @@
-"""What several commands share: the options of the engine and of sampling, sizes and times, declared once.
+"""The options that several commands share, declared once: those of the engine, of sampling, and sizes and times.
 
-A command receives one `config` (`EngineConfig`) instead of thirty arguments; its `sampling` has the options of sampling
-that were given. The parameters have the names of their fields and take their defaults from them.
+A command receives one `config` (`EngineConfig`) instead of thirty arguments, whose `sampling` has the sampling options
+that were given. The parameters have the names of their fields, and take their defaults from them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Command = Callable[..., Any]
 STRICT = "strict"
 _NAMED = "GGUF file, name (`rest-local models`) or user/repo:QUANT."
 MODEL_HELP = f"{_NAMED} Default: SmolLM2."
-CHAT_MODEL_HELP = f"{_NAMED} Default: SmolLM2; a terminal asks where there are others."
+CHAT_MODEL_HELP = f"{_NAMED} Default: SmolLM2, but a terminal asks if there are others."
 _CONFIG = EngineConfig()
 
 
 def _parse_biases(
     ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> tuple[tuple[int, float], ...] | None:
-    """TOKEN=BIAS, a token id and what is added to its logit; -inf forbids the token."""
+    """Parse TOKEN=BIAS: a token id, and the number that is added to its logit. -inf forbids the token."""
     pairs = []
     for value in values:
         token, _, bias = value.partition("=")
@@ -63,14 +63,14 @@ def _parse_biases(
 
 
 def _check_stops(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
-    """The empty text is everywhere: a typing mistake, or an unset variable of a script."""
+    """Refuse an empty text, which stops everywhere. It is a typing mistake or an unset variable of a script."""
     if "" in values:
         raise click.BadParameter("give some text to stop before, not an empty one")
     return tuple(values)
 
 
 def _read_verify(ctx: click.Context, param: click.Parameter, value: str) -> Relaxed | None:
-    """`strict` (None) or `relaxed[:K,RATIO]`. Raises OptionError."""
+    """Parse `strict` (None) or `relaxed[:K,RATIO]`. Raises OptionError."""
     if value == STRICT:
         return None
     from rest_local.decoding.verify import Relaxed
@@ -79,13 +79,13 @@ def _read_verify(ctx: click.Context, param: click.Parameter, value: str) -> Rela
 
 
 class OneALine(click.types.StringParamType):
-    """A text, of which an environment variable holds several, one a line: names and paths may contain spaces."""
+    """A text option whose environment variable holds one value a line, because names and paths may contain spaces."""
 
     envvar_list_splitter = "\n"
 
 
-class Count(click.ParamType):  # type: ignore[type-arg]  # older versions of click take no argument
-    """A number of what is called `name`, or one of `words`, which stand for a number or, as None, for the default."""
+class Count(click.ParamType):  # type: ignore[type-arg]  # Older versions of click take no argument.
+    """A number of what `name` says, or one of `words`, which stand for a number or (None) for the default."""
 
     def __init__(self, name: str, **words: int | None) -> None:
         self.name, self.words = name, words
@@ -100,7 +100,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # older versions of cli
             self.fail(f"{value!r} is no number of {self.name}; give one{others}", param, ctx)
 
 
-LAYERS = Count("layers", all=-1, auto=None)  # as llama.cpp takes them
+LAYERS = Count("layers", all=-1, auto=None)
 
 
 SECTIONS = ("Loading", "Devices", "Computing")
@@ -111,7 +111,7 @@ _LOAD_OPTIONS = (
     _loading("--lora FILE", "LoRA adapter to apply; may be repeated.", multiple=True),
     _loading(
         "--lora-scaled FILE:SCALE",
-        "LoRA adapter, by this strength; may be repeated.",
+        "LoRA adapter with its strength; may be repeated.",
         multiple=True,
         shell_complete=completion.paths,
     ),
@@ -125,19 +125,19 @@ _LOAD_OPTIONS = (
     _loading("--repack/--no-repack", "Rearrange weights for this CPU.", default=_LOADING.repack),
     _loading(
         "--override-kv KEY=TYPE:VALUE",
-        "Another value for a key of the file; TYPE int, float, bool or str; may be repeated.",
+        "Override a key of the model file. TYPE is int, float, bool or str; may be repeated.",
         multiple=True,
     ),
     _devices(
         "-dev --device NAME,...",
-        "GPUs to use, by the names that `rest-local doctor` gives; none: only the CPU. Default: all.",
+        "GPUs to use, as `rest-local doctor` names them; `none` uses only the CPU. Default: all.",
         to="devices",
     ),
     _devices(
         "-sm --split-mode", f"How to use several GPUs. Default: {_LOADING.split_mode}.", type=click.Choice(SPLIT_MODES)
     ),
     _devices("-ts --tensor-split N0,N1,...", "Share of each GPU, for example 3,1."),
-    _devices("-mg --main-gpu N", "The GPU for all, or for the rest.", type=click.IntRange(min=0)),
+    _devices("-mg --main-gpu N", "The GPU for the model, or for what is not split.", type=click.IntRange(min=0)),
     _devices("-cmoe --cpu-moe", "Keep all experts in main memory."),
     _devices(
         "-ncmoe --n-cpu-moe N", "Keep the experts of the first N layers in main memory.", type=click.IntRange(min=0)
@@ -151,11 +151,11 @@ _LOAD_OPTIONS = (
     _computing("-tb --threads-batch N", "CPU threads for more than one token."),
     _computing(
         "-fa --flash-attn",
-        "Flash attention; auto: what verifies drafts cheapest here.",
+        "Flash attention; auto takes what verifies drafts cheapest here.",
         to="flash_attention",
         type=click.Choice(FLASH_ATTENTION),
         is_flag=False,
-        flag_value="on",  # lines of older versions of llama.cpp have no value
+        flag_value="on",  # Older versions of llama.cpp take no value.
         default=_LOADING.flash_attention,
     ),
     _computing(
@@ -172,13 +172,13 @@ _LOAD_OPTIONS = (
     _computing("-ub --ubatch-size N", "Tokens computed at once. Default: the same.", to="n_ubatch"),
     _computing(
         "--kv-offload/--no-kv-offload -kvo/-nkvo",
-        "Keep the cache on the GPU, where there is one.",
+        "Keep the KV cache on the GPU if there is one.",
         default=_LOADING.kv_offload,
     ),
     _computing(
         "--rollback N|auto",
-        "Snapshots of a hybrid's or recurrent model's state for each slot (`rest-local models` says how large one is): "
-        f"so many drafted tokens are taken back at once. Default: auto, as many as fit, at most {MOST_SNAPSHOTS}.",
+        "Keep N snapshots of a hybrid or recurrent model's state for each slot, to take back N drafted tokens at once "
+        f"(`rest-local models` says how large one is). Default: auto, as many as fit, at most {MOST_SNAPSHOTS}.",
         type=Count("snapshots", auto=None),
     ),
     _computing("--rope-scaling", "Default: the model's.", to="scaling", type=click.Choice(ROPE_SCALINGS)),
@@ -186,7 +186,7 @@ _LOAD_OPTIONS = (
     _computing("--rope-freq-base N", "Default: the model's.", to="freq_base", type=float),
     _computing("--rope-freq-scale N", "1/N of --rope-scale.", to="freq_scale", type=float),
     _computing("--yarn-orig-ctx N", "Context the model was trained for.", type=click.IntRange(min=0)),
-    _computing("--yarn-ext-factor N", "0: interpolate only. Default: the model's.", type=float),
+    _computing("--yarn-ext-factor N", "0 only interpolates. Default: the model's.", type=float),
     _computing("--yarn-attn-factor N", "Scale of the attention. Default: the model's.", type=float),
     _computing("--yarn-beta-slow N", "Default: the model's.", type=float),
     _computing("--yarn-beta-fast N", "Default: the model's.", type=float),
@@ -197,7 +197,7 @@ NAMES = ({field.name for field in fields(ModelOptions)} | {*_ROPE, "lora_scaled"
 
 
 def model_options(values: Mapping[str, Any]) -> ModelOptions:
-    """Return what the given options say; None is left to the default. Raises OptionError."""
+    """Return the model options that were given. None leaves an option to its default. Raises OptionError."""
     given = {name: value for name, value in values.items() if value is not None}
     rope = {name: given.pop(name) for name in _ROPE if name in given}
     if (scale := given.pop("rope_scale", None)) is not None:
@@ -223,9 +223,7 @@ def model_options(values: Mapping[str, Any]) -> ModelOptions:
 
 
 def load_options(command: Command) -> Command:
-    """Add how a model is loaded and computed, by llama.cpp's usual names; the argument is `load`. What is not given is
-    chosen: by llama.cpp, or by measuring (`rest_local.calibration.tuning`).
-    """
+    """Add llama.cpp's options for loading and computing, as the argument `load`. Others are chosen by measuring."""
 
     @functools.wraps(command)
     def gathered(**values: Any) -> Any:
@@ -239,15 +237,15 @@ _engine, _sampling = in_section("Engine"), in_section("Sampling")
 
 
 def device_options(option: Callable[..., Decorator]) -> tuple[Decorator, Decorator]:
-    """`-t` and `-ngl`, made by `option`: `click.option` or one of a section."""
+    """Return `-t` and `-ngl`, made by `option`: `click.option` or the one of a section."""
     return (
         option(
             "-t --threads N",
-            "CPU threads, a fixed number. Default: the performance cores, fewer while other programs want them.",
+            "Use exactly N CPU threads. Default: the performance cores, fewer while other programs want them.",
         ),
         option(
             "-ngl --gpu-layers --n-gpu-layers N|all|auto",
-            "Layers on the GPU. Default: auto, all where there is a GPU.",
+            "Layers on the GPU. Default: auto, which is all if there is a GPU.",
             to="n_gpu_layers",
             type=LAYERS,
         ),
@@ -280,7 +278,7 @@ _ENGINE_OPTIONS = (
     ),
     _engine(
         "-c --ctx --ctx-size N",
-        f"Context in tokens; 0: what the model was trained for. Default: that or {LARGEST_DEFAULT}, whichever is less.",
+        f"Context in tokens; 0 is the trained length. Default: that or {LARGEST_DEFAULT}, whichever is less.",
         to="n_ctx",
         callback=lambda ctx, param, value: TRAINED if value == 0 else value,
         type=click.IntRange(min=0),
@@ -295,41 +293,41 @@ _ENGINE_OPTIONS = (
     ),
     _engine(
         "-md --draft-model MODEL",
-        "What drafts as well, where that pays: a smaller model of the same family, MTP layers, or an EAGLE-3 "
-        "head. none: not even the MTP layers in the model's own file.",
+        "Also draft with this, when it pays: a smaller model of the same family, MTP layers, or an EAGLE-3 head. "
+        "`none` leaves out even the MTP layers in the model's own file.",
         also="--model-draft",
     ),
     _engine(
         "-ngld --draft-gpu-layers N|all|auto",
-        "Its layers on the GPU. Default: auto, as with -ngl.",
+        "Layers of the draft model on the GPU. Default: auto, as with -ngl.",
         also="--gpu-layers-draft --n-gpu-layers-draft",
         rare=True,
         type=LAYERS,
     ),
     _engine(
         "--verify strict|relaxed[:K,RATIO]",
-        "Relaxed changes the output: a retrieved token passes among the K likeliest with RATIO of the greatest "
-        "probability (3,0.3).",
+        "relaxed changes the output: a retrieved token passes if it is among the K likeliest and has RATIO of the "
+        "greatest probability (3,0.3).",
         rare=True,
         default=STRICT,
         callback=_read_verify,
     ),
     _engine(
         "--context-shift/--no-context-shift",
-        "When the context is full, go on without the oldest text after the system prompt; else the answer ends.",
+        "When the context is full, drop the oldest text after the system prompt instead of ending the answer.",
         rare=True,
     ),
     _engine(
         "--exact/--no-exact",
-        "Draft only where a self-test found no changed bit, or in the cheapest settings, where a near-tie can differ. "
-        "Default: the same bits on a CPU where a first test finds them, else the cheapest.",
+        "Draft only if a self-test found no changed bit, or use the cheapest settings, in which a near-tie can differ. "
+        "Default: exact on a CPU if a first test passes, else the cheapest settings.",
         default=None,
     ),
 )
 
 
 def _number(names: str, help: str, field: str = "", rare: bool = True) -> Decorator:
-    """An option that is a number of `Sampling`: the field named as the flag, or `field`. Not given, it is None."""
+    """Declare an option for a number of `Sampling`, whose field is named as the flag or `field`."""
     name = field or names.split()[0].lstrip("-").replace("-", "_")
     default = DEFAULTS[name]
     others = "the model's, else " if name in RECOMMENDED else ""
@@ -345,7 +343,7 @@ def _read_breakers(ctx: click.Context, param: click.Parameter, values: Sequence[
 
 
 _SAMPLING_NUMBERS = (
-    _number("--temp --temperature", "Temperature; 0 is greedy, as `edit` is, and more drafts are right.", "temperature",
+    _number("--temp --temperature", "Temperature; 0 is greedy, as in `edit`, and drafts fit more often.", "temperature",
             rare=False),
     _number("--top-k", "Sample among the N likeliest.", rare=False),
     _number("--top-p", "Nucleus sampling.", rare=False),
@@ -357,11 +355,11 @@ _SAMPLING_NUMBERS = (
     _number("--frequency-penalty", "0 is none."),
     _number("--dry-multiplier", "DRY's penalty for repetitions; 0 is none."),
     _number("--dry-base", "DRY's penalty grows with this base."),
-    _number("--dry-allowed-length", "Repetitions up to N tokens are free of it."),
-    _number("--dry-penalty-last-n", "Tokens that DRY looks back at; -1: all."),
+    _number("--dry-allowed-length", "Repetitions of up to N tokens get no DRY penalty."),
+    _number("--dry-penalty-last-n", "Tokens that DRY looks back at; -1 means all."),
     _sampling(
         "--dry-sequence-breaker TEXT",
-        "Text that ends a repetition; may be repeated. none: there is none. Default: newline, colon, quote, asterisk.",
+        "Text that ends a repetition; may be repeated. `none` means no text. Default: newline, colon, quote, asterisk.",
         to="dry_sequence_breakers",
         rare=True,
         multiple=True,
@@ -370,10 +368,10 @@ _SAMPLING_NUMBERS = (
     _number("--typical-p --typical", "Locally typical sampling; 1 is off."),
     _number("--top-n-sigma --top-nsigma", "Keep logits within N standard deviations of the greatest; -1 is off."),
     _number("--xtc-probability", "How often XTC leaves out the likeliest tokens; 0 is off."),
-    _number("--xtc-threshold", "XTC leaves out tokens above it, all but the last; more than 0.5 is off."),
-    _number("--dynatemp-range", "The temperature varies so much with the entropy; 0 is off."),
-    _number("--dynatemp-exp", "Exponent of the entropy in that.", "dynatemp_exponent"),
-    _number("--mirostat", "Version 1 or 2 in the place of the other samplers; 0 is off."),
+    _number("--xtc-threshold", "XTC leaves out all tokens above it but the last; more than 0.5 is off."),
+    _number("--dynatemp-range", "How much the temperature varies with the entropy; 0 is off."),
+    _number("--dynatemp-exp", "Exponent of the entropy in dynatemp.", "dynatemp_exponent"),
+    _number("--mirostat", "Use mirostat 1 or 2 in place of the other samplers; 0 is off."),
     _number("--mirostat-ent", "Surprise that mirostat aims at.", "mirostat_tau"),
     _number("--mirostat-lr", "Learning rate of mirostat.", "mirostat_eta"),
     _number("--adaptive-target", "Draw tokens near this probability; negative is off."),
@@ -405,20 +403,20 @@ history_option = _engine(
 )
 projector_option = _engine(
     "--mmproj FILE|auto|none",
-    "Projector, so that the model takes images; auto: the mmproj file that lies with the model, if any.",
+    "Projector that lets the model take images; auto takes the mmproj file beside the model, if any.",
     also="-mm",
     rare=True,
     type=click.Path(path_type=Path),
     default=AUTO_PROJECTOR,
     shell_complete=completion.paths,
 )
-template_option = rare_option("--chat-template-file FILE", "Jinja template in the place of the (first) model's own.")
+template_option = rare_option("--chat-template-file FILE", "Jinja template to use in place of the (first) model's own.")
 stop_option = option("--stop TEXT", "Stop before this text; may be repeated.", multiple=True, callback=_check_stops)
 quiet_option = option("-q --quiet", "Print no line about the speed.")
 
 
 def tokens_option(default: int, help: str) -> Decorator:
-    """`-n`, with the names that llama.cpp and OpenAI have for it."""
+    """Declare `-n`, with the names that llama.cpp and OpenAI use for it."""
     limit = click.IntRange(min=-1)
     return option("-n --tokens --n-predict --predict N", help, also="--max-tokens", type=limit, default=default)
 
@@ -437,16 +435,16 @@ def _engine_options(model_option: Decorator, several: bool = False) -> Decorator
     return add
 
 
-# They add the options of the engine and of loading its model; the argument is `config`. Give such a command
-# `cls=SectionedCommand`, so that its help stays readable.
+# These add the options of the engine and of loading its model, which become the argument `config`. Give such a command
+# `cls=SectionedCommand`, so that its help stays readable. The third one passes `models` beside `config`.
 engine_options = _engine_options(_MODEL_OPTION)
-engine_options_of_chat = _engine_options(_CHAT_MODEL_OPTION)  # it needs a model that can chat (`opening.conversing`)
-engine_options_of_models = _engine_options(_MODELS_OPTION, several=True)  # `models`, as named, and `config` without
+engine_options_of_chat = _engine_options(_CHAT_MODEL_OPTION)
+engine_options_of_models = _engine_options(_MODELS_OPTION, several=True)
 
 
 def sampling_options(command: Command) -> Command:
-    """Add the options of sampling to those of the engine; the arguments are `config`, whose `sampling` has what is
-    given, and `grammar`. Reads the file of a grammar or a schema.
+    """Add the sampling options. Those that were given become `config.sampling`, and a grammar or schema becomes
+    `grammar`.
     """
 
     @functools.wraps(command)
@@ -457,7 +455,7 @@ def sampling_options(command: Command) -> Command:
 
 
 def sampling_defaults(command: Command) -> Command:
-    """Add the options of sampling that are defaults of requests; the argument is `config`."""
+    """Add the sampling options that are defaults of requests. They become `config.sampling`."""
     return with_options(_SAMPLING_NUMBERS, _with_sampling(command))
 
 
@@ -474,7 +472,7 @@ _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def size_of(text: str) -> int:
-    """Bytes of a size such as `1500M` or `2G`; units are powers of 1024. Raises ValueError."""
+    """Return the bytes of a size such as `1500M` or `2G`. Units are powers of 1024. Raises ValueError."""
     text = text.strip().upper().removesuffix("B")
     unit = _UNITS.get(text[-1:], 0)
     size = float(text[:-1] if unit else text) * (1 << unit)
@@ -484,7 +482,7 @@ def size_of(text: str) -> int:
 
 
 def size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """The callback of an option for a size."""
+    """Convert the value of an option for a size."""
     try:
         return None if text is None else size_of(text)
     except ValueError as error:
@@ -492,7 +490,7 @@ def size(context: click.Context, parameter: click.Parameter, text: str | None) -
 
 
 def size_or_none(context: click.Context, parameter: click.Parameter, text: str) -> int:
-    """The callback of an option for a size that may be 0."""
+    """Convert the value of an option for a size that may be 0."""
     return 0 if text.strip() == "0" else size(context, parameter, text) or 0
 
 
@@ -500,7 +498,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """The callback of an option for a time such as `90s`, `10m` or `2h`, in seconds; None for 0."""
+    """Convert the value of an option for a time such as `90s`, `10m` or `2h` to seconds, and 0 to None."""
     if text is None or text == "0":
         return None
     unit = _SECONDS.get(text[-1:].lower())
@@ -516,7 +514,7 @@ def duration(context: click.Context, parameter: click.Parameter, text: str | Non
 memory_option = option(
     "--memory SIZE", "Memory of all processes together, such as 2G. Default: a quarter of the machine's.", callback=size
 )
-jobs_option = option("--jobs N", "Processes. Default: one a core.")
+jobs_option = option("--jobs N", "Number of processes. Default: one for each core.")
 ray_option = option(
     "--ray ADDRESS",
     "Build on a Ray cluster: `auto` for the one that this machine is a node of, host:port, or `local`. Each task "

@@ -1,14 +1,13 @@
-"""Options as commands declare them, where their values come from, and help in sections.
+"""Declare the options of commands, look up their values, and show help in sections.
 
-An option may name the section that it belongs to. Those that few people need are left out of `--help`, and are in
-`--help-all`. What neither the command line nor the environment gives comes from the configuration (`cli.settings`),
-which is read when an option is looked up for the first time, so --help does not depend on it.
+An option may name its section. Options that few people need are left out of `--help` and shown by `--help-all`. What
+neither the command line nor the environment gives comes from the configuration (`cli.settings`). It is read when the
+first option is looked up, so --help does not depend on it.
 
-Click's own names of variables would be REST_LOCAL_GENERATE_TOP_K, by the names of arguments. Its `default_map` holds
-values by command; here one key is for all commands, and depends on the model. `Context.lookup_default` stands in its
-place.
+Click's own variables would be named REST_LOCAL_GENERATE_TOP_K, after the arguments, and its `default_map` holds values
+by command. Here one key is for all commands, and depends on the model, so `Context.lookup_default` replaces both.
 
-Importing this module loads click and the standard library only.
+This module imports only click and the standard library.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from rest_local.cli import completion
 from rest_local.cli.settings import MODEL, Settings, variable_of
 from rest_local.errors import RestLocalError
 
-WIDEST = 100  # columns of help: longer lines are hard to read
-OPTIONS = "Options"  # the section of options that name none
-UNCONFIGURED = ("config", "completion")  # commands that work whatever is wrong with the file
-_HYPHEN = "\N{NON-BREAKING HYPHEN}"  # while lines are broken
-_COLUMN = 30  # columns for names at most, a third of a narrow terminal
-_ALL, _SETTINGS = "rest_local.help_all", "rest_local.settings"  # what the contexts of one command line share
-_FILES = ("FILE", "FOLDER", "MODEL")  # metavars of options that name a file without `click.Path`
-Placed = tuple[tuple[str, ...], click.Command]  # a command, and the names that lead there
+WIDEST = 100  # Longer lines of help are hard to read.
+OPTIONS = "Options"  # This is the section of options that name none.
+UNCONFIGURED = ("config", "completion")  # These commands work whatever is wrong with the file.
+_HYPHEN = "\N{NON-BREAKING HYPHEN}"
+_NAME_COLUMNS = 30
+_ALL, _SETTINGS = "rest_local.help_all", "rest_local.settings"  # The contexts of one command line share these.
+_FILES = ("FILE", "FOLDER", "MODEL")  # Options with these metavars name a file without `click.Path`.
+PathAndCommand = tuple[tuple[str, ...], click.Command]
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Help(click.HelpFormatter):
-    """Click's layout; a narrow terminal keeps room for the text, and --context-shift is not broken at hyphens."""
+    """Click's layout, with room for the text on a narrow terminal, and without breaks at hyphens."""
 
     def write_text(self, text: str) -> None:
         super().write_text(text.replace("-", _HYPHEN))
 
-    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = _COLUMN, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = _NAME_COLUMNS, col_spacing: int = 2) -> None:
         unbroken = [(name, text.replace("-", _HYPHEN)) for name, text in rows]
         super().write_dl(unbroken, min(col_max, self.width // 3), col_spacing)
 
@@ -53,12 +52,12 @@ class Help(click.HelpFormatter):
 
 
 class Context(click.Context):
-    """Looks up in the configuration what neither the command line nor the environment gave."""
+    """A context that looks up in the configuration what neither the command line nor the environment gave."""
 
     formatter_class = Help
 
     def lookup_default(self, name: str, call: bool = True) -> Any:
-        """As click's method. `call` is False for --help, which shows the defaults of the program."""
+        """Look a default up in the configuration. `call` is False for --help, which shows the program's own."""
         key = next((option.key for option in options_of(self.command) if option.name == name), None)
         unconfigured = any(name in UNCONFIGURED for name in self.command_path.split())
         if key is None or not call or self.resilient_parsing or unconfigured:
@@ -68,7 +67,7 @@ class Context(click.Context):
 
     @property
     def settings(self) -> Settings:
-        """The file, with keys that some command knows. Raises ConfigInvalid."""
+        """Return the configuration file, after a check that some command knows each key. Raises ConfigInvalid."""
         if _SETTINGS not in self.meta:
             settings = Settings.load()
             keys = {option.key for option in options_of(self.command)}
@@ -81,7 +80,7 @@ class Context(click.Context):
 
     @property
     def model(self) -> str | None:
-        """What -m says for this command line. Click looks given options up first, so -m is known if it was given."""
+        """Return the value of -m for this command line. Click looks up given options first, so a given -m is known."""
         option = next((option for option in options_of(self.command) if option.key == MODEL), None)
         if option is None:
             return None
@@ -91,8 +90,10 @@ class Context(click.Context):
 
 
 class Option(click.Option):
-    """An option that is listed under `section`. `rare`: not in `--help`. `key`: its name in the configuration; None for
-    one that deletes, or that means something else in another command. `also`: names that help does not list.
+    """An option that is listed under `section`, and if it is `rare` not in `--help`.
+
+    `key` is its name in the configuration, or None for an option that deletes, or that means something else in another
+    command. `also` has the names that help does not list.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Option(click.Option):
             self.envvar = variable_of(self.key)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """As click's method, without the names in `also`."""
+        """Return click's record without the names in `also`."""
         names, self.opts = self.opts, [name for name in self.opts if name not in self.also]
         try:
             return super().get_help_record(ctx)
@@ -113,7 +114,7 @@ class Option(click.Option):
             self.opts = names
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
-        """As click's method. Raises ConfigInvalid for a value of the file."""
+        """Process a value as click does. Raises ConfigInvalid for a wrong value in the file."""
         if not isinstance(ctx, Context) or ctx.get_parameter_source(self.name or "") != ParameterSource.DEFAULT_MAP:
             return super().process_value(ctx, value)
         try:
@@ -123,11 +124,11 @@ class Option(click.Option):
             raise ctx.settings.wrong(self.key or "", found and found.profile, f"{self.key}: {error}") from error
 
     def of_file(self, value: Any, ctx: click.Context) -> Any:
-        """A value of the file, as if it stood on the command line. Raises ValueError with what is wrong."""
+        """Convert a value of the file as if it stood on the command line. Raises ValueError with what is wrong."""
         if isinstance(value, dict) or (isinstance(value, list) and not self.multiple):
             raise ValueError(f"takes one value, not a {'list' if isinstance(value, list) else 'table'}")
         texts = [toml_text(one) for one in (value if isinstance(value, list) else [value])]
-        if isinstance(self.type, click.Path) or self.metavar in _FILES:  # no shell has replaced `~`
+        if isinstance(self.type, click.Path) or self.metavar in _FILES:  # No shell has replaced `~`.
             texts = [os.path.expanduser(text) for text in texts]
         try:
             return super().process_value(ctx, tuple(texts) if self.multiple else texts[0])
@@ -142,7 +143,7 @@ def toml_text(value: Any) -> str:
 
 
 def without_range(message: str) -> str:
-    """A message of click, without a range that it does not name."""
+    """Shorten a message of click that says "integer range" without the range."""
     return re.sub(r"(integer|float) range$", r"\1", message.rstrip("."))
 
 
@@ -151,7 +152,7 @@ def options_of(command: click.Command) -> list[Option]:
 
 
 def options_by_key(root: click.Command) -> dict[str, list[Option]]:
-    """The options of each key in all commands that read the configuration. Loads all commands: takes 40 ms."""
+    """Return the options of each key in all commands that read the configuration. Loading the commands takes 40 ms."""
     found: dict[str, list[Option]] = {}
     for path, command in commands_below(root):
         for option in options_of(command):
@@ -160,8 +161,8 @@ def options_by_key(root: click.Command) -> dict[str, list[Option]]:
     return found
 
 
-def commands_below(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[Placed]:
-    """A command and all below it."""
+def commands_below(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[PathAndCommand]:
+    """Yield a command and all commands below it, each with the names that lead there."""
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -171,7 +172,7 @@ def commands_below(command: click.Command, path: tuple[str, ...] = ()) -> Iterat
 
 
 def in_section(section: str, rare: bool = False) -> Callable[..., Decorator]:
-    """What declares the options of a section (`option`). `rare`: unless one says otherwise."""
+    """Return `option` for one section. Its options are `rare` unless one says otherwise."""
     return functools.partial(option, section=section, rare=rare)
 
 
@@ -186,11 +187,11 @@ def option(
     also: str = "",
     **attributes: Any,
 ) -> Decorator:
-    """`click.option`, declared as help shows it: `-n --tokens N`; without a value it is a flag.
+    """Declare a click option as help shows it: `-n --tokens N`, or without a value for a flag.
 
-    A FILE is a path, N a number from 1 on, unless `type` says otherwise. A default is shown. `to`: the parameter;
-    `configurable`: whether the environment and the configuration set it; `also`: further names that people type, which
-    other programs have for it; other `attributes` are click's.
+    FILE means a path and N a number from 1 on, unless `type` says otherwise. A default is shown. `to` is the parameter,
+    `configurable` whether the environment and the configuration set it, and `also` has further names that people know
+    from other programs. Other `attributes` are click's.
     """
     *flags, value = names.split()
     if value.startswith("-"):
@@ -207,7 +208,7 @@ def option(
 
 
 def with_options(options: Sequence[Decorator], command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options to a command, listed in this order."""
+    """Add options to a command, which lists them in this order."""
     return functools.reduce(lambda command, declared: declared(command), reversed(options), command)
 
 
@@ -217,13 +218,13 @@ rare_option = in_section(OPTIONS, rare=True)
 
 
 class SectionedCommand(click.Command):
-    """A command whose help lists its own options first, then each section; rare ones with `--help-all` only."""
+    """A command whose help lists its own options first, then each section, without the rare ones."""
 
     context_class = Context
-    _help_all: click.Option | None = None  # one object: click compares them
+    _help_all: click.Option | None = None  # Click compares options, so there is one object.
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """All parameters, those for help at the end."""
+        """Return all parameters, with those for help at the end."""
         found = super().get_params(ctx)
         if not (n_rare := sum(map(is_rare, found))):
             return found
@@ -257,7 +258,7 @@ def _show_all(ctx: click.Context, option: click.Parameter, value: bool) -> None:
 
 
 def is_rare(parameter: click.Parameter) -> bool:
-    """Whether only `--help-all` shows it."""
+    """Return True if only `--help-all` shows it."""
     return isinstance(parameter, Option) and parameter.rare
 
 
@@ -266,10 +267,10 @@ def section_of(parameter: click.Parameter) -> str:
 
 
 class SummaryGroup(click.Group):
-    """A group that shows the first sentence of each command whole; click cuts it to the width of the terminal.
+    """A group that shows the whole first sentence of each command, which click would cut to the width of the terminal.
 
-    first   the commands that people use most: the others have a heading of their own
-    also    names that people may try, and what they mean here
+    `first` are the commands that people use most, and the others get a heading of their own. `also` maps names that
+    people may try to what they mean here.
     """
 
     context_class = Context
@@ -292,7 +293,7 @@ class SummaryGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's method. Raises click.UsageError with the nearest command in place of one that does not exist."""
+        """Find the command as click does. Raises click.UsageError with the nearest name if it does not exist."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""`rest-local serve`: models that answer HTTP requests: one in one process, of several each in a process of its own."""
+"""`rest-local serve`: answer HTTP requests, with one model in this process, or with each of several in its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Named(NamedTuple):
-    """A model to serve. `eager`: it was named itself, not by its folder."""
+    """A model to serve. `eager` means that it was named itself, and not by its folder."""
 
     name: str
     path: Path
@@ -37,10 +37,10 @@ class Named(NamedTuple):
 
 
 def named_models(models: Sequence[str]) -> list[Named]:
-    """The models that -m names, the default one first; SmolLM2 if none is named.
+    """Return the models that -m names, the default one first. Without -m that is SmolLM2.
 
-    Raises InputInvalid for a folder without models, OptionError for two models of one name, and what
-    `inputs.model_path` raises.
+    Raises InputInvalid for a folder without models, OptionError for two models of one name, and the errors of
+    `inputs.model_path`.
     """
     if not models:
         path = inputs.model_path(None)
@@ -75,7 +75,7 @@ def _in_folder(folder: Path) -> list[Named]:
 
 
 def aliases_of(given: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The aliases of each model: `NAME=MODEL`, where MODEL is one of `names`, else of the first model.
+    """Return the aliases of each model, given as `NAME=MODEL` with a MODEL of `names`, or as NAME for the first model.
 
     Raises OptionError for a name that would mean two models, and for `*=MODEL`.
     """
@@ -101,19 +101,19 @@ def choice(
     template: str | None = None,
     variables: dict[str, object] | None = None,
 ) -> ModelChoice:
-    """What the server needs to know of a model. `template`: instead of its own; `variables`: for it, by default."""
+    """Return what the server needs to know of a model, with a template and variables for it if given."""
     from rest_local.router.app import ModelChoice
 
     mmproj = config.mmproj and Path(config.mmproj)
     if mmproj and mmproj not in (AUTO_PROJECTOR, NO_PROJECTOR):
-        mmproj = mmproj.absolute()  # the process of the model may have another directory
+        mmproj = mmproj.absolute()  # The process of the model may have another working directory.
     own = replace(config, model=model.path, mmproj=mmproj)
     load, need = partial(_load, own, live, template, variables or {}), partial(_need, own, model.path)
     return ModelChoice(model.name, model.path, load, need, aliases)
 
 
 def _load(config: EngineConfig, live: Live, template: str | None, variables: dict[str, object]) -> Engine:
-    """In the process of the model."""
+    """Load the model, in its own process."""
     indexer.at_once()
     engine = opening.open_engine(config, live)
     if template is not None:
@@ -131,11 +131,12 @@ def _need(config: EngineConfig, path: Path) -> Need:
     return need_of(replace(config, model=path, draft_model=draft))
 
 
-PORT = 8012  # rest_local.server.settings.DEFAULT_PORT, whose import would cost --help
+PORT = 8012  # This is rest_local.server.settings.DEFAULT_PORT, whose import would slow down --help.
 SLOTS = 4
-MOST_SLOTS = 32  # llama.cpp's sequence ids (rest_local.llama.context.MOST_IDS), 8 a slot (ContextSettings.n_branches)
+# llama.cpp has 256 sequence ids (rest_local.llama.context.MOST_IDS), and a slot takes 8 (ContextSettings.n_branches).
+MOST_SLOTS = 32
 MAX_BODY = 8 << 20
-_OTHERS = 0o027  # that a key file may not grant: everything to all, writing to the group
+_FORBIDDEN_MODE = 0o027  # A key file may grant nothing to other users, and no writing to the group.
 
 
 def _read_variables(ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, object]:
@@ -155,14 +156,14 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 @options.template_option
 @rare_option(
     "--chat-template-kwargs JSON",
-    "Names for the chat templates, unless a request gives others: '{\"enable_thinking\": false}'.",
+    "Variables for the chat templates, unless a request sets others: '{\"enable_thinking\": false}'.",
     callback=_read_variables,
 )
 @options.history_option
 @indexer.code_options
 @option("--watch", "Keep the datastores of -d up to date with their files.")
 @option("--host ADDRESS,...", "Address to listen on, or several: 127.0.0.1,::1.", default="127.0.0.1")
-@option("--port N", "0 takes a free one.", type=click.IntRange(0, 65535), default=PORT)
+@option("--port N", "Port to listen on; 0 takes a free one.", type=click.IntRange(0, 65535), default=PORT)
 @option(
     "--memory SIZE",
     "Memory of all models together, such as 24G; the least recently used are unloaded. Default: any for one "
@@ -171,7 +172,7 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 )
 @option(
     "--idle TIME",
-    "Unload a model that is not used for 90s, 10m, 2h. Default: never.",
+    "Unload a model after this time without use, such as 90s, 10m or 2h. Default: never.",
     also="--sleep-idle-seconds",
     callback=options.duration,
 )
@@ -184,30 +185,30 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 )
 @option(
     "--api-key-file FILE",
-    "Keys, one a line; clients have to send one of them. Needed to listen on an address that others reach.",
+    "File of keys, one a line; clients send one of them. Needed to listen on an address that others reach.",
 )
-@option("-np --slots N", "Answers at a time.", also="--parallel", type=click.IntRange(1, MOST_SLOTS), default=SLOTS)
+@option("-np --slots N", "Answer N at a time.", also="--parallel", type=click.IntRange(1, MOST_SLOTS), default=SLOTS)
 @option(
     "--cells N",
-    "Tokens of memory for all answers together. Default: a whole context (--ctx) for each slot.",
+    "Tokens of KV cache for all answers together. Default: a whole context (--ctx) for each slot.",
     type=click.IntRange(min=8),
 )
 @option(
     "--sessions SIZE",
-    "Disk for conversations of all models together, so that none is evaluated again after a restart, an unload or "
-    "an eviction; the least recently used go first. 0: none.",
+    "Disk for the conversations of all models, so that none is evaluated again after a restart, an unload or an "
+    "eviction. The least recently used go first, and 0 keeps none.",
     callback=options.size_or_none,
     default="8G",
 )
 @option(
     "--jinja",
-    "For lines of llama-server: it is always so.",
+    "Accepted for llama-server's command lines, and always on.",
     also="-cb --cont-batching --cache-prompt --embedding --embeddings --rerank --reranking",
     configurable=False,
     expose_value=False,
     hidden=True,
 )
-@rare_option("--queue N", "Requests that may wait.", default=64)
+@rare_option("--queue N", "Let at most N requests wait.", default=64)
 @option("--metrics", "Serve /metrics for Prometheus.")
 @rare_option("--allow-host NAME", "Accept this name in Host headers; repeatable.", to="allowed_hosts", multiple=True)
 @rare_option(
@@ -215,12 +216,12 @@ def _read_variables(ctx: click.Context, param: click.Parameter, value: str | Non
 )
 @rare_option(
     "--daemon",
-    "Go on after the terminal closes; SIGHUP then opens the datastores' newest commits. A service needs none.",
+    "Go on after the terminal closes. SIGHUP then opens the datastores' newest commits. Services do not need it.",
 )
 @rare_option("--max-body BYTES", "Refuse larger requests.", type=click.IntRange(min=1024), default=MAX_BODY)
 @rare_option(
     "--change-datastores",
-    "Let other users, too (other machines, several keys), add and delete documents of the open datastores.",
+    "Let other users (other machines, several keys) add and delete documents of the open datastores, too.",
 )
 @rare_option(
     "--share-statistics",
@@ -242,12 +243,12 @@ def serve(
     daemon: bool,
     **of_server: Any,
 ) -> None:
-    """Serve the APIs of OpenAI, Anthropic, Ollama and llama-server, with a page to try it at /.
+    """Serve the APIs of OpenAI, Anthropic, Ollama and llama-server, and a page to try it at /.
 
-    The options of sampling are for requests that do not name them.
+    The sampling options apply to requests that do not set their own.
 
-    A model is loaded when a request names it, the first -m at once. Of several each has a process of its own. Ctrl-C,
-    SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
+    A model is loaded when a request names it, and the first -m at once. Of several models, each has its own process.
+    Ctrl-C, SIGTERM or closing the terminal lets running answers end. With --daemon and as a service, SIGHUP opens the
     datastores' newest commits instead.
     """
     from rest_local.router.app import Routing
@@ -288,7 +289,7 @@ def _keys(path: Path | None) -> tuple[bytes, ...]:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            if stat.S_ISREG(mode) and mode & _OTHERS:
+            if stat.S_ISREG(mode) and mode & _FORBIDDEN_MODE:
                 shown = f"{stat.S_IMODE(mode):04o}"
                 raise OptionError(f"API key file: other users can read or change it (mode {shown}); chmod 600 it")
             return parse_keys(file.read())

@@ -1,12 +1,12 @@
 """The configuration file: values of options that neither the command line nor the environment gives.
 
-The key of an option is its first long name: `top-k` for --top-k, whose variable is REST_LOCAL_TOP_K. It means the same
-in every command. A value comes from the command line, else the environment, else the profiles of the model, else the
-file, else the default.
+The key of an option is its first long name, such as `top-k` for --top-k, whose variable is REST_LOCAL_TOP_K. It means
+the same in every command. A value is looked up on the command line, in the environment, in the profiles of the model,
+and at the top of the file. If none of them has it, the default counts.
 
-The file is TOML. Keys stand at its top; `[profile."GLOB"]` holds keys for the models that the glob matches, and of
-several such tables the last one wins. Click reads a value as if it stood on the command line. Unknown keys and wrong
-values raise ConfigInvalid with the line.
+The file is TOML. `[profile."GLOB"]` holds the keys for the models that the glob matches, and if several tables match,
+the last one wins. Click reads a value as if it stood on the command line. Unknown keys and wrong values raise
+ConfigInvalid with the line.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ MODEL = "model"
 
 
 def variable_of(key: str) -> str:
-    """The environment variable of a key: REST_LOCAL_TOP_K for top-k."""
+    """Return the environment variable of a key: REST_LOCAL_TOP_K for top-k."""
     return f"{ENVIRONMENT}_{key.replace('-', '_').upper()}"
 
 
 class Found(NamedTuple):
-    """A value and where it came from. `profile`: the glob of its table, None for the top of the file."""
+    """A value and the place it came from. `profile` is the glob of its table, or None for the top of the file."""
 
     value: Any
     profile: str | None
 
 
 class Settings:
-    """The content of a configuration file, without knowledge of the options. `tables`: the top of the file as None,
-    then the profiles by their globs, in the order of the file.
+    """The content of a configuration file, without knowledge of the options.
+
+    `tables` has the top of the file under None, then the profiles under their globs, in the order of the file.
     """
 
     def __init__(self, path: Path, text: str = "") -> None:
@@ -52,23 +53,23 @@ class Settings:
 
     @classmethod
     def load(cls) -> Settings:
-        """Read the user's file; empty where there is none. Raises ConfigInvalid."""
+        """Read the user's file, or nothing if there is none. Raises ConfigInvalid."""
         from rest_local.paths import config_file
 
         return cls(config_file(), read(config_file()))
 
     def find(self, key: str, model: str | None) -> Found | None:
-        """The value that counts for a model, named as -m names it. None means the default model."""
+        """Return the value that counts for a model, named as -m names it. None means the default model."""
         held = [Found(table[key], glob) for glob, table in self.tables.items() if key in table]
         return next((found for found in reversed(held) if found.profile is None or matches(found.profile, model)), None)
 
     def line(self, key: str, profile: str | None = None) -> int | None:
-        """The line on which a value ends, from 1."""
+        """Return the line on which a value ends, from 1."""
         lines = self._text.splitlines(keepends=True)
         for number in range(1, len(lines) + 1):
             try:
                 table = _parse(self.path, "".join(lines[:number]))
-            except ConfigInvalid:  # in the middle of a value of several lines
+            except ConfigInvalid:  # This line is in the middle of a value.
                 continue
             if key in (table if profile is None else table.get(PROFILE, {}).get(profile, {})):
                 return number
@@ -87,7 +88,7 @@ class Settings:
 
 
 def read(path: Path) -> str:
-    """The text of a configuration file; empty where there is none. Raises ConfigInvalid."""
+    """Read the configuration file, or return an empty string if there is none. Raises ConfigInvalid."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):
@@ -100,8 +101,9 @@ def read(path: Path) -> str:
 
 
 def matches(glob: str, model: str | None) -> bool:
-    """Whether a profile is for a model: by the text that -m gives, its last part, or that without `.gguf`. Letters
-    match in either case. Without a model the name is `smollm2`.
+    """Return True if a profile is for a model: its glob matches the text of -m, its last part, or that without `.gguf`.
+
+    Case does not count. Without a model the name is `smollm2`.
     """
     text = model or "smollm2"
     last = re.split(r"[/\\]", text)[-1]
@@ -111,7 +113,7 @@ def matches(glob: str, model: str | None) -> bool:
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
-    """What to say about a key that no option has."""
+    """Return the message about a key that no option has."""
     from difflib import get_close_matches
 
     if key.replace("_", "-") in known:
@@ -132,4 +134,4 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     except ValueError as error:
         line = error.line if isinstance(error, ParseError) else text.count("\n") + 1
         cause = re.sub(r" at (line|end of).*$", "", str(error))
-        raise ConfigInvalid(path, line, f"no TOML: {cause}; correct it there") from error
+        raise ConfigInvalid(path, line, f"not TOML: {cause}; correct it there") from error

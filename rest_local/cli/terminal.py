@@ -1,7 +1,7 @@
-"""Lines, questions and bars on stderr, in the words of the command line; the standard output is for answers.
+"""Print lines, questions and bars on stderr, in the words of the command line. The standard output is for answers.
 
-Messages of the library name parameters of the Python API in backticks; `errors.in_options` writes the option in their
-place. What a message quotes may come from a file, so control characters do not reach the terminal.
+Messages of the library name parameters of the Python API in backticks, and `errors.in_options` replaces them by the
+options. A message may quote a file, so control characters do not reach the terminal.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(co
 
 
 def warn(message: str) -> None:
-    """One line on stderr. What it quotes may come from a file: control characters do not reach the terminal."""
+    """Print a warning on one line of stderr."""
     say(f"rest-local: warning: {in_options(message)}")
 
 
 def counted(number: int, what: str) -> str:
-    """Such as "1 answer" or "1,234 answers"."""
+    """Return a text such as "1 answer" or "1,234 answers"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """Such as `45 s`, `12 min`, `3 h 20 min`."""
+    """Return a text such as `45 s`, `12 min`, `3 h 20 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -53,37 +53,37 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Such as `45 seconds`, `12 minutes`, `3 hours`, `2 days`."""
+    """Return a text such as `45 seconds`, `12 minutes`, `3 hours`, `2 days`."""
     units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
     name, size = next(((name, size) for name, size in units if seconds >= 2 * size), units[-1])
     return f"{seconds // size:.0f} {name}"
 
 
 def fail(error: RestLocalError, more: str = "") -> str:
-    """The line of an error on stderr, where the command goes on. Returns its message."""
+    """Print an error on one line of stderr and return its message. The command goes on."""
     message = in_options(str(error)) + more
     say(f"rest-local: error: {message}")
     return message
 
 
 def say(text: str) -> None:
-    """One line on stderr about what the command did."""
+    """Print a line on stderr about what the command did."""
     click.echo(fitted(printable(text), sys.stderr), err=True)
 
 
 def visible(text: str) -> str:
-    """Return the text without what would control a terminal: a model may write anything."""
+    """Return the text without control characters, since a model may write anything."""
     return text.translate(_CONTROLS)
 
 
 def write_text(text: str) -> None:
-    """Write what a model says to the standard output: at a terminal `visible`, elsewhere as it is."""
+    """Write a model's text to the standard output, at a terminal without control characters."""
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """A line of words, broken between them for the width of a terminal and indented further; for a pipe as it is."""
+    """Break a line between words for the width of a terminal, and indent the rest. A pipe gets the line as it is."""
     if not stream.isatty():
         return text
     indent = text[: len(text) - len(text.lstrip())]
@@ -94,18 +94,18 @@ def fitted(text: str, stream: TextIO) -> str:
 
 
 def can_ask() -> bool:
-    """Whether a question reaches a person: stdin and stderr are a terminal, and Ctrl-C comes to this thread."""
+    """Return True if a question reaches a person: stdin and stderr are a terminal, and Ctrl-C comes to this thread."""
     on_main = threading.current_thread() is threading.main_thread()
     return on_main and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(question: str, default: bool) -> bool:
-    """Ask on stderr. What the question quotes may come from a file."""
+    """Ask a question on stderr, and return True for yes."""
     return click.confirm(fitted(printable(question), sys.stderr), default=default, err=True)
 
 
 def confirm(question: str, without: str = "") -> None:
-    """Ask before something is lost; "no" ends the command with code 1. Raises OptionError(`without`) if nobody can."""
+    """Ask before something is lost. "No" ends the command with code 1. Raises OptionError(`without`)."""
     if without and not can_ask():
         raise OptionError(without)
     if not ask(question, default=False):
@@ -117,12 +117,12 @@ json_option = option("--json", "Print one line of JSON instead.", to="as_json")
 
 
 def print_json(fields: Any) -> None:
-    """One line of JSON, in ASCII: names of files may hold anything."""
+    """Print one line of JSON in ASCII, because file names may hold anything."""
     click.echo(json.dumps(fields))
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
-    """The rows as lines of aligned columns, those in `right` at the right. The last column is as long as it is."""
+    """Yield the rows as lines of aligned columns, those in `right` at the right. The last is not padded."""
     widths: dict[int, int] = {}
     for row in rows:
         for at, cell in enumerate(row[:-1]):
@@ -132,13 +132,11 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterato
         yield printable("  ".join([*cells, row[-1]]))
 
 
-USUAL = 9  # of the numbers of `Sampling`: the others are shown where they are not the default
+USUAL = 9  # So many numbers of `Sampling` are always shown, and the others if they are not the default.
 
 
 def sampling_rows(options: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """How answers are sampled, by option: its value, and in parentheses where that comes from. `options`: `value` and
-    `from` of each number.
-    """
+    """Return each number of sampling as its value and, in parentheses, where that comes from."""
     shown = (name for at, name in enumerate(options) if at < USUAL or options[name]["from"] != "default")
     return {name: f"{_value(options[name]['value'])} ({options[name]['from']})" for name in shown}
 
@@ -148,9 +146,10 @@ def _value(value: float | None) -> str:
 
 
 class Bar(Closing):
-    """A progress bar on stderr: a text, the share, a note, and the time left. It is drawn from the first `show` on, so
-    that questions can be asked before, and erased at the end. Nothing is drawn with `quiet`, and where stderr is no
-    terminal that can move its cursor.
+    """A progress bar on stderr with a text, the share, a note, and the time left.
+
+    It is drawn from the first `show` on, so questions can be asked before, and erased at the end. Nothing is drawn if
+    it is `quiet`, or if stderr is no terminal that can move its cursor.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -163,7 +162,7 @@ class Bar(Closing):
         return time.monotonic() - self._begun
 
     def show(self, text: str, done: float, total: float | None, note: str = "") -> None:
-        """Draw it. `total`: None where it is not known."""
+        """Draw the bar. A `total` of None means that it is not known."""
         if self.hidden:
             return
         if self._bar is None:
@@ -190,9 +189,7 @@ class Bar(Closing):
 
 @contextmanager
 def build_bar(quiet: bool, sources: Sequence[Source] = ()) -> Iterator[Progress]:
-    """A bar while an index is built from these sources: the share of their bytes, tokens, tokens a second. The sources
-    are measured for a bar only.
-    """
+    """Show a bar while an index is built. The sources are measured only for a bar."""
     with Bar(quiet) as bar:
         if bar.hidden:
             yield lambda what, amount: None
@@ -203,7 +200,7 @@ def build_bar(quiet: bool, sources: Sequence[Source] = ()) -> Iterator[Progress]
         def advance(what: str, amount: int) -> None:
             counts[what] += amount
             rate = f", {counts['tokenized'] / bar.seconds:,.0f}/s" if bar.seconds else ""
-            text = "tokenizing" if counts["read"] < total else "sorting"  # and writing, once all is read
+            text = "tokenizing" if counts["read"] < total else "sorting"
             bar.show(text, counts["read"], total, f"{counts['tokenized']:,} tokens{rate}")
 
         yield advance
@@ -211,7 +208,7 @@ def build_bar(quiet: bool, sources: Sequence[Source] = ()) -> Iterator[Progress]
 
 @contextmanager
 def without_messages_of_ray() -> Iterator[None]:
-    """The standard streams for this program alone: Ray writes to both what its log files have, too, even from C++."""
+    """Keep the standard streams for this program. Ray also writes to them what its log files have, even from C++."""
     ours, stderr = [os.dup(1), os.dup(2)], sys.stderr
     with open(os.devnull, "wb") as nowhere, open(ours[1], "w", encoding="utf-8", buffering=1, closefd=False) as shown:
         sys.stdout.flush()
@@ -224,7 +221,7 @@ def without_messages_of_ray() -> Iterator[None]:
         finally:
             shown.flush()
             sys.stderr = stderr
-            sys.stdout.flush()  # what was printed there goes nowhere, too
+            sys.stdout.flush()  # What was printed there goes nowhere, too.
             for descriptor, own in zip((1, 2), ours, strict=True):
                 os.dup2(own, descriptor)
                 os.close(own)
@@ -235,15 +232,16 @@ _shows_warnings = False
 
 
 def show_warnings() -> None:
-    """Show what the library logs as a warning (a datastore that failed while it was read) as one of the command's own,
-    and at a terminal what takes seconds; again does nothing. llama.cpp's log is not shown: it warns of much that is
-    normal.
+    """Show the library's warnings as the command's own, and at a terminal what takes seconds. A second call does
+    nothing.
+
+    llama.cpp's log is not shown, because it warns of much that is normal.
     """
     global _shows_warnings
     if _shows_warnings:
         return
     _shows_warnings = True
-    import logging  # would cost --help a tenth of its time
+    import logging  # At the top it would add a tenth to the time of --help.
 
     class Shown(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -257,8 +255,8 @@ def show_warnings() -> None:
     logging.getLogger(PROGRESS).setLevel(logging.INFO)
 
 
-PLAIN = "target"  # the source of a token that was not drafted
-RELAXED = "~"  # ends the name of a source where only relaxed verification let the token pass
+PLAIN = "target"  # The source of tokens that were not drafted.
+RELAXED = "~"  # The name of a source ends with it if only relaxed verification let the token pass.
 NAMES = {
     "model": "the draft model",
     "grammar": "the grammar",
@@ -275,7 +273,7 @@ def line_of(engine: Engine, result: Result) -> str:
 
 
 def statistics_line(result: Result, datastores: Sequence[str] = ()) -> str:
-    """The line about an answer. `datastores`: names of the open ones; a single one stands in place of `datastore`."""
+    """Return the line about an answer. A single open datastore is named in place of "datastores"."""
     speed = result.timings.predicted_per_second
     parts = [f"{speed:.{0 if speed >= 10 else 1}f} tokens/s"]
     if result.speedup is not None:
@@ -284,7 +282,7 @@ def statistics_line(result: Result, datastores: Sequence[str] = ()) -> str:
 
 
 def drafted_share(result: Result, datastores: Sequence[str] = ()) -> str:
-    """`61% from mycode`, `61% from mycode 40%, context 21%`, or `nothing drafted`: of the tokens of the answer."""
+    """Return such as `61% from mycode`, `61% from mycode 40%, context 21%`, or `nothing drafted`."""
     counts = Counter(source.rstrip(RELAXED) for source in result.sources)
     total = sum(counts.values())
     del counts[PLAIN]

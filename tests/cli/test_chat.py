@@ -137,7 +137,7 @@ def test_a_session_is_plain_json_and_goes_on(chat_engine: Install, call: Call, t
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"{", "no JSON"),
+        (b"{", "not JSON"),
         (b"[]", "not a session"),
         (b'{"format": 9, "messages": []}', "format 9, this version reads 1"),
         (b'{"format": 1, "messages": [{"role": "king"}]}', "message 1 has no role"),

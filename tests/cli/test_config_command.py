@@ -162,7 +162,7 @@ def test_a_damaged_file_is_not_overwritten(call: Call, path: Path, command: list
     path.write_text("ctx = = 3\n")
     done = call("config", *command)
     assert (done.code, done.err.count("\n")) == (1, 1)
-    assert f"configuration {path}:1: no TOML" in done.err
+    assert f"configuration {path}:1: not TOML" in done.err
     assert path.read_text() == "ctx = = 3\n"
 
 

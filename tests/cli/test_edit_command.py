@@ -15,7 +15,7 @@ import pytest
 from fake_cli_engine import Call, FakeEngine, FakePiece, FakeStream, Install
 
 from rest_local.cli import edit as edit_module
-from rest_local.cli.edit import LARGEST_OWN, with_context
+from rest_local.cli.edit import LARGEST_CONTEXT, with_context
 from rest_local.decoding.config import EngineConfig
 from rest_local.editing.text_file import TextFile
 from rest_local.errors import PromptTooLong
@@ -337,7 +337,7 @@ def test_context_is_as_large_as_the_files_need(
     config = EngineConfig(model=tiny_model("llama", n_ctx=100_000))
     n_ctx = with_context(config, [small, large], "change it").n_ctx
     assert isinstance(n_ctx, int)
-    assert 4096 < n_ctx < LARGEST_OWN
+    assert 4096 < n_ctx < LARGEST_CONTEXT
     assert with_context(EngineConfig(model=config.model, n_ctx=512), [large], "change it").n_ctx == 512
     assert with_context(config, [huge, large], "change it") == with_context(config, [large], "change it")
     assert capsys.readouterr().err == ""

@@ -111,9 +111,9 @@ def test_names_of_a_model(glob: str, model: str | None, expected: bool) -> None:
         ('[profile."smollm2"]\nctx = "x"\n', 2, "ctx: 'x' is not a valid integer"),
         ('ctx = 1\n[profile."q*"]\nmodel = "x"\n', 3, "model: the model chooses the profile"),
         ("[profile]\nctx = 3\n", 1, 'write [profile."GLOB"]'),
-        ("ctx = \n", 1, "no TOML: "),
-        ("ctx = 1\nctx = 2\n", 2, "no TOML: "),
-        ("ctx = 1\n[profile\n", 2, "no TOML: "),
+        ("ctx = \n", 1, "not TOML: "),
+        ("ctx = 1\nctx = 2\n", 2, "not TOML: "),
+        ("ctx = 1\n[profile\n", 2, "not TOML: "),
     ],
 )
 def test_a_wrong_file_is_one_line_with_its_place(

@@ -1,10 +1,10 @@
-"""`rest-local chat`: a conversation in the terminal, or one question from the command line or a pipe.
+"""`rest-local chat`: talk to a model in the terminal, or ask it one question from the command line or a pipe.
 
-- A question on the command line, or a pipe, or both: one answer. The pipe is one text, whatever its lines; with a
-  question it is attached to it.
-- A terminal: a conversation, until `/bye`, Ctrl-D, or Ctrl-C twice at an empty line (130).
+- A question on the command line, a pipe, or both give one answer. A pipe is one text, whatever its lines, and is
+attached to the question if there is one. - A terminal starts a conversation, until `/bye`, Ctrl-D, or Ctrl-C twice at
+an empty line (exit code 130).
 
-An answer that Ctrl-C stopped ends one question with 130, and a conversation goes on.
+If Ctrl-C stops the answer to one question, the exit code is 130. A conversation goes on.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 @options.projector_option
 @options.history_option
 @code_options
-@options.tokens_option(-1, "At most N tokens an answer; -1: until it ends or the context is full.")
+@options.tokens_option(-1, "Generate at most N tokens an answer. -1 goes on until it ends or the context is full.")
 @option(
     "--image FILE",
-    "Image that goes with the question; may be repeated. Needs a projector (--mmproj).",
+    "Send this image with the question; may be repeated. Needs a projector (--mmproj).",
     to="images",
     multiple=True,
 )
-@option("--system TEXT", "System message that the conversation starts with.", also="-sys --system-prompt")
-@option("--session NAME", "Keep the conversation under this name, and go on with it where it exists.")
+@option("--system TEXT", "Start the conversation with this system message.", also="-sys --system-prompt")
+@option("--session NAME", "Keep the conversation under this name, and continue it if it exists.")
 @options.template_option
 @options.sampling_options
 @options.stop_option
@@ -73,12 +73,12 @@ def chat(
     asked = _question(question)
     pictures = [inputs.read_image(path) for path in images]
     template = None if chat_template_file is None else inputs.read_text(chat_template_file, "chat template")
-    if template is None:  # with a template of the user's any model will do
-        config = opening.conversing(config)  # before anything is asked about code to draft from
+    if template is None:  # With a template of the user's own, any model will do.
+        config = opening.conversing(config)  # Ask about the model before `live.chosen` asks about the code.
     open_ = partial(_open, template=template, live=live.chosen())
     with ExitStack() as stack:
         named = None if session is None else stack.enter_context(NamedSession(session))
-        kept = None if named is None else named.read()  # what is wrong with it is told before the model is loaded
+        kept = None if named is None else named.read()  # Report a damaged session before the model is loaded.
         settings = Settings({"grammar": grammar}, tokens, stop)
         talk = stack.enter_context(
             Talk(open_(config), settings, as_json=as_json, quiet=quiet, interactive=asked is None, reopen=open_)
@@ -95,7 +95,7 @@ def chat(
 
 
 def _question(argument: str | None) -> str | None:
-    """The one question, of the command line and a pipe; None: a conversation. Raises UsageError for an empty pipe."""
+    """Return the question of the command line and pipe, or None for a conversation. Raises UsageError."""
     from rest_local.cli.chat.conversation import Attachment, with_attachments
 
     asked = "" if argument in (None, "-") else inputs.clean(argument or "", "question")
@@ -112,7 +112,7 @@ def _question(argument: str | None) -> str | None:
 
 
 def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
-    """An engine of a model that can chat, with this template where it is given. Raises ModelError."""
+    """Open an engine whose model can chat, with this template if there is one. Raises ModelError."""
     engine = opening.open_engine(config if template is not None else opening.conversing(config), live)
     try:
         if template is not None:
@@ -126,7 +126,7 @@ def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
 
 
 def converse(talk: Talk, *, keep: bool, greet: bool) -> None:
-    """Read messages and answer them, until the user leaves. KeyboardInterrupt: Ctrl-C twice at an empty line."""
+    """Read messages and answer them until the user leaves. Ctrl-C twice at an empty line raises KeyboardInterrupt."""
     from rest_local.cli.chat.commands import Leave, completions, perform
     from rest_local.cli.chat.prompt import Prompt
     from rest_local.cli.chat.talk import note
@@ -154,6 +154,6 @@ def converse(talk: Talk, *, keep: bool, greet: bool) -> None:
                 perform(talk, text)
         except Leave:
             return
-        except KeyboardInterrupt:  # in a command
+        except KeyboardInterrupt:  # It came while a command ran.
             interrupt.reset()
             note("stopped")

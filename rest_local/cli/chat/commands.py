@@ -1,6 +1,6 @@
-"""What the user can say to the chat itself: `/help`, `/set`, and the others of COMMANDS; and their completion.
+"""The commands of a chat: `/help`, `/set`, and the others of COMMANDS, with their completion.
 
-Each command is a function of the chat and of what follows the word. It raises a RestLocalError for what it refuses.
+Each command is a function of the chat and of the text after the word. It raises a RestLocalError to refuse.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rest_local.llama.sampling_defaults import DEFAULTS
 
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
 KEYS = (*NUMBERS, "tokens", "stop", "markdown")
-WIDEST = 100  # columns of a help text
+WIDEST = 100
 
 
 class Leave(Exception):
@@ -38,7 +38,7 @@ class Leave(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """`usage`: what may follow the word."""
+    """A command of the chat. `usage` is what may follow the word."""
 
     run: Callable[[Talk, str], object]
     usage: str
@@ -46,7 +46,7 @@ class Command:
 
 
 def perform(talk: Talk, text: str) -> None:
-    """Do what the user typed: a command, or a question to answer. Errors are shown and end nothing. Raises Leave."""
+    """Run the command or answer the question that the user typed. Errors are shown and end nothing. Raises Leave."""
     try:
         found = _COMMAND.fullmatch(text.strip())
         if found is None:
@@ -103,7 +103,7 @@ def _set(talk: Talk, argument: str) -> None:
 
 
 def _with_number(talk: Talk, name: str, value: str) -> dict[str, Any]:
-    """What is set here, with another number; without it for the value `default`. Raises OptionError."""
+    """Return the numbers set here with one changed, or without it for the value `default`. Raises OptionError."""
     others = {key: there for key, there in talk.settings.sampling.items() if key != name}
     if value == "default":
         return others
@@ -168,7 +168,7 @@ def _save(talk: Talk, argument: str) -> None:
 def _confirmed(question: str) -> bool:
     try:
         return click.confirm(question, err=True)
-    except click.Abort:  # Ctrl-C, Ctrl-D
+    except click.Abort:  # Ctrl-C and Ctrl-D mean no.
         return False
 
 
@@ -225,7 +225,7 @@ def _image(talk: Talk, argument: str) -> None:
 
 
 def unwrapped(path: str) -> str:
-    """A path without the quotes that a shell or a file manager puts around it."""
+    """Remove the quotes that a shell or a file manager puts around a path."""
     return path[1:-1] if len(path) > 1 and path[0] == path[-1] and path[0] in "'\"" else path
 
 
@@ -252,7 +252,7 @@ def _datastore(talk: Talk, argument: str) -> None:
 
 
 def _add_datastore(talk: Talk, name: str) -> None:
-    """Draft from one more. What cannot be opened is as for -d (`cli.opening`). Raises DatastoreError, OptionError."""
+    """Draft from one more, with the rules of -d if it cannot be opened. Raises DatastoreError, OptionError."""
     from rest_local.decoding.opening import open_datastores
     from rest_local.retrieval.home import datastore_path
 
@@ -294,7 +294,7 @@ def _stats(talk: Talk, argument: str) -> None:
         sum(getattr(draft, name) for draft in drafts) for name in ("steps", "generated", "drafted", "accepted")
     )
     each = [result.draft.plain_step_ms * result.timings.predicted_tokens for result in talk.results]
-    plain_ms = sum(each) if all(each) else 0.0  # compared where each of them is
+    plain_ms = sum(each) if all(each) else 0.0
     whole = Result(
         sources=[source for result in talk.results for source in result.sources],
         timings=timings,
@@ -343,7 +343,7 @@ COMMANDS = {
 
 
 def completions(talk: Talk, text: str) -> Iterator[tuple[str, int]]:
-    """What may stand at the end of `text`, and where it begins, counted from the end."""
+    """Yield what may stand at the end of `text`, and where that begins, counted from the end."""
     if not text.startswith("/") or "\n" in text:
         return
     word, space, rest = text[1:].partition(" ")
@@ -356,7 +356,7 @@ def completions(talk: Talk, text: str) -> Iterator[tuple[str, int]]:
 
 
 def _choices(talk: Talk, word: str, rest: str) -> Iterator[str]:
-    """What may follow a command; all that begin with the end of `rest` are among them."""
+    """Yield what may follow a command, including all texts that begin with `rest`."""
     from rest_local.catalog.stores import names
     from rest_local.retrieval.home import list_datastores
 
@@ -380,9 +380,7 @@ def _choices(talk: Talk, word: str, rest: str) -> Iterator[str]:
 
 
 def paths(begun: str, suffixes: tuple[str, ...] = ()) -> Iterator[str]:
-    """Paths that begin like this, folders with a separator at the end; hidden ones only where a dot was typed.
-    `suffixes`: of the files, all without any.
-    """
+    """Yield folders and files that begin like this, hidden ones only after a typed dot. No suffixes mean all files."""
     folder, name = os.path.split(begun)
     try:
         entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)

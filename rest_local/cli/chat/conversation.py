@@ -1,11 +1,10 @@
 """A conversation and its session on the disk.
 
-Messages are in OpenAI's form, so they go to `Engine.chat` and into a session file as they are. Of a session NAME
+Messages are in OpenAI's form, so they go to `Engine.chat` and into a session file as they are. A session NAME has
 
-- `NAME.json` is written whole after each answer: the format, the model's name, the system message, the messages.
-- `NAME.cells` is what the KV cache held when the session was left (`Engine.save_cells`). It may be deleted; then the
-  conversation is evaluated again.
-- `NAME.lock` is locked by the one process that has the session open.
+- `NAME.json`, written whole after each answer: the format, the model's name, the system message, the messages. -
+`NAME.cells`, the KV cache when the session was left (`Engine.save_cells`). If it is deleted, the conversation is
+evaluated again. - `NAME.lock`, which the one process that has the session open has locked.
 
 A damaged JSON file is refused, because going on would overwrite it. The module knows no engine and no terminal.
 """
@@ -28,14 +27,14 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Attachment:
-    """A text that is sent with a question. `name`: of the file; empty for the standard input."""
+    """A text that is sent with a question. `name` is its file name, or empty for the standard input."""
 
     name: str
     text: str
 
     def __str__(self) -> str:
-        """As it stands in the message: the name, and the text in a code block that nothing in it ends."""
-        from rest_local.editing.edit import fence_for  # after --help
+        """Return the name, and the text in a code block that nothing in it can end."""
+        from rest_local.editing.edit import fence_for
 
         fence = fence_for(self.text)
         heading = f"{self.name}:\n" if self.name else ""
@@ -44,12 +43,12 @@ class Attachment:
 
 @dataclass
 class Conversation:
-    """`messages`: of user and model in turn, not the system's. The last is the user's while an answer is missing."""
+    """The messages of user and model, without the system's. The last is the user's while the answer is missing."""
 
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
     attachments: list[Attachment] = field(default_factory=list)
-    images: list[Message] = field(default_factory=list)  # content parts that go with the next question
+    images: list[Message] = field(default_factory=list)  # They are content parts of the next question.
 
     @property
     def prompt(self) -> list[Message]:
@@ -65,7 +64,7 @@ class Conversation:
         return content[1:] if isinstance(content, list) else []
 
     def ask(self, text: str) -> None:
-        """Add a question, with all that was attached; one that was not answered is replaced."""
+        """Add a question with all attachments. It replaces a question that was not answered."""
         self.take_back()
         whole = with_attachments(text, self.attachments)
         content: str | list[Message] = [{"type": "text", "text": whole}, *self.images] if self.images else whole
@@ -73,20 +72,20 @@ class Conversation:
         self.attachments, self.images = [], []
 
     def take_back(self) -> bool:
-        """Drop a question that has no answer; whether there was one."""
+        """Drop a question that has no answer. Return True if there was one."""
         if not self.messages or self.messages[-1]["role"] != "user":
             return False
         self.messages.pop()
         return True
 
     def drop_answer(self) -> bool:
-        """Drop the newest answer, so that its question waits for another; whether a question waits now."""
+        """Drop the newest answer, so that its question waits for another. Return True if a question waits now."""
         while self.messages and self.messages[-1]["role"] != "user":
             self.messages.pop()
         return bool(self.messages)
 
     def undo(self) -> bool:
-        """Drop the newest question and its answer; whether there was one."""
+        """Drop the newest question and its answer. Return True if there was one."""
         return self.drop_answer() and self.take_back()
 
     def clear(self) -> None:
@@ -101,7 +100,7 @@ def text_of(message: Message) -> str:
 
 
 def is_content(content: object) -> bool:
-    """Whether a message can have this content: a text, or one and images."""
+    """Return True if a message can have this content: a text, or one with images."""
     if not isinstance(content, list):
         return isinstance(content, (str, type(None)))
     return all(
@@ -110,7 +109,7 @@ def is_content(content: object) -> bool:
 
 
 def with_attachments(text: str, attachments: Iterable[Attachment]) -> str:
-    """A question and its attachments as one message."""
+    """Join a question and its attachments to one message."""
     return "\n\n".join(part for part in (text, *map(str, attachments)) if part.strip())
 
 
@@ -124,7 +123,7 @@ def session_names() -> list[str]:
 
 
 def forget_sessions() -> None:
-    """Delete all sessions, and what killed processes left. Raises InputInvalid where one is open elsewhere, OSError."""
+    """Delete all sessions and leftovers of killed processes. Raises OSError, and InputInvalid if one is open."""
     from rest_local.paths import delete_unfinished
 
     for name in {*_names("*.json"), *_names("*.cells")}:
@@ -139,8 +138,9 @@ def _names(pattern: str) -> list[str]:
 
 
 class NamedSession(Closing):
-    """One session, open: no other process can open it until `close`. Raises OptionError for a name that is not a plain
-    word, InputInvalid where another process has it open, OSError.
+    """An open session, which no other process can open until `close`.
+
+    Raises OptionError for a name that is not a plain word, InputInvalid if another process has it open, OSError.
     """
 
     def __init__(self, name: str) -> None:
@@ -163,7 +163,7 @@ class NamedSession(Closing):
         return self.path.exists()
 
     def read(self) -> Conversation:
-        """The conversation, empty where there is none. Raises InputInvalid."""
+        """Read the conversation, or return an empty one if there is no file. Raises InputInvalid."""
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -171,13 +171,13 @@ class NamedSession(Closing):
         except OSError as error:
             raise InputInvalid("session", self.path, error.strerror or str(error)) from error
         except (ValueError, RecursionError) as error:
-            raise InputInvalid("session", self.path, f"no JSON ({error}); repair it, or move it away") from error
+            raise InputInvalid("session", self.path, f"not JSON ({error}); repair it, or move it away") from error
         if problem := _problem(data):
             raise InputInvalid("session", self.path, f"{problem}; repair it, or move it away")
         return Conversation(system=data.get("system"), messages=data["messages"])
 
     def write(self, conversation: Conversation, model: str) -> None:
-        """Replace the file. A failure costs a warning: the conversation goes on."""
+        """Replace the file. A failure prints a warning, and the conversation goes on."""
         from rest_local.paths import write_atomically
 
         held = {"system": conversation.system, "messages": conversation.messages}
@@ -188,12 +188,12 @@ class NamedSession(Closing):
             warn(f"session {self.name} is not saved: {self.path}: {error.strerror or error}")
 
     def close(self) -> None:
-        """Let other processes open it; again does nothing."""
+        """Let other processes open it. A second call does nothing."""
         self._lock.release()
 
 
 def _problem(data: Any) -> str:
-    """What is wrong with the content of a session file; empty where nothing is."""
+    """Return what is wrong with the content of a session file, or an empty string."""
     if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
         return "not a session"
     if data.get("format") != FORMAT:
@@ -209,7 +209,7 @@ def _problem(data: Any) -> str:
 
 
 def _home() -> Path:
-    """Raises OSError where it cannot be made."""
+    """Return the folder of sessions. Raises OSError if it cannot be made."""
     from rest_local.paths import data_dir
 
     path = data_dir() / "sessions"

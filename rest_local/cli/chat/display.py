@@ -1,13 +1,13 @@
-"""How an answer is shown while it comes: as Markdown, with its drafted tokens marked, or as it is.
+"""Show an answer while it comes: as Markdown, with its drafted tokens marked, or as it is.
 
-A `Display` belongs to one answer. `show` is called with each piece, `finish` once at the end, however the answer ended;
-what was shown then ends with a line end. None of them raises for what a model writes. Each shows every character of the
-answer, and changes nothing that was shown.
+A `Display` belongs to one answer. `show` is called with each piece, and `finish` once at the end, however the answer
+ended; the shown text then ends with a line end. No method raises for what a model writes. Each display shows every
+character of the answer, and changes nothing that it has shown.
 
 Marks of Markdown stay, so what is on the screen can be copied into a file, whatever the model meant by them. Nothing is
 wrapped or moved: a terminal breaks long lines itself, and joins them again when they are copied. Text is only added at
-the end. A part of it is held back while its style is open: a line of code, or text after a mark that may be closed in
-the same line; at most HELD characters.
+the end. While a style is open, at most HELD characters are held back: a line of code, or text after a mark that may be
+closed in the same line.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     from rest_local.decoding.engine import Engine, Piece
 
 HELD = 200
-CONTEXT = 2000  # characters of a code block that are read again for a line; then code is forgotten, between two tokens
+# To colour a line of code, so many characters before it are read again. Then they are forgotten, between two tokens.
+CONTEXT = 2000
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})([^`\n]*)(\n|\Z)")
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]")
-_UNDECIDED = re.compile(r"[ \t]*(?:`{0,2}|~{0,2}|#{0,6}|(?:`{3,}|~{3,})[^`\n]*)")  # may become one of these
+# A text that may still become a fence or a heading.
+_UNDECIDED = re.compile(r"[ \t]*(?:`{0,2}|~{0,2}|#{0,6}|(?:`{3,}|~{3,})[^`\n]*)")
 _MARK = re.compile(r"[`*_\n]")
 _RUN = re.compile(r"(.)\1*")
 _OPENING = re.compile(r"(?<![`\\])`|(?<![\w*\\])\*{1,2}(?![\s*])|(?<![\w\\])_(?![\s_])|[`*_]+\Z", re.ASCII)
-_PAIR = re.compile(  # a mark, the text, the mark again
+_PAIR = re.compile(
     r"(?<![`\\])(?P<code>`+)(?!`)[^\n]+?(?<!`)(?P=code)(?!`)"
     r"|(?<![\w*\\])(?P<bold>\*\*)(?![\s*])[^\n]*?[^\s*]\*\*(?![\w*])"
     r"|(?<![\w*\\])(?P<italic>\*)(?![\s*])(?:[^*\n]*[^\s*])\*(?![\w*])"
@@ -49,26 +51,24 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 class Markdown:
-    """Styles text that arrives in parts. The parts change nothing: each character has the style that it has in the
-    whole text. `colours`: of code; without them there is only bold, dim and italic text.
-    """
+    """A styler for text that arrives in parts. The parts do not change the result. `colours` are for code."""
 
     def __init__(self, colours: bool) -> None:
         self._colours = colours
         self._held = ""
-        self._before = "\n"  # the character before what is held
-        self._fence = ""  # of the open code block
+        self._before = "\n"
+        self._fence = ""
         self._code = _Code("", colours)
-        self._long = False  # whether the line of code began already
+        self._line_begun = False
         self._heading = False
 
     def feed(self, text: str) -> str:
-        """What is certain now, with escape sequences."""
+        """Return the part of the text that is certain now, with escape sequences."""
         self._held += text
         return self._styled(ends=False)
 
     def finish(self) -> str:
-        """The rest, at the end of the text."""
+        """Return the rest at the end of the text."""
         return self._styled(ends=True)
 
     def _styled(self, ends: bool) -> str:
@@ -83,7 +83,7 @@ class Markdown:
         return "".join(shown)
 
     def _text(self, ends: bool) -> tuple[int, str]:
-        """How many characters are certain, and how they are shown; 0 where more text decides."""
+        """Return how many characters are certain and how they are shown, or 0 if more text decides."""
         text = self._held[:HELD]
         certain = ends or len(text) == HELD
         if self._before == "\n":
@@ -115,11 +115,11 @@ class Markdown:
         return length, line[:length]
 
     def _code_line(self, ends: bool) -> tuple[int, str]:
-        """As `_text`, in a code block. A long line is shown as it comes, without colours."""
+        """Do the same in a code block. A long line is shown as it comes, without colours."""
         line, newline, _ = self._held.partition("\n")
         length = len(line) + len(newline)
-        if self._long or len(line) >= HELD:
-            self._long = not newline
+        if self._line_begun or len(line) >= HELD:
+            self._line_begun = not newline
             return length, line + newline
         if not newline and not ends:
             return 0, ""
@@ -130,15 +130,15 @@ class Markdown:
 
 
 class _Code:
-    """Colours code line by line. `named`: what its fence says of the language."""
+    """A colourer of code, line by line. `named` is what the fence says about the language."""
 
     def __init__(self, named: str, colours: bool) -> None:
         from pygments.formatters import TerminalFormatter
         from pygments.lexers import get_lexer_by_name
         from pygments.util import ClassNotFound
 
-        self._before = ""  # the lines before, as far as they matter
-        self._between = True  # whether the last line ended between tokens, and not in a text of many lines
+        self._before = ""
+        self._between = True  # False after a line that ended inside a token, such as a string of several lines.
         self._lexer, self._formatter = None, TerminalFormatter()
         name = (named.split() or [""])[0].strip("{}.")
         if name and colours:
@@ -148,7 +148,7 @@ class _Code:
                 return
 
     def line(self, line: str) -> str:
-        """The next line. Takes up to 5 ms."""
+        """Colour the next line. This takes up to 5 ms."""
         from pygments.token import Token
 
         if self._lexer is None:
@@ -163,21 +163,21 @@ class _Code:
             if at + len(token) > begin
         ]
         self._between = bool(tokens) and tokens[-1][1][:1] == ("Text",)
-        if "".join(text for text, _ in tokens) != line:  # a lexer that changes text
+        if "".join(text for text, _ in tokens) != line:  # Some lexers change the text.
             return line
         shown = StringIO()
-        known = ((Token if kind in Token.Error else kind, text) for text, kind in tokens)  # it may be no finished code
+        known = ((Token if kind in Token.Error else kind, text) for text, kind in tokens)  # The code is unfinished.
         self._formatter.format(known, shown)
         return shown.getvalue()
 
 
 def _in(text: str, **style: Any) -> str:
-    """Text in a style that ends before the line does."""
+    """Style a text, up to its line end."""
     line = text.rstrip("\n")
     return click.style(line, **style) + text[len(line) :] if line and style else text
 
 
-LONG_QUESTION = 4000  # characters, about a thousand tokens: seconds on a CPU
+LONG_QUESTION = 4000  # So many characters are about a thousand tokens, which take seconds on a CPU.
 COLOURS = {
     "datastore": "green", "context": "cyan", "history": "blue", "prediction": "yellow", "model": "magenta",
     "grammar": "bright_black", "edit": "bright_yellow",
@@ -185,23 +185,23 @@ COLOURS = {
 
 
 class Display:
-    """Shows one answer; this one shows nothing."""
+    """The base of the displays of one answer. It shows nothing."""
 
     def wait(self, n_characters: int) -> None:
-        """So many characters are evaluated before the answer begins."""
+        """Expect the evaluation of so many characters before the answer begins."""
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
-        """A piece has come, and what it is: reasoning, text or calls."""
+        """Show a new piece, parsed into reasoning, text or calls."""
 
     def finish(self, deltas: Sequence[Delta]) -> None:
-        """The answer has ended; `deltas`: what was held back."""
+        """End the answer. `deltas` were held back until now."""
 
 
 class Plain(Display):
-    """The text of the answer as it is, without reasoning."""
+    """A display of the text as it is, without reasoning."""
 
     def __init__(self) -> None:
-        self._text = ""  # the newest part
+        self._text = ""
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
         self._print(deltas)
@@ -221,11 +221,11 @@ class Plain(Display):
 
 
 class MarkdownDisplay(Display):
-    """Styled Markdown after dim reasoning. `colours`: of code."""
+    """A display of styled Markdown after dim reasoning. `colours` are for code."""
 
     def __init__(self, colours: bool) -> None:
         self._markdown = Markdown(colours)
-        self._reasoning = ""  # line ends of it that are not shown yet
+        self._held_line_ends = ""
         self._reasoned = self._begun = self._waits = False
         self._last = "\n"
 
@@ -251,9 +251,9 @@ class MarkdownDisplay(Display):
         self._print("")
 
     def _reason(self, text: str) -> None:
-        text = self._reasoning + text
+        text = self._held_line_ends + text
         shown = text.rstrip("\n") if self._reasoned else text.strip("\n")
-        self._reasoning = text[len(text.rstrip("\n")) :]
+        self._held_line_ends = text[len(text.rstrip("\n")) :]
         if shown:
             self._reasoned, self._last = True, shown[-1]
             self._print(click.style(shown, dim=True, italic=True))
@@ -274,14 +274,14 @@ class MarkdownDisplay(Display):
 
 
 class DraftsDisplay(Display):
-    """The text as the model writes it, drafted tokens underlined, and with `colours` in the one of their source."""
+    """A display of the raw text, in which drafted tokens are underlined and coloured by their source."""
 
     def __init__(self, engine: Engine, colours: bool) -> None:
         from rest_local.llama.vocabulary import Detokenizer
 
         self._colours = colours
         self._detokenizer = Detokenizer(engine.model.vocabulary.piece)
-        self._sources: deque[tuple[int, str]] = deque()  # of the characters to come: how many, and their source
+        self._sources: deque[tuple[int, str]] = deque()  # Lengths and sources of the tokens whose text is to come.
         self._last = "\n"
 
     def show(self, piece: Piece, deltas: Sequence[Delta]) -> None:
@@ -294,7 +294,7 @@ class DraftsDisplay(Display):
             _write("\n")
 
     def _print(self, text: str) -> None:
-        """Print text that is certain. It may come later than its tokens, where it could begin a stop string."""
+        """Print text that is certain. It may come later than its tokens if it could begin a stop string."""
         shown, self._last = "", visible(text)[-1:] or self._last
         while text:
             length, source = self._sources.popleft() if self._sources else (len(text), "target")
@@ -306,7 +306,7 @@ class DraftsDisplay(Display):
 
 
 def of_source(text: str, source: str, colours: bool) -> str:
-    """Text of this source (`rest_local.drafting.sources.SOURCES`, `target` for none), in its style."""
+    """Style a text by its source, which is one of `drafting.sources.SOURCES` or `target`."""
     source = source.rstrip("~")
     if source == "target" or not text:
         return text

@@ -1,13 +1,13 @@
-'''What the user types: one message at a time, of one line or many.
+'''Read what the user types: one message at a time, of one line or many.
 
-- Enter sends. Alt-Enter begins another line; in a message that begins with `"""` Enter does so as well, up to the next
-  `"""`.
-- A pasted text of many lines is one message, with its indentation (bracketed paste); Windows line ends become `\\n`.
+- Enter sends, and Alt-Enter begins another line. In a message that begins with `"""`, Enter does so as well, up to the
+  next `"""`.
+- A pasted text of many lines is one message, with its indentation (bracketed paste). Windows line ends become `\\n`.
 - The lines typed before are kept in `chat_history` of the data directory, for the arrow keys and Ctrl-R.
-- Tab completes commands, and what follows them.
+- Tab completes commands and their arguments.
 - Ctrl-X Ctrl-E opens the editor.
 
-Where there is a terminal that cannot move its cursor (`TERM=dumb`), lines are read as they are.
+On a terminal that cannot move its cursor (`TERM=dumb`), lines are read as they are.
 '''
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ if TYPE_CHECKING:
 QUOTES = '"""'
 _QUOTED = re.compile(rf"\s*(/[a-z]+\s+)?{QUOTES}")
 PROMPT, CONTINUATION = "> ", "  "
-HISTORY_BYTES = 1 << 20  # where the file of typed messages is longer, its older half goes
+HISTORY_BYTES = 1 << 20  # If the file of typed messages is longer, its older half is deleted.
 
-Complete = Callable[[str], Iterator[tuple[str, int]]]  # the text before the cursor -> completions, and their starts
+# Maps the text before the cursor to completions and their starts.
+Complete = Callable[[str], Iterator[tuple[str, int]]]
 
 
 class Prompt:
-    """Asks for messages. `complete`: completions of the text before the cursor. `keep`: keep on disk what is typed."""
+    """The prompt of a chat. `complete` completes the text before the cursor, and `keep` keeps on disk what is typed."""
 
     def __init__(self, complete: Complete, keep: bool) -> None:
         self._dumb = is_dumb()
         self._session = None if self._dumb else _session(complete, _history(keep))
 
     def ask(self) -> str | None:
-        """The next message, None at the end of input (Ctrl-D). Raises KeyboardInterrupt for Ctrl-C at an empty line;
-        a line that was begun is dropped by it.
+        """Return the next message, or None at the end of input (Ctrl-D).
+
+        Ctrl-C drops a line that was begun. At an empty line it raises KeyboardInterrupt.
         """
         while True:
             try:
@@ -50,7 +52,7 @@ class Prompt:
             except EOFError:
                 return None
             finally:
-                interrupt.watch_again()  # the library watches signals in its own way while it reads
+                interrupt.watch_again()  # The library watches signals in its own way while it reads.
             if text is not None:
                 return unquoted(inputs.clean(text, "stdin"))
 
@@ -58,7 +60,7 @@ class Prompt:
         if self._session is None:
             return _read_lines()
         begun = self._session.default_buffer
-        begun.reset()  # Ctrl-C before the library reads came at an empty line
+        begun.reset()  # A Ctrl-C before the library reads is one at an empty line.
         try:
             text: str = self._session.prompt()
             return text
@@ -69,17 +71,17 @@ class Prompt:
 
 
 def is_dumb() -> bool:
-    """Whether the terminal cannot move its cursor."""
+    """Return True if the terminal cannot move its cursor."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown") or not (sys.stdout.isatty() or sys.stderr.isatty())
 
 
 def is_open(text: str) -> bool:
-    """Whether the message, or what follows a command, begins with quotes that have not ended."""
+    """Return True if the message, or the text after a command, begins with quotes that have not ended."""
     return bool(_QUOTED.match(text)) and text.count(QUOTES) % 2 == 1
 
 
 def unquoted(text: str) -> str:
-    """A message without the quotes around it."""
+    """Remove the quotes around a message."""
     inner = text.strip()
     if len(inner) >= 2 * len(QUOTES) and inner.startswith(QUOTES) and inner.endswith(QUOTES):
         return inner[len(QUOTES) : -len(QUOTES)].strip("\n")
@@ -87,7 +89,7 @@ def unquoted(text: str) -> str:
 
 
 def _read_lines() -> str:
-    """A message from stdin, asked for on stderr: a line, or up to the end of a quote. Raises EOFError at its end."""
+    """Read a message from stdin after a prompt on stderr: a line, or all up to the end of a quote. Raises EOFError."""
     text = ""
     while not text or is_open(text):
         sys.stderr.write(PROMPT)
@@ -109,7 +111,7 @@ def _session(complete: Complete, history: History) -> Any:
     from prompt_toolkit.output.color_depth import ColorDepth
     from prompt_toolkit.shortcuts import CompleteStyle
 
-    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # needed for menus only, and slow terminals answer late
+    os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # Only menus need it, and slow terminals answer late.
 
     class Completions(Completer):
         def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
@@ -139,7 +141,7 @@ def _keys() -> Any:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     keys = KeyBindings()
-    typing = has_focus(DEFAULT_BUFFER)  # not a search
+    typing = has_focus(DEFAULT_BUFFER)  # A search has another focus.
 
     @keys.add("enter", filter=typing)
     def _(event: KeyPressEvent) -> None:
@@ -157,7 +159,7 @@ def _keys() -> Any:
 
 
 def _history(keep: bool) -> History:
-    """What was typed before: kept in a file that only the user can read, or nowhere."""
+    """Open the history of typed messages, in a file that only the user can read, or in memory."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     from rest_local.paths import data_dir, write_atomically
@@ -168,7 +170,7 @@ def _history(keep: bool) -> History:
         path = data_dir() / "chat_history"
         content = path.read_bytes() if path.exists() else b""
         if len(content) > HISTORY_BYTES or not path.exists():
-            begin = content.find(b"\n\n#", len(content) // 2)  # an entry begins with a comment after an empty line
+            begin = content.find(b"\n\n#", len(content) // 2)  # An entry begins with a comment after an empty line.
             write_atomically(path, content[begin + 1 :] if begin >= 0 else b"")
         os.close(os.open(path, os.O_RDWR))
     except OSError as error:
@@ -179,9 +181,7 @@ def _history(keep: bool) -> History:
 
 @contextlib.contextmanager
 def quiet_keyboard() -> Iterator[None]:
-    """What is typed meanwhile is not shown in the middle of the answer, and waits for the next prompt. Ctrl-C works.
-    Changes nothing in the background, where the system would stop the process for it.
-    """
+    """Keep typed keys for the next prompt, without showing them in the answer. Do nothing in the background."""
     import termios
 
     if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():

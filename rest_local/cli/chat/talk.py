@@ -1,8 +1,7 @@
-"""One chat while it runs: the engine, the conversation, the settings, and how answers are shown and kept.
+"""A running chat: the engine, the conversation, the settings, and how answers are shown and kept.
 
-`ask` and `retry` answer; what a command of the user does beyond that is in `commands`. Ctrl-C stops an answer, and what
-came of it stays. A question that was refused, or stopped before the first token, waits for `/retry` and is replaced by
-the next one.
+`ask` and `retry` answer, and `commands` does the rest. Ctrl-C stops an answer, and its text so far stays. A question
+that was refused, or stopped before the first token, waits for `/retry` and is replaced by the next one.
 """
 
 from __future__ import annotations
@@ -31,26 +30,24 @@ if TYPE_CHECKING:
     from rest_local.decoding.streaming import ChatStream
     from rest_local.retrieval.datastore import Datastore
 
-UNLIMITED = 2**31 - 1  # tokens: the answer ends by itself, or where the context is full
-LOOK_EVERY = 32  # tokens, for a loop
-ANOTHER = 0.8  # temperature of `/regen` where answers are greedy
+UNLIMITED = 2**31 - 1  # The answer ends by itself, or when the context is full.
+LOOP_CHECK_TOKENS = 32
+REGENERATE_TEMPERATURE = 0.8  # `/regen` uses it if answers are greedy.
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `/set` changes. `sampling`: the fields of `Sampling` that were set here."""
+    """The settings that `/set` and `/drafts` change. `sampling` has the fields of `Sampling` that were set here."""
 
     sampling: Mapping[str, Any]
-    tokens: int  # of an answer at most; -1: any number
+    tokens: int  # -1 means no limit.
     stop: tuple[str, ...] = ()
     markdown: bool = True
-    drafts: bool = False  # `/drafts`
+    drafts: bool = False
 
 
 class Talk(Closing):
-    """`reopen`: opens an engine for another model. `interactive`: at a terminal, where errors do not end the chat.
-    Closes neither the engine nor the session by itself: `close`.
-    """
+    """A running chat. `reopen` opens an engine for another model. Errors do not end an `interactive` chat."""
 
     def __init__(
         self,
@@ -65,27 +62,27 @@ class Talk(Closing):
         self.engine, self.settings = engine, settings
         self.conversation = Conversation()
         self.session: NamedSession | None = None
-        self.results: list[Result] = []  # of the answers so far
+        self.results: list[Result] = []
         self.interactive = interactive
         self._as_json, self._quiet, self._reopen = as_json, quiet, reopen
-        self._cells_are_new = False  # since they were read from or written to the file of the session
-        self._n_read = 0  # characters of the conversation that the KV cache holds
-        self._datastores: tuple[str, ...] | None = None  # those that the user has chosen here
+        self._cells_are_new = False  # True if the session's file does not have them yet.
+        self._n_cached = 0  # The KV cache holds so many characters of the conversation.
+        self._chosen_datastores: tuple[str, ...] | None = None
 
     # Answers
 
     def ask(self, text: str) -> bool:
-        """Answer a question; whether that was stopped. Raises GenerationError, OptionError; the question then waits."""
+        """Answer a question, and return True if that was stopped. After an error the question waits."""
         self.conversation.ask(text)
         return self._answer(self.sampling)
 
     @property
     def sampling(self) -> Sampling:
-        """How the next answer is sampled."""
+        """Return how the next answer is sampled."""
         return self.engine.sampling(**self.settings.sampling)
 
     def attach_images(self, images: Sequence[bytes]) -> None:
-        """Send images with the next question. Raises OptionError without a projector, and for what is no image."""
+        """Send images with the next question. Raises OptionError without a projector, and for data that is no image."""
         if not images:
             return
         from rest_local.chat.images import part_of
@@ -99,15 +96,15 @@ class Talk(Closing):
         self.conversation.images += map(part_of, images)
 
     def retry(self) -> bool:
-        """Answer the newest question, or one that waits, as things are set. As `ask`; OptionError if there is none."""
+        """Answer the newest or waiting question with the present settings. Raises OptionError if there is none."""
         return self._anew(self.sampling)
 
     def regenerate(self) -> bool:
-        """Another answer to the newest question: with another seed, and drawn where the settings are greedy."""
+        """Give another answer to the newest question: with another seed, and drawn if the settings are greedy."""
         sampling = self.sampling
         if sampling.temperature == 0 and self.conversation.question is not None:
-            sampling = replace(sampling, temperature=ANOTHER)
-            note(f"greedy answers do not change; this one is drawn at temperature {ANOTHER}")
+            sampling = replace(sampling, temperature=REGENERATE_TEMPERATURE)
+            note(f"greedy answers do not change; this one is drawn at temperature {REGENERATE_TEMPERATURE}")
         if sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + 1 + len(self.results)) % (MAX_SEED + 1))
         return self._anew(sampling)
@@ -119,13 +116,13 @@ class Talk(Closing):
         try:
             return self._answer(sampling)
         finally:
-            if self.conversation.messages[-1]["role"] == "user":  # no other answer came: the old one stays
+            if self.conversation.messages[-1]["role"] == "user":  # No other answer came, so the old one stays.
                 self.conversation.messages = before
 
     def _answer(self, sampling: Sampling) -> bool:
         display = self._display()
         with quiet_keyboard():
-            display.wait(max(self._n_characters() - self._n_read, 0))
+            display.wait(max(self._n_characters() - self._n_cached, 0))
             try:
                 stream = self.engine.chat(
                     self.conversation.prompt,
@@ -155,7 +152,7 @@ class Talk(Closing):
         return sum(len(text_of(message)) for message in self.conversation.prompt)
 
     def _display(self) -> Display:
-        """How the next answer is shown."""
+        """Return the display of the next answer."""
         if self._as_json:
             return Display()
         if not sys.stdout.isatty() or is_dumb():
@@ -168,7 +165,7 @@ class Talk(Closing):
     def _keep(self, result: Result, message: dict[str, object]) -> None:
         self.conversation.messages.append(message)
         self.results.append(result)
-        self._cells_are_new, self._n_read = True, self._n_characters()
+        self._cells_are_new, self._n_cached = True, self._n_characters()
         self.write()
         if self._as_json:
             return
@@ -187,13 +184,13 @@ class Talk(Closing):
         if not conversation.messages:
             return
         n_cells = self.engine.load_cells(session.cells)
-        self._n_read = self._n_characters() if n_cells else 0
+        self._n_cached = self._n_characters() if n_cells else 0
         if self.interactive and not self._as_json:
             kept = f", {n_cells} tokens of it in the KV cache" if n_cells else ""
             note(f"session {session.name}: {counted(len(conversation.messages), 'message')}{kept}")
 
     def save_as(self, session: NamedSession) -> None:
-        """Keep the conversation under another name from now on, in the place of what is there."""
+        """Keep the conversation under another name from now on, in place of the one there."""
         self.leave_session()
         self.session = session
         self._cells_are_new = True
@@ -204,7 +201,7 @@ class Talk(Closing):
             self.session.write(self.conversation, self.engine.model.name)
 
     def leave_session(self) -> None:
-        """Keep what the KV cache holds, and let other processes have the session."""
+        """Keep the KV cache, and let other processes have the session."""
         session, self.session = self.session, None
         if session is None:
             return
@@ -218,17 +215,17 @@ class Talk(Closing):
     # The engine
 
     def use_datastores(self, datastores: Sequence[Datastore]) -> None:
-        """Draft from these from now on, with another model as well. Those used before are the caller's to close."""
+        """Draft from these from now on, with another model as well. The caller closes those used before."""
         self.engine.use_datastores(datastores)
-        self._datastores = tuple(str(store.path) for store in datastores)
+        self._chosen_datastores = tuple(str(store.path) for store in datastores)
 
     def use_model(self, model: str) -> None:
         """Go on with another model, or the old one if that cannot be opened. Raises ModelError, DatastoreError."""
         if self._reopen is None:
             raise OptionError("the model cannot be changed here")
         before = self.engine.config
-        if self._datastores is not None:
-            before = replace(before, datastores=self._datastores)
+        if self._chosen_datastores is not None:
+            before = replace(before, datastores=self._chosen_datastores)
         self.engine.close()
         try:
             self.engine = self._reopen(replace(before, model=model))
@@ -236,7 +233,7 @@ class Talk(Closing):
             self.engine = self._reopen(before)
             raise
         finally:
-            self._cells_are_new, self._n_read = False, 0
+            self._cells_are_new, self._n_cached = False, 0
 
     def close(self) -> None:
         """Leave the session and close the engine."""
@@ -247,14 +244,14 @@ class Talk(Closing):
 
 
 def _show(stream: ChatStream, display: Display) -> bool:
-    """Show an answer while it comes, to its end or to Ctrl-C; whether it was stopped."""
+    """Show an answer while it comes, until it ends or Ctrl-C. Return True if it was stopped."""
     parser, fed, stopped = stream.parser(), 0, False
-    looked_at = 0  # tokens, when a loop was looked for; -1 once one was found
+    looked_at = 0  # The number of tokens at the last look for a loop, or -1 once one was found.
     try:
         for piece in stream:
             fed += len(piece.text)
             display.show(piece, parser.feed(piece.text))
-            if 0 <= looked_at <= len(stream.result.tokens) - LOOK_EVERY:
+            if 0 <= looked_at <= len(stream.result.tokens) - LOOP_CHECK_TOKENS:
                 looked_at = -1 if stream.result.loop else len(stream.result.tokens)
                 if looked_at < 0:
                     note("\n" * sys.stdout.isatty() + f"[{REPEATS}; Ctrl-C stops it]")
@@ -262,14 +259,14 @@ def _show(stream: ChatStream, display: Display) -> bool:
         interrupt.reset()
         stopped = True
         stream.cancel()
-    finally:  # what came before an error is shown as well
+    finally:  # Text that came before an error is shown as well.
         result = stream.result
         display.finish([*parser.feed(result.text[fed:]), *parser.finish(cut=result.cut)])
     return stopped
 
 
 def note(text: str) -> None:
-    """A line or more about the chat, on stderr, broken between words and dim at a terminal with colours."""
+    """Print a note about the chat on stderr, broken between words, and dim at a terminal with colours."""
     sys.stdout.flush()
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb" or not sys.stderr.isatty()
     text = "\n".join(fitted(line, sys.stderr) for line in text.split("\n"))

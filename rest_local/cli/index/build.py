@@ -1,4 +1,4 @@
-"""`index build`, `rebuild`, `prune` and `recipes`, and the options that say what text an index is built from."""
+"""`index build`, `rebuild`, `prune` and `recipes`, and the options that say which text an index is built from."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ _OPTIONS = (
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the argument PATH and all options of sources to a command. Its parameters go to `chosen_sources`."""
+    """Add the argument PATH and all options of sources to a command. Their parameters go to `chosen_sources`."""
     return with_options(_OPTIONS, command)
 
 
 class Chosen(NamedTuple):
-    """What a command line chose. recorded: what the manifest says of the only recipe; name: of it, else None."""
+    """The choices of a command line. If there is only one recipe, `recorded` is its record and `name` its name."""
 
     sources: list[Source]
     recorded: dict[str, str]
@@ -87,14 +87,14 @@ def chosen_sources(
     allow_secrets: bool,
     max_file_size: int,
 ) -> Chosen:
-    """The sources of `source_options`, prepared. Raises UsageError if there are none, OptionError, InputInvalid."""
+    """Prepare the sources of `source_options`. Raises UsageError if there are none, OptionError, InputInvalid."""
     from rest_local.retrieval.sources import Chat, Git, Python
     from rest_local.retrieval.sources.recipes import read_recipe
     from rest_local.retrieval.sources.walk import Filters
 
     filters: dict[str, Any] = {"include": tuple(include), "exclude": tuple(exclude)}
     filters |= {"allow_secrets": allow_secrets, "max_file_size": max_file_size}
-    Filters(**filters)  # raises for a bad one, also where no source uses it
+    Filters(**filters)  # A wrong filter is an error even if no source uses it.
     sources = _path_sources(paths, allow_secrets, filters)
     for repository, revision in map(split_revision, repositories):
         sources.append(Git(repository, revision, "", history, commits, **filters))
@@ -116,7 +116,7 @@ def chosen_sources(
 
 
 def _path_sources(paths: Sequence[str], secret: bool, filters: Mapping[str, Any]) -> list[Source]:
-    """The sources of the arguments PATH: one walk of files and folders, then rows, then the standard input."""
+    """Return the sources of the arguments PATH: one walk of files and folders, then rows, then the standard input."""
     from rest_local.retrieval.sources import Stdin, Walk
 
     rows = {path: source for path in paths if (source := row_source(path, secret)) and not os.path.exists(path)}
@@ -126,12 +126,12 @@ def _path_sources(paths: Sequence[str], secret: bool, filters: Mapping[str, Any]
 
 
 def described_sources(recipe: Mapping[str, Any], in_full: bool = False) -> list[str]:
-    """What a recorded recipe names, for a person; in full: with all that differs from the defaults."""
+    """Describe the sources of a recorded recipe for a person, `in_full` with all that differs from the defaults."""
     from rest_local.retrieval.sources import from_recipe
 
     try:
         sources = from_recipe(recipe)
-    except OptionError:  # of a newer version
+    except OptionError:  # A newer version recorded it.
         return [json.dumps(recipe["sources"])]
     return [_in_full(source) if in_full else source.about() for source in sources]
 
@@ -144,13 +144,13 @@ def _in_full(source: Source) -> str:
 
 
 def split_revision(given: str) -> tuple[str, str]:
-    """The repository and the revision of REPO[@REV]; a folder whose name has an @ is a repository."""
+    """Split REPO[@REV] into repository and revision. A folder whose name has an @ is a repository."""
     repository, at, revision = given.rpartition("@")
     return (repository, revision) if at and repository and not os.path.isdir(given) else (given, "HEAD")
 
 
 def row_source(given: str, allow_secrets: bool = False) -> Source | None:
-    """The source of FILE:FIELD, None if the file has no ending of a file of rows."""
+    """Return the source of FILE:FIELD, or None if the file does not end like a file of rows."""
     from rest_local.retrieval.sources import Jsonl, Parquet
     from rest_local.retrieval.sources.records import ENDINGS
 
@@ -175,7 +175,7 @@ def recipes(as_json: bool) -> None:
 
 
 prune_option = option(
-    "--prune seen:N|SIZE", "Then keep what matters most, as `index prune` does: seen:2, 200MB.", configurable=False
+    "--prune seen:N|SIZE", "Then keep what matters most, as `index prune` does, such as seen:2.", configurable=False
 )
 
 
@@ -188,7 +188,7 @@ prune_option = option(
 def prune(name: str, target: str, vocabulary: str | None, dry_run: bool, as_json: bool) -> None:
     """Make a datastore smaller: keep the files with the most common contexts.
 
-    seen:2 keeps files until every context that occurs twice is in one of them; 200MB keeps that much for each
+    seen:2 keeps files until every context that occurs twice is in one of them, and 200MB keeps that much for each
     vocabulary. A context is 4 tokens and what follows them. `index update` and `index rebuild` bring the other files
     back.
     """
@@ -234,8 +234,8 @@ def described(pruned: Pruned, left: str = "left") -> str:
 def build(name: str | None, model: str | None, prune: str | None, replace: bool, as_json: bool, **given: Any) -> None:
     """Index the text files below PATH... and other text for one model's vocabulary.
 
-    Hidden, git-ignored, binary, oversized and minified files are skipped, and text that looks like secrets. What the
-    datastore has for other vocabularies stays. PATH may be FILE:FIELD, as for --text, and - for the standard input.
+    Hidden, git-ignored, binary, oversized and minified files are skipped, and so is text that looks like secrets.
+    Indexes for other vocabularies stay. PATH may also be FILE:FIELD, as in --text, or - for the standard input.
     """
     from rest_local.retrieval.update.pruning import Target
 
@@ -255,9 +255,9 @@ def build(name: str | None, model: str | None, prune: str | None, replace: bool,
 @replace_option
 @json_option
 def rebuild(name: str, model: str | None, replace: bool, as_json: bool, **how: Any) -> None:
-    """Index what a datastore was built from again, for one model's vocabulary.
+    """Index the sources of a datastore again, for one model's vocabulary.
 
-    So a datastore gets an index for another model, or the present text.
+    Use it for another model, or to read the present text.
     """
     from rest_local.retrieval.building.indexing import recorded_sources
     from rest_local.retrieval.home import datastore_path, newest_manifest
@@ -310,7 +310,7 @@ def _build(
 
 
 def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
-    """What renders the transcripts of chats among the sources, None if there are none."""
+    """Return what renders chat transcripts among the sources, or None if there are none."""
     from rest_local.retrieval.sources.records import Chat
 
     if not any(isinstance(source, Chat) for source in sources):
@@ -323,7 +323,7 @@ def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
 
 
 def _may_replace(name: str, vocabulary: Vocabulary) -> bool:
-    """Ask at a terminal whether to replace an index for this vocabulary; without one, the build refuses."""
+    """Ask at a terminal whether to replace an index for this vocabulary. Without a terminal the build refuses."""
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import datastore_path, find, manifests
 
@@ -361,7 +361,7 @@ def _report(built: Built, seconds: float, as_json: bool, pruned: Pruned | None) 
 
 
 def _others(built: Built) -> list[Manifest]:
-    """The datastore's indexes for other vocabularies that were built from other files or in another way."""
+    """Return the datastore's indexes for other vocabularies that were built from other files or in another way."""
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import manifests
 

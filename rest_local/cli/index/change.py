@@ -42,7 +42,7 @@ Change = Callable[["Vocabulary", "Progress", "Render | None"], "Updated"]
 def add(name: str, vocabulary: str | None, model: str | None, as_json: bool, **given: Any) -> None:
     """Add the files below PATH... and other text to a datastore. Only these are read.
 
-    Every later update reads them again too. What is added has the filters that are given here.
+    Every later update reads them again too, with the filters that are given here.
     """
     from rest_local.retrieval.update.updating import add_sources
 
@@ -67,8 +67,8 @@ def add(name: str, vocabulary: str | None, model: str | None, as_json: bool, **g
 def update(name: str, vocabulary: str | None, model: str | None, missing: bool, as_json: bool) -> None:
     """Bring a datastore up to date with the files it was built from.
 
-    A file of the same size and time of change is not read, and one of the same content not tokenized. Each index is
-    updated with the model it was built with, or the one for the vocabulary of --model.
+    A file whose size and time did not change is not read, and a file whose content did not change is not tokenized.
+    Each index is updated with the model it was built with, or the one for the vocabulary of --model.
     """
     from rest_local.retrieval.sources.recipes import from_recipe
     from rest_local.retrieval.update.updating import update
@@ -129,7 +129,7 @@ def _report(name: str, row: dict[str, Any]) -> None:
 @vocabulary_option
 @json_option
 def merge(name: str, vocabulary: str | None, as_json: bool) -> None:
-    """Write a datastore's segments again as few, without deleted text. An update merges by itself what is due."""
+    """Rewrite a datastore's segments as few, without deleted text. An update merges by itself when it is due."""
     from rest_local.retrieval.home import read_manifest
     from rest_local.retrieval.update.merging import merge
 
@@ -160,18 +160,18 @@ _SHOWN = 10
 @index.command()
 @click.argument("name", shell_complete=completion.datastores)
 @click.argument("files", nargs=-1, required=True, metavar="FILE|GLOB...", shell_complete=completion.paths)
-@option("--once", "Do not record it: the next update takes a file that is still there.", configurable=False)
-@option("-y --yes", "Do not ask, also where nothing is left.", configurable=False)
+@option("--once", "Do not record it, so the next update takes a file that is still there.", configurable=False)
+@option("-y --yes", "Do not ask, even if nothing would be left.", configurable=False)
 @json_option
 def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bool) -> None:
-    """Delete files from a datastore: when it ends, no file of the datastore holds their text.
+    """Delete files from a datastore. Afterwards no file of the datastore holds their text.
 
-    FILE is a path, or the name of a document; GLOB is as in .gitignore, compared with the path below each recorded
-    path. It is recorded that they are left out from now on, also by later updates, unless --once is given. All indexes
-    of the datastore forget them, and what killed commands left there is deleted. A terminal asks first.
+    FILE is a path, or the name of a document. GLOB is as in .gitignore, compared with the path below each recorded
+    path. It is recorded that they are left out, so later updates leave them out too, unless you give --once. All
+    indexes of the datastore forget them, and the leftovers of killed commands there are deleted. A terminal asks first.
 
-    Not in a datastore, and so not forgotten: earlier answers, chats and prompts, which may quote a file (`rest-local
-    history forget`), exports, and the answers of batches.
+    Some text is not in a datastore, and so not forgotten: earlier answers, chats and prompts, which may quote a file
+    (`rest-local history forget`), exports, and the answers of batches.
     """
     from rest_local.retrieval import home, staging
     from rest_local.retrieval.datastore import Datastore
@@ -185,7 +185,7 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
     if not home.indexes(path) and home.holds_files(path):
         staging.remove(path)
         return _say(name, [], once, as_json, removed=True)
-    staging.clear(path, everything=True)  # also where there is no such datastore: an import of it may have been killed
+    staging.clear(path, everything=True)  # Even without such a datastore, an import of it may have been killed.
     held = {directory: names_of(directory) for directory in indexes_of(name, None)}
     every = set().union(*held.values())
     recipes = {directory: home.read_manifest(directory) for directory in held}
@@ -223,9 +223,7 @@ def forget(name: str, files: tuple[str, ...], once: bool, yes: bool, as_json: bo
 def _meant(
     recipe: Mapping[str, Any], given: Sequence[str], held: Collection[str]
 ) -> tuple[set[str], list[str], list[str]]:
-    """The names that the arguments mean: a path or name that is held, or files below a folder; else a glob. Then those
-    that were given exactly, and the globs.
-    """
+    """Return the names that are meant, those that were given exactly or lie below a given folder, and the globs."""
     from pathspec import GitIgnoreSpec
 
     from rest_local.retrieval.update.forgetting import relative_names
@@ -257,7 +255,7 @@ def _say(
     returning: Sequence[str] = (),
     removed: bool = False,
 ) -> None:
-    """Say what was removed. copies: files that stay, of the same content; returning: on the next update."""
+    """Say what was removed, which copies of the same content stay, and which files the next update brings back."""
     if as_json:
         done = {"forgotten": forgotten, "copies": copies, "returning": returning, "removed": removed}
         return print_json({"path": str(path_of(name)), **done})
@@ -325,12 +323,12 @@ def _held(directory: Path) -> str:
 @click.argument("target", required=False, metavar="[FILE|-]", shell_complete=completion.paths)
 @option(
     "-o --output FILE|-",
-    "As the argument FILE, or - for the standard output.  [default: NAME.tar]",
+    "The same as the argument FILE.  [default: NAME.tar]",
     to="file",
     shell_complete=completion.paths,
 )
 @vocabulary_option
-@option("--without-recipe", "Leave out the paths that it came from.", configurable=False)
+@option("--without-recipe", "Leave out the paths that the text came from.", configurable=False)
 @option("--replace", "Replace an existing file.", configurable=False)
 @json_option
 def export(
@@ -344,9 +342,8 @@ def export(
 ) -> None:
     """Write a datastore into one file with a checksum, for another machine.
 
-    The file holds what the datastore holds: the text as token ids, and the names of documents, also without its recipe.
-    It is a tar archive, not compressed. To send it: `rest-local index export NAME - | ssh HOST rest-local index import
-    -`.
+    The file has the text as token ids and the names of the documents, also without its recipe. It is a tar archive, not
+    compressed. To send it: `rest-local index export NAME - | ssh HOST rest-local index import -`.
     """
     from rest_local.retrieval.maintenance.moving import export, export_file
 
@@ -375,7 +372,7 @@ def export(
 @option("--replace", "Replace what the datastore has for these vocabularies.", configurable=False)
 @json_option
 def import_(file: str, name: str | None, replace: bool, as_json: bool) -> None:
-    """Make a datastore from a file of `index export`, - for the standard input.
+    """Make a datastore from a file of `index export`, or from the standard input for -.
 
     Everything is checked before anything is visible. With --replace, indexes for other vocabularies stay.
     """

@@ -1,4 +1,4 @@
-"""What the commands of `rest-local index` share: the group, options, and names turned into indexes."""
+"""The parts that the commands of `rest-local index` share: the group, options, and the lookup of indexes by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ replace_option = option(
 )
 vocabulary_option = option(
     "--vocabulary ID",
-    "One vocabulary: its name or the beginning of its id, as `index list` shows it.",
+    "Use only this vocabulary: its name or the beginning of its id, as `index list` shows it.",
     configurable=False,
 )
 
@@ -38,14 +38,14 @@ vocabulary_option = option(
 def index() -> None:
     """Build, search and remove datastores of your own code and text.
 
-    A datastore holds token ids, so it has one index for each vocabulary: models with the same tokenizer share one.
+    A datastore holds token ids, so it has one index for each vocabulary. Models with the same tokenizer share one.
     """
 
 
 def info_of(directory: Path) -> dict[str, Any]:
     from rest_local.retrieval.datastore import Datastore
 
-    with Datastore.open(directory, mmap=True) as store:  # reads sizes and some bytes, not all
+    with Datastore.open(directory, mmap=True) as store:
         return store.info()
 
 
@@ -56,9 +56,10 @@ def path_of(name: str) -> Path:
 
 
 def indexes_of(name: str, vocabulary: str | None) -> list[Path]:
-    """The directories of a datastore's indexes, or of the one for the vocabulary with that name or beginning of id.
+    """Return the directories of a datastore's indexes, or of the one whose vocabulary has that name or beginning of an
+    id.
 
-    Raises DatastoreNotFound, and OptionError if no vocabulary is meant, or several are.
+    Raises DatastoreNotFound, and OptionError if no vocabulary or several are meant.
     """
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import manifests
@@ -78,7 +79,7 @@ def indexes_of(name: str, vocabulary: str | None) -> list[Path]:
 
 
 def recorded_model(name: str) -> str | None:
-    """A model that the datastore was built with and that is still there."""
+    """Return a model that the datastore was built with and that is still there."""
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import manifests
 
@@ -96,12 +97,12 @@ def open_vocabulary(path: Path) -> Iterator[Vocabulary]:
 
 
 class Stale(DatastoreError):
-    """No text can be tokenized for an index: no model with its vocabulary is on the disk."""
+    """No model with the vocabulary of an index is on the disk, so no text can be tokenized for it."""
 
 
 @contextmanager
 def vocabulary_of(manifest: Manifest, model: str | None = None) -> Iterator[tuple[Path, Vocabulary]]:
-    """The file of `model`, or the index's, and its vocabulary. Raises Stale if that is gone or another, ModelError."""
+    """Yield the file of `model`, or the index's own model, and its vocabulary. Raises Stale if it does not fit."""
     recorded = str(manifest.recipe.get("model", ""))
     if model is None and not os.path.isfile(recorded):
         raise Stale(f"the model it was built with is gone ({recorded or 'none is recorded'})")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PLACES = 10
 CONTINUATIONS = 5
 _DEPTH = 8
-_NAMED = 10  # lost documents that are listed
+_MOST_NAMED = 10
 
 
 @index.command()
@@ -72,7 +72,7 @@ def _described(found: Mapping[str, Any]) -> str:
 def list_(as_json: bool) -> None:
     """List the datastores that have a name, with a line for each vocabulary.
 
-    What killed processes left is deleted, apart from builds that the same command would go on with.
+    Leftovers of killed processes are deleted, except builds that the same command would continue.
     """
     from rest_local.paths import datastores_home
     from rest_local.retrieval.files import Files
@@ -83,7 +83,7 @@ def list_(as_json: bool) -> None:
     with contextlib.suppress(DatastoreError):
         clear_folder(datastores_home(), Files())
     for name in list_datastores():
-        with contextlib.suppress(DatastoreError):  # what cannot be deleted is listed all the same
+        with contextlib.suppress(DatastoreError):  # A leftover that cannot be deleted is listed.
             clear(datastore_path(name))
         for directory in indexes(datastore_path(name)):
             try:
@@ -135,7 +135,7 @@ def search(name: str, text: str, model: str | None, as_json: bool) -> None:
 
 
 def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, Any]:
-    """Everything `search` prints, JSON-ready. Lines count from 1; weights are shares of the rows, longer first."""
+    """Return everything that `search` prints, JSON-ready. Lines count from 1, and weights are shares of the rows."""
     from collections import defaultdict
 
     def decode(tokens: Any) -> str:
@@ -149,7 +149,7 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
         name, line, offset = store.place(position, decode)
         files.append({"name": printable(name), "line": line, "token": offset})
     rows = store.rows(context, depth=_DEPTH)
-    # A row counts as its match is long: each token less of agreement makes it a quarter.
+    # Each token less of agreement divides the weight of a row by four.
     weights: defaultdict[str, float] = defaultdict(float)
     for continuation, length in zip(rows.continuations, rows.match.tolist(), strict=True):
         weights[decode(continuation)] += 4.0 ** (length - match)
@@ -174,9 +174,9 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
 @option("--changes", "Look at every recorded file, and count those that look changed.")
 @json_option
 def stats(name: str, vocabulary: str | None, changes: bool, as_json: bool) -> None:
-    """Show what a datastore holds, in numbers: files, tokens, segments, bytes, duplicates, what is deleted.
+    """Show a datastore in numbers: files, tokens, segments, bytes, duplicates and deleted text.
 
-    Tokens by folder, extension and file are those of the ten largest.
+    Tokens are shown for the ten largest folders, extensions and files.
     """
     from rest_local.retrieval.maintenance.statistics import statistics
 
@@ -221,13 +221,13 @@ def _largest(found: Mapping[str, Any]) -> Iterator[str]:
 @option("-y --yes", "Drop what cannot be repaired, without a question.", configurable=False)
 @json_option
 def check(name: str, vocabulary: str | None, thorough: bool, repair: bool, yes: bool, as_json: bool) -> None:
-    """Look at every file of a datastore and list each fault. The exit code is 1 if there is one.
+    """Check every file of a datastore and list each fault. The exit code is 1 if there is one.
 
-    Compares sizes and checksums, and looks at what the files hold. Also lists what killed processes left.
+    Sizes, checksums and the contents of the files are checked. Leftovers of killed processes are listed too.
 
-    --repair keeps the segments that are intact. It writes again what can be derived, drops segments whose text is
-    damaged, takes a complete copy for a damaged manifest, and deletes what killed processes left. `index update` or
-    `rebuild` then reads the files of dropped segments again.
+    --repair keeps the segments that are intact. It rewrites what can be derived, drops segments whose text is damaged,
+    replaces a damaged manifest by a complete copy, and deletes the leftovers of killed processes. After it, `index
+    update` or `rebuild` reads the files of dropped segments again.
     """
     from rest_local.retrieval.home import holds_files, read_manifest
     from rest_local.retrieval.maintenance.checking import look
@@ -287,8 +287,8 @@ def _lost(planned: RepairPlan) -> str:
     names = planned.lost_names
     if names is None:
         return f"{planned.lost_tokens:,} tokens are lost, of documents whose names are damaged as well"
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{planned.lost_tokens:,} tokens are lost, of {', '.join(names[:_NAMED])}{more}"
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{planned.lost_tokens:,} tokens are lost, of {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _tell_repaired(name: str, planned: RepairPlan) -> None:

@@ -1,10 +1,9 @@
-"""`index watch`: keep datastores up to date with the files they were built from. `main` is the process that does so for
-a command that decodes: `rest_local.cli.indexer` starts it.
+"""`index watch`: keep datastores up to date with the files they were built from.
 
-It reads one line of JSON from stdin: `model`, the file whose vocabulary counts; `names`, datastores to keep up to date;
-`code`, a list of [name, path], datastores to build first where they lack an index. It writes lines of JSON to stdout,
-has the lowest priority, and ends when its stdin does: at the latest with the process that started it, also if that is
-killed.
+`main` is the process that does so for a command that decodes, started by `rest_local.cli.indexer`. It reads one line of
+JSON from stdin. `model` is the file whose vocabulary counts, `names` are the datastores to keep up to date, and `code`
+is a list of [name, path] of datastores to build first if they lack an index. It writes lines of JSON to stdout, and has
+the lowest priority. It ends when its stdin does, so at the latest with the process that started it, even a killed one.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=completion.datastores)
 @option(
     "--poll SECONDS",
-    "Look at all files so often, where the system tells of no changes: on network drives.",
+    "Look at all files every SECONDS, if the system reports no changes, as on network drives.",
     to="poll_s",
     type=click.FloatRange(min=0.1),
     configurable=False,
@@ -82,7 +81,7 @@ def watch(names: tuple[str, ...], poll_s: float | None, as_json: bool) -> None:
         say(f"watching {', '.join(roots)}; Ctrl-C ends")
         try:
             watcher.run(stop)
-        except KeyboardInterrupt:  # watchfiles raises it for any signal
+        except KeyboardInterrupt:  # watchfiles raises it for any signal.
             if not stop.is_set():
                 raise
             return
@@ -90,7 +89,7 @@ def watch(names: tuple[str, ...], poll_s: float | None, as_json: bool) -> None:
 
 
 def end_at_sigterm(stop: threading.Event) -> None:
-    """Let SIGTERM end this process with exit code 0 at once. What is being written is undone."""
+    """Let SIGTERM end this process at once with exit code 0. An unfinished write is undone."""
 
     def end(number: int, frame: FrameType | None) -> None:
         stop.set()
@@ -100,8 +99,10 @@ def end_at_sigterm(stop: threading.Event) -> None:
 
 
 def targets_of(name: str, stack: ExitStack) -> Iterator[Target]:
-    """The indexes of a datastore that can be updated: their model is on the disk and has the same vocabulary. For the
-    others a warning. Raises DatastoreNotFound, and DatastoreError for one that was not built from files.
+    """Yield the indexes of a datastore that can be updated, because their model is on the disk with the same
+    vocabulary.
+
+    Warn about the others. Raises DatastoreNotFound, and DatastoreError if it was not built from files.
     """
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.home import manifests
@@ -127,7 +128,7 @@ def targets_of(name: str, stack: ExitStack) -> Iterator[Target]:
 
 
 def line_of(commit: Commit) -> str:
-    """Such as "mycode: 1 changed, 2 added; 1,234,567 tokens of 812 files, in 0.08 s"."""
+    """Return a text such as "mycode: 1 changed, 2 added; 1,234,567 tokens of 812 files, in 0.08 s"."""
     fields = commit.to_dict()
     done = ", ".join(f"{fields[what]:,} {what}" for what in ("changed", "added", "deleted") if fields[what])
     held = f"{fields['total']:,} tokens of {counted(fields['documents'], 'file')}"
@@ -135,17 +136,17 @@ def line_of(commit: Commit) -> str:
 
 
 NICE = 19
-END_S = 5.0  # for an update to be undone, once the parent is gone
-LOCKED_S = 0.5  # between two attempts while another process builds the same datastore
+END_S = 5.0  # Once the parent is gone, an update has so many seconds to be undone.
+LOCKED_S = 0.5  # Try again after so many seconds if another process builds the same datastore.
 
 
 def tell(event: str, **fields: Any) -> None:
-    """One line for the parent."""
+    """Print one line for the parent."""
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
 def main() -> None:
-    import logging  # would cost --help a tenth of its time
+    import logging  # At the top it would add a tenth to the time of --help.
 
     class WarningsHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -153,7 +154,7 @@ def main() -> None:
 
     request = json.loads(sys.stdin.readline())
     os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the parent.
     stop = threading.Event()
     threading.Thread(target=_end_with_stdin, args=(stop,), name="parent", daemon=True).start()
     logging.getLogger("rest_local").addHandler(WarningsHandler(logging.WARNING))
@@ -161,14 +162,14 @@ def main() -> None:
         _work(request, stop)
     except RestLocalError as error:
         tell("failed", message=printable(str(error)))
-    except KeyboardInterrupt:  # raised by watchfiles for SIGTERM
+    except KeyboardInterrupt:  # watchfiles raises it for SIGTERM.
         pass
 
 
 def _end_with_stdin(stop: threading.Event) -> None:
     while sys.stdin.buffer.read(1 << 12):
         pass
-    threading.Timer(END_S, os._exit, (0,)).start()  # datastores survive a kill at any moment
+    threading.Timer(END_S, os._exit, (0,)).start()  # Datastores survive a kill at any moment.
     stop.set()
     signal.raise_signal(signal.SIGTERM)
 
@@ -185,10 +186,10 @@ def _work(request: dict[str, Any], stop: threading.Event) -> None:
         awaited = {*request["names"], *(name for name, _ in request["code"])}
 
         def more() -> list[Target] | None:
-            """The datastores whose index for the vocabulary has come since the last call."""
+            """Return the datastores whose index for the vocabulary has come since the last call."""
             found = []
             for name in sorted(awaited):
-                with suppress(DatastoreError):  # damaged: it may be repaired
+                with suppress(DatastoreError):  # A damaged one may be repaired later.
                     if manifest := manifest_of(group.path_of(name), vocabulary):
                         awaited.remove(name)
                         if walks_of(manifest.recipe):
@@ -218,7 +219,7 @@ def build(name: str, root: str, model: Path, vocabulary: Vocabulary, stop: threa
 
 
 def manifest_of(path: Path, vocabulary: Vocabulary) -> Manifest | None:
-    """The index of a datastore for this vocabulary. Raises DatastoreError where it cannot be read."""
+    """Return the index of a datastore for this vocabulary. Raises DatastoreError if it cannot be read."""
     from rest_local.retrieval.home import find, read_manifest
 
     try:
