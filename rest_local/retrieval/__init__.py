@@ -1,4 +1,4 @@
-"""Retrieval: text sorted by context, on disk and in memory. Imports no model code and can be used on its own."""
+"""Search text by context, on disk and in memory. Imports no model code and can be used on its own."""
 
 from rest_local.paths import datastores_home
 from rest_local.retrieval.building.build import build

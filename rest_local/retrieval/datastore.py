@@ -1,4 +1,4 @@
-"""A committed datastore, opened for reading: segments over mapped files, searched as one text.
+"""Search a committed datastore: segments over mapped files, as one text.
 
 Readers need no lock: a reader keeps the snapshot that it opened, because published files are only replaced or unlinked.
 """
@@ -42,27 +42,32 @@ SMALL = 32 << 20
 """Datastores up to this number of bytes are read into memory. With a mapped datastore of 3.5 M tokens single lookups
 took 0.5 to 6 ms now and then; read into memory, none took more than 0.4 ms. The cause is not known."""
 
-CHECKED = 8  # mapped files whose size is compared before a lookup: all of two segments. For 16 segments all took 26 us
+# A lookup compares the size of so many mapped files: all of two segments. All files of 16 segments took 26 us.
+CHECKED = 8
 
-BYTES_A_TOKEN = 7  # in tokens.bin and order.bin together, at most
+BYTES_A_TOKEN = 7  # maximum for tokens.bin and order.bin together
 
 OUTSIDE = "a segment points outside its text"
 
-LEFT_OFF = 3  # tokens at the end of a text: a word that is being typed rarely has more
+LEFT_OFF = 3  # a word that is being typed rarely has more tokens
 
 
 class Datastore(Closing):
     """An open datastore. Make one with `Datastore.open`, and use `with` or `close`.
 
-    path: of the datastore; directory: of the index that was opened (`retrieval.home`); manifest: its commit; segments:
-    in the order of the text; placed: (start in the text, segment) of each.
+    Attributes:
+        path: directory of the datastore
+        directory: directory of the opened index (`retrieval.home`)
+        manifest: its commit
+        segments: segments in the order of the text
+        placed: (start in the text, segment) of each segment
     """
 
     def __init__(self, path: Path, directory: Path, manifest: Manifest, mmap: bool) -> None:
         self.path, self.directory = path, directory
         self.manifest = manifest
         self._maps: list[memory.mmap] = []
-        self._checked = 0  # the number of the map at which `_check_sizes` goes on
+        self._next_check = 0  # index of the next map that `_check_sizes` looks at
         self.segments: list[Segment] = []
         self._documents: list[DocumentTable] = []
         self._renamed: dict[int, dict[int, str]] = {}
@@ -88,13 +93,19 @@ class Datastore(Closing):
     ) -> Datastore:
         """Open the newest commit at `path`, after comparing the size of every file with the manifest.
 
-        vocabulary_hash: open the index for this vocabulary and refuse a datastore without one; by default the first
-        index is opened. vocabulary_name: its name in the error message. mmap: None reads a datastore of up to SMALL
-        bytes into memory and maps a larger one; True maps, False reads any datastore (for network drives, where access
-        to a mapped file can fail).
+        Takes O(1) in the size of the datastore if mapped. Does not check the contents; `check` does.
 
-        Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary. If mapped, takes O(1) in the
-        size of the datastore. Does not check the contents; `check` does.
+        Args:
+            vocabulary_hash: open the index for this vocabulary, by default the first index
+            vocabulary_name: its name for error messages
+            mmap: None reads a datastore of up to SMALL bytes into memory and maps a larger one; True maps, False reads
+                any datastore (for network drives, where access to a mapped file can fail)
+
+        Raises:
+            DatastoreNotFound: there is no datastore at `path`
+            DatastoreCorrupt: a file is missing, unreadable or has another size
+            DatastoreVersion: it has another format
+            DatastoreVocabulary: there is no index for this vocabulary
         """
         path = Path(path)
         for attempt in range(_ATTEMPTS):
@@ -112,7 +123,7 @@ class Datastore(Closing):
         return int(self._offsets[-1])
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
-        """As `Segment.rows`, merged over the segments. `locate` accepts the positions.
+        """Return continuations as `Segment.rows` does, merged over the segments. `locate` accepts the positions.
 
         Raises DatastoreCorrupt if a position on disk points outside its segment, or the size of a mapped file changed.
         Other damage is not detected here and only gives useless rows. Ids are always below the vocabulary size.
@@ -124,7 +135,7 @@ class Datastore(Closing):
             raise DatastoreCorrupt(self.path, OUTSIDE) from error
 
     def find(self, context: npt.NDArray[np.integer], limit: int = 64) -> tuple[int, int, npt.NDArray[np.int64]]:
-        """(match, count, positions): the longest match of `context`, its number of places, and up to `limit` of them.
+        """Return (match, count, positions): the longest match of `context`, all its places, and up to `limit` of them.
 
         Raises DatastoreCorrupt as `rows` does.
         """
@@ -142,7 +153,7 @@ class Datastore(Closing):
         return longest, count, np.concatenate(places)[:limit]
 
     def to_leave_off(self, tokens: npt.NDArray[np.integer]) -> int:
-        """The number of tokens at the end of a text that a search should leave out.
+        """Return the number of tokens at the end of a text that a search should leave out.
 
         A text that ends inside a word has other tokens at its end than stored text: the stored text may have `.items`
         as one token, while the text ends in `.` so far. Without such tokens the match is longer. Raises
@@ -153,7 +164,7 @@ class Datastore(Closing):
         return matches.index(max(matches))
 
     def locate(self, position: int) -> tuple[str, int]:
-        """(document name, token offset in it) of a position in the text. O(log documents).
+        """Return (document name, token offset in it) of a position in the text. O(log documents).
 
         Raises IndexError outside the text, and DatastoreCorrupt if the document table is damaged there.
         """
@@ -161,9 +172,9 @@ class Datastore(Closing):
         return self._name(segment, document), local - self._documents[segment].start(document)
 
     def before(self, position: int) -> Int32Array:
-        """The tokens before `position` in its document: int32 [token offset], each below the vocabulary size.
+        """Return the tokens before `position` in its document: int32 [token offset], each below the vocabulary size.
 
-        Raises what `locate` raises, and DatastoreCorrupt for any other id.
+        Raises IndexError outside the text, and DatastoreCorrupt for damage or an id outside the vocabulary.
         """
         segment, document, local = self._place(position)
         tokens = self.segments[segment].slice(self._documents[segment].start(document), local)
@@ -171,14 +182,15 @@ class Datastore(Closing):
         return tokens
 
     def place(self, position: int, decode: Callable[[Sequence[int]], str]) -> tuple[str, int, int]:
-        """(document name, line from 1, token offset in it) of a position, for display. Reads and decodes the document
-        up to the position. Raises what `before` raises.
+        """Return (document name, line from 1, token offset in it) of a position, for display.
+
+        Reads and decodes the document up to the position. Raises what `before` raises.
         """
         name, offset = self.locate(position)
         return name, decode(self.before(position).tolist()).count("\n") + 1, offset
 
     def document_names(self) -> list[str]:
-        """The names of all documents that are not deleted, in the order of the text. Raises DatastoreCorrupt."""
+        """Return the names of all documents that are not deleted, in text order. Raises DatastoreCorrupt."""
         self._check_sizes()
         return [
             self._name(index, number)
@@ -187,16 +199,16 @@ class Datastore(Closing):
         ]
 
     def table(self, index: int) -> DocumentTable:
-        """The document table of a segment, deleted ones too. Valid until the datastore is closed."""
+        """Return the document table of a segment with deleted ones, valid until the datastore is closed."""
         return self._documents[index]
 
     def names(self, index: int) -> list[str]:
-        """The stored names of all documents of a segment, deleted ones too. Raises DatastoreCorrupt."""
+        """Return the stored names of all documents of a segment, with deleted ones. Raises DatastoreCorrupt."""
         table = self._documents[index]
         return [table.name(number) for number in range(len(table))]
 
     def _name(self, index: int, number: int) -> str:
-        """The name of a document; another one of its content, where that file has other content by now."""
+        """Return a document's name. If the file of that name has other content by now, return another file's name."""
         if index not in self._renamed:
             gone = self.manifest.segments[index].gone
             self._renamed[index] = {}
@@ -207,8 +219,9 @@ class Datastore(Closing):
         return self._renamed[index].get(number) or self._documents[index].name(number)
 
     def states(self, index: int) -> StateTable | None:
-        """The file states of a segment, deleted ones too; None if it has none. Reads their file once: O(states). Raises
-        DatastoreCorrupt, and FileNotFoundError if a newer commit has deleted it.
+        """Return the file states of a segment with deleted ones, or None without any. Reads their file once: O(states).
+
+        Raises DatastoreCorrupt, and FileNotFoundError if a newer commit has deleted the file.
         """
         entry = self.manifest.segments[index]
         if entry.states and index not in self._states:
@@ -218,7 +231,7 @@ class Datastore(Closing):
         return self._states.get(index)
 
     def info(self) -> dict[str, Any]:
-        """Its contents and their origin, as JSON-ready values. bytes: on disk, without the manifest."""
+        """Describe contents and origin as JSON-ready values. `bytes` is the size on disk without the manifest."""
         manifest = self.manifest
         return {
             "path": str(self.path),
@@ -233,12 +246,13 @@ class Datastore(Closing):
         }
 
     def documents(self, index: int) -> list[Document]:
-        """As `each_document`, all at once."""
+        """Return the documents of `each_document` at once."""
         return list(self.each_document(index))
 
     def each_document(self, index: int, entry: SegmentEntry | None = None) -> Iterator[Document]:
-        """The documents of a segment that are not deleted, with the states of their files that are not deleted. entry:
-        with other bitmaps than the manifest has. Raises DatastoreCorrupt for a document that no build can write.
+        """Yield the documents of a segment that are not deleted, with the states of their files that are not deleted.
+
+        `entry` replaces the manifest's bitmaps. Raises DatastoreCorrupt for a document that no build can write.
         """
         self._check_sizes()
         table, entry = self._documents[index], entry or self.manifest.segments[index]
@@ -251,8 +265,9 @@ class Datastore(Closing):
             yield Document(name, self._text(index, number), held)
 
     def spans(self, index: int) -> Int64Array:
-        """The tokens of each document of a segment that is not deleted, without its separator: int64 [documents, 2],
-        half-open intervals of the segment's text. Raises DatastoreCorrupt for one that no build can write.
+        """Return the tokens of each live document of a segment, without separators: int64 [documents, 2].
+
+        These are half-open intervals of the segment's text. Raises DatastoreCorrupt for one that no build can write.
         """
         entry, starts = self.manifest.segments[index], self._documents[index].starts.astype(np.int64)
         spans = np.stack([starts[:-1], starts[1:] - 1], axis=1)[alive(entry.dead, entry.documents)]
@@ -272,7 +287,8 @@ class Datastore(Closing):
     def check(self, segments: Sequence[SegmentEntry] | None = None) -> int:
         """Read every file of these segments (default: all), compare checksums, and return the number of bytes read.
 
-        Raises DatastoreCorrupt for another checksum, and also if a newer commit has deleted the files of this snapshot.
+        Raises DatastoreCorrupt if a checksum differs, and also if a newer commit has deleted the files of this
+        snapshot.
         """
         total = 0
         for entry in self.manifest.segments if segments is None else segments:
@@ -312,20 +328,19 @@ class Datastore(Closing):
         self._maps = []
 
     def _check_sizes(self, most: int | None = None) -> None:
-        """Raise DatastoreCorrupt if the size of a mapped file changed since it was opened, because a read after its new
-        end kills the process with SIGBUS. Takes 0.5 us for a file. A file that is cut between this check and the read
-        still kills the process; only reading into memory (`mmap=False`) is safe from that.
-
-        most: check so many files, the next ones at the next call.
+        """Raise DatastoreCorrupt if the size of a mapped file has changed. Takes 0.5 us for a file. `most` limits the
+        number of files; the next call goes on with the next ones. A read after the new end kills the process with
+        SIGBUS, also if the file is cut between this check and the read. Only reading into memory (`mmap=False`) is safe
+        from that.
         """
         maps = self._maps
         if most is not None and most < len(maps):
-            self._checked = (self._checked + most) % len(maps)
-            maps = (maps[self._checked :] + maps[: self._checked])[:most]
+            self._next_check = (self._next_check + most) % len(maps)
+            maps = (maps[self._next_check :] + maps[: self._next_check])[:most]
         for mapped in maps:
             try:
                 size = mapped.size()
-            except OSError as error:  # such as a network drive that is disconnected
+            except OSError as error:  # a network drive may be disconnected
                 raise DatastoreCorrupt(self.path, f"a mapped file cannot be read: {error.strerror}") from error
             if size != len(mapped):
                 raise DatastoreCorrupt(self.path, "a file has changed its size since it was opened")
@@ -356,11 +371,12 @@ class Datastore(Closing):
         sample = Sample(data["sample"], entry.tokens) if "sample" in data else None
         segment = Segment(data["tokens"], data["order"], length=entry.tokens, vocab_size=size, dead=dead, sample=sample)
         self.segments.append(segment)
-        if int(segment.slice(entry.tokens - 1, entry.tokens)[0]) != size:  # it keeps every match inside the text
+        # A separator at the end keeps every match inside the text.
+        if int(segment.slice(entry.tokens - 1, entry.tokens)[0]) != size:
             raise DatastoreCorrupt(self.path, "no separator ends the text of a segment")
 
     def _read(self, path: Path, size: int, mmap: bool) -> bytes | memory.mmap:
-        """The content of a file, mapped or read, after a check of its size against the manifest."""
+        """Map or read a file after comparing its size with the manifest."""
         try:
             with path.open("rb") as file:
                 found = os.fstat(file.fileno()).st_size
@@ -373,6 +389,6 @@ class Datastore(Closing):
             raise
         except OSError as error:
             raise DatastoreCorrupt(self.path, f"{path.name} cannot be read: {error.strerror or error}") from error
-        mapped.madvise(memory.MADV_RANDOM)  # no read-ahead, because a lookup touches some 200 pages all over the file
+        mapped.madvise(memory.MADV_RANDOM)  # Read-ahead is useless, as a lookup touches some 200 scattered pages.
         self._maps.append(mapped)
         return mapped

@@ -1,4 +1,4 @@
-"""What passes through a build: texts with the state of their file, and documents, which are tokenized texts.
+"""Turn the texts of a build into documents, which are tokenized texts, and store their names and file states.
 
 Knows no model. Each text is tokenized in a thread; a large build has a process for each core besides
 (`retrieval.building.shards`).
@@ -25,36 +25,29 @@ from rest_local.retrieval.rows import Int32Array, Int64Array
 
 
 class FileState(NamedTuple):
-    """The state of a file when it was read, by which an update finds out whether it changed.
-
-    name: the name of the document; size: bytes; mtime_ns: 0 if it is not certain, because the file was written within
-    the clock's resolution of its reading (then only the content says whether it changed); sha256: 32 bytes, of the
-    bytes that were read, empty if they were not read. A row of a file and a blob of git have states too; `mtime_ns` is
-    the file's, or a number made of the blob's id.
+    """The state of a file when it was read, by which an update finds out whether it changed. Rows of a file and git
+    blobs have states too; then `mtime_ns` is the file's, or a number made of the blob's id.
     """
 
-    name: str
+    name: str  # the document's name
     size: int
-    mtime_ns: int
-    sha256: bytes
+    mtime_ns: int  # 0 if it is uncertain, as the file was written just before; then only the content shows a change
+    sha256: bytes  # 32 bytes, empty if the file was not read
 
 
 class Text(NamedTuple):
-    """A text of a source. text: None if `state` says that the file is unchanged, so that it was not read; state: None
-    for a text that is no file.
-
-    parts: of a text that a chat template wrote, () for any other. Concatenated they are the text. Each is a text and
-    whether spellings of special tokens in it are special tokens; it is tokenized on its own.
-    """
+    """A text of a source."""
 
     name: str
-    text: str | None
-    state: FileState | None = None
+    text: str | None  # None if `state` says that the file is unchanged, so that it was not read
+    state: FileState | None = None  # None for a text without a file
+    # A chat template writes a text in parts, which are tokenized one by one and concatenate to the text. The flag says
+    # whether spellings of special tokens in a part are special tokens.
     parts: tuple[tuple[str, bool], ...] = ()
 
 
 class Document(NamedTuple):
-    """A tokenized text. states: of all files with this content, so that it is stored once; empty without files."""
+    """A tokenized text. `states` has all files with this content, so that it is stored once."""
 
     name: str
     tokens: Int32Array
@@ -62,9 +55,8 @@ class Document(NamedTuple):
 
 
 class DocumentTokenizer(Protocol):
-    """A vocabulary. `tokenize` is called from several threads at once.
-
-    It may have one more method. `reopen() -> Opener | None`: how another process opens the same vocabulary.
+    """A vocabulary that tokenizes. Several threads call `tokenize` at once. It may also have `reopen() -> Opener |
+    None`, with which another process opens the same vocabulary.
     """
 
     @property
@@ -76,22 +68,26 @@ class DocumentTokenizer(Protocol):
     def tokenize(self, text: str, /, *, special: bool = ...) -> Int32Array: ...
 
 
-Opener = Callable[[], AbstractContextManager[DocumentTokenizer]]  # opens a vocabulary. It can be pickled
+Opener = Callable[[], AbstractContextManager[DocumentTokenizer]]  # can be pickled
 
 Texts = Iterable[Text | tuple[str, str]]
 
 
 def opener_of(tokenizer: DocumentTokenizer) -> Opener | None:
-    """How another process opens this tokenizer, if it can."""
+    """Return the opener with which another process opens this tokenizer, or None."""
     reopen: Callable[[], Opener | None] | None = getattr(tokenizer, "reopen", None)
     return reopen() if reopen else None
 
 
 def tokenize_documents(texts: Texts, tokenizer: DocumentTokenizer, workers: int | None = None) -> Iterator[Document]:
-    """Yield the document of each text that was read, in order. `workers`: threads, by default one for each core. They
-    run at once, because a tokenizer that is called through ctypes does not hold the GIL.
+    """Yield the document of each text that was read, in order.
 
     Four documents for each thread are in memory, whatever the size of the corpus.
+
+    Args:
+        texts: texts or (name, text) pairs; one without content is skipped
+        tokenizer: called through ctypes it does not hold the GIL, so that threads help
+        workers: number of threads, by default one for each core
     """
     given = (text if isinstance(text, Text) else Text(*text) for text in texts)
     waiting: deque[tuple[Text, Future[Int32Array]]] = deque()
@@ -113,7 +109,7 @@ def tokenize_documents(texts: Texts, tokenizer: DocumentTokenizer, workers: int 
 
 
 def counted(documents: Iterable[Document], progress: Callable[[str, int], None]) -> Iterator[Document]:
-    """The documents, of which each is reported when it was tokenized."""
+    """Yield the documents, and report the tokens of each as progress."""
     for document in documents:
         progress("tokenized", len(document.tokens))
         yield document
@@ -123,7 +119,7 @@ Item = TypeVar("Item")
 
 
 def grouped(items: Iterable[Item], size_of: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """The items in order, in groups of a size up to `most`, unless one item has more."""
+    """Yield the items in order, in groups of a size up to `most`. A larger item makes a group of its own."""
     group: list[Item] = []
     total = 0
     for item in items:
@@ -145,9 +141,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def tokens_of(text: Text, tokenize: Callable[..., Int32Array]) -> Int32Array:
-    """The token ids of a text that was read: int32 [n]. tokenize: of a vocabulary, called with `special` for texts with
-    parts; spellings of special tokens then become special tokens. Lone surrogates, which JSON or file names may
-    contain, become U+FFFD, because UTF-8 cannot encode them.
+    """Tokenize a text that was read: int32 [n]. Lone surrogates, which JSON or file names may contain, become U+FFFD,
+    because UTF-8 cannot encode them.
     """
     if not text.parts:
         return tokenize(encodable(text.text or ""))
@@ -156,7 +151,7 @@ def tokens_of(text: Text, tokenize: Callable[..., Int32Array]) -> Int32Array:
 
 
 def encodable(text: str) -> str:
-    """The text with U+FFFD for lone surrogates."""
+    """Replace lone surrogates by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -167,19 +162,21 @@ def encodable(text: str) -> str:
 DOCUMENTS_MAGIC = b"RLDOCS\x00\x01"
 STATES_MAGIC = b"RLSTAT\x00\x01"
 _DIGEST = 32
-_FEW, _LONG = 16, 16  # so many names of so many bytes are searched for; others are compared with every entry
+# Up to _FEW names of at least _LONG bytes are searched for; others are compared with every entry.
+_FEW, _LONG = 16, 16
 
 
 def pack_documents(names: Sequence[bytes], starts: Sequence[int]) -> bytes:
-    """The content of `documents.bin`. starts: of each document in the forward text, then the text's length."""
+    """Make the content of `documents.bin`. `starts` is each document's start in the text, then the text's length."""
     ends = np.cumsum([0, *(len(name) for name in names)], dtype="<u8")
     head = DOCUMENTS_MAGIC + len(names).to_bytes(8, "little") + int(ends[-1]).to_bytes(8, "little")
     return b"".join((head, np.asarray(starts, "<u8").tobytes(), ends.tobytes(), *names))
 
 
 class _Names:
-    """The names of a table's entries, over a buffer: one after another from `_names_at` on. `_ends`: where each ends,
-    counted from there, after a 0. Bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`."""
+    """The names of a table's entries over a buffer, one after another from `_names_at` on. `_ends` is a 0 and the end
+    of each name, counted from there. Bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`.
+    """
 
     path: Path
     _data: Any
@@ -193,7 +190,7 @@ class _Names:
         return bytes(self._data[first:last]).decode("utf-8", "surrogateescape")
 
     def numbers_of(self, names: Collection[str]) -> list[int]:
-        """The numbers of the entries with one of these names, ascending.
+        """Return the numbers of the entries with one of these names, ascending.
 
         O(bytes of all names): with 100 000 names of 80 bytes some milliseconds for a few `names`, 20 for many.
         """
@@ -206,11 +203,11 @@ class _Names:
         return [number for number, (first, last) in spans if stored[first:last] in wanted]
 
     def numbers_below(self, folder: str) -> list[int]:
-        """The numbers of the entries of files below a folder, ascending. O(bytes of all names), some milliseconds."""
+        """Return the numbers of the files below a folder, ascending. O(bytes of all names), some milliseconds."""
         return sorted(number for number, _ in self._entries_at(encoded(os.path.join(folder, ""))))
 
     def _entries_at(self, start: bytes) -> Iterator[tuple[int, int]]:
-        """(number, bytes of the name) of the entries whose name begins so, by a search for the bytes."""
+        """Search the bytes, and yield (number, bytes of the name) of the entries whose name begins with `start`."""
         at = self._data.find(start, self._names_at)
         while at >= 0:
             first = np.uint64(at - self._names_at)
@@ -223,9 +220,8 @@ class _Names:
 
 
 class DocumentTable(_Names):
-    """A document table over a buffer (a map, or bytes). Only the requested entries are read.
-
-    Raises DatastoreCorrupt if the header does not fit the buffer or the manifest. An offset is checked on use.
+    """A document table over a buffer (a map, or bytes). Only the requested entries are read, and an offset is checked
+    on use. Raises DatastoreCorrupt if the header does not fit the buffer or the manifest.
     """
 
     def __init__(self, data: Any, path: Path, documents: int, tokens: int) -> None:
@@ -247,7 +243,7 @@ class DocumentTable(_Names):
         return len(self.starts) - 1
 
     def at(self, position: int) -> int:
-        """The number of the document at a position of the text. O(log documents)."""
+        """Return the number of the document at a position of the text. O(log documents)."""
         index = int(np.searchsorted(self.starts, np.uint64(position), side="right")) - 1
         if not 0 <= index < len(self) or not int(self.starts[index]) <= position < int(self.starts[index + 1]):
             raise DatastoreCorrupt(self.path, f"the document table is out of order near token {position}")
@@ -262,7 +258,7 @@ class DocumentTable(_Names):
 
 
 def encoded(name: str) -> bytes:
-    """The stored form of a name: the bytes that `os.fsdecode` turned into it."""
+    """Return the stored form of a name: the bytes that `os.fsdecode` turned into it."""
     try:
         return name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -270,7 +266,7 @@ def encoded(name: str) -> bytes:
 
 
 def pack_states(states: Sequence[tuple[int, FileState]]) -> bytes:
-    """The content of `states.bin`: (number of the document in the segment, state of a file with its content)."""
+    """Make the content of `states.bin` from (document number in the segment, state of a file with its content)."""
     names = [encoded(state.name) for _, state in states]
     ends = np.cumsum([0, *map(len, names)], dtype="<u8")
     columns = (
@@ -285,9 +281,8 @@ def pack_states(states: Sequence[tuple[int, FileState]]) -> bytes:
 
 
 class StateTable(_Names):
-    """The file states of a segment, over a buffer. documents: int64 [states], number of the document of each.
-
-    Raises DatastoreCorrupt if a header or a value does not fit the buffer or the manifest. O(states).
+    """The file states of a segment over a buffer. `documents` has the document number of each: int64 [states]. Raises
+    DatastoreCorrupt if a header or a value does not fit the buffer or the manifest. O(states).
     """
 
     def __init__(self, data: bytes, path: Path, states: int, documents: int) -> None:
@@ -319,19 +314,19 @@ class StateTable(_Names):
 
 
 def documents_of(directory: Path, entry: SegmentEntry) -> DocumentTable:
-    """The document table of a segment, read from its file. Raises DatastoreCorrupt and OSError."""
+    """Read the document table of a segment from its file. Raises DatastoreCorrupt and OSError."""
     path = directory / file_name(entry.name, "documents")
     return DocumentTable(path.read_bytes(), path, entry.documents, entry.tokens)
 
 
 def states_of(directory: Path, entry: SegmentEntry) -> StateTable | None:
-    """The file states of a segment, None if it has none. As `documents_of`."""
+    """Read the file states of a segment, or return None if it has none. Raises DatastoreCorrupt and OSError."""
     path = directory / file_name(entry.name, "states")
     return StateTable(path.read_bytes(), path, entry.states, entry.documents) if entry.states else None
 
 
 def states_by_document(table: StateTable | None, gone: bytes) -> dict[int, list[FileState]]:
-    """The states that are not deleted, by the number of their document."""
+    """Group the states that are not deleted by the number of their document."""
     found: dict[int, list[FileState]] = {}
     if table is not None:
         for number in np.flatnonzero(alive(gone, len(table))).tolist():
@@ -340,27 +335,27 @@ def states_by_document(table: StateTable | None, gone: bytes) -> dict[int, list[
 
 
 def bitmap_of(numbers: Iterable[int], count: int) -> bytes:
-    """The bitmap of `count` bits with these set; empty if there are none."""
+    """Return a bitmap of `count` bits with these set, or b"" if there are none."""
     bits = np.zeros(count, np.uint8)
     bits[list(numbers)] = 1
     return np.packbits(bits, bitorder="little").tobytes() if bits.any() else b""
 
 
 def numbers_in(bitmap: bytes) -> Int64Array:
-    """The numbers of the bits that are set, ascending: int64."""
+    """Return the numbers of the set bits, ascending: int64."""
     return np.flatnonzero(np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little"))
 
 
 def alive(deleted: bytes, count: int) -> npt.NDArray[np.bool_]:
-    """Which of `count` entries are not in the bitmap `deleted`: bool [count]."""
+    """Return a mask of the entries that are not in the bitmap `deleted`: bool [count]."""
     found = np.ones(count, np.bool_)
     found[numbers_in(deleted)] = False
     return found
 
 
 def other_names(table: DocumentTable, states: StateTable, gone: bytes) -> dict[int, str]:
-    """The names of documents whose stored name is that of a deleted state while files with other names still have the
-    content, by number. O(states).
+    """Return names by number for documents whose stored name is that of a deleted state while files with other names
+    still have the content. O(states).
     """
     live = alive(gone, len(states))
     deleted = np.flatnonzero(~live).tolist()
@@ -374,7 +369,7 @@ def other_names(table: DocumentTable, states: StateTable, gone: bytes) -> dict[i
 
 
 def intervals(table: DocumentTable, dead: bytes) -> Int64Array | None:
-    """The deleted documents as half-open intervals of the text: int64 [documents, 2], sorted; None without any."""
+    """Return the deleted documents as sorted half-open intervals of the text, int64 [documents, 2], or None."""
     if not dead:
         return None
     numbers = numbers_in(dead)

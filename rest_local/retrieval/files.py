@@ -1,4 +1,4 @@
-"""The file operations of a build in one place: durable, private, and replaceable by tests that inject failures.
+"""Write the files of a build, durable and private. Tests replace the operations to inject failures.
 
 Nothing else in the retrieval room writes to disk.
 """
@@ -21,8 +21,8 @@ from filelock import lock_descriptor
 from rest_local.errors import DatastoreLocked, DatastoreUnwritable
 
 LOCK = "lock"
-FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")  # of a vocabulary, in a datastore (`home.folder`)
-STAGING = re.compile(r"staging-[0-9a-f]{16}\Z")  # of a long write (`staging`), in the directory of an index
+FOLDER = re.compile(r"vocabulary-[0-9a-f]{16}\Z")  # directory of a vocabulary in a datastore (`home.folder`)
+STAGING = re.compile(r"staging-[0-9a-f]{16}\Z")  # directory of a long write in that of an index (`staging`)
 AS_IT_IS = os.O_NOFOLLOW | os.O_CLOEXEC
 _FULL = (
     "what this command wrote is deleted again; make room: `rest-local index list` shows the sizes of datastores, and "
@@ -30,15 +30,14 @@ _FULL = (
 )
 _OWNER_AT = 1  # docs/FORMAT.md
 _OWNER_LIMIT = 200
+# A short commit waits so long for another process's commit: milliseconds as a rule, a second in a large history.
 WAIT_S = 2.0
-"""Seconds that a short commit waits for another process's commit, which takes milliseconds, or a second for a history
-of the largest size."""
-_CHUNK = 3 << 20  # bytes read at a time, of whole tokens of 2 or 3 bytes
-_POLL_S = 0.01  # between two attempts to take a lock
+_CHUNK = 3 << 20  # bytes to read at a time; tokens of 2 and of 3 bytes stay whole
+_POLL_S = 0.01  # seconds before the next attempt to take a lock
 
 
 class Files:
-    """Operations on the directory of a datastore. Files are 0600 and directories 0700, because ids decode to text."""
+    """The file operations of a datastore. Files are 0600 and directories 0700, because ids decode to text."""
 
     def make_directory(self, path: Path) -> None:
         """Create the directory and its missing parents, durably."""
@@ -61,11 +60,11 @@ class Files:
             view = view[os.write(descriptor, view[: 1 << 30]) :]
 
     def sync(self, descriptor: int) -> None:
-        """fsync. It is never retried after a failure, because the kernel may have dropped the pages."""
+        """Call fsync, without a second try after a failure, because the kernel may have dropped the pages."""
         os.fsync(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename `old` to `new`, atomically; an existing `new` is replaced."""
+        """Rename `old` to `new` atomically, replacing an existing `new`."""
         os.replace(old, new)
 
     def sync_directory(self, path: Path) -> None:
@@ -86,7 +85,7 @@ class Files:
 
 
 def digest_of(path: Path, look_at: Callable[[bytes, int], None] | None = None) -> tuple[str, int]:
-    """The sha256 in hex and the size of a file. look_at: gets each _CHUNK bytes and their offset. Raises OSError."""
+    """Return the sha256 in hex and the size of a file. `look_at` gets each chunk and its offset. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -102,13 +101,13 @@ def locked(directory: Path, wait_s: float = 0.0, make: Files | None = None) -> I
     """Hold the writers' lock of a datastore. Readers need no lock.
 
     The lock (`flock`) belongs to the open file, so it ends with its process, even after a kill. (`lockf` would be
-    released as soon as any descriptor of the file is closed.) `make`: creates the directory if it is missing. Raises
+    released as soon as any descriptor of the file is closed.) `make` creates the directory if it is missing. Raises
     DatastoreUnwritable, and DatastoreLocked with the owner if the lock is still held after `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while True:
         try:
-            if make:  # at every attempt, because another process may have removed the directory since the last one
+            if make:  # Repeated, because another process may have removed the directory since the last attempt.
                 with unwritable(directory):
                     make.make_directory(directory)
             descriptor = _take_lock(directory)
@@ -145,7 +144,7 @@ def _take_lock(directory: Path) -> int:
             raise DatastoreLocked(directory, "a process that removes it") from error
         if not os.path.samestat(current, os.fstat(descriptor)):
             raise DatastoreLocked(directory, "a process that replaced it")
-        # Only for messages. On a full disk the lock still holds; only the owner's name is missing.
+        # Messages name the owner. On a full disk the lock holds without that.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, _OWNER_AT)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -156,7 +155,7 @@ def _take_lock(directory: Path) -> int:
 
 
 def is_held(directory: Path) -> bool:
-    """Whether a process holds the lock of a directory. Makes no file. Without permission to write the answer is no."""
+    """Return True if a process holds the lock of a directory, False also without permission to write. Makes no file."""
     try:
         descriptor = os.open(directory / LOCK, os.O_RDWR | AS_IT_IS)
     except OSError:
@@ -169,7 +168,7 @@ def is_held(directory: Path) -> bool:
 
 @contextlib.contextmanager
 def unwritable(path: Path) -> Iterator[None]:
-    """Map an OSError to DatastoreUnwritable(path, cause)."""
+    """Turn an OSError in the block into DatastoreUnwritable(path, cause)."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The on-disk form of a datastore's manifest (docs/FORMAT.md has the byte tables; `documents` has the document tables).
+"""Read and write a datastore's manifest (docs/FORMAT.md has the byte tables, `documents` the document tables).
 
 This module does no I/O: it converts bytes to checked values and back. Every number in a file is checked before it is
 used to multiply, allocate or slice.
@@ -29,7 +29,7 @@ MAX_SEGMENT = (1 << 31) - 1  # maximum number of tokens in a segment, because po
 
 DOCUMENTS_HEAD = 24
 STATES_HEAD = 24
-STATE_BYTES = 60  # of a file state, without its name: size, mtime, name offset, document, sha256
+STATE_BYTES = 60  # a file state without its name: size, mtime, name offset, document, sha256
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _CLOSED = "\n}\n"  # the end of canonical JSON
@@ -38,10 +38,10 @@ _FOREIGN = ((b"GGUF", "of a GGUF file"), (b"PK\x03\x04", "of a zip file"), (b"\x
 
 @dataclass(frozen=True, slots=True)
 class VocabularyId:
-    """A datastore's vocabulary. hash: sha256 hex of pieces and special ids; size: number of ids; name: for display."""
+    """The identity of a datastore's vocabulary. `name` is for display."""
 
-    hash: str
-    size: int
+    hash: str  # sha256 in hex over pieces and special ids
+    size: int  # number of ids
     name: str
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class VocabularyId:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file in the manifest."""
+    """A file in the manifest. `size` is in bytes, `sha256` in hex."""
 
     size: int
     sha256: str
@@ -61,20 +61,17 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A segment in the manifest. tokens: its length, including one separator for each document; files: by kind, those
-    of KINDS and some of OPTIONAL_KINDS; states: number of file states in the file of that kind.
-
-    dead: a bitmap of the documents that are deleted (bit i of byte i // 8, the least significant first), empty if there
-    are none; gone: the same of the file states. Deleted text stays in the files until the segment is written again.
+    """A segment in the manifest. `dead` and `gone` are bitmaps (bit i of byte i // 8, the least significant first),
+    empty if nothing is deleted. Deleted text stays in the files until the segment is written again.
     """
 
     name: str
-    tokens: int
+    tokens: int  # includes one separator for each document
     documents: int
-    files: Mapping[str, FileEntry]
+    files: Mapping[str, FileEntry]  # kind -> file; all KINDS and some of OPTIONAL_KINDS
     states: int = 0
-    dead: bytes = field(default=b"", repr=False)
-    gone: bytes = field(default=b"", repr=False)
+    dead: bytes = field(default=b"", repr=False)  # deleted documents
+    gone: bytes = field(default=b"", repr=False)  # deleted file states
 
     @property
     def live(self) -> int:
@@ -85,7 +82,7 @@ class SegmentEntry:
         return {file_name(self.name, kind): file for kind, file in self.files.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready. Fields that say nothing are left out."""
+        """Return JSON-ready fields. Empty ones are left out."""
         fields: dict[str, Any] = {
             "name": self.name,
             "tokens": self.tokens,
@@ -102,24 +99,22 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a commit. recipe: how to build it again (paths, filters, model); created: UTC, ISO 8601; revision:
-    one more than the highest of all indexes of the datastore before the commit.
-    """
+    """The content of a commit."""
 
     vocabulary: VocabularyId
     segments: tuple[SegmentEntry, ...]
-    recipe: Mapping[str, Any]
-    created: str
-    revision: int
+    recipe: Mapping[str, Any]  # how to build it again: paths, filters, model
+    created: str  # UTC, ISO 8601
+    revision: int  # one more than the highest of all indexes of the datastore before the commit
 
     @property
     def tokens(self) -> int:
-        """Including one separator for each document."""
+        """Count the tokens, with one separator for each document."""
         return sum(segment.tokens for segment in self.segments)
 
     @property
     def documents(self) -> int:
-        """Deleted ones included."""
+        """Count the documents, with deleted ones."""
         return sum(segment.documents for segment in self.segments)
 
     @property
@@ -131,7 +126,7 @@ class Manifest:
         return {name: file for segment in self.segments for name, file in segment.named_files.items()}
 
     def to_bytes(self) -> bytes:
-        """The content of `manifest.json`."""
+        """Make the content of `manifest.json`."""
         return sealed(
             {
                 "magic": MAGIC,
@@ -161,7 +156,7 @@ def file_name(segment: str, kind: str) -> str:
 
 
 def owns(name: str) -> bool:
-    """Whether only a build can have written a file of this name in the directory of a datastore."""
+    """Return True if only a build can have written a file of this name in the directory of a datastore."""
     parts = name.split(".")
     segment_file = (
         len(parts) == 3
@@ -173,14 +168,14 @@ def owns(name: str) -> bool:
 
 
 def sealed(fields: Mapping[str, Any]) -> bytes:
-    """Fields as canonical JSON, with the sha256 of the others as the last field. Any other byte sequence is damaged."""
+    """Encode fields as canonical JSON whose last field is the sha256 of the others. Other bytes are damaged."""
     text = json.dumps(fields, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()
     return f'{text[: -len(_CLOSED)]},\n "sha256": "{digest}"{_CLOSED}'.encode("ascii")
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """The fields of `sealed` bytes. Raises ValueError, which says what else the bytes are."""
+    """Decode the fields of `sealed` bytes. Raises ValueError with the reason if they are anything else."""
     try:
         fields = json.loads(data.decode("ascii"))
     except (ValueError, RecursionError) as error:
@@ -226,7 +221,7 @@ def _text(fields: Mapping[str, Any], key: str, pattern: re.Pattern[str] | None =
     return value
 
 
-@lru_cache(maxsize=8)  # the same commit is read again and again, by each step of a change and by each reader
+@lru_cache(maxsize=8)  # Each step of a change and each reader reads the same commit again.
 def _parse(data: bytes, path: Path) -> Manifest:
     fields = _fields_of(data, path)
     vocabulary = fields["vocabulary"]
@@ -244,14 +239,14 @@ def _parse(data: bytes, path: Path) -> Manifest:
 
 
 def check_recipe(recipe: Mapping[str, Any]) -> None:
-    """Raise ValueError if a text of a recipe that this program reads is none. Other fields are free."""
+    """Raise ValueError if a field of a recipe that this program reads is not a text. Other fields are free."""
     for key in ("model", "kind", "description"):
         if not isinstance(value := recipe.get(key, ""), str):
             raise ValueError(f"{key} of the recipe is {str(value)[:40]!r}, not a text")
 
 
 def parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
-    """A segment in its JSON form. Raises KeyError, TypeError and ValueError if it is none. width: bytes of a token."""
+    """Parse a segment's JSON. `width` is the bytes of a token. Raises KeyError, TypeError and ValueError if invalid."""
     tokens = _number(fields, "tokens", 1, MAX_SEGMENT - 1)
     documents = _number(fields, "documents", 1, tokens)
     states = _number(fields, "states", 1, MAX_SEGMENT - 1) if "states" in fields else 0
@@ -275,7 +270,7 @@ def parse_segment(fields: Mapping[str, Any], width: int) -> SegmentEntry:
 
 
 def _bitmap(fields: Mapping[str, Any], key: str, count: int, most: int) -> bytes:
-    """A bitmap of `count` bits, one to `most` of them set; empty without one."""
+    """Parse a bitmap of `count` bits with one to `most` set, or return b"" if the field is missing."""
     if key not in fields:
         return b""
     bitmap = base64.b64decode(_text(fields, key), validate=True)

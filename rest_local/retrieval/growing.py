@@ -1,10 +1,10 @@
-"""Text that still grows: a prompt and the answer so far, or all earlier output.
+"""Search text that still grows: a prompt and the answer so far, or all earlier output.
 
 The newest tokens are in a short tail. A full tail is folded into an in-memory segment, and a segment merges with the
 one before it while that is not larger than twice its size. So there are O(log n) segments and a token is sorted
 O(log n) times. The rows are those that one segment over the whole text would give.
 
-The tail is searched in one of two ways with the same result: by `TailIndex`, a plain dictionary, or with numpy where a
+The tail is searched in one of two ways with the same result: by `TailIndex`, a plain dictionary, or with numpy if a
 token occurs too often for that. A step makes one lookup right after a forward pass, when caches are cold: there the
 dozen numpy calls took 100 us and the dictionary 45 us (25 and 17 us with warm caches).
 """
@@ -32,11 +32,13 @@ from rest_local.retrieval.rows import (
 )
 from rest_local.retrieval.segment import Segment
 
+# Size of a full tail in tokens. Comparing so many with the newest token takes about a microsecond.
 TAIL = 2048
-"""Size of a full tail in tokens. Comparing so many with the newest token takes about a microsecond."""
 
-MAX_PLACES = 256  # if the newest token has more places in the tail, numpy is faster than the index
-MAX_LONGER = 64  # likewise for its places at which the token before agrees too
+# Numpy is faster than the index if the newest token has more places in the tail, or more at which the token before it
+# agrees too.
+MAX_PLACES = 256
+MAX_LONGER = 64
 
 _FEW = 64  # fewer tokens are added one by one: after a forward pass numpy took 25 us for two tokens, a loop takes 3 us
 _MANY = 8  # numpy compares up to so many times `limit` places without narrowing them first
@@ -46,14 +48,16 @@ _END = -1  # the end of a document, or no text yet
 _NO_TOKEN = -2  # differs from every entry of the buffer
 _FRONT = MAX_MATCH  # entries before the text, so that looking back from the first token needs no bounds check
 
-Found = list[tuple[int, int]]  # number of agreeing tokens, and the buffer index of the last of them; the best first
+Found = list[tuple[int, int]]  # (number of agreeing tokens, buffer index of the last of them), best first
 
 
 class GrowingText:
-    """A text that grows at its end and is searched like a segment.
+    """A text that grows at its end and is searched like a segment. Takes at most 11 bytes a token.
 
-    vocab_size: ids outside 0..vocab_size-1 end a document, and `extend([-1])` separates two texts. The default allows
-    any id at 3 bytes a token. At most 11 bytes a token.
+    Args:
+        vocab_size: ids outside 0..vocab_size-1 end a document, and `extend([-1])` separates two texts. The default
+            allows any id at 3 bytes a token.
+        tail: size of a full tail in tokens
     """
 
     def __init__(self, vocab_size: int = MAX_VOCABULARY, tail: int = TAIL) -> None:
@@ -64,14 +68,14 @@ class GrowingText:
         self._segments: list[tuple[int, Segment]] = []  # (end in the text, segment); each starts where the last ends
         self._buffer: Int32Array = np.full(_FRONT + 4096 + MAX_DEPTH, _END, np.int32)
         self._view = self._buffer.data  # the same memory; Python reads single entries of it faster
-        self._index = TailIndex()  # of all tokens in the tail except the last
+        self._index = TailIndex()  # lacks the last token
 
     def __len__(self) -> int:
         return self._length
 
     @property
     def tokens(self) -> Int32Array:
-        """The text so far, int32 [len], -1 at the end of a document: a view, valid until the next `extend`."""
+        """Return the text so far, int32 [len], -1 at the end of a document: a view, valid until the next `extend`."""
         return self._buffer[_FRONT : _FRONT + self._length]
 
     def extend(self, tokens: npt.ArrayLike) -> None:
@@ -95,8 +99,9 @@ class GrowingText:
         self._fold()
 
     def truncate(self, length: int) -> None:
-        """Drop everything after the first `length` tokens (a rewind). Costs the sorting of the segment that is cut, and
-        1 us and 0.2 us for each token where none is.
+        """Drop everything after the first `length` tokens (a rewind).
+
+        Sorts a segment that is cut again. If none is, it takes 1 us, and 0.2 us for each token.
         """
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot truncate a text of {self._length} tokens to {length}")
@@ -111,7 +116,7 @@ class GrowingText:
         self._fold()
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
-        """As `Segment.rows`, over all text so far. Among equal matches the newer text comes first.
+        """Return rows as `Segment.rows` does, over all text so far. Among equal matches the newer text comes first.
 
         The end of the text has no continuation and gives no row, so the text can be searched with its own end.
         """
@@ -136,7 +141,7 @@ class GrowingText:
 
     @property
     def room(self) -> int:
-        """Tokens that can be added before any are sorted."""
+        """Return the number of tokens that can be added before any are sorted."""
         return self._tail - 1 - (self._length - self._folded)
 
     @property
@@ -157,19 +162,19 @@ class GrowingText:
                 break
             self._segments.pop()
         start = self._folded
-        overlap = min(start, MAX_MATCH)  # the context of the first tokens is in the segment before
+        overlap = min(start, MAX_MATCH)  # the previous segment holds the context of the first tokens
         text = self._buffer[_FRONT + start - overlap : _FRONT + self._length]
         self._segments.append((self._length, Segment.of_text(text, self._vocab_size, overlap)))
 
     def _tail_rows(self, newest: list[int], limit: int) -> tuple[Int64Array, Int32Array]:
-        """The best matches in the tail. newest: the context, newest first, 1..MAX_MATCH tokens."""
+        """Find the best matches in the tail. `newest` is the context, newest first, 1..MAX_MATCH tokens."""
         buffer, begin = self._buffer, _FRONT + self._folded
         at = (buffer[begin : _FRONT + self._length - 1] == newest[0]).nonzero()[0]  # counted from `begin`
         for back in range(1, len(newest)):
             if len(at) <= _MANY * limit:
                 break
             closer = at[buffer[at + (begin - back)] == newest[back]]
-            if len(closer) < limit:  # the others are needed as well
+            if len(closer) < limit:  # too few, so the others are needed as well
                 break
             at = closer
         if not len(at):
@@ -185,11 +190,12 @@ class GrowingText:
     def _with_segments(
         self, positions: Int64Array, match: Int32Array, key: bytes, limit: int
     ) -> tuple[Int64Array, Int32Array]:
-        """The best of these rows of the tail and the rows of all segments. Newer segments are searched first; an older
-        one ends after one binary search unless it has a longer match than the last row so far."""
+        """Merge these rows of the tail with those of all segments, and keep the best. Newer segments are searched
+        first; an older one ends after one binary search unless it has a longer match than the last row so far.
+        """
         for end, segment in reversed(self._segments):
             least = int(match[limit - 1]) if len(match) >= limit else 0
-            last = end == self._length  # the end of the text may be among its rows, and is dropped
+            last = end == self._length  # Its rows may contain the end of the text, which is dropped.
             found, agree = segment.around(key, limit + last, above=least)
             if not len(found):
                 continue
@@ -204,17 +210,16 @@ class GrowingText:
 
 
 class TailIndex:
-    """For each token its places in the buffer, ascending. Updated by each search; `shorten` it before the text is
-    truncated.
-    """
+    """The places of each token in the buffer, ascending. `shorten` it before the text is truncated."""
 
     def __init__(self) -> None:
         self._by_token: dict[int, list[int]] = {}
         self._begin = self._end = 0
 
     def best(self, view: memoryview, begin: int, end: int, newest: list[int], limit: int) -> Found | None:
-        """The `limit` best matches of `newest` (newest first, at least one token) at the buffer indices begin..end-1,
-        the later first among equal matches; None if there are too many places.
+        """Return the `limit` best matches of `newest` (newest first, at least one token) at the buffer indices
+        begin..end-1, or None if there are too many places. Among equal matches the later comes first. Adds new tokens
+        to the index.
         """
         self._update(view, begin, end)
         places = self._by_token.get(newest[0], [])
@@ -262,19 +267,18 @@ class TailIndex:
 
 
 class TailRows(Rows):
-    """Rows that are read from the buffer on demand, so only until the text changes. The arrays of `Rows` are made when
-    they are first used.
+    """Rows that are read from the buffer on demand, so they are valid only until the text changes. The arrays of `Rows`
+    are made when they are first used.
     """
 
     __slots__ = ("_depth", "_found", "_view")
 
     def __init__(self, view: memoryview, found: Found, depth: int, limit: int) -> None:
-        """`limit`: as for `Rows`."""
         self._view, self._found, self._depth = view, found, depth
         self.limit, self._shift, self._continuations = limit, 0, None
 
     def __getattr__(self, name: str) -> Any:
-        """Make an array of `Rows`."""
+        """Make an array of `Rows` on its first use."""
         if name == "match":
             self.match = np.array([match for match, _ in self._found], np.int32)
         elif name == "positions":

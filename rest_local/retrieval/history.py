@@ -1,25 +1,25 @@
-"""Earlier answers of a model, kept across runs and searched like a datastore.
+"""Keep earlier answers of a model across runs, and search them like a datastore.
 
     history = History.open(history_home() / "qwen2-0f3a", vocabulary)
-    history.rows(context, 48, 16)     searches the answers that any process committed, and new ones of this process
-    history.add(answer)               keeps the answer in memory; begins a commit after COMMIT_TOKENS new tokens
-    history.close()                   commits the rest
+    history.rows(context, 48, 16)     # searches what any process committed, and new answers of this process
+    history.add(answer)               # keeps the answer in memory; begins a commit after COMMIT_TOKENS new tokens
+    history.close()                   # commits what is new
 
 On disk a history is a datastore (docs/FORMAT.md). Its documents are answers, named by a digest of their tokens, so that
 each answer is stored once. A commit adds a segment. It reads and writes under the datastore's lock, so several
 processes can use one history. Small segments are merged into the new one, and beyond `cap` tokens the oldest answers
 are deleted.
 
-A commit that `add` begins runs in a thread of its own, because whoever adds an answer generates others: it syncs files,
-merges for up to a second, and waits for the lock of other processes. The answers stay searchable in memory until the
-first `add` after its end.
+A commit that `add` begins runs in a thread of its own, so that generation goes on: it syncs files, merges for up to a
+second, and waits for the lock of other processes. The answers stay searchable in memory until the first `add` after
+its end.
 
 No failure here is fatal, because a history can only make an answer faster:
 
 - A directory that is damaged, of another version or no history is renamed (`NAME.damaged-1`), with one warning.
 - Answers that cannot be written, or whose lock cannot be taken, wait for the next commit, with one warning.
 
-Knows nothing about models: an answer is a list of token ids. For callers not thread safe.
+Knows nothing about models: an answer is a list of token ids. Not thread-safe for callers.
 """
 
 from __future__ import annotations
@@ -62,37 +62,39 @@ from rest_local.retrieval.staging import clear, clear_folder, remove
 log = logging.getLogger("rest_local.history")
 
 KIND = "history"
+# Maximum number of tokens: 24 to 28 MB. If there are more, the oldest answers are deleted until KEPT of it is left.
 CAP = 4_000_000
-"""Maximum number of tokens: 24 to 28 MB. If there are more, the oldest answers are deleted until KEPT of it is left."""
-
 KEPT = 0.75
+
+# A commit follows after so many new tokens; a kill can lose as many. It takes 50 ms, nearly all of it for fsync.
 COMMIT_TOKENS = 4096
-"""A commit follows after so many new tokens; a kill can lose as many. It takes 50 ms, nearly all of it for fsync."""
 
+# Maximum of new tokens in memory while nothing can be written, so that a full disk does not fill the memory too.
 UNWRITTEN = 1 << 16
-"""Maximum of new tokens in memory while nothing can be written, so that a full disk does not fill the memory too."""
 
+# A segment is merged until it is so many times larger than all newer ones. So there are two segments up to a million
+# tokens and three below CAP. Each costs a search. In return a token is written about 20 times.
 MERGE = 16
-"""A larger segment is merged until it is so many times larger than all newer ones. So there are two segments up to a
-million tokens and three below CAP, because each costs a search. A token is written about 20 times for it."""
 
 DAMAGE = (DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary)
 DAMAGED = ".damaged-"
 _ATTEMPTS = 3
 
 Answers = list[tuple[str, Int32Array]]
-Pending = dict[str, Int32Array]  # by digest, the oldest first
+Pending = dict[str, Int32Array]  # digest -> tokens, the oldest first
 
 
 def history_home() -> Path:
-    """The directory of all histories, in the user's data directory. Raises OSError if that cannot be created."""
+    """Make and return the directory of all histories, in the user's data directory. Raises OSError."""
     return data_dir() / "history"
 
 
 class History:
     """The answers of one model. Make one with `History.open`, and `close` it.
 
-    path: its directory, which the first commit creates; vocabulary: of the model; only its ids are ever returned.
+    Attributes:
+        path: its directory, which the first commit creates
+        vocabulary: the model's; only its ids are ever returned
     """
 
     def __init__(
@@ -110,13 +112,13 @@ class History:
         self._mmap = mmap
         self._recipe = {**(recipe or {}), "kind": KIND}
         self._wait_s, self._files = wait_s, files or Files()
-        self._longest = int(KEPT * cap) - 1  # an answer of so many tokens still fits after old ones were deleted
+        self._longest = int(KEPT * cap) - 1  # the longest answer that fits after old ones were deleted
         if self._longest < 1:
             raise ValueError(f"cap {cap} is too small for an answer")
         self._store: Datastore | None = None
         self._pending: Pending = {}  # answers that are not committed yet
-        self._pending_tokens = 0  # in them, including one separator for each answer
-        self._searched: list[tuple[int, Segment]] | None = None  # made on demand by `_segments`
+        self._pending_tokens = 0  # includes one separator for each answer
+        self._searched: list[tuple[int, Segment]] | None = None
         self._commit_at = COMMIT_TOKENS
         self._warned: set[str] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rest-local-history")
@@ -134,10 +136,14 @@ class History:
         files: Files | None = None,
         mmap: bool = True,
     ) -> History:
-        """Open the history at `path`, which need not exist. Reads up to 32 MB. Raises nothing for any content there.
+        """Open the history at `path`, which need not exist. Reads up to 32 MB. No content there raises an error.
 
-        recipe: information in the manifest (`model`); cap: in tokens; wait_s: for the lock; files: as in `build`;
-        mmap: False never maps a file, not even a large one or during a commit.
+        Args:
+            recipe: information for the manifest (`model`)
+            cap: maximum number of tokens
+            wait_s: seconds to wait for the lock
+            files: file operations, as for `build`
+            mmap: False never maps a file, not even a large one or during a commit
         """
         history = cls(Path(path), vocabulary, recipe, cap=cap, wait_s=wait_s, files=files, mmap=mmap)
         history._store = history._opened()
@@ -145,7 +151,7 @@ class History:
 
     @property
     def tokens(self) -> int:
-        """The number of searchable tokens, including one separator for each answer."""
+        """Count the searchable tokens, with one separator for each answer."""
         return self._pending_tokens + self._stored_tokens
 
     @property
@@ -153,7 +159,7 @@ class History:
         return len(self._store) if self._store else 0
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
-        """As `Datastore.rows`, over stored and new answers. Among equal matches the older comes first."""
+        """Search stored and new answers as `Datastore.rows` does. Among equal matches the older comes first."""
         try:
             return search_all(self._segments(), context, limit, depth)
         except IndexError:
@@ -165,10 +171,9 @@ class History:
             return self.rows(context, limit, depth)
 
     def _segments(self) -> list[tuple[int, Segment]]:
-        """All segments to search, the largest first, because the search of the others then ends early. Measured with
-        three segments at 1 M tokens: 56 us for a lookup, 93 us with the newest first, 28 us with one segment.
-
-        New answers are sorted again after each `add`, in a millisecond at most.
+        """Return all segments to search, the largest first, because the search of the others then ends early: with
+        three segments at 1 M tokens a lookup took 56 us, and 93 us with the newest first; with one segment it took 28
+        us. New answers are sorted again after each `add`, in a millisecond at most.
         """
         if self._searched is None:
             self._searched = list(self._store.placed) if self._store else []
@@ -178,8 +183,10 @@ class History:
         return self._searched
 
     def add(self, answer: npt.ArrayLike) -> None:
-        """Keep an answer, unless it is empty or already waits for a commit. Of an answer that is longer than the cap
-        allows, the end is kept. Raises ValueError for an id outside the vocabulary.
+        """Keep an answer, unless it is empty or already waits for a commit.
+
+        Only the end of an answer is kept if it is longer than the cap allows. Raises ValueError for an id outside the
+        vocabulary.
         """
         tokens = np.asarray(answer, np.int32).reshape(-1)[-self._longest :]
         if not len(tokens):
@@ -198,8 +205,7 @@ class History:
             self._writing = self._thread.submit(self._write, dict(self._pending))
 
     def commit(self) -> None:
-        """Write new answers as a segment and open the result, which also holds the answers of other processes. Wait for
-        that.
+        """Write new answers as a segment, wait for that, and open the result with the answers of other processes.
 
         Answers that cannot be written wait for the next commit; above UNWRITTEN tokens they are dropped.
         """
@@ -216,13 +222,13 @@ class History:
         self._thread.shutdown()
 
     def _write(self, pending: Pending) -> tuple[Pending, Datastore | None] | None:
-        """Commit these answers, and open the result; None where they are not written. Changes no state of the object
-        but the warnings that were given.
+        """Commit these answers and open the result, or return None if they cannot be written. It runs in the thread, so
+        it changes nothing of the object but the warnings that were given.
         """
         return (pending, self._opened()) if self._commit(pending) else None
 
     def _end_writing(self) -> None:
-        """Wait for the commit that `add` has begun, and use what it has written."""
+        """Wait for the commit that `add` has begun, and use its result."""
         if (writing := self._writing) is not None:
             wait([writing])
             self._writing = None
@@ -243,7 +249,7 @@ class History:
         self._pending_tokens = sum(len(tokens) + 1 for tokens in pending.values())
 
     def _commit(self, pending: Pending) -> bool:
-        """Write answers to the disk. Returns False, after a warning, if that fails."""
+        """Write answers to the disk. Return False, after a warning, if that fails."""
         try:
             clear(self.path, self._files)
             for _ in range(_ATTEMPTS):
@@ -269,7 +275,7 @@ class History:
                 stack.enter_context(store)
             known = set(store.document_names()) if store else set()
             fresh = [(name, tokens) for name, tokens in pending.items() if name not in known]
-            if not fresh:  # all answers are stored already: only the time of last use changes
+            if not fresh:  # The answers are stored already, so only the time of last use changes.
                 with contextlib.suppress(OSError):
                     os.utime(self.path / MANIFEST)
                 return
@@ -279,14 +285,14 @@ class History:
         )
 
     def _plan(self, store: Datastore | None, fresh: Answers) -> tuple[tuple[SegmentEntry, ...], Answers]:
-        """The segments that stay, and the answers of the new segment, oldest first: merged ones, then `fresh`."""
+        """Return the segments that stay, and the new segment's answers, oldest first: merged ones, then `fresh`."""
         entries = list(store.manifest.segments) if store else []
         size = sum(len(tokens) + 1 for _, tokens in fresh)
         full = size + sum(entry.tokens for entry in entries) > self.cap
         answers = list(fresh)
         while store and entries and (full or entries[-1].tokens <= max(MERGE * size, SMALL_SEGMENT)):
             entry = entries.pop()
-            store.check([entry])  # damaged tokens must not get a new, valid checksum
+            store.check([entry])  # or damaged tokens would get a new, valid checksum
             answers[:0] = [(name, tokens) for name, tokens, _ in store.documents(len(entries))]
             size += entry.tokens
         if full:
@@ -295,8 +301,8 @@ class History:
         return tuple(entries), answers
 
     def _snapshot(self, whole: bool) -> Datastore | None:
-        """The newest commit, or None without one. `whole`: it will be searched; otherwise it is mapped if allowed,
-        because only parts of it are read. Raises DAMAGE, or DatastoreError if it cannot be read.
+        """Open the newest commit, or return None without one. With `whole` it will be searched; otherwise only parts of
+        it are read, so it is mapped if allowed. Raises DAMAGE, or DatastoreError if it cannot be read.
         """
         try:
             store = Datastore.open(
@@ -313,7 +319,7 @@ class History:
         raise DatastoreVersion(self.path, "of a datastore that is not this model's history", KIND)
 
     def _opened(self) -> Datastore | None:
-        """Open the newest commit to search it. Returns None without one and, after a warning, for a damaged one."""
+        """Open the newest commit to search it. Return None without one, and after a warning for a damaged one."""
         try:
             return self._snapshot(whole=True)
         except DAMAGE as error:
@@ -323,7 +329,7 @@ class History:
         return None
 
     def _set_aside(self, error: Exception, opened: Manifest | None = None) -> None:
-        """Rename the directory, unless it is good again: a commit that can be opened and is not the one `opened`."""
+        """Rename the directory, unless its commit can be opened by now and is not the one `opened`."""
         try:
             with locked(self.path, self._wait_s):
                 try:
@@ -339,7 +345,7 @@ class History:
             self._warn("refused", f"{cause_of(error)}, and cannot be set aside: {cause_of(also)}; going on without it")
 
     def _rename(self, error: Exception) -> None:
-        """Rename the directory under its lock, which moves along: who waits for it finds that it protects nothing."""
+        """Rename the directory with its lock. A process that waits for the lock finds that it protects nothing."""
         for number in range(1, 1000):
             new = self.path.with_name(f"{self.path.name}{DAMAGED}{number}")
             if not new.exists():
@@ -362,7 +368,7 @@ class History:
 
 
 def cause_of(error: Exception) -> str:
-    """The cause of an error, without the remedy that the message gives for a datastore."""
+    """Return the cause of an error, without the remedy that the message gives for a datastore."""
     if isinstance(error, DatastoreCorrupt):
         return f"damaged: {error.what}"
     if isinstance(error, DatastoreVersion):
@@ -378,23 +384,21 @@ def cause_of(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class HistoryEntry:
-    """A history in the list. tokens: without separators; bytes: on disk; last_use: UTC, ISO 8601.
-
-    error: why it cannot be read, or that it was set aside after damage; its numbers may then be 0.
-    """
+    """A history in the list. Its numbers may be 0 if there is an `error`."""
 
     name: str
     model: str = ""
     answers: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    last_use: str = ""
-    error: str = ""
+    tokens: int = 0  # without separators
+    bytes: int = 0  # size on disk
+    last_use: str = ""  # UTC, ISO 8601
+    error: str = ""  # why it cannot be read, or that it was set aside after damage
 
 
 def list_histories() -> list[HistoryEntry]:
-    """All histories, including those that were set aside, by name. What killed processes left of removed ones is
-    deleted. Raises OSError if their directory is unreadable.
+    """List all histories by name, with those that were set aside, and delete remains of removed ones.
+
+    Raises OSError if their directory is unreadable.
     """
     with contextlib.suppress(DatastoreError):
         clear_folder(history_home(), Files())
@@ -407,12 +411,12 @@ def list_histories() -> list[HistoryEntry]:
 
 
 def forget_history(name: str) -> None:
-    """Delete a history by its name in the list. A process that has it open drafts from it until it ends, and stores
-    the answers that it generates afterwards.
+    """Delete a history by its name in the list.
 
-    Raises HistoryNotFound, DatastoreLocked, DatastoreUnwritable.
+    A process that has it open drafts from it until it ends, and stores the answers that it generates afterwards. Raises
+    HistoryNotFound, DatastoreLocked, DatastoreUnwritable.
     """
-    if name not in {entry.name for entry in list_histories()}:  # so that no unchecked name becomes a path
+    if name not in {entry.name for entry in list_histories()}:  # No unchecked name may become a path.
         raise HistoryNotFound(name)
     try:
         remove(history_home() / name, WAIT_S)
@@ -427,7 +431,7 @@ def _entry(name: str) -> HistoryEntry | None:
         last_use = datetime.datetime.fromtimestamp((path / MANIFEST).stat().st_mtime, datetime.timezone.utc)
     except (DatastoreError, OSError) as error:
         if not holds_files(path):
-            return None  # it was deleted meanwhile, or has no commit yet
+            return None  # deleted meanwhile, or without a commit yet
         state = "set aside" if DAMAGED in name else "cannot be used"
         return HistoryEntry(name, error=f"{state}: {cause_of(error)}; `rest-local history forget {name}` deletes it")
     return HistoryEntry(

@@ -1,8 +1,8 @@
-"""Where datastores lie: names to paths, the directory of each vocabulary, manifests and the list of datastores.
+"""Find datastores: names to paths, the directory of each vocabulary, manifests and the list of datastores.
 
 A datastore holds one index for each vocabulary, each a directory with a manifest, a lock and commits of its own, so a
 commit for one vocabulary does not touch the others. The first index lies in the datastore's directory itself, the
-others in `vocabulary-HASH` in it, HASH being the first 16 digits of the vocabulary's hash (docs/FORMAT.md). Only reads.
+others in `vocabulary-HASH` in it, with the first 16 digits of the vocabulary's hash (docs/FORMAT.md). Only reads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_MANIFEST = 64 << 20
 
 
 def datastore_path(name: str | os.PathLike[str]) -> Path:
-    """The path of a datastore: a name with a path separator is a path itself, any other is in `datastores_home`.
+    """Return the path of a datastore: a name with a path separator is a path, any other is in `datastores_home`.
 
     Raises OptionError for a name that is empty or begins with a dot.
     """
@@ -45,8 +45,9 @@ def datastore_path(name: str | os.PathLike[str]) -> Path:
 
 
 def list_datastores(*, unfinished: bool = False) -> list[str]:
-    """Names of the datastores in `datastores_home`, sorted. Does not check whether they can be opened. unfinished: of
-    those without a commit, whose build did not end or still runs.
+    """Return the sorted names of the datastores in `datastores_home`, without checking whether they can be opened.
+
+    With `unfinished`, return the names of those without a commit, whose build did not end or still runs.
     """
     try:
         with os.scandir(datastores_home()) as entries:
@@ -57,7 +58,7 @@ def list_datastores(*, unfinished: bool = False) -> list[str]:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of the newest commit. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion."""
+    """Read the manifest of the newest commit. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion."""
     if directory.is_file():
         raise DatastoreVersion(directory, "of a single file", "2, a directory")
     path = directory / MANIFEST
@@ -76,17 +77,17 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def folder(path: Path, vocabulary_hash: str) -> Path:
-    """The directory of a vocabulary, unless its index is the one in the datastore's directory itself."""
+    """Return the directory of a vocabulary whose index is not the one in the datastore's directory itself."""
     return path / f"vocabulary-{vocabulary_hash[:16]}"
 
 
 def folders(path: Path) -> list[Path]:
-    """The directories of vocabularies in a datastore, sorted, with or without a commit. Links are not followed."""
+    """Return the sorted directories of vocabularies, with or without a commit. Links are not followed."""
     return _directories(path, FOLDER)
 
 
 def stagings(directory: Path) -> list[Path]:
-    """The staging directories in the directory of an index, sorted. Links are not followed."""
+    """Return the sorted staging directories in the directory of an index. Links are not followed."""
     return _directories(directory, STAGING)
 
 
@@ -104,12 +105,12 @@ def datastore_of(directory: Path) -> Path:
 
 
 def indexes(path: Path) -> list[Path]:
-    """The directories of a datastore that hold a commit, the datastore's own directory first."""
+    """Return the directories of a datastore that hold a commit, the datastore's own directory first."""
     return [directory for directory in (path, *folders(path)) if os.path.exists(directory / MANIFEST)]
 
 
 def find(path: Path, vocabulary_hash: str | None) -> Path:
-    """The directory that holds the index for a vocabulary, None: the first index. Without one the datastore's own."""
+    """Return the directory of a vocabulary's index (None: the first index), or the datastore's own without one."""
     if vocabulary_hash is None:
         return next(iter(indexes(path)), path)
     own = folder(path, vocabulary_hash)
@@ -117,7 +118,7 @@ def find(path: Path, vocabulary_hash: str | None) -> Path:
 
 
 def manifests(path: Path) -> dict[Path, Manifest | DatastoreError]:
-    """The newest commit of each of the `indexes`, or why it cannot be read."""
+    """Return the newest commit of each of the `indexes`, or the error that its reading raises."""
     found: dict[Path, Manifest | DatastoreError] = {}
     for directory in indexes(path):
         try:
@@ -128,9 +129,8 @@ def manifests(path: Path) -> dict[Path, Manifest | DatastoreError]:
 
 
 def newest_manifest(path: Path) -> Manifest:
-    """The newest commit of a datastore. Its recipe says of what text an index for another vocabulary is built.
-
-    Raises DatastoreNotFound, and the error of an index if none can be read.
+    """Return the newest commit of a datastore. Its recipe names the text that an index for another vocabulary is built
+    of. Raises DatastoreNotFound, and the error of an index if none can be read.
     """
     found = manifests(path).values()
     readable = [manifest for manifest in found if isinstance(manifest, Manifest)]
@@ -140,7 +140,7 @@ def newest_manifest(path: Path) -> Manifest:
 
 
 def newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str) -> tuple[Path, Manifest]:
-    """The directory and the manifest of the index for a vocabulary, None: of the first one. Raises DatastoreError."""
+    """Return directory and manifest of a vocabulary's index (None: the first index). Raises DatastoreError."""
     directory = find(path, vocabulary_hash)
     try:
         manifest = read_manifest(directory)
@@ -154,7 +154,7 @@ def newest_commit(path: Path, vocabulary_hash: str | None, vocabulary_name: str)
 
 
 def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> DatastoreVocabulary:
-    """The error for a datastore that lacks this vocabulary: the names of those that it has, and the way out."""
+    """Make the error for a datastore that lacks this vocabulary, with the names of its own and the way out."""
     readable = [manifest for manifest in manifests(path).values() if isinstance(manifest, Manifest)]
     held = [f"{manifest.vocabulary.name or '?'} ({manifest.vocabulary.hash[:12]})" for manifest in readable]
     way = build_command(path, newest_manifest(path).recipe)
@@ -162,14 +162,14 @@ def no_such_vocabulary(path: Path, name: str, vocabulary_hash: str) -> Datastore
 
 
 def build_command(path: Path, recipe: Mapping[str, Any], model: str = "MODEL") -> str:
-    """The command line that builds a datastore's index for a model, given by its path."""
+    """Return the command line that builds a datastore's index for a model."""
     name = path.name if path.parent == datastores_home() else str(path)
     words = ["rebuild", name] if can_repeat(recipe) else ["build", "PATH", "-o", name]
     return shlex.join(["rest-local", "index", *words, "-m", model])
 
 
 def holds_files(path: Path) -> bool:
-    """Whether the directory holds files of a build: a commit, a damaged one, or leftovers of a killed build."""
+    """Return True if the directory holds files of a build: a commit, a damaged one, or leftovers of a killed build."""
     try:
         names = os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):

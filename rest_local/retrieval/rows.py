@@ -1,4 +1,4 @@
-"""The result of a search, and the stored form of the tokens that are searched.
+"""Hold the result of a search, and convert tokens to the stored form that is searched.
 
 `Rows` are continuations of stored text, each with the length of the context that agrees. The module handles token ids
 only.
@@ -20,18 +20,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-MAX_MATCH = 32
-"""Number of context tokens that are compared. A longer match counts as this many."""
+MAX_MATCH = 32  # number of context tokens that are compared; a longer match counts as this many
+MAX_DEPTH = 64  # maximum length of a continuation: a longer draft pays on no cost curve measured so far
 
-MAX_DEPTH = 64
-"""Maximum length of a continuation: a longer draft pays on no cost curve measured so far."""
-
-Context = Sequence[int] | npt.NDArray[np.integer]
-"""Token ids, newest last."""
-
+Context = Sequence[int] | npt.NDArray[np.integer]  # token ids, newest last
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
-
 
 _NO_LIMIT = 1 << 31  # above every int32
 
@@ -39,12 +33,13 @@ _NO_LIMIT = 1 << 31  # above every int32
 class Rows:
     """Continuations, longest context match first.
 
-    match: int32 [rows], number of context tokens that agree, 1..MAX_MATCH, not increasing
-    positions: int64 [rows], index of the first continuation token in the forward text
-    limit: all ids are below it
-
     Tokens are kept in their stored form and decoded on demand: a draft reads all rows at its first depth, and few of
     them further down.
+
+    Attributes:
+        match: int32 [rows], number of context tokens that agree, 1..MAX_MATCH, not increasing
+        positions: int64 [rows], index of the first continuation token in the forward text
+        limit: all ids are below it
     """
 
     __slots__ = ("_continuations", "_shift", "_tokens", "limit", "match", "positions")
@@ -58,8 +53,9 @@ class Rows:
         shift: int = 0,
         limit: int = _NO_LIMIT,
     ) -> None:
-        """continuations: integers [rows, depth], each an id times 2^shift. A document ends at an id below 0 or at
-        `limit` or above.
+        """Make rows from `continuations`: integers [rows, depth], each an id times 2^shift.
+
+        A document ends at an id below 0 or at `limit` or above.
         """
         self.match = match
         self.positions = positions
@@ -73,12 +69,12 @@ class Rows:
 
     @property
     def depth(self) -> int:
-        """Number of tokens in a continuation."""
+        """Return the number of tokens in a continuation."""
         return int(self._tokens.shape[1])
 
     @property
     def continuations(self) -> Int32Array:
-        """int32 [rows, depth], -1 after the end of the document."""
+        """Return int32 [rows, depth], -1 after the end of the document."""
         if self._continuations is None:
             stored = self._tokens >> self._shift if self._shift else self._tokens
             tokens = stored.astype(np.int32, order="C")
@@ -89,19 +85,19 @@ class Rows:
         return self._continuations
 
     def matches(self) -> list[int]:
-        """`match` as a list."""
+        """Return `match` as a list."""
         matches: list[int] = self.match.tolist()
         return matches
 
     def column(self, depth: int) -> list[int]:
-        """The token of every row at `depth`, -1 if the document ends there. Takes about 2 us.
+        """Return the token of every row at `depth`, -1 if the document ends there. Takes about 2 us.
 
         If a row's document ends at a smaller depth, the value is any token. The same holds for `row`.
         """
         return self._decoded(self._tokens[:, depth])
 
     def row(self, number: int) -> list[int]:
-        """The tokens of one row, -1 at the end of the document."""
+        """Return the tokens of one row, -1 at the end of the document."""
         return self._decoded(self._tokens[number])
 
     def _decoded(self, stored: npt.NDArray[np.integer]) -> list[int]:
@@ -116,7 +112,7 @@ class Rows:
 
     @staticmethod
     def merge(parts: Sequence[Rows], limit: int, depth: int) -> Rows:
-        """The `limit` longest matches of several results. Among equal matches the earlier result comes first."""
+        """Return the `limit` longest matches of several results. Among equal matches the earlier result comes first."""
         parts = [part for part in parts if len(part)]
         if not parts:
             return Rows.empty(depth)
@@ -126,7 +122,7 @@ class Rows:
         best = np.argsort(-match, kind="stable")[:limit]
         positions = np.concatenate([part.positions for part in parts])[best]
         first = parts[0]
-        if all((part._shift, part.limit) == (first._shift, first.limit) for part in parts):  # one store
+        if all((part._shift, part.limit) == (first._shift, first.limit) for part in parts):
             tokens = np.concatenate([part._tokens for part in parts])[best]
             return Rows(tokens, match[best], positions, shift=first._shift, limit=first.limit)
         tokens = np.concatenate([part.continuations for part in parts])[best]
@@ -145,21 +141,23 @@ _CHUNK = 1 << 20  # entries filtered at a time, which keeps the temporary arrays
 
 
 def width_of(vocab_size: int) -> int:
-    """Bytes per token: 2 if the separator (`vocab_size`) fits, else 3. Raises ValueError for more than 2^24 - 1 ids."""
+    """Return the bytes of a token: 2 if the separator (`vocab_size`) fits, else 3. Raises ValueError above 2^24 - 1
+    ids.
+    """
     if not 1 <= vocab_size <= MAX_VOCABULARY:
         raise ValueError(f"a vocabulary of {vocab_size} ids: 1 to {MAX_VOCABULARY} can be stored")
     return 2 if vocab_size <= 0xFFFF else 3
 
 
 def big_endian(tokens: npt.NDArray[np.integer], width: int) -> bytes:
-    """`tokens` in the same order, `width` bytes each."""
+    """Encode `tokens` in the same order, `width` bytes each."""
     if width == 2:
         return tokens.astype(">u2").tobytes()
     return np.ascontiguousarray(tokens.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 1:]).tobytes()
 
 
 def from_big_endian(data: npt.NDArray[np.uint8], width: int) -> Int32Array:
-    """The ids in `data`, a flat uint8 array of `width` bytes a token: int32 [len / width]."""
+    """Decode a flat uint8 array of `width` bytes a token: int32 [len / width]."""
     if width == 2:
         return data.view(">u2").astype(np.int32)
     parts = data.reshape(-1, 3).astype(np.int32)
@@ -167,7 +165,7 @@ def from_big_endian(data: npt.NDArray[np.uint8], width: int) -> Int32Array:
 
 
 def newest_of(context: Context, vocab_size: int) -> list[int]:
-    """The newest MAX_MATCH tokens of a context, newest first, up to the first id outside the vocabulary."""
+    """Return the newest MAX_MATCH tokens of a context, newest first, up to the first id outside the vocabulary."""
     newest = context[: -MAX_MATCH - 1 : -1]
     ids: list[int] = newest.tolist() if isinstance(newest, np.ndarray) else list(newest)
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
@@ -176,7 +174,7 @@ def newest_of(context: Context, vocab_size: int) -> list[int]:
 
 
 def packed(ids: list[int], width: int) -> bytes:
-    """A few ids in stored form. Uses `struct`, which is several times faster than numpy when caches are cold."""
+    """Encode a few ids in stored form. `struct` is several times faster than numpy when caches are cold."""
     if width == 2:
         return struct.pack(f">{len(ids)}H", *ids)
     wide = bytearray(struct.pack(f">{len(ids)}I", *ids))
@@ -185,10 +183,9 @@ def packed(ids: list[int], width: int) -> bytes:
 
 
 def backwards(windows: npt.NDArray[np.void], count: int, width: int) -> tuple[npt.NDArray[np.unsignedinteger], int]:
-    """The first `count` tokens of each window, last first, in stored form: a view [windows, count], and the number of
-    bits by which its values have to be shifted right. A window has at least one token more.
-
-    Three bytes are read as four, of which the last belongs to the next token.
+    """Return a view of the first `count` tokens of each window, last first, in stored form: [windows, count], and the
+    number of bits to shift its values right. A window has at least one token more, because three bytes are read as
+    four, and the last one belongs to the next token.
     """
     kind, shift = (">u2", 0) if width == 2 else (">u4", 8)
     if not len(windows):
@@ -197,7 +194,7 @@ def backwards(windows: npt.NDArray[np.void], count: int, width: int) -> tuple[np
 
 
 def pack(forward: Int32Array, vocab_size: int) -> bytes:
-    """The content of `tokens.bin` for a text. Ids outside the vocabulary become separators."""
+    """Make the content of `tokens.bin` for a text. Ids outside the vocabulary become separators."""
     width = width_of(vocab_size)
     backward = forward[::-1]
     outside = (backward < 0) | (backward >= vocab_size)
@@ -208,12 +205,12 @@ def pack(forward: Int32Array, vocab_size: int) -> bytes:
 
 
 def order_of(packed: bytes, width: int, keep: int | None = None) -> npt.NDArray[np.uint32]:
-    """The positions of the reversed text, sorted by the tokens after them there (before them in the forward text).
+    """Sort the positions of the reversed text by the tokens after them there (before them in the forward text).
 
-    packed: the content of `tokens.bin`; keep: only the first `keep` positions (default: all tokens).
-    Returns uint32 [positions kept]. The bytes are sorted (divsufsort, O(n log n), 4 bytes of memory for each *byte*
-    while it runs), and the entries at token boundaries are kept. Ids are big-endian, so this is the order of the
-    tokens. One separator is sorted with the text, so that a separator precedes the first document like every other.
+    `packed` is the content of `tokens.bin`. Only the first `keep` positions are kept (default: all tokens). Returns
+    uint32 [positions kept]. The bytes are sorted (divsufsort, O(n log n), 4 bytes of memory for each *byte* while it
+    runs), and the entries at token boundaries are kept. Ids are big-endian, so this is the order of the tokens. One
+    separator is sorted with the text, so that a separator precedes the first document like every other.
     """
     from pydivsufsort import divsufsort
 

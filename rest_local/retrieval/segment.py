@@ -1,11 +1,11 @@
-"""An immutable text, sorted by context: one binary search finds the longest matches of a context.
+"""Search an immutable text that is sorted by context: one binary search finds the longest matches of a context.
 
-Several segments are searched together. In each of them the entries around the place of the context are read, few of
-each if there are many segments, and all of them are compared at once. Matches get shorter with the distance from the
-place. So only a segment whose outermost entry matches longer than the worst row so far can have better ones, and more
-of it is read.
+Several segments are searched together. A search reads the entries around the place of the context in each of them, few
+of each if there are many segments, and compares all at once. Matches get shorter with the distance from the place. So
+only a segment whose outermost entry matches longer than the worst row so far can have better ones, and more of it is
+read.
 
-Of files that are not in memory, a search reads pages one after another, and each takes about 0.1 ms from a disk. A disk
+If files are not in memory, a search reads pages one after another, and each takes about 0.1 ms from a disk. A disk
 answers many requests in little more time than one. So the search is made beforehand, in all segments in step: the
 system is told the next page of each segment before the first of them is used, and at the end the pages of all rows.
 """
@@ -45,31 +45,35 @@ Match = npt.NDArray[np.int8]
 Numbers = npt.NDArray[np.intp]
 
 LEAST = 6  # entries read at first on each side of a place
-MOST = 1 << 15  # entries of a segment that are read where the rows are of dead documents: about 10 ms
+MOST = 1 << 15  # maximum entries read from a segment if the rows belong to dead documents: about 10 ms
 
 # Bytes that agree -> tokens that agree, by width. Such small integers sort in linear time.
 _TOKENS_IN = {width: (np.arange(MAX_MATCH * width + 1) // width).astype(np.int8) for width in (2, 3)}
 
+# A place that took longer to find was not in memory. It takes 3 to 20 us if it is, and 500 us or more if not.
 SLOW_NS = 200_000
-"""A place that took longer to find was not in memory. It takes 3 to 20 us if it is, and 500 us or more if not."""
 
-_CHUNK = 1 << 16  # entries that are looked at together where documents are dead
-_NEAR = 4096  # entries: a larger interval of the order is not read at once
+_CHUNK = 1 << 16  # entries to look at together if documents are dead
+_NEAR = 4096  # a larger interval of the order is not read at once
 
 
 class Segment:
     """The tokens of some documents, and their positions sorted by the text before them (a reversed suffix array).
 
-    tokens: the content of `tokens.bin` (`retrieval.rows`), bytes or a map of the file
-    order: the content of `order.bin`, any buffer of 32-bit little-endian positions in the reversed text
-    vocab_size: ids at or above it are never returned
-    dead: int64 [k, 2], sorted half-open intervals of the forward text, each a document that no search returns
-    sample: of `order`; without it a search reads more pages
-
-    Raises ValueError if `tokens` has another length than `length` tokens, or for intervals that are not sorted. In a
-    damaged file a position may be out of range: then `rows` and `positions` raise IndexError. Other damage there only
-    gives useless rows. All results are inside the text as long as a separator ends it, as a separator ends every
+    In a damaged file a position may be out of range: then `rows` and `positions` raise IndexError. Other damage there
+    only gives useless rows. All results are inside the text as long as a separator ends it, as a separator ends every
     document.
+
+    Args:
+        tokens: the content of `tokens.bin` (`retrieval.rows`), bytes or a map of the file
+        order: the content of `order.bin`, any buffer of 32-bit little-endian positions in the reversed text
+        length: number of tokens in the text
+        vocab_size: ids at or above it are never returned
+        dead: int64 [k, 2], sorted half-open intervals of the forward text, each a document that no search returns
+        sample: the sample of `order`; without it a search reads more pages
+
+    Raises:
+        ValueError: `tokens` has another length, or the intervals are not sorted
     """
 
     def __init__(
@@ -97,12 +101,12 @@ class Segment:
 
     @classmethod
     def of(cls, documents: Iterable[npt.NDArray[np.integer]], vocab_size: int) -> Segment:
-        """A segment in memory. An id outside the vocabulary ends a document. O(n log n), 6-7 bytes a token."""
+        """Make a segment in memory. An id outside the vocabulary ends a document. O(n log n), 6-7 bytes a token."""
         return cls.of_text(join(documents, vocab_size), vocab_size)
 
     @classmethod
     def of_text(cls, text: Int32Array, vocab_size: int, overlap: int = 0) -> Segment:
-        """A segment in memory over one text. Its first `overlap` tokens serve as context but give no rows."""
+        """Make a segment in memory over one text. Its first `overlap` tokens serve as context but give no rows."""
         packed = pack(text, vocab_size)
         order = order_of(packed, width_of(vocab_size), len(text) - overlap)
         return cls(packed, order, length=len(text), vocab_size=vocab_size)
@@ -119,7 +123,7 @@ class Segment:
         return self._dead is not None
 
     def rows(self, context: Context, limit: int = 64, depth: int = 16) -> Rows:
-        """Up to `limit` continuations of the longest matches of `context` (newest token last), longest first.
+        """Return up to `limit` continuations of the longest matches of `context` (newest token last), longest first.
 
         If too many rows share the shortest match, any of them are taken; if the whole context (or MAX_MATCH tokens of
         it) agrees in too many rows, the middle ones. Takes one or two binary searches, about 30 us.
@@ -127,7 +131,7 @@ class Segment:
         return search_all([(0, self)], context, limit, depth)
 
     def find(self, context: Context) -> tuple[int, int, int]:
-        """(match, low, high): the longest match, 0..MAX_MATCH, and the half-open interval of `order` that has it.
+        """Return (match, low, high): the longest match, 0..MAX_MATCH, and its half-open interval of `order`.
 
         Entries of dead documents can lie in the interval; `positions` and `count` leave them out.
         """
@@ -140,9 +144,7 @@ class Segment:
         return len(key) // self.width, low, self.end(key, low)
 
     def around(self, key: bytes, limit: int, above: int = 0) -> tuple[Entries, Int32Array]:
-        """The best `limit` entries of the order for a key with a match longer than `above`: their positions in the
-        reversed text, and their matches.
-        """
+        """Return the best `limit` entries of the order that match a key longer than `above`, and their matches."""
         least = key[: (above + 1) * self.width]
         if len(key) <= above * self.width or not len(self._entries):
             return self._entries[:0], np.empty(0, np.int32)
@@ -154,13 +156,13 @@ class Segment:
         return found.entries[:count], found.match[:count].astype(np.int32)
 
     def _reaches(self, at: int, least: bytes) -> bool:
-        """Whether an entry next to `at`, where the longest matches of a key are, begins with the bytes `least`."""
+        """Return True if an entry next to `at`, the place of a key's longest matches, begins with the bytes `least`."""
         read, sought = self._reader(len(least)), least.rstrip(b"\0")
         return any(read(position) == sought for position in self._order[max(at - 1, 0) : at + 1])
 
     def positions(self, low: int, high: int, limit: int | None = None) -> Int64Array:
-        """The positions of the first `limit` live continuations for entries low..high of the order: int64 indices in
-        the forward text.
+        """Return the positions of the first `limit` live continuations among entries low..high: int64, in the forward
+        text.
 
         Raises IndexError if one is outside the text: `find` does not compare all entries, and a file may be damaged.
         """
@@ -175,7 +177,7 @@ class Segment:
         return found[:limit]
 
     def count(self, low: int, high: int) -> int:
-        """The number of live entries in low..high of the order. Reads them if documents are dead: 10 ms a million."""
+        """Count the live entries low..high of the order. Reads them if documents are dead: 10 ms a million."""
         if self._dead is None:
             return high - low
         return sum(
@@ -184,34 +186,34 @@ class Segment:
         )
 
     def key(self, context: Context) -> bytes:
-        """The newest MAX_MATCH tokens of the context, newest first, in stored form. Ends before an unknown id."""
+        """Return the newest MAX_MATCH tokens of the context, newest first, in stored form, up to an unknown id."""
         return packed(newest_of(context, self.vocab_size), self.width)
 
     def place(self, key: bytes, sought: Key | None = None) -> int:
-        """The first entry of the order that is not below a key of at least one token: its best matches are around it.
+        """Return the first entry of the order that is not below a key of at least one token. Its best matches are near.
 
-        sought: `sparse_index.beginning(key)`, if it is known. Raises IndexError for an entry outside the text.
+        `sought` is `sparse_index.beginning(key)`, if it is known. Raises IndexError for an entry outside the text.
         """
         low, high = self.interval(key, sought)
         return bisect_left(self._order, key.rstrip(b"\0"), low, high, key=self._reader(len(key)))
 
     def interval(self, key: bytes, sought: Key | None = None) -> tuple[int, int]:
-        """(low, high): the place of a key is one of low..high, inclusive."""
+        """Return (low, high): the place of a key is one of low..high, inclusive."""
         if self._sample is None:
             return 0, len(self._order)
         return self._sample.around(key, beginning(key) if sought is None else sought)
 
     def below(self, entry: int, key: bytes) -> bool:
-        """Whether an entry of the order lies before the place of a key."""
+        """Return True if an entry of the order lies before the place of a key."""
         return self._reader(len(key))(self._order[entry]) < key.rstrip(b"\0")
 
     def end(self, key: bytes, place: int) -> int:
-        """The entry after the last one that begins with the key. place: the first one."""
+        """Return the entry after the last one that begins with the key. `place` is the first one."""
         return bisect_right(self._order, key.rstrip(b"\0"), place, key=self._reader(len(key)))
 
     def read(self, low: int, high: int, depth: int, size: int) -> tuple[Entries, Windows]:
-        """Entries low..high of the order, and of each the stored text: `depth` tokens of its continuation, last first,
-        then `size` bytes of its context, newest first. Raises IndexError for an entry outside the text.
+        """Return entries low..high of the order, and the stored text of each: `depth` tokens of its continuation, last
+        first, then `size` bytes of its context, newest first. Raises IndexError for an entry outside the text.
         """
         entries = self._entries[low:high]
         return entries, self._window(MAX_DEPTH - depth, depth * self.width + size)[entries]
@@ -232,14 +234,14 @@ class Segment:
         advise(self._tokens, [(start + before, start + after) for start in starts])
 
     def live(self, entries: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        """Whether each entry is of a document that is not dead."""
+        """Return a mask of the entries whose document is not dead."""
         if self._dead is None:
             return np.ones(len(entries), np.bool_)
         inside: npt.NDArray[np.bool_] = (self._dead.searchsorted(entries, side="right") & 1) == 0
         return inside
 
     def slice(self, start: int, stop: int) -> Int32Array:
-        """Tokens start..stop of the forward text, 0 <= start <= stop <= length. A separator is `vocab_size`."""
+        """Return tokens start..stop of the forward text, 0 <= start <= stop <= length. A separator is `vocab_size`."""
         first = (MAX_DEPTH + self.length - stop) * self.width
         data = self._tokens[first : first + (stop - start) * self.width]
         return from_big_endian(np.frombuffer(data, np.uint8), self.width)[::-1]
@@ -254,8 +256,8 @@ class Segment:
         self._tokens, self._order_file = b"", None
 
     def _reader(self, size: int) -> Callable[[int], bytes]:
-        """A function from a position to `size` bytes of the reversed text there, less zero bytes at their end. That
-        keeps their order if all keys lose such bytes, and takes a third of the time of a function in Python.
+        """Return a function from a position to `size` bytes of the reversed text there, less zero bytes at their end.
+        That keeps their order if all keys lose such bytes, and takes a third of the time of a function in Python.
         """
         reader = self._readers.get(size)
         if reader is None:
@@ -264,8 +266,8 @@ class Segment:
         return reader
 
     def _window(self, first: int, size: int) -> Windows:
-        """A view with one item for each position: `size` bytes, which begin `first` tokens after the position. So
-        indexing copies a row at once, without a loop.
+        """Return a view with one item for each position: `size` bytes, which begin `first` tokens after the position.
+        So indexing copies a row at once, without a loop.
         """
         window = self._views.get((first, size))
         if window is None:
@@ -276,8 +278,8 @@ class Segment:
 
 
 def _reversed(dead: Int64Array, length: int) -> npt.NDArray[np.uint32]:
-    """Intervals of the forward text as bounds in the reversed text, ascending: an entry is dead if the number of bounds
-    up to it is odd.
+    """Turn intervals of the forward text into ascending bounds in the reversed text. An entry is dead if the number of
+    bounds up to it is odd.
     """
     bounds = np.asarray(dead, np.int64).ravel()
     if bounds[0] < 0 or bounds[-1] > length or (np.diff(bounds) < 0).any():
@@ -286,24 +288,22 @@ def _reversed(dead: Int64Array, length: int) -> npt.NDArray[np.uint32]:
 
 
 def join(documents: Iterable[npt.NDArray[np.integer]], vocab_size: int) -> Int32Array:
-    """The documents one after another, a separator (`vocab_size`) after each: int32 [tokens + documents]."""
+    """Concatenate the documents, each followed by a separator (`vocab_size`): int32 [tokens + documents]."""
     separator = np.array([vocab_size], np.int32)
     parts = [part for document in documents for part in (np.asarray(document, np.int32), separator)]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
 class Nearest(NamedTuple):
-    """Entries of orders. entries: positions in the reversed text of their segment; windows: their stored text; match:
-    the tokens that agree, 0 for a dead one; owners: the number of the segment of each.
-    """
+    """Entries of the orders of several segments."""
 
-    entries: Entries
-    windows: Windows
-    match: Match
-    owners: Numbers
+    entries: Entries  # positions in the reversed text of their segment
+    windows: Windows  # their stored text
+    match: Match  # tokens that agree, 0 for a dead entry
+    owners: Numbers  # number of each entry's segment
 
     def joined(self, other: Nearest) -> Nearest:
-        """These entries, then the others."""
+        """Append the other entries."""
         return Nearest(
             np.concatenate([self.entries, other.entries]),
             np.concatenate([self.windows, other.windows]),
@@ -312,15 +312,13 @@ class Nearest(NamedTuple):
         )
 
     def only(self, numbers: Numbers) -> Nearest:
-        """The entries of these numbers, in their order."""
+        """Select the entries of these numbers, in their order."""
         return Nearest(self.entries[numbers], self.windows[numbers], self.match[numbers], self.owners[numbers])
 
 
 def search_all(segments: Iterable[tuple[int, Segment]], context: Context, limit: int, depth: int) -> Rows:
-    """As `Segment.rows`, over several (start in the text, segment) of one vocabulary. Among equal matches the earlier
-    segment comes first.
-
-    The first segment takes about 40 us, each other one about 10 us.
+    """Search several (start in the text, segment) of one vocabulary as `Segment.rows` does. Among equal matches the
+    earlier segment comes first. The first segment takes about 40 us, each other one about 10 us.
     """
     check_shape(limit, depth)
     placed = [(start, segment) for start, segment in segments if segment.entries]
@@ -340,9 +338,9 @@ def search_all(segments: Iterable[tuple[int, Segment]], context: Context, limit:
 def nearest(
     segments: Sequence[Segment], key: bytes, limit: int, depth: int, places: Sequence[int] | None = None
 ) -> Nearest:
-    """The best `limit` entries of segments with entries, longest match first, for a key of at least one token.
+    """Return the best `limit` entries of segments with entries, longest match first, for a key of at least one token.
 
-    depth: continuation tokens in the windows. places: of the key in each segment, where they are known. Raises
+    The windows have `depth` continuation tokens. `places` is the key's place in each segment, if known. Raises
     IndexError for an entry outside the text.
     """
     reads, ends, sides, cold = _around_places(segments, key, limit, depth, places)
@@ -366,8 +364,9 @@ def nearest(
 def _around_places(
     segments: Sequence[Segment], key: bytes, limit: int, depth: int, places: Sequence[int] | None
 ) -> tuple[list[tuple[Entries, Windows]], list[int], list[tuple[int, int, int, int]], bool]:
-    """What is read first, and whether it was not in memory: the entries of each segment; the number of entries up to
-    the end of each; the sides on which a segment has more (its number, 0 for low, the edge, the entry next to it).
+    """Read the first entries of each segment. Return these; the number of entries up to the end of each segment; the
+    sides on which a segment has more (its number, 0 for low, the edge, the entry next to it); and whether it was not in
+    memory.
     """
     share, sought, size, cold = _share(limit, len(segments)), beginning(key), len(key), False
     reads, ends, sides, total = [], [], [], 0
@@ -375,7 +374,7 @@ def _around_places(
     for number, segment in enumerate(segments):
         at = segment.place(key, sought) if places is None else places[number]
         if not number and perf_counter_ns() - began > SLOW_NS:
-            cold, share = True, max(limit // (2 * len(segments)), LEAST)  # a row costs more than to read again
+            cold, share = True, max(limit // (2 * len(segments)), LEAST)  # a row costs more than a second read
             read_ahead(segments, key, share, depth)
         low = at - share if at > share else 0
         read = segment.read(low, at + share, depth, size)
@@ -390,7 +389,7 @@ def _around_places(
 
 
 def matches(windows: Windows, key: bytes, width: int) -> Match:
-    """For each window the number of tokens at its end that agree with the key, up to the first byte that differs."""
+    """Count the tokens at the end of each window that agree with the key, up to the first byte that differs."""
     count, size = len(windows), len(key)
     text = np.ndarray((count, size), np.uint8, windows, windows.itemsize - size, (windows.itemsize, 1))
     same = np.zeros((count, size + 1), np.bool_)
@@ -400,14 +399,15 @@ def matches(windows: Windows, key: bytes, width: int) -> Match:
 
 
 def _share(limit: int, segments: int) -> int:
-    """The number of entries to read at first on each side of a place. One segment never has to be read again, 16 have
-    to be in half of all searches: 289, 273, 261, 263, 300 us with 6, 8, 12, 16, 24 entries (best times, busy machine).
+    """Return the number of entries to read at first on each side of a place. One segment never has to be read again, 16
+    have to be in half of all searches: 289, 273, 261, 263, 300 us with 6, 8, 12, 16, 24 entries (best times, busy
+    machine).
     """
     return min(limit, max(3 * limit // segments, LEAST))
 
 
 def _without_dead(segments: Sequence[Segment], entries: Entries, match: Match, ends: Sequence[int]) -> Match:
-    """The matches, 0 for dead entries. ends: of the entries of each segment."""
+    """Return the matches with 0 for dead entries. `ends` is where the entries of each segment end."""
     begin, masked = 0, match
     for segment, end in zip(segments, ends, strict=True):
         if segment.has_dead:
@@ -418,35 +418,36 @@ def _without_dead(segments: Sequence[Segment], entries: Entries, match: Match, e
 
 
 class _Side:
-    """The entries of a segment on one side of a place. edge: where the next ones begin; match: of the outermost."""
+    """The entries of a segment on one side of a place. `edge` is where the next ones begin."""
 
     __slots__ = ("edge", "match", "number", "read", "segment", "side")
 
     def __init__(self, segment: Segment, number: int, side: int, edge: int, match: int) -> None:
-        self.segment, self.number, self.side, self.edge, self.match = segment, number, side, edge, match
+        self.segment, self.number, self.side, self.edge = segment, number, side, edge
+        self.match = match  # the outermost entry's
         self.read = 0
 
     def next(self, count: int) -> tuple[int, int]:
-        """The interval of the next `count` entries, of fewer at the end of the order."""
+        """Return the interval of the next `count` entries, or of fewer at the end of the order."""
         edge, self.read = self.edge, self.read + count
         self.edge = min(edge + count, self.segment.entries) if self.side else max(edge - count, 0)
         return (edge, self.edge) if self.side else (self.edge, edge)
 
     def better(self, worst: int) -> bool:
-        """Whether the next entries can match longer than `worst`."""
+        """Return True if the next entries can match longer than `worst`."""
         end = self.segment.entries if self.side else 0
         return self.match > worst and self.edge != end and self.read < MOST
 
 
 class _Wider:
-    """A search that reads more and more of those segments that can still have better entries."""
+    """A search that reads more and more of the segments that can still have better entries."""
 
     def __init__(self, segments: Sequence[Segment], key: bytes, limit: int, depth: int, cold: bool) -> None:
         self._segments, self._key, self._limit, self._depth, self._cold = segments, key, limit, depth, cold
         self._width = segments[0].width
 
     def search(self, found: Nearest, sides: list[_Side], worst: int) -> Nearest:
-        """The result of a search that found these entries first, the last row of which has a match of `worst`."""
+        """Search on from the entries that were found first. The last of these rows has a match of `worst`."""
         whole = len(self._key) // self._width
         for number in [side.number for side in sides if side.side and side.match == whole]:
             if middle := self._middle(number):
@@ -465,7 +466,7 @@ class _Wider:
         return found.only(best)
 
     def _middle(self, number: int) -> list[_Side]:
-        """Where more than `limit` entries of a segment agree with all of the key: two sides of the middle of them."""
+        """Return two sides of the middle if more than `limit` entries agree with all of the key, else nothing."""
         segment, whole = self._segments[number], len(self._key) // self._width
         at = segment.place(self._key)
         end = segment.end(self._key, at)
@@ -474,7 +475,7 @@ class _Wider:
         return [_Side(segment, number, side, (at + end + 1) // 2, whole) for side in (0, 1)]
 
     def _read(self, sides: Sequence[_Side], count: int) -> Nearest:
-        """The next entries of each side."""
+        """Read the next entries of each side."""
         intervals = [side.next(count) for side in sides]
         size = len(self._key)
         if self._cold:
@@ -497,9 +498,8 @@ class _Wider:
 
 
 def read_ahead(segments: Sequence[Segment], key: bytes, share: int, depth: int) -> None:
-    """Read the pages of `share` entries on each side of the place of a key in each segment. Changes no result.
-
-    Raises IndexError for an entry outside the text.
+    """Read the pages of `share` entries on each side of a key's place in each segment. Changes no result. Raises
+    IndexError for an entry outside the text.
     """
     for segment in segments:
         segment.advise_sample(key)
@@ -517,7 +517,7 @@ def read_ahead(segments: Sequence[Segment], key: bytes, share: int, depth: int) 
 
 
 def _places(intervals: list[tuple[Segment, int, int]], key: bytes) -> list[tuple[Segment, int]]:
-    """The place of a key in each interval: a binary search of all in step."""
+    """Find the place of a key in each interval: a binary search of all in step."""
     found = []
     while intervals:
         for segment, low, high in intervals:

@@ -1,4 +1,4 @@
-"""A sparse sample of an order: where a key lies, but for a few dozen entries.
+"""Find the place of a key in an order, up to a few dozen entries, with a sparse sample of the order.
 
 Without it a search of a segment that is not in memory reads some 25 pages one after another, with it about 8. The file
 is made when a segment is written, and mapped. Only one key of each of its pages is held in memory. Knows nothing about
@@ -19,41 +19,40 @@ import numpy.typing as npt
 
 from rest_local.retrieval.rows import MAX_DEPTH
 
+# Entries of the order for each key. An entry is compared in 0.2 us if it is in memory, and in 100 us if it is not.
 STEP = 64
-"""Entries of the order for each key. An entry is compared in 0.2 us if it is in memory, and in 100 us if it is not."""
 
+# Bytes of a key: 5 tokens of 3 bytes, 8 of 2 bytes. If many entries begin alike, all keys among them are equal.
 KEY = 16
-"""Bytes of a key: 5 tokens of 3 bytes, 8 of 2 bytes. If many entries begin alike, all keys among them are equal."""
 
+# Entries of the smallest order with a sample. A smaller one is searched as fast without it, and is soon in memory.
 SAMPLED = 1 << 16
-"""Entries of the smallest order with a sample. A smaller one is searched as fast without it, and is soon in memory."""
 
-BLOCK = 4096 // KEY
-"""Keys to a page of memory."""
+BLOCK = 4096 // KEY  # keys in a page of memory
 
 # As numpy reads them, keys lose zero bytes at their end. That keeps their order, because all of them do.
 _KEYS = np.dtype(f"S{KEY}")
 
 
 def sample_size(entries: int) -> int:
-    """The size of the sample of an order in bytes: 0.25 a token."""
+    """Return the size of an order's sample in bytes: 0.25 a token."""
     keys = -(-entries // STEP)
     return KEY * (keys + -(-keys // BLOCK))
 
 
 def make_sample(tokens: bytes | mmap, order: npt.NDArray[np.uint32], width: int) -> bytes:
-    """The sample of an order. tokens: the stored text. 1 us a key."""
+    """Make the sample of an order over the stored text `tokens`. Takes 1 us a key."""
     first = MAX_DEPTH * width
     window = np.ndarray((len(tokens) - first - KEY) // width + 1, f"V{KEY}", tokens, first, (width,))
     keys = window[order[::STEP]]
     return b"".join((keys[::BLOCK].tobytes(), keys.tobytes()))
 
 
-Key = npt.NDArray[np.bytes_]  # of no dimension
+Key = npt.NDArray[np.bytes_]  # zero-dimensional
 
 
 def beginning(key: bytes) -> Key:
-    """The part of a key of a search that is compared with a sample."""
+    """Return the part of a search key that is compared with a sample."""
     return np.array(key[:KEY], _KEYS)
 
 
@@ -71,15 +70,14 @@ class Sample:
         self._at = self._keys.item
 
     def around(self, key: bytes, sought: Key) -> tuple[int, int]:
-        """(low, high): the first entry of the order that is not below `key` is one of low..high, inclusive. 2 us.
-
-        sought: `beginning(key)`.
+        """Return (low, high): the first entry of the order that is not below `key` is one of low..high, inclusive.
+        `sought` is `beginning(key)`. Takes 2 us.
         """
         block = int(self._top.searchsorted(sought))
         begin = block * BLOCK - BLOCK if block else 0
         least = begin + int(self._keys[begin : block * BLOCK].searchsorted(sought))
         most = least
-        if len(key) > KEY and least < len(self._keys) and self._at(least) == sought.item():  # many may begin alike
+        if len(key) > KEY and least < len(self._keys) and self._at(least) == sought.item():  # many keys may begin alike
             block = int(self._top.searchsorted(sought, "right"))
             begin = block * BLOCK - BLOCK
             most = begin + int(self._keys[begin : block * BLOCK].searchsorted(sought, "right"))
@@ -96,7 +94,7 @@ class Sample:
 
 
 def advise(data: object, intervals: Iterable[tuple[int, int]]) -> None:
-    """Let the system read these intervals of a mapped file, in bytes. Nothing for a buffer in memory."""
+    """Let the system read these byte intervals of a mapped file. Do nothing for a buffer in memory."""
     if isinstance(data, mmap):
         pages = {(begin // PAGESIZE, (end - 1) // PAGESIZE) for begin, end in intervals if begin < end}
         for first, last in pages:

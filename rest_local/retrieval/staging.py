@@ -1,9 +1,9 @@
-"""Directories in which datastores are written, and the removal of datastores and of what killed writers left.
+"""Write datastores in staging directories, and remove datastores and the leftovers of killed writers.
 
 A long write puts its segments into `staging-<16 hex>` in the directory of an index, which has a lock of its own that
 the writing process holds. So a writer needs the writers' lock of the index only for the commit, which renames the files
 into the index's directory. A staging directory whose lock is free is an orphan: the next commit deletes it, unless it
-holds a plan, by which a build that was killed goes on.
+holds a plan, with which a killed build goes on.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rest_local.retrieval.files import LOCK, STAGING, Files, locked, unwritable
 from rest_local.retrieval.format import MANIFEST, SegmentEntry, owns
 from rest_local.retrieval.home import find, folder, folders, holds_files, indexes, read_manifest, stagings
 
-PLAN = "plan.json"  # in a staging directory: what is built there, so that a later build goes on with it
+PLAN = "plan.json"  # A staging directory with a plan is kept, so that a later build goes on with it.
 
+# A merge always has this directory, so that its lock keeps a second merge away.
 MERGE = "staging-6d65726765000000"
-"""The directory of a merge. It always has this name, so that its lock keeps a second merge away."""
 
+# Directories next to a datastore whose names begin so are being deleted or imported.
 REMOVED, IMPORTING = ".removed-", ".importing-"
-"""The beginnings of the names of directories next to a datastore: of one that is deleted, and of one that comes."""
 
 _LEFT = re.compile(r"\.(removed|importing)-[0-9a-f]{16}\Z")
 _ATTEMPTS = 10
@@ -36,7 +36,7 @@ _NAME = re.compile(r"(plan|shard-[0-9a-f]{16})\.json(\.new-[0-9a-f]{16})?\Z")
 
 
 class Staged(NamedTuple):
-    """Segments in a directory, which a commit renames into the directory of the index."""
+    """The segments in a directory, which a commit renames into the directory of the index."""
 
     place: Path
     segments: tuple[SegmentEntry, ...]
@@ -46,15 +46,16 @@ class Staged(NamedTuple):
         return [name for entry in self.segments for name in entry.named_files]
 
     def is_there(self) -> bool:
-        """Whether all of their files are there: `forget` may have deleted them."""
+        """Return True if all of their files are there: `forget` may have deleted them."""
         return all(os.path.exists(self.place / name) for name in self.names)
 
 
 @contextlib.contextmanager
 def writing(path: Path, vocabulary_hash: str, files: Files) -> Iterator[Path]:
-    """The directory for commits of a vocabulary, created and locked: the one that has its index, else the datastore's
-    own directory if that is free, else a folder. What killed processes left there is deleted first (`clear`). Raises
-    DatastoreLocked, DatastoreUnwritable.
+    """Create, lock and yield the directory for commits of a vocabulary: the one that has its index, else the
+    datastore's own directory if that is free, else a folder.
+
+    Leftovers of killed processes are deleted first (`clear`). Raises DatastoreLocked, DatastoreUnwritable.
     """
     clear(path, files)
     while True:
@@ -69,7 +70,7 @@ def writing(path: Path, vocabulary_hash: str, files: Files) -> Iterator[Path]:
 def _place(path: Path, vocabulary_hash: str) -> Path:
     directory = find(path, vocabulary_hash)
     if directory == path:
-        with contextlib.suppress(DatastoreError):  # none there, or a damaged one, which a build replaces
+        with contextlib.suppress(DatastoreError):  # A build replaces a damaged index.
             if read_manifest(path).vocabulary.hash != vocabulary_hash:
                 return folder(path, vocabulary_hash)
     return directory
@@ -77,16 +78,15 @@ def _place(path: Path, vocabulary_hash: str) -> Path:
 
 @contextlib.contextmanager
 def staging(directory: Path, files: Files, name: str | None = None) -> Iterator[Path]:
-    """A staging directory, locked and empty; deleted at the end with all that was not published.
-
-    name: by default a new one. Raises DatastoreUnwritable, and DatastoreLocked if another process holds that name.
+    """Yield a locked, empty staging directory, with a new name by default. At the end of the block it is deleted with
+    everything that was not published. Raises DatastoreUnwritable, and DatastoreLocked if another process holds `name`.
     """
     for attempt in range(_ATTEMPTS):
         place = directory / (name or f"staging-{secrets.token_hex(8)}")
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locked(place, make=files))
-            except DatastoreLocked:  # a new one may look like an orphan to another writer, before it is locked
+            except DatastoreLocked:  # Another writer may take a new directory for an orphan before it is locked.
                 if name or attempt + 1 == _ATTEMPTS:
                     raise
                 continue
@@ -94,7 +94,7 @@ def staging(directory: Path, files: Files, name: str | None = None) -> Iterator[
                 _empty(place, files)
                 yield place
             finally:
-                with contextlib.suppress(OSError):  # gone with the datastore, or the next commit deletes it
+                with contextlib.suppress(OSError):  # It went with the datastore, or the next commit deletes it.
                     delete(place, files)
         return
 
@@ -102,8 +102,17 @@ def staging(directory: Path, files: Files, name: str | None = None) -> Iterator[
 def remove(path: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
     """Remove a datastore: rename it under its locks, then unlink its files. Open readers keep the files they mapped.
 
-    A directory that holds files of other origin is refused. `wait_s`: how long to wait for each lock; `files`: as in
-    `build`. Raises DatastoreNotFound, DatastoreLocked, DatastoreUnwritable.
+    A directory that holds files of other origin is refused.
+
+    Args:
+        path: the datastore's directory
+        wait_s: seconds to wait for each lock
+        files: file operations, as for `build`
+
+    Raises:
+        DatastoreNotFound: there is no datastore at `path`
+        DatastoreLocked: another process writes
+        DatastoreUnwritable: it holds files of other origin, or cannot be changed
     """
     if not holds_files(path):
         raise DatastoreNotFound(path)
@@ -114,7 +123,7 @@ def remove(path: Path, wait_s: float = 0.0, files: Files | None = None) -> None:
 
 
 def remove_index(path: Path, directory: Path, files: Files | None = None) -> None:
-    """Remove one of the `indexes` of a datastore, with the last one the datastore. As `remove`."""
+    """Remove one of the `indexes` of a datastore as `remove` does, and with the last one the datastore."""
     if indexes(path) == [directory]:
         remove(path, files=files)
     else:
@@ -123,10 +132,10 @@ def remove_index(path: Path, directory: Path, files: Files | None = None) -> Non
 
 
 def remove_index_locked(path: Path, directory: Path, files: Files | None = None) -> None:
-    """`remove_index`, for a caller that holds the lock of `directory`."""
+    """Remove an index as `remove_index` does, for a caller that holds the lock of `directory`."""
     files = files or Files()
     if directory == path and folders(path):
-        with unwritable(path):  # the directory stays, for the folders in it
+        with unwritable(path):  # The directory stays, because it contains folders.
             files.unlink(path / MANIFEST)
             files.sync_directory(path)
             remove_all(path, files)
@@ -158,12 +167,13 @@ def _remove_locked(directory: Path, trash: Path, files: Files) -> None:
 
 
 def clear(path: Path, files: Files | None = None, *, everything: bool = False) -> None:
-    """Delete what killed processes left of the datastore at `path`, and of removals and imports next to it. What a
-    living process works on is locked, and stays.
+    """Delete leftovers of killed processes from the datastore at `path`, and from removals and imports next to it. A
+    living process locks what it works on, and that stays.
 
-    Left are segments and manifests that no commit names, and the directories of updates, merges, imports and removals
-    that did not end. everything: also what the next build would go on with, and the files of an index that never had a
-    commit. Every writer calls it before it writes, so that a full disk has room again. Raises DatastoreUnwritable.
+    Leftovers are segments and manifests that no commit names, and the directories of updates, merges, imports and
+    removals that did not end. `everything` includes what the next build would go on with, and the files of an index
+    that never had a commit. Every writer calls it before it writes, so that a full disk has room again. Raises
+    DatastoreUnwritable.
     """
     files = files or Files()
     clear_folder(path.parent, files)
@@ -176,15 +186,15 @@ def clear(path: Path, files: Files | None = None, *, everything: bool = False) -
 
 
 def clear_folder(folder: Path, files: Files) -> None:
-    """Delete what killed removals and imports left in a folder of datastores. Raises DatastoreUnwritable."""
+    """Delete leftovers of killed removals and imports from a folder of datastores. Raises DatastoreUnwritable."""
     for left in leftovers(folder):
         with unwritable(left), contextlib.suppress(DatastoreLocked, FileNotFoundError), _others_stay(), locked(left):
             delete(left, files)
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What removals and imports have in a folder of datastores, of living and of dead processes: datastores and indexes
-    that were renamed and are not deleted yet, and what is put together. Of this user alone; links are not followed.
+    """Return the directories of removals and imports in a folder of datastores, of living and dead processes. Only
+    those of this user count, and links are not followed.
     """
     try:
         with os.scandir(folder) as entries:
@@ -200,8 +210,8 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def unnamed(directory: Path, everything: bool = False) -> list[str]:
-    """The files of this format in an index's directory that its commit does not name. None of them where the manifest
-    cannot be read, and, without `everything`, where there is none: a datastore may be being copied to this place.
+    """Return the files of this format in an index's directory that its commit does not name. Return none if the
+    manifest cannot be read, and, without `everything`, if there is none: a datastore may be being copied to this place.
     """
     try:
         names = sorted(name for name in os.listdir(directory) if owns(name))
@@ -214,14 +224,14 @@ def unnamed(directory: Path, everything: bool = False) -> list[str]:
 
 
 def delete_unnamed(directory: Path, files: Files, everything: bool = False) -> None:
-    """Delete what `unnamed` gives, for a caller that holds the lock. Raises OSError."""
+    """Delete the `unnamed` files, for a caller that holds the lock. Raises OSError."""
     for name in unnamed(directory, everything):
         files.unlink(directory / name)
 
 
 def remove_orphans(directory: Path, files: Files, *, plans: bool = False, keep: Path | None = None) -> None:
-    """Delete the staging directories that no process holds, except `keep`. plans: those with a plan too. A directory
-    with files of other origin stays, without ours. Raises OSError, DatastoreUnwritable.
+    """Delete the staging directories that no process holds, except `keep`, and except those with a plan unless `plans`.
+    A directory with files of other origin stays, without ours. Raises OSError, DatastoreUnwritable.
     """
     for place in stagings(directory):
         if place == keep or (not plans and (place / PLAN).exists()):
@@ -239,7 +249,7 @@ def remove_all(directory: Path, files: Files) -> None:
 
 
 def delete(directory: Path, files: Files) -> None:
-    """Delete a staging directory, or an unnamed datastore. A file of other origin stays, and the directory: OSError."""
+    """Delete a staging directory or an unnamed datastore. A file of other origin stays, and raises OSError."""
     for part in (*folders(directory), *stagings(directory)):
         delete(part, files)
     files.unlink(directory / MANIFEST)
@@ -255,13 +265,13 @@ def _empty(directory: Path, files: Files) -> None:
 
 
 def _is_ours(directory: Path, name: str) -> bool:
-    """Whether only a build can have written a file of this name there."""
+    """Return True if only a build can have written a file of this name there."""
     return owns(name) or name == LOCK or bool(STAGING.match(directory.name) and _NAME.match(name))
 
 
 @contextlib.contextmanager
 def _others_stay() -> Iterator[None]:
-    """A directory that cannot be deleted because it holds files of other origin stays."""
+    """Ignore that a directory cannot be deleted because it holds files of other origin."""
     try:
         yield
     except OSError as error:
