@@ -20,7 +20,7 @@ FIGURES = ("driver", "exact", "many", "batch", "server", "published")
 
 
 def names() -> dict[str, str]:
-    """Every benchmark, and the first sentence of its module, of which nothing is imported."""
+    """Return every benchmark with the first sentence of its module, without importing any."""
     found = {}
     for path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
         module = ast.parse(path.read_text("utf-8"))

@@ -52,12 +52,12 @@ from rest_local.planning.policy import Off, Policy
 
 REQUESTS = 200
 TOKENS = 100
-CHARACTERS = 300  # of a prompt, about 100 tokens
+CHARACTERS = 300  # About 100 tokens.
 CURVES = ("rtx3090-8b-q4_0", "xeon-amx-1.5b-q4_k")
 
 
 def wall(model: str | None, requests: int, rounds: int = 3) -> dict[str, Any]:
-    """Total tokens per second by policy, and the ratio."""
+    """Return the total tokens per second by policy, and the ratio."""
     jobs = in_order([_job(number, text[-CHARACTERS:]) for number, text in enumerate(_texts(requests))])
     config = EngineConfig(model=model)
     together = fitted(config, jobs)
@@ -94,7 +94,7 @@ def _with_policy(job: Job, policy: str) -> Job:
 
 
 class SimulatedBackend:
-    """A backend that computes nothing: a decode takes the time of the curve, on the clock of `simulated_clock`."""
+    """A backend that computes nothing. A decode takes the time of the curve, on the clock of `simulated_clock`."""
 
     def __init__(self, clock: Clock, costs: NDArray[np.float64], n_vocab: int, n_slots: int, n_ctx: int) -> None:
         self.n_ctx, self.n_cells, self.n_slots, self.n_branches = n_ctx, n_ctx * n_slots, n_slots, 8
@@ -139,7 +139,7 @@ class SimulatedBackend:
 
 
 class Clock:
-    """Processor time of this thread, and the simulated time of the forward passes; seconds."""
+    """A clock of this thread's processor time plus the simulated time of the forward passes, in seconds."""
 
     def __init__(self) -> None:
         self._simulated = 0.0
@@ -154,7 +154,7 @@ class Clock:
 
 @contextmanager
 def simulated_clock() -> Iterator[Clock]:
-    """A clock in the place of `time.perf_counter`, by which the decoder measures its passes."""
+    """Replace `time.perf_counter`, by which the decoder measures its passes, with a simulated clock."""
     clock, real = Clock(), time.perf_counter
     time.perf_counter = clock
     try:
@@ -164,7 +164,7 @@ def simulated_clock() -> Iterator[Clock]:
 
 
 def replay(data: Path, requests: int) -> dict[str, Any]:
-    """The ratio of simulated tokens per second by curve, with drafts on both sides and without drafts on both."""
+    """Return the ratio of simulated tokens per second by curve, with drafts on both sides and on none."""
     file, vocabulary = SETS["chat"]
     result: dict[str, Any] = {}
     with Model.open(data / vocabulary, vocab_only=True) as model:

@@ -25,18 +25,18 @@ from rest_local.bench.workload import Recorded, Workload
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.sources import LENGTHS, SOURCE_NUMBER, SourceRows
 
-ITERATIONS = 10  # from the fifth on, the time falls by less than 0.1%
+ITERATIONS = 10  # After the fifth, the time falls by less than 0.1%.
 _N_VISIBLE = len(LENGTHS) ** 2
 _PREDICTION = SOURCE_NUMBER["prediction"]
 
 
 @dataclass
 class OracleMatch:
-    """One answer. `longest[i]`: length of the longest right chain of candidates after `i` known tokens, i >= 1."""
+    """One answer. `longest[i]` is the longest right chain of candidates after `i` known tokens, i >= 1."""
 
     n_prompt: int
     longest: list[int]
-    seen: list[int]  # bucket of the match lengths that are visible there
+    seen: list[int]  # The bucket of the visible match lengths at each place.
 
 
 def reaches(recorded: Sequence[Recorded], make_sources: Callable[[], Predictable]) -> list[OracleMatch]:
@@ -58,7 +58,7 @@ def reaches(recorded: Sequence[Recorded], make_sources: Callable[[], Predictable
 
 
 def _right(rows: SourceRows, rest: Sequence[int]) -> int:
-    """The number of tokens of `rest` that a chain of these candidates can follow."""
+    """Return how many tokens of `rest` a chain of these candidates can follow."""
     members: Sequence[int] = range(len(rows))
     for depth, token in enumerate(rest):
         below = next((through for drafted, _, through in rows.candidates(members, depth) if drafted == token), None)
@@ -69,16 +69,14 @@ def _right(rows: SourceRows, rest: Sequence[int]) -> int:
 
 
 def _evidence(found: Sequence[SourceRows]) -> int:
-    """The bucket of the lengths of the longest match in the prediction and in the other sources."""
+    """Return the bucket of the longest match lengths in the prediction and in the other sources."""
     ahead = max((rows.match[0] for rows in found if rows.source == _PREDICTION), default=0)
     other = max((rows.match[0] for rows in found if rows.source != _PREDICTION), default=0)
     return bisect_left(LENGTHS, ahead) * len(LENGTHS) + bisect_left(LENGTHS, other)
 
 
 def fair(found: Sequence[OracleMatch], curve: CostCurve) -> dict[str, Any]:
-    """{"speedup", "first_tokens_speedup", "mat", "nodes_per_step"} of the best draft size for each bucket of `seen`, in
-    hindsight.
-    """
+    """Return the figures of the best draft size for each bucket of `seen`, found in hindsight."""
     answers = [
         _Answer(np.array(reach.longest[1:]), np.array(reach.seen[1:]), _cost_table(reach, curve)) for reach in found
     ]
@@ -108,16 +106,17 @@ def fair(found: Sequence[OracleMatch], curve: CostCurve) -> dict[str, Any]:
 
 @dataclass
 class _Answer:
-    """By place: the longest right chain, the visible bucket, and milliseconds by drafted nodes, [places, LARGEST]."""
+    """The longest right chain, visible bucket, and milliseconds by drafted nodes at each place, [places, LARGEST]."""
 
     longest: NDArray[np.int64]
     seen: NDArray[np.int64]
     cost: NDArray[np.float64]
 
     def follow(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.float64], int, int, float, float]:
-        """The milliseconds from each place to the end with a draft of `sizes[seen]` nodes there; the numbers of steps
-        and nodes from the first place on; and the milliseconds of the steps that begin in the first FIRST_TOKENS
-        tokens, drafted and plain.
+        """Draft `sizes[seen]` nodes at each place, and return the milliseconds from each place to the end.
+
+        Also return the steps and nodes from the first place on, and the milliseconds of the steps that begin in the
+        first FIRST_TOKENS tokens, drafted and plain.
         """
         n = len(self.longest)
         size = np.minimum(sizes[self.seen], n - 1 - np.arange(n))
@@ -152,7 +151,7 @@ def _cost_table(reach: OracleMatch, curve: CostCurve) -> NDArray[np.float64]:
 
 
 def oracle(found: Sequence[OracleMatch], curve: CostCurve) -> dict[str, Any]:
-    """{"speedup", "mat", "nodes_per_step"} of the fastest way through all answers."""
+    """Return {"speedup", "mat", "nodes_per_step"} of the fastest way through all answers."""
     plain = drafted = 0.0
     steps = nodes = tokens = 0
     for reach in found:
@@ -170,7 +169,7 @@ def oracle(found: Sequence[OracleMatch], curve: CostCurve) -> dict[str, Any]:
 
 
 def _fastest(reach: OracleMatch, curve: CostCurve) -> tuple[float, list[int]]:
-    """The least milliseconds from the first token to the end, and the chain lengths of that way, computed backwards."""
+    """Return the least milliseconds from the first token to the end, and the chain lengths of that way."""
     end = len(reach.longest)
     best = [0.0] * (end + 1)
     choice = [0] * end
@@ -185,13 +184,13 @@ def _fastest(reach: OracleMatch, curve: CostCurve) -> tuple[float, list[int]]:
 
 
 def _costs(curve: CostCurve, n_ctx: int) -> list[float]:
-    """Milliseconds by drafted nodes. A size that costs more than a larger one is padded with useless nodes."""
+    """Return the milliseconds by drafted nodes. A size that costs more than a larger one is padded."""
     costs: list[float] = np.minimum.accumulate(curve.at(n_ctx)[::-1])[::-1].tolist()
     return costs
 
 
 def compare_with_bounds(workload: Workload, make_policy: MakePolicy, curves: Mapping[str, CostCurve]) -> dict[str, Any]:
-    """`compare_curves`, with the results of the oracle and the fair bound, and the policy's share of both."""
+    """Return `compare_curves` with the results of the oracle and the fair bound, and the policy's share of both."""
     found = reaches(workload.tested, workload.sources) if curves else []
     report = compare_curves(workload, make_policy, curves)
     for name, curve in curves.items():

@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from rest_local.kv_cache.backend import Backend
 from rest_local.llama.context import Context
 
-MANY_ROWS = 256  # 155 MB of 152k entries: more than any cache
+MANY_ROWS = 256  # They take 155 MB with 152k entries each, which is more than any cache.
 
 
 class Device(Backend):
-    """A device with `step_ms` from a submission to its logits, `n_vocab` entries each. `texts`: prompt and answer of
-    each slot. It is a context manager and does not close the context.
-    """
+    """A device that takes `step_ms` for a step, and writes `texts`: the prompt and answer of each slot."""
 
     def __init__(self, context: Context, step_ms: float, n_vocab: int, texts: Sequence[Sequence[int]]) -> None:
         self.n_ctx, self.n_cells, self.n_batch = context.n_ctx, context.n_cells, context.n_batch
@@ -36,7 +34,7 @@ class Device(Backend):
         self._context, self._step_s, self._texts = context, step_ms / 1e3, texts
         # rows are used in turn, so that those of a step are in no cache, as after a write by a device
         self._rows: NDArray[np.float32] = np.random.default_rng(7).standard_normal((MANY_ROWS, n_vocab), np.float32)
-        self._first = self._after = 0  # rows of the newest step
+        self._first = self._after = 0  # The range of rows of the newest step.
         self._likeliest: list[tuple[int, int]] = []  # (row, its arg-max)
         self._submitted: SimpleQueue[float | None] = SimpleQueue()
         self._done = threading.Event()
@@ -73,7 +71,7 @@ class Device(Backend):
 
     def synchronize(self) -> None:
         self._done.wait()
-        self._ready_at = None  # nothing is measured after a prompt
+        self._ready_at = None  # Nothing is measured after a prompt.
 
     def logits(self, n_outputs: int) -> NDArray[np.float32]:
         """Wait for the step in a busy loop, like CUDA. Returns float32 [n_outputs, n_vocab]."""

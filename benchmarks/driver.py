@@ -64,12 +64,13 @@ from rest_local.retrieval.segment import Segment
 
 SUBMISSION = Shape(layers=1, width=32, heads=1, kv_heads=1, feed=32, vocab=4096, tied=True)
 DEVICE_MS = 4.0
-DEVICE_COSTS = {1: 4.0, 2: 4.48, 4: 5.32, 8: 8.6, 16: 8.6, 64: 12.0}  # an 8B Q4_0 on an RTX 3090, scaled to 4 ms
+# The costs of an 8B Q4_0 on an RTX 3090, scaled to 4 ms.
+DEVICE_COSTS = {1: 4.0, 2: 4.48, 4: 5.32, 8: 8.6, 16: 8.6, 64: 12.0}
 SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, feed=128, vocab=151_936, tied=True)
 
 
 class HighAcceptance(Acceptance):
-    """Learns and estimates at the usual cost, but every candidate counts as likely, so that trees are wide and full."""
+    """A policy that counts every candidate as likely, so that trees are full. It learns at the usual cost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class HighAcceptance(Acceptance):
 
 
 class NoCalibration(TokenCalibrator):
-    """Learns at the usual cost, and corrects nothing."""
+    """A calibration that learns at the usual cost, and corrects nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class AlwaysLooksUp(Auto):
 
 
 class FixedBudget(AlwaysLooksUp):
-    """Always drafts `nodes` nodes, regardless of their probability; learns as usual."""
+    """A policy that always drafts `nodes` nodes, regardless of their probability, and learns as usual."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
@@ -111,18 +112,18 @@ class FixedBudget(AlwaysLooksUp):
     def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
         super().joint_plan(n_ctx, limit, n_other)
         free = [0.0] * (self.nodes + 1)
-        plan = Plan([20.0] * len(free), free, 1.0)  # slow enough for the calibration by token
+        plan = Plan([20.0] * len(free), free, 1.0)  # Such slow steps are calibrated by token.
         plan.best_rate = 0.0
         return plan
 
     def plan(self, n_ctx: int, limit: int) -> Plan:
-        """The same number of nodes for a sequence that drafts alone, at the usual cost and without its budget."""
+        """Plan the same number of nodes for a sequence that drafts alone, at the usual cost."""
         super().plan(n_ctx, limit)
         return self.joint_plan(n_ctx, limit, self._n_other)
 
 
 class SlowModel(Auto):
-    """Accounts for each decode with the time of a model whose plain step takes 20 ms, not of the small one."""
+    """A model that accounts for each decode with the time of one whose plain step takes 20 ms."""
 
     def __init__(self) -> None:
         super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
@@ -133,7 +134,7 @@ class SlowModel(Auto):
 
 
 class _TimedDecode:
-    """The total time of a context's decodes. Only `decode` is wrapped; all other calls count as the driver's time."""
+    """A context whose decodes are timed. Only `decode` is wrapped; all other calls count as the driver's time."""
 
     def __init__(self, context: Context) -> None:
         self.seconds = 0.0
@@ -151,7 +152,7 @@ class _TimedDecode:
 def on_device(
     steps: int = 400, nodes: int = 16, context_tokens: int = 1000, sequences: Sequence[int] = (1, 8)
 ) -> dict[str, Any]:
-    """Milliseconds from logits to the next submission, by side and sequences: median and 90th percentile."""
+    """Return the milliseconds from logits to the next submission, by side and sequences: median and 90th percentile."""
     result: dict[str, Any] = {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps, "device_ms": DEVICE_MS}
     curve = CostCurve.from_points([0], list(DEVICE_COSTS), [list(DEVICE_COSTS.values())])
     policies: dict[str, Callable[[], Policy]] = {
@@ -178,16 +179,14 @@ def on_device(
 
 
 def _copying(nodes: int, n: int) -> CostCurve:
-    """`nodes` nodes for each of `n` sequences cost a tenth of a plain step, further ones too much."""
+    """Return a curve on which `nodes` nodes for each of `n` sequences are cheap, and more nodes cost too much."""
     most = min(n * (1 + nodes), LARGEST - 1)
     costs = [DEVICE_MS, 1.1 * DEVICE_MS, 10 * DEVICE_MS]
     return CostCurve.from_points([0], [1, most, most + 1], [costs])
 
 
 def _modules(n: int, length: int) -> tuple[Segment, list[list[int]]]:
-    """Other modules of the standard library, and `n` texts of at least `length` tokens of held-out ones. Tokens are
-    numbered words, not those of a model.
-    """
+    """Return modules of the standard library and `n` held-out texts of `length` tokens, which are numbered words."""
     library, number = standard_library(), dict[str, int]()
 
     def tokens_of(name: str) -> list[int]:
@@ -275,7 +274,7 @@ def _never(token: int) -> bool:
 def run(
     steps: int = 400, nodes: int = 16, context_tokens: int = 1000, sequences: Sequence[int] = (1, 2, 4, 8)
 ) -> dict[str, Any]:
-    """Milliseconds per step outside `llama_decode`, by side and sequences: median, mean, 99th percentile."""
+    """Return the milliseconds per step outside `llama_decode`, by side and sequences: median, mean, 99th percentile."""
     result: dict[str, Any] = {"vocabulary": SHAPE.vocab, "nodes": nodes, "steps": steps}
     result |= {"drafted": {}, "auto": {}, "plain": {}}
     with tempfile.TemporaryDirectory() as directory:

@@ -19,18 +19,18 @@ from rest_local.bench.demo import standard_library
 from rest_local.decoding.engine import Engine
 from rest_local.decoding.stream import Result
 
-WINDOW = 900  # characters
+WINDOW_CHARACTERS = 900
 
 
 def prompts(count: int) -> Iterator[str]:
-    """Windows at fixed places of the held-out modules; every second one repeats its beginning."""
+    """Yield windows at fixed places of the held-out modules. Every second one repeats its beginning."""
     library = standard_library()
     texts = [path.read_text("utf-8") for name in held_out_modules() if (path := library / name).is_file()]
     for number in range(count):
         text = texts[number % len(texts)]
-        begin = (number * 7919) % max(1, len(text) - WINDOW)
-        window = text[begin : begin + WINDOW]
-        yield window if number % 2 else f"{window}\n\n# once more:\n\n{window[: WINDOW // 4]}"
+        begin = (number * 7919) % max(1, len(text) - WINDOW_CHARACTERS)
+        window = text[begin : begin + WINDOW_CHARACTERS]
+        yield window if number % 2 else f"{window}\n\n# once more:\n\n{window[: WINDOW_CHARACTERS // 4]}"
 
 
 def run(model: str | None = None, count: int = 100, tokens: int = 200) -> dict[str, Any]:

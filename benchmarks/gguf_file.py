@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_WHOLE = ("general.", "adapter.")  # prefixes of keys that do not belong to the architecture
+_WHOLE = ("general.", "adapter.")  # Keys with these prefixes do not belong to the architecture.
 _PLAIN: dict[Any, np.dtype[Any]] = {
     gguf.GGMLQuantizationType.F32: np.dtype(np.float32),
     gguf.GGMLQuantizationType.F16: np.dtype(np.float16),
@@ -33,11 +33,11 @@ def self import class return print name value"""
 
 @dataclass
 class Tensor:
-    """A tensor to write. `make` returns its data when it is written (raw bytes, uint8, for quantized types)."""
+    """A tensor to write. `make` returns its data when it is written, as raw bytes (uint8) for quantized types."""
 
     name: str
-    shape: tuple[int, ...]  # numpy order: (out, in)
-    kind: Any  # gguf.GGMLQuantizationType
+    shape: tuple[int, ...]  # In numpy's order: (out, in).
+    kind: Any  # A gguf.GGMLQuantizationType.
     make: Callable[[], Array]
 
 
@@ -47,7 +47,7 @@ class Vocabulary:
 
     size: int
     keys: dict[str, Any] = field(default_factory=dict)
-    never: tuple[int, ...] = ()  # ids that a fixture should not generate: control tokens and padding
+    never: tuple[int, ...] = ()  # Control tokens and padding, which a fixture should not generate.
 
 
 def write(
@@ -99,7 +99,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def copied_vocabulary(source: Path, size: int | None = None) -> Vocabulary:
-    """The vocabulary of a GGUF, padded with unused tokens to `size`, if given. Raises ValueError if it is larger."""
+    """Copy the vocabulary of a GGUF, padded with unused tokens to `size`. Raises ValueError if it is larger."""
     fields = gguf.GGUFReader(source).fields
     keys = {key: entry.contents() for key, entry in fields.items() if key.startswith("tokenizer.")}
     tokens: list[str] = keys["tokenizer.ggml.tokens"]
@@ -115,7 +115,7 @@ def copied_vocabulary(source: Path, size: int | None = None) -> Vocabulary:
 
 
 def byte_vocabulary(size: int = 384) -> Vocabulary:
-    """A byte-level BPE vocabulary (gpt2): the 256 bytes, a few merges for Python, control tokens, padding to `size`."""
+    """Make a byte-level BPE vocabulary (gpt2) with a few merges for Python, control tokens, and padding to `size`."""
     tokens = _byte_tokens()
     merges: list[str] = []
     for word in _WORDS.split():
@@ -149,7 +149,7 @@ def byte_vocabulary(size: int = 384) -> Vocabulary:
 
 
 def _byte_tokens() -> list[str]:
-    """GPT-2's spelling of the 256 bytes: printable Latin-1 unchanged, the others from U+0100 on."""
+    """Spell the 256 bytes as GPT-2 does: printable Latin-1 unchanged, the others from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = (chr(256 + i) for i in range(256 - len(printable)))
     return [chr(byte) if byte in printable else next(others) for byte in range(256)]
@@ -177,5 +177,5 @@ def thinned(source: Path, path: Path, layers: Sequence[int]) -> Path:
 
 
 def _tensor(tensor: Any, name: str) -> Tensor:
-    """A tensor of the original under another name."""
+    """Return a tensor of the original under another name."""
     return Tensor(name, tuple(int(n) for n in reversed(tensor.shape)), tensor.tensor_type, lambda: tensor.data)

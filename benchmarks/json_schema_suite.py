@@ -43,7 +43,7 @@ from rest_local.grammar.constraint import Constraint
 
 DRAFTS = ("draft2020-12", "draft7")
 OLD_DRAFTS = {f"draft{number}": f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)}
-MOST_ORDERS = 200  # orders of members that are tried for an instance
+MOST_ORDERS = 200
 END = 256
 
 
@@ -61,22 +61,22 @@ class Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
     def is_end(self, token: int) -> bool:
-        """Whether this is the end token."""
+        """Return True if this is the end token."""
         return token == END
 
     def grammar_tokens(self) -> Tokens:
-        """For `Constraint`."""
+        """Return the tokens for `Constraint`."""
         return self._tokens
 
     def accepts(self, grammar: Grammar, text: str) -> bool:
-        """Whether an answer may be this text."""
+        """Return True if an answer may be this text."""
         constraint = Constraint(self, grammar)
         return all(constraint.follow(byte) for byte in text.encode()) and constraint.allows(END)
 
 
 @dataclass
 class Count:
-    """What became of the cases of one keyword."""
+    """The results of the cases of one keyword."""
 
     schemas: int = 0
     refused: int = 0
@@ -88,7 +88,7 @@ class Count:
 
 @dataclass
 class Suite:
-    """Runs the cases and remembers what is worth reading."""
+    """A run of the cases, which remembers what is worth reading."""
 
     vocabulary: Bytes = field(default_factory=Bytes)
     counts: dict[str, Count] = field(default_factory=dict)
@@ -140,13 +140,13 @@ class Suite:
 
 
 def _forms(value: Any) -> list[str]:
-    """The value as clients write it: compact, on one line, indented."""
+    """Write the value as clients do: compact, on one line, indented."""
     compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return [compact, *(json.dumps(value, ensure_ascii=False, indent=indent) for indent in (None, 2))]
 
 
 def _orders(value: Any) -> Iterator[Any]:
-    """The value with the members of its objects in every order."""
+    """Yield the value with the members of its objects in every order."""
     if isinstance(value, list):
         yield from (list(each) for each in product(*(list(islice(_orders(item), MOST_ORDERS)) for item in value)))
     elif isinstance(value, dict):
@@ -158,7 +158,7 @@ def _orders(value: Any) -> Iterator[Any]:
 
 
 def _whole(value: Any) -> Any:
-    """The value with integers in the place of floats that are whole."""
+    """Replace floats that are whole by integers."""
     if isinstance(value, list):
         return [_whole(each) for each in value]
     if isinstance(value, dict):
@@ -176,7 +176,7 @@ def _files(folder: Path, optional: bool) -> Iterator[tuple[str, Path]]:
 
 
 def _of(draft: str, case: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The case with the draft in its schema, where drafts differ and the suite leaves it out."""
+    """Name the draft in the schema of the case, if drafts differ and the suite leaves it out."""
     schema = case["schema"]
     if not isinstance(schema, Mapping) or "$schema" in schema or draft not in OLD_DRAFTS:
         return case
@@ -184,7 +184,7 @@ def _of(draft: str, case: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Compositions:
-    """Random pairs of schemas of the suite as one schema, with the instances of both."""
+    """A source of random pairs of schemas of the suite as one schema, with the instances of both."""
 
     LEFT_OUT = ("ref", "refRemote", "anchor", "defs", "dynamicRef", "vocabulary", "format", "infinite-loop-detection")
 
@@ -198,7 +198,7 @@ class Compositions:
         self._random = Random(seed)
 
     def next(self) -> tuple[Any, list[Any]]:
-        """A schema and its instances."""
+        """Return a schema and its instances."""
         (first, values), (second, others) = self._random.choice(self._pool), self._random.choice(self._pool)
         both = values + others
         merged = {"allOf": [first, second]}
@@ -221,7 +221,7 @@ class Compositions:
         )
 
     def run(self, number: int, vocabulary: Bytes) -> Iterator[tuple[str, str]]:
-        """What became of each instance, or of the schema, and the case."""
+        """Yield the result of each instance, or of the schema, and the case."""
         for _ in range(number):
             schema, values = self.next()
             try:
@@ -241,7 +241,7 @@ def _without_names(schema: Any) -> Any:
 
 
 def _is_large(value: Any) -> bool:
-    """Whether numbers are in it that the validator rounds."""
+    """Return True if the value has numbers that the validator rounds."""
     if isinstance(value, (list, dict)):
         return any(_is_large(each) for each in (value if isinstance(value, list) else value.values()))
     return isinstance(value, (int, float)) and abs(value) > 1e15

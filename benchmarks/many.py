@@ -30,12 +30,12 @@ from rest_local.decoding.service import Service
 
 AT_ONCE = 8
 TOKENS = 200
-CHARACTERS = 300  # of a prompt, about 100 tokens
+CHARACTERS = 300  # About 100 tokens.
 LONG = 4000
 
 
 def throughput(model: str | None, rounds: int = 3) -> dict[str, Any]:
-    """Total tokens per second of eight requests at once, relative to the same requests one after another."""
+    """Return the total tokens per second of eight requests at once, relative to the same requests one after another."""
     result: dict[str, Any] = {"at_once": AT_ONCE, "tokens": TOKENS}
     with (
         Engine.load(model, slots=1, n_ctx=4096) as single,
@@ -89,7 +89,7 @@ def stall(model: str | None, n_running: int = 3) -> dict[str, Any]:
 
 
 def second_turn(model: str | None) -> dict[str, Any]:
-    """The tokens evaluated in the first and in the second turn of a long chat."""
+    """Return the tokens evaluated in the first and in the second turn of a long chat."""
     with Engine.load(model, slots=2, n_ctx=2 * LONG) as engine, Service(engine) as service:
         first = _long_prompt(engine)
         answer = service.submit(Request(first, max_tokens=40)).wait()
@@ -105,7 +105,7 @@ def second_turn(model: str | None) -> dict[str, Any]:
 
 
 def soak(model: str | None, requests: int = 10_000) -> dict[str, Any]:
-    """Used cells and resident memory after each tenth of the requests, some of which are cancelled or refused."""
+    """Return the used cells and resident memory after each tenth of the requests, some of them cancelled or refused."""
     rows = []
     with Engine.load(model, slots=4, n_ctx=2048) as engine, Service(engine, queue=64) as service:
         prompts = [engine.tokenize(text)[:60] for text in _texts(20)]
@@ -132,20 +132,20 @@ def _tokens_per_second(service: Service, prompts: Sequence[list[int]], policy: s
 
 
 def _texts(n: int) -> list[str]:
-    """Beginnings of modules that the demo model was not trained on."""
+    """Return beginnings of modules that the demo model was not trained on."""
     library = standard_library()
     texts = [(library / name).read_text("utf-8") for name in held_out_modules() if (library / name).is_file()]
     return [begin_of(texts[i % len(texts)], 300 + 40 * (i // len(texts)))[-800:] for i in range(n)]
 
 
 def _long_prompt(engine: Engine) -> list[int]:
-    """LONG tokens of real text."""
+    """Return LONG tokens of real text."""
     text = "\n".join(_texts(30) * 20)
     return engine.tokenize(text)[:LONG]
 
 
 def _resident_mb() -> float:
-    """Resident memory of this process; 0 if the system does not report it."""
+    """Return the resident memory of this process, or 0 if the system does not report it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0.0

@@ -21,7 +21,7 @@ from rest_local.planning.policy import StepCost
 
 @dataclass
 class _Key:
-    """A 12-gram. By continuation: where it was first seen, how often, and the length of its next draft."""
+    """A 12-gram. For each continuation it has where it was first seen, how often, and the length of its next draft."""
 
     begins: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -30,11 +30,11 @@ class _Key:
 
 
 class NgramMapK(Peer):
-    """Drafts what followed the indexed occurrence of the newest 12 tokens. A key's next draft is as long as what was
-    accepted of its last one, so a key whose draft was wrong at once is not used again.
+    """A peer that drafts what followed the indexed occurrence of the newest 12 tokens.
 
-    The index keeps one position for each hash. When a request drafts for the first time, the prompt is searched from
-    its end, and then indexed in this order. The last 60 positions of the prompt never enter.
+    A key's next draft is as long as the accepted part of its last one, so a key whose draft was wrong at once is not
+    used again. The index keeps one position for each hash. When a request drafts for the first time, the prompt is
+    searched from its end, and then indexed in this order. The last 60 positions of the prompt never enter.
     """
 
     name = "ngram-map-k"
@@ -57,10 +57,10 @@ class NgramMapK(Peer):
 
     def propose(self, limit: int) -> DraftTree:
         self._used = None
-        known = len(self.tokens) - 1  # the original does not count the sampled token
+        known = len(self.tokens) - 1  # The original does not count the sampled token.
         if known < 2 * self.GRAM + self.TOKENS:
             return chain([])
-        last = known - self.GRAM - self.TOKENS - 1  # the last position that a draft may come from
+        last = known - self.GRAM - self.TOKENS - 1
         at = self._indexed_match(last) or self._search(self._in_prompt()) or self._search(self._after_prompt(last))
         for part in (self._in_prompt(), self._after_prompt(last)):
             for position in reversed(part):
@@ -82,28 +82,28 @@ class NgramMapK(Peer):
             key.lengths[number] = done.n_accepted
 
     def _continuation(self, key: _Key, at: int) -> int | None:
-        """Which continuation of the key to draft; None for no draft."""
+        """Return the continuation of the key to draft, or None for no draft."""
         if not key.lengths:
             key.lengths.append(self.TOKENS)
         return 0
 
     def _in_prompt(self) -> range:
-        """Positions of the prompt that are not indexed."""
+        """Return the positions of the prompt that are not indexed."""
         return range(self._indexed + 1, max(self._n_prompt - self.GRAM - self.TOKENS, self._indexed + 1))
 
     def _after_prompt(self, last: int) -> range:
-        """Positions after the prompt that are not indexed."""
+        """Return the positions after the prompt that are not indexed."""
         begin = max(self._n_prompt, self._indexed) + 1
         return range(begin, max(last + 1, begin))
 
     def _indexed_match(self, last: int) -> int:
-        """The indexed position of the newest 12 tokens, before `last`; 0 if there is none."""
+        """Return the indexed position of the newest 12 tokens before `last`, or 0."""
         newest = self.tokens[-self.GRAM :]
         at = self._slots.get(self._hash(newest), 0)
         return at if 0 < at < last and self.tokens[at : at + self.GRAM] == newest else 0
 
     def _search(self, positions: range) -> int:
-        """The last of the positions where the newest 12 tokens begin; 0 if there is none."""
+        """Return the last of the positions where the newest 12 tokens begin, or 0."""
         newest = pack(f"<{self.GRAM}i", *self.tokens[-self.GRAM :])
         low, high = 4 * positions.start, 4 * (positions.stop - 1 + self.GRAM)
         while positions and (at := self._bytes.rfind(newest, low, high)) >= 0:
@@ -123,8 +123,10 @@ class NgramMapK(Peer):
 
 
 class NgramMapK4v(NgramMapK):
-    """Counts up to four continuations of 48 tokens for each key. The most frequent one is drafted only if it is at
-    least twice as frequent as all others together. The draft itself comes from the occurrence that was found.
+    """A peer that counts up to four continuations of 48 tokens for each key.
+
+    The most frequent one is drafted only if it is at least twice as frequent as all others together. The draft itself
+    comes from the occurrence that was found.
     """
 
     name = "ngram-map-k4v"
@@ -132,7 +134,7 @@ class NgramMapK4v(NgramMapK):
 
     def _continuation(self, key: _Key, at: int) -> int | None:
         newest = self.tokens[-self.GRAM :]
-        for position in range(key.counted_to, at + 1):  # the original counts the last one again
+        for position in range(key.counted_to, at + 1):  # The original counts the last one again.
             if self.tokens[position] == newest[0] and self.tokens[position : position + self.GRAM] == newest:
                 self._count(key, position + self.GRAM)
         key.counted_to = at
@@ -153,10 +155,10 @@ class NgramMapK4v(NgramMapK):
 
 
 class NgramCache(Peer):
-    """Counts what follows each 1 to 4 tokens, and drafts the most frequent token if it is frequent enough.
+    """A peer that counts what follows each 1 to 4 tokens, and drafts the most frequent token if it is frequent enough.
 
     Text enters it in the parts that come between two drafts, each counted by itself. So answers that grow by one token
-    at a time add nothing. Among equally frequent tokens the one that was first seen last is drafted; the original has
+    at a time add nothing. Among equally frequent tokens the one that was first seen last is drafted. The original has
     the order of its hash table.
     """
 

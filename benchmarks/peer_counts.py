@@ -26,15 +26,15 @@ from rest_local.planning.policy import StepCost
 
 RULES: tuple[type[Peer], ...] = (NgramSimple, NgramMapK, NgramMapK4v, NgramMod, NgramCache)
 PROMPTS = ("copy", "unseen", "edit")
-OF_EACH = 3  # prompts
+PROMPTS_OF_EACH = 3
 TOKENS = 200
 N_CTX = 2048
-SECONDS = 600.0  # at most for a start or an answer
+SECONDS = 600.0  # A start or an answer may take so long.
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one answer: forward passes after the first token, drafted and accepted tokens."""
+    """The counts of one answer: forward passes after the first token, drafted and accepted tokens."""
 
     steps: int
     drafted: int
@@ -85,7 +85,7 @@ def record(path: Path, target: Path) -> dict[str, Any]:
 
 
 def _prompts(target: Path) -> Iterator[tuple[str, list[int]]]:
-    by_kind = {kind: [prompt for prompt in prompts() if prompt.kind == kind][:OF_EACH] for kind in PROMPTS}
+    by_kind = {kind: [prompt for prompt in prompts() if prompt.kind == kind][:PROMPTS_OF_EACH] for kind in PROMPTS}
     with Model.open(target, vocab_only=True) as model:
         for kind in PROMPTS:
             for prompt in by_kind[kind]:
@@ -93,7 +93,7 @@ def _prompts(target: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def compare(recorded: dict[str, Any]) -> dict[str, list[tuple[str, Counts, Counts]]]:
-    """By type: the name of each answer, the counts of the program and those of the rule."""
+    """Return, by type, the name of each answer, the counts of the program and those of the rule."""
     result: dict[str, list[tuple[str, Counts, Counts]]] = {}
     for rule in RULES:
         for one in recorded["answers"]:

@@ -48,9 +48,9 @@ PROMPTS = (
 )
 """Of the held-out modules those whose greedy continuations loop least: a drafter that knows a loop is flattered."""
 TOKENS = 128
-N_MAX = 8  # drafted tokens of a step; the server's default is 3
+N_MAX = 8  # The server's default is 3 drafted tokens a step.
 N_CTX = 2048
-NEAR = 0.95  # a token of at least this share of the likeliest one's probability may be drafted instead of it
+NEAR = 0.95  # A token with this share of the likeliest one's probability may be drafted instead.
 START_SECONDS, LIMIT_SECONDS = 60.0, 600.0
 
 _ARGUMENTS = (
@@ -65,8 +65,9 @@ _ACCEPTED = re.compile(r"add accepted tokens: sampled=(\d+), ids\.size=(\d+), n_
 
 @dataclass(frozen=True)
 class Drafted:
-    """A drafted token and its probability among the ten likeliest, rounded to three digits; the second token and its
-    probability where that is at least NEAR of it.
+    """A drafted token and its probability among the ten likeliest, rounded to three digits.
+
+    If the second token has at least NEAR of that probability, it is kept with its own.
     """
 
     token: int
@@ -81,8 +82,9 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Step:
-    """A decode step: `root`, the last token of the answer so far; the draft after it; the number of drafted tokens that
-    the target accepted, and the token that it chose after them.
+    """A decode step after `root`, the last token of the answer so far.
+
+    It has the draft, the number of drafted tokens that the target accepted, and the token that the target chose then.
     """
 
     root: int
@@ -105,7 +107,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Answer:
-    """The steps of one prompt. `prompt`: its tokens."""
+    """The steps of one prompt. `prompt` has its tokens."""
 
     kind: str
     module: str
@@ -124,8 +126,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the server drafted. `server`: its version. `target` and `head`: SHA-256 of the files, `head` None if the
-    target's file has it.
+    """The drafts of a server of version `server`. `target` and `head` are SHA-256 of the files.
+
+    `head` is None if the target's own file has it.
     """
 
     server: str
@@ -137,7 +140,7 @@ class Recording:
     answers: tuple[Answer, ...]
 
     def write(self, path: Path) -> None:
-        """One line of JSON for every step, so that two recordings can be compared as text."""
+        """Write one line of JSON for every step, so that two recordings can be compared as text."""
         about = {name: value for name, value in vars(self).items() if name != "answers"}
         lines = [json.dumps(about)]
         for answer in self.answers:
@@ -148,7 +151,7 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> Recording:
-        """Raises ValueError, KeyError or OSError for a file that is none."""
+        """Read a recording. Raises ValueError, KeyError or OSError if the file is none."""
         first, *lines = (json.loads(line) for line in path.read_text("ascii").splitlines())
         answers = []
         while lines:
@@ -161,12 +164,12 @@ class Recording:
 
 
 def serving(binary: Path, target: Path, arguments: Iterable[str]) -> Server:
-    """A server to complete prompts with; all of its log is kept."""
+    """Start a server to complete prompts with, and keep all of its log."""
     return Server([str(binary), "-m", str(target), *_ARGUMENTS, *arguments])
 
 
 def complete(server: Server, prompt: Sequence[int], n_tokens: int) -> dict[str, Any]:
-    """The server's answer to a greedy completion."""
+    """Return the server's answer to a greedy completion."""
     body = {
         "prompt": list(prompt),
         "n_predict": n_tokens,
@@ -178,10 +181,10 @@ def complete(server: Server, prompt: Sequence[int], n_tokens: int) -> dict[str, 
 
 
 def read_log(log: str) -> tuple[Step, ...]:
-    """The steps of the one request of a debug log. Steps without a draft are left out.
+    """Return the steps of the one request of a debug log, without the steps that have no draft.
 
     The log names up to three candidates for each drafted token, before the line of the verification. A chain that
-    exceeds the rest of the answer is verified in part; the rest of the candidates is dropped here too.
+    exceeds the rest of the answer is verified in part, so the remaining candidates are dropped here too.
     """
     steps: list[Step] = []
     candidates: list[list[tuple[int, float]]] = []
@@ -220,7 +223,7 @@ def check(steps: Sequence[Step], answer: Sequence[int]) -> None:
 
 
 def prompt_tokens(target: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """(kind, module, tokens) of PROMPTS. Raises SystemExit if the interpreter lacks one of the modules."""
+    """Yield (kind, module, tokens) of PROMPTS. Raises SystemExit if the interpreter lacks one of the modules."""
     texts = {(prompt.kind, prompt.title): prompt.text for prompt in prompts()}
     with Model.open(target, vocab_only=True) as model:
         for kind, module in PROMPTS:
@@ -230,7 +233,7 @@ def prompt_tokens(target: Path) -> Iterator[tuple[str, str, list[int]]]:
 
 
 def drafting(kind: str, n_max: int, head: Path | None) -> list[str]:
-    """The server's arguments for a drafter."""
+    """Return the server's arguments for a drafter."""
     model = ["-md", str(head)] if head else []
     return ["--spec-type", kind, "--spec-draft-n-max", str(n_max), "--spec-draft-p-min", "0", *model]
 
@@ -278,8 +281,9 @@ class Chain(Protocol):
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a step first differs. `at`: the position in the draft. `ours` is None if this project's draft is shorter.
-    `near`: the server's probability of our token is at least NEAR of that of its own.
+    """The first difference in a step, at position `at` of the draft. `ours` is None if this project's draft is shorter.
+
+    `near` means that the server's probability of our token is at least NEAR of that of its own.
     """
 
     step: int
@@ -293,7 +297,8 @@ class Difference:
 @dataclass(frozen=True)
 class Followed:
     """An answer compared step by step: the differences of drafts, and by step the different choices of the target.
-    `choices`: whether the server's choice is as likely as NEAR says.
+
+    `choices` says whether the server's choice is as likely as NEAR says.
     """
 
     answer: Answer
@@ -321,7 +326,7 @@ def follow(answer: Answer, chain: Chain) -> Followed:
 
 
 def difference(number: int, step: Step, ours: Sequence[tuple[int, float]]) -> Difference | None:
-    """The first difference between the server's draft of a step and ours."""
+    """Return the first difference between the server's draft of a step and ours."""
     for at, theirs in enumerate(step.draft):
         token, probability = ours[at] if at < len(ours) else (None, 0.0)
         if token != theirs.token:
@@ -339,10 +344,7 @@ def compare(recording: Recording, target: Path, head: Path | None) -> list[Follo
 
 @contextmanager
 def opened(target: Path, head: Path | None) -> Iterator[Drafting]:
-    """A target and what drafts for it, by what the file `head` is; None: the MTP layers in the target's own file.
-
-    Raises what opening them raises.
-    """
+    """Open a target and the drafter in the file `head`, or with None the MTP layers in the target's own file."""
     with ExitStack() as stack:
         model = stack.enter_context(Model.open(target, n_gpu_layers=0, mtp=head is None))
         verifier = stack.enter_context(closing(Target(model)))
@@ -439,7 +441,7 @@ def _choice(logits: NDArray[np.float32]) -> Choice:
 
 
 def report(followed: Sequence[Followed]) -> Iterator[str]:
-    """A line for each answer, and one for each difference."""
+    """Yield a line for each answer, and one for each difference."""
     for each in followed:
         answer = each.answer
         n, near = len(answer.steps), sum(found.near for found in each.drafts)
@@ -457,7 +459,7 @@ def report(followed: Sequence[Followed]) -> Iterator[str]:
 
 
 def summary(followed: Sequence[Followed]) -> dict[str, Any]:
-    """The line of JSON."""
+    """Return the line of JSON."""
     steps = sum(len(each.answer.steps) for each in followed)
     drafts = [found for each in followed for found in each.drafts]
     accepted = sum(step.accepted for each in followed for step in each.answer.steps)

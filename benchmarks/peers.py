@@ -32,23 +32,23 @@ from rest_local.drafting.tree import ROOT, Draft, DraftTree
 from rest_local.planning.policy import Policy, StepContext, StepCost
 
 ARCTIC_MODULE = "arctic_inference.suffix_decoding"
-ARCTIC_REQUEST = -1  # id of the request under test
+ARCTIC_REQUEST = -1  # The id of the request under test.
 ARCTIC_VARIANTS: tuple[dict[str, Any], ...] = ({}, *({"factor": factor, "tree": True} for factor in (1.0, 2.0, 4.0)))
 """Its default, and its tree at three lengths: the points that docs/DESIGN.md section 5 compares with."""
 
 
 class Peer(Policy):
-    """Keeps the sequence and proposes a tree at its end. `history`: earlier answers, for peers that use them."""
+    """A peer that keeps the sequence and proposes a tree at its end. Some use `history`, the earlier answers."""
 
     name = "peer"
-    draft_text: DraftText | None = None  # no drafting model
+    draft_text: DraftText | None = None
 
     def __init__(self, history: Sequence[Sequence[int]] = ()) -> None:
         self.tokens: list[int] = []
-        self._bytes = bytearray()  # the same tokens, 4 bytes each, for a fast search
+        self._bytes = bytearray()  # The same tokens, with 4 bytes each, for a fast search.
 
     def propose(self, limit: int) -> DraftTree:
-        """The draft at the end of `tokens`, at most `limit` nodes. Each peer has its own rule."""
+        """Draft at most `limit` nodes at the end of `tokens`, by the rule of the peer."""
         raise NotImplementedError
 
     def restart(self, tokens: Sequence[int]) -> None:
@@ -65,7 +65,7 @@ class Peer(Policy):
         """Do nothing: the peers use no prediction, and its text is in the prompt too."""
 
     def rows(self, *_: Any, **__: Any) -> list[SourceRows]:
-        """No rows: a peer only drafts."""
+        """Return no rows, because a peer only drafts."""
         return []
 
     def rows_after(self, *_: object, **__: object) -> list[SourceRows]:
@@ -81,7 +81,7 @@ class Peer(Policy):
         return Draft(tree, lookup_us=1e6 * (time.perf_counter() - begun))
 
     def find(self, gram: int, *, latest: bool, end: int) -> int:
-        """The index of the newest `gram` tokens within the first `end` tokens, -1 if there is none."""
+        """Return the index of the newest `gram` tokens within the first `end` tokens, or -1."""
         newest = bytes(self._bytes[-4 * gram :])
         search = self._bytes.rfind if latest else self._bytes.find
         low, high = 0, 4 * end
@@ -91,7 +91,7 @@ class Peer(Policy):
 
 
 def chain(tokens: Sequence[int]) -> DraftTree:
-    """A tree of one branch."""
+    """Return a tree of one branch."""
     tree = DraftTree(max_leaves=1)
     node = ROOT
     for token in tokens:
@@ -100,7 +100,7 @@ def chain(tokens: Sequence[int]) -> DraftTree:
 
 
 class PromptLookup(Peer):
-    """Drafts what followed the first occurrence of the newest 2 tokens, else of the newest token."""
+    """A peer that drafts what followed the first occurrence of the newest 2 tokens, else of the newest token."""
 
     name = "prompt-lookup"
     GRAM, TOKENS = 2, 10
@@ -115,13 +115,13 @@ class PromptLookup(Peer):
 
 
 class NgramSimple(Peer):
-    """Drafts what followed the last occurrence of the newest 12 tokens: 12 to 48 tokens, never from position 0."""
+    """A peer that drafts the 12 to 48 tokens after the last occurrence of the newest 12, never from position 0."""
 
     name = "ngram-simple"
     GRAM, TOKENS = 12, 48
 
     def propose(self, limit: int) -> DraftTree:
-        known = len(self.tokens) - 1  # the original does not count the sampled token
+        known = len(self.tokens) - 1  # The original does not count the sampled token.
         if known <= self.GRAM + self.TOKENS + 1:
             return chain([])
         at = self.find(self.GRAM, latest=True, end=known - 1)
@@ -202,7 +202,7 @@ PEERS: tuple[type[Peer], ...] = (PromptLookup, NgramSimple, NgramMod)
 
 
 def why_no_arctic() -> str | None:
-    """The reason why ArcticInference cannot be used; None if it can."""
+    """Return why ArcticInference cannot be used, or None if it can."""
     try:
         import_module(ARCTIC_MODULE)
     except ImportError as error:
@@ -211,8 +211,8 @@ def why_no_arctic() -> str | None:
 
 
 class Arctic(Peer):
-    """ArcticInference. `factor`: largest length of a draft, relative to the match. `least`: least probability of a
-    token.
+    """ArcticInference. `factor` is the largest length of a draft relative to the match, `least` the least
+    probability.
     """
 
     def __init__(
@@ -248,8 +248,9 @@ class Arctic(Peer):
 
 
 def compare_peers(workload: Workload, curves: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The speed-up of each peer by curve, from a cold start, without the time of its lookups; in "mat" and "nodes" its
-    tokens and drafted nodes a pass, which do not depend on the curve.
+    """Return the speed-up of each peer by curve, from a cold start, without the time of its lookups.
+
+    "mat" and "nodes" are its tokens and drafted nodes a pass, which do not depend on the curve.
     """
     earlier = workload.earlier or []
     makers: list[Callable[[], Peer]] = [partial(kind, earlier) for kind in PEERS]

@@ -29,12 +29,12 @@ from benchmarks.gguf_file import Array, Tensor, copied_vocabulary
 from rest_local.llama.gguf import read_gguf
 
 _Type = gguf.GGMLQuantizationType
-_BLOCK, _BYTES = 32, 34  # of Q8_0: a float16 scale and 32 codes
-_CODE = 0.2  # logits a code of the output matrix; the answer's token has 127 codes, tokens that are not named have 0
+_BLOCK, _BYTES = 32, 34  # A block of Q8_0 has a float16 scale and 32 codes.
+_CODE = 0.2  # Logits a code of the output matrix. The answer's token has 127 codes, and unnamed tokens have 0.
 _EPSILON = 1e-5
-SIZES = {"0.5B": (1536, 10), "1B": (2048, 14), "3B": (3072, 22)}  # width, which is the context too, and layers
+SIZES = {"0.5B": (1536, 10), "1B": (2048, 14), "3B": (3072, 22)}  # The width, which is also the context, and layers.
 QUANTS = ("Q4_0", "Q4_K", "Q8_0")
-Text = tuple[Sequence[int], Sequence[int]]  # a prompt and its answer
+PromptAndAnswer = tuple[Sequence[int], Sequence[int]]
 
 
 def write(vocabulary: Path, path: Path, *, width: int, layers: int, quant: str = "Q4_0") -> Path:
@@ -49,7 +49,7 @@ def write(vocabulary: Path, path: Path, *, width: int, layers: int, quant: str =
     def codes(rows: int, columns: int) -> Array:
         block, size = gguf.GGML_QUANT_SIZES[kind]
         data = np.frombuffer(random.bytes(rows * columns // block * size), np.uint8).reshape(-1, size).copy()
-        data[:, : 4 if quant == "Q4_K" else 2] = 0  # the scales
+        data[:, : 4 if quant == "Q4_K" else 2] = 0  # These are the scales.
         made: Array = data.reshape(rows, -1)
         return made
 
@@ -91,15 +91,16 @@ def write(vocabulary: Path, path: Path, *, width: int, layers: int, quant: str =
 
 
 def _normed(width: int) -> tuple[float, float]:
-    """A one-hot row after the norm: by how much the hot value exceeds the others, and how far those are below 0."""
+    """Return how far the hot value of a one-hot row exceeds the others after the norm, and their distance from 0."""
     spread = math.sqrt((1 - 1 / width) / width + _EPSILON)
     return 1 / spread, 1 / width / spread
 
 
 def gaps(prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
-    """How far the logit of each token of the answer is above the next one: at least 0.4, and more by an exponential
-    distribution with mean 1.6, or 5 where the same token followed the same two tokens before. They depend on the text
-    alone.
+    """Return how far the logit of each token of the answer is above the next one, which depends on the text alone.
+
+    It is at least 0.4, and more by an exponential distribution with mean 1.6, or 5 if the same token followed the same
+    two tokens before.
     """
     text, seen, found = [*prompt, *answer], set[tuple[int, ...]](), []
     for at in range(2, len(text)):
@@ -111,7 +112,7 @@ def gaps(prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
     return found
 
 
-def play(path: Path, *texts: Text) -> None:
+def play(path: Path, *texts: PromptAndAnswer) -> None:
     """Make the player write these answers: each after any prompt of as many tokens as the one it stands with, then its
     end token. A prompt has to be at least as long as the text before it. In place; the time of modification stays, so
     that what is known of the file's speed stays valid. Raises ValueError if the texts do not fit.

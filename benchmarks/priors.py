@@ -48,14 +48,14 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
 from rest_local.retrieval.home import datastore_path
 
-TESTED = 150  # answers at the beginning of the chat file that benchmarks test
+TESTED = 150  # Benchmarks test so many answers at the beginning of the chat file.
 THRESHOLD = 0.03
-LEAST = 0.002  # distance of every rate from 0 and 1
-STRENGTH = 4.0  # observations that the coarser rate counts for in a cell
+LEAST = 0.002  # Every rate keeps this distance from 0 and 1.
+STRENGTH = 4.0  # In a cell, the coarser rate counts for so many observations.
 FILES, PROMPT_TOKENS, ANSWER_TOKENS = 220, 400, 500
-EDITS = 40  # of each repository
-COMMITS, RENAMES = (300, 16), (60, 8)  # edits of agents: changes that are left out, for the benchmark, and those taken
-WHOLE_FILE = 0.3  # weight of formats that write whole files, whose answers are long
+EDITS = 40  # From each repository.
+COMMITS, RENAMES = (300, 16), (60, 8)  # So many changes are left to the benchmark, and so many are taken.
+WHOLE_FILE = 0.3  # The weight of formats that write whole files, whose answers are long.
 
 Floats = NDArray[np.float64]
 
@@ -73,7 +73,7 @@ class Threshold(Policy):
         self._depth = DEPTH
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The largest tree that the threshold and the budget allow."""
+        """Draft the largest tree that the threshold and the budget allow."""
         limit = min(self.nodes, at.limit)
         begun = time.perf_counter()
         rows = sources.rows(depth=self._depth)
@@ -97,7 +97,7 @@ class Threshold(Policy):
 
 
 class Counting(Threshold):
-    """Counts the outcome of every proposal by cell."""
+    """Sources that count the outcome of every proposal by cell."""
 
     def __init__(self) -> None:
         super().__init__(THRESHOLD)
@@ -112,8 +112,10 @@ class Counting(Threshold):
 
 
 def rates(seen: Floats, hits: Floats) -> dict[str, list[float]]:
-    """The rate of every cell by source. A cell with few observations backs off to its length and share, and those to
-    the next shorter length. A source without observations takes the rates of the context.
+    """Return the rate of every cell by source, backed off where a cell has few observations.
+
+    A cell backs off to its length and share, and those to the next shorter length. A source without observations takes
+    the rates of the context.
     """
     shape = (len(SOURCES), N_LENGTHS, N_ROWS, N_SHARES)
     s, h = seen.reshape(shape), hits.reshape(shape)
@@ -128,7 +130,7 @@ def rates(seen: Floats, hits: Floats) -> dict[str, list[float]]:
 
 
 def code_of(directory: Path, vocabulary: Vocabulary) -> list[Recorded]:
-    """Python files as (beginning, continuation): a regular sample of the files of medium size, in order of names."""
+    """Return a regular sample of the medium-sized Python files as (beginning, continuation), in order of names."""
     files = [f for f in sorted(directory.rglob("*.py")) if 4_000 < f.stat().st_size < 60_000 and "test" not in str(f)]
     found = []
     for file in files[:: max(1, len(files) // FILES)]:
@@ -139,7 +141,7 @@ def code_of(directory: Path, vocabulary: Vocabulary) -> list[Recorded]:
 
 
 def edit_rates(repositories: Sequence[Path], vocab: Path) -> list[float]:
-    """The rates of the prediction's cells over EDITS edits of each repository, [CELLS_PER_SOURCE]."""
+    """Return the rates of the prediction's cells over edits of each repository, [CELLS_PER_SOURCE]."""
     with Model.open(vocab, vocab_only=True) as model:
         vocabulary = model.vocabulary
         edits = [edit for path in repositories for edit in load_edits(path, vocabulary, EDITS, predict=True)]
@@ -147,7 +149,7 @@ def edit_rates(repositories: Sequence[Path], vocab: Path) -> list[float]:
 
 
 def agent_rates(repository: Path, folder: Path, vocab: Path) -> list[float]:
-    """The rates of the cells of `edit` over transcripts of agents in all formats, [CELLS_PER_SOURCE]."""
+    """Return the rates of the cells of `edit` over transcripts of agents in all formats, [CELLS_PER_SOURCE]."""
     seen, hits = np.zeros(N_CELLS), np.zeros(N_CELLS)
     with Model.open(vocab, vocab_only=True) as model:
         vocabulary = model.vocabulary
@@ -161,14 +163,14 @@ def agent_rates(repository: Path, folder: Path, vocab: Path) -> list[float]:
 
 
 def count(recorded: Sequence[Recorded], sources: Callable[[], Sources]) -> tuple[Floats, Floats]:
-    """Observations and hits by cell, float64 [N_CELLS] each."""
+    """Return the observations and hits by cell, float64 [N_CELLS] each."""
     policy = Counting()
     replay(recorded, sources, policy, FREE)
     return policy.seen, policy.hits
 
 
 def fit(args: argparse.Namespace) -> dict[str, Any]:
-    """The contents of `priors.json`, without the prediction's rates."""
+    """Return the contents of `priors.json`, without the prediction's rates."""
     with Model.open(args.chat_vocab, vocab_only=True) as model:
         chat, n_chat = load(args.chat, model.vocabulary)[TESTED:], model.n_vocab
     half = len(chat) // 2

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HOST = "127.0.0.1"
-SHOWN = 500  # characters of a program's output in an error
+SHOWN = 500  # An error shows so many characters of a program's output.
 POLL_SECONDS, HEALTH_SECONDS, END_SECONDS = 0.02, 5.0, 10.0
 
 
@@ -32,7 +32,7 @@ class ServerFailed(Exception):
 
 
 class Server:
-    """A running server. `command`: without --host and --port. Use `with`. Raises ServerFailed if it cannot start.
+    """A running server. `command` has neither --host nor --port. Use `with`. Raises ServerFailed if it cannot start.
 
     `home` takes the place of the user's home, so that no configuration or cache of the user is read or written.
     """
@@ -57,7 +57,7 @@ class Server:
 
     @property
     def output(self) -> str:
-        """What it wrote; complete after `close`."""
+        """Return what it wrote, which is complete after `close`."""
         if self._output.closed:
             return self._closed
         return os.pread(self._output.fileno(), os.fstat(self._output.fileno()).st_size, 0).decode("utf-8", "replace")
@@ -75,15 +75,16 @@ class Server:
         raise self._failed(f"is not ready after {seconds:g} s")
 
     def post(self, path: str, body: Mapping[str, Any], seconds: float) -> tuple[dict[str, Any], float]:
-        """The JSON object of the answer, and the seconds from the request to its last byte. Raises ServerFailed, also
-        if a part of the answer takes longer than `seconds`.
+        """Return the JSON object of the answer, and the seconds from the request to its last byte.
+
+        Raises ServerFailed, also if a part of the answer takes longer than `seconds`.
         """
         begun = time.perf_counter()
         try:
             status, content = self._request("POST", path, json.dumps(body).encode(), seconds)
         except (OSError, http.client.HTTPException) as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(0.5)  # it may be ending, and write why
+                self._process.wait(0.5)  # It may be ending, and still write why.
             raise self._failed(f"gives no answer ({type(error).__name__}: {error})") from error
         taken = time.perf_counter() - begun
         try:
@@ -168,8 +169,9 @@ class Server:
 
 @dataclass(frozen=True)
 class Binary:
-    """A llama-server. `kinds`: its speculative types; none if it is too old for --spec-type. `options`: that it still
-    takes, each with its default, "" where the help names none.
+    """A llama-server. `kinds` are its speculative types, or none if it is too old for --spec-type.
+
+    `options` are those that it still takes, each with its default, or "" if the help names none.
     """
 
     path: str
@@ -210,7 +212,7 @@ def _said(path: str, argument: str) -> str:
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
-    """This process's, without what llama-server would take as options. With `home`: that of a user who set nothing."""
+    """Return the environment without options for llama-server, with `home` as for a user who set nothing."""
     foreign = ("LLAMA_ARG_", "LLAMA_API_KEY", *(("REST_LOCAL_", "XDG_") if home else ()))
     found = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return found | ({"HOME": str(home)} if home else {})

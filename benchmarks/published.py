@@ -41,9 +41,9 @@ SETS = {
     "HumanEval": ("HumanEval.jsonl.gz", "ggml-vocab-qwen2.gguf"),
     "agents": ("agents_mini_swe_gemini3.jsonl.gz", "ggml-vocab-qwen2.gguf"),
 }
-HISTORY = {"chat": "150:"}  # the first 150 answers are tested, the others are history
+HISTORY = {"chat": "150:"}  # The first 150 answers are tested, and the others are history.
 EDITS = 25
-QUICK = 40  # answers with --quick
+QUICK = 40
 QUICK_EDITS = 8
 KEPT = (
     "speedup", "speedup_with_lookups", "worst_answer", "share_of_oracle", "share_of_fair", "first_tokens_speedup",
@@ -52,8 +52,9 @@ KEPT = (
 
 
 class Disturbed(Auto):
-    """`auto` with times that vary by some 10%; every 50th step or so begins a row of 18, which take 1 to 4 times as
-    long."""
+    """`auto` with times that vary by some 10%. Every 50th step or so begins a row of 18 that take 1 to 4 times as
+    long.
+    """
 
     def __init__(self, curve: CostCurve) -> None:
         super().__init__(curve)
@@ -69,7 +70,7 @@ class Disturbed(Auto):
 
 
 def _curves_of(args: argparse.Namespace, name: str, folder: Path, edits: tuple[str, ...]) -> dict[str, Any]:
-    """The results of `auto` by curve."""
+    """Return the results of `auto` by curve."""
     file, vocabulary = SETS[name]
     with Model.open(args.data / vocabulary, vocab_only=True) as model:
         stores: list[str] = []

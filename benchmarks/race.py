@@ -45,13 +45,14 @@ from rest_local.llama.gguf import read_gguf
 START_SECONDS, ANSWER_SECONDS = 300.0, 600.0
 # After an answer a server puts it into its caches and history. A user who reads leaves it the time.
 SETTLE_SECONDS = 0.1
-REAL_TIME = 5  # priority of the servers; this program is above them, because it takes the times
+REAL_TIME = 5  # The priority of the servers. This program is above them, because it takes the times.
 
 
 @dataclass(frozen=True)
 class Run:
-    """One answer. Seconds count from the request; `answer` is the hash of the text, `repeats` its likeness to what the
-    prompt expects.
+    """One answer. Seconds count from the request.
+
+    `answer` is the hash of the text, and `repeats` its likeness to what the prompt expects.
     """
 
     workload: str
@@ -158,7 +159,7 @@ def real_time() -> list[str]:
     """
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(REAL_TIME + 1))
-    except (AttributeError, PermissionError):  # not Linux, or not root
+    except (AttributeError, PermissionError):  # This is not Linux, or not root.
         return []
     return ["chrt", "-r", f"{REAL_TIME}"]
 
@@ -178,7 +179,7 @@ def watched() -> Iterator[dict[str, float]]:
 
 
 def _processors() -> tuple[float, float, float]:
-    """Seconds of all processors: busy, taken by the host, all; zeros where the system does not say."""
+    """Return the seconds of all processors: busy, taken by the host, and all. Unknown ones are zero."""
     path = Path("/proc/stat")
     if not path.exists():
         return 0.0, 0.0, 0.0
@@ -187,7 +188,7 @@ def _processors() -> tuple[float, float, float]:
 
 
 def _own_seconds() -> float:
-    """Processor time of this process and of those that it waited for."""
+    """Return the processor time of this process and of those that it waited for."""
     used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -206,7 +207,7 @@ def _processor() -> str:
 
 
 def _chosen(given: str, known: Sequence[str], what: str) -> list[str]:
-    """The names in an option's value, or all. Raises ValueError."""
+    """Return the names in an option's value, or all. Raises ValueError."""
     names = [name.strip() for name in given.split(",") if name.strip()] or list(known)
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no such {what}: {', '.join(unknown)}; there are {', '.join(known)}")
@@ -246,7 +247,7 @@ def main() -> None:
         if "rest-local -d" in sides and not store.exists():
             build = [sys.executable, "-m", "rest_local", "index", "build", "--python", "-m", str(args.model)]
             subprocess.run([*build, "-o", str(store)], check=True, stdout=sys.stderr)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # `with` ends the servers
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # `with` then ends the servers.
         ahead = [] if args.neighbour else real_time()
         if args.neighbour:
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)

@@ -26,14 +26,14 @@ from benchmarks.library import functions_in
 from rest_local.bench.demo import standard_library
 
 QUESTIONS, ANSWERS = "mt_bench_questions.jsonl", "mt_bench_answers_vicuna-7b-v1.5.jsonl"
-SHORTEST, LONGEST = 700, 1000  # characters of a text to repeat; 200 tokens are about 700
-CONTEXT = 1200  # characters of a file before the function to complete
+SHORTEST, LONGEST = 700, 1000  # Characters of a text to repeat. 200 tokens are about 700.
+CONTEXT = 1200  # Characters of a file before the function to complete.
 RECORDS = 5
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request. `before` is sent first and not timed. A good answer begins with `expected`, where that is known."""
+    """One request. `before` is sent first and not timed. A good answer begins with `expected`, if that is known."""
 
     name: str
     path: str
@@ -65,7 +65,7 @@ def _complete(name: str, text: str, expected: str = "") -> Prompt:
 
 
 def _ask(name: str, *messages: str, **more: Any) -> Prompt:
-    """A conversation that begins with the user's message. If it has several turns, the first one is sent before."""
+    """Return a conversation that begins with the user's message. The first of several turns is sent before."""
     turns = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(messages)]
     before = {"messages": turns[:1]} if len(turns) > 1 else None
     return Prompt(name, "/v1/chat/completions", {"messages": turns, **more}, before)
@@ -93,7 +93,7 @@ def _second_turn(data: Path | None) -> Iterator[Prompt]:
 
 
 def _sources(folder: Path) -> Iterator[tuple[str, str]]:
-    """The Python files of a folder without tests, as name and text, in a fixed order."""
+    """Yield the name and text of the Python files of a folder without tests, in a fixed order."""
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder)
         if not {"test", "tests", "idlelib", "site-packages", "dist-packages", "rest_local"} & set(name.parts):
@@ -101,7 +101,7 @@ def _sources(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _functions() -> Iterator[tuple[str, str]]:
-    """One function of each file of the standard library that has one of a suitable length."""
+    """Yield one function of each file of the standard library that has one of a suitable length."""
     for name, text in _sources(standard_library()):
         found = (each for each in functions_in(text, LONGEST) if each.startswith("def ") and len(each) >= SHORTEST)
         if function := next(found, None):

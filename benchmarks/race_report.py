@@ -30,7 +30,7 @@ Found = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Gain:
-    """How one side compares with llama-server: a geometric mean over prompts, its interval of 95%, and the worst."""
+    """One side compared with llama-server: a geometric mean over prompts, its interval of 95%, and the worst."""
 
     mean: float
     low: float
@@ -43,8 +43,10 @@ class Gain:
 
 @dataclass(frozen=True)
 class Summary:
-    """One side in one workload. `same` of `prompts` answers equal those without drafts; None: nothing to compare with.
-    `repeats`: how much of what an answer should repeat it does repeat.
+    """One side in one workload. `same` of `prompts` answers equal those without drafts; None means nothing to compare
+    with.
+
+    `repeats` says how much of the text that an answer should repeat it does repeat.
     """
 
     prompts: int
@@ -101,7 +103,7 @@ def _summary(runs: Mapping[str, Any], sides: Mapping[str, Mapping[str, Any]], re
 
 
 def _decoding(run: Mapping[str, Any]) -> float:
-    """Seconds for each token after the first one."""
+    """Return the seconds for each token after the first one."""
     taken: float = (run["seconds"] - run["first"]) / (run["tokens"] - 1)
     return taken
 
@@ -116,13 +118,13 @@ def _gain(ratios: Sequence[float]) -> Gain | None:
 
 
 def best_peer(by_side: Mapping[str, Summary]) -> tuple[str, float] | None:
-    """The other program's side with the greatest gain."""
+    """Return the other program's side with the greatest gain."""
     peers = {side: each.gain.mean for side, each in by_side.items() if each.gain and not is_ours(side)}
     return max(peers.items(), key=lambda peer: peer[1]) if peers else None
 
 
 def lines(found: Found) -> Iterator[str]:
-    """Every figure, as text."""
+    """Yield every figure as text."""
     yield about(found)
     for workload, by_side in summaries(found).items():
         load = found["loads"].get(workload, {})
@@ -139,14 +141,14 @@ def lines(found: Found) -> Iterator[str]:
 
 
 def about(found: Found) -> str:
-    """What was measured, on which machine and with which versions."""
+    """Say what was measured, on which machine and with which versions."""
     ran = ", next to a busy process" * found["neighbour"] + ", ahead of other programs (chrt)" * found["real_time"]
     server = f"llama-server {found['llama_server']}" if found["llama_server"] else "no llama-server"
     return f"{found['model']} on {found['machine']}{ran}; {server}; commit {found['revision']}."
 
 
 def section(races: Sequence[Found]) -> str:
-    """Return the tables for docs/BENCHMARKS.md. Races on the same machine with the same versions share them."""
+    """Return the tables for docs/BENCHMARKS.md."""
     parts, results = [], dict[str, dict[str, dict[str, Summary]]]()
     for found in races:
         result = results.setdefault(about(found), {})
@@ -194,7 +196,7 @@ def _cell(gain: Gain | None, best: float) -> str:
 
 
 def headline(races: Sequence[Found]) -> str:
-    """The sentences of the README."""
+    """Return the sentences of the README."""
     told = []
     for found in races:
         for workload, by_side in summaries(found).items():

@@ -46,24 +46,24 @@ SAME: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "rest_local": {"po
 
 @dataclass
 class Process:
-    """A running server. `pid`: of the process that clients reach. The first thread of a process is its event loop."""
+    """A running server. `pid` is the process that clients reach. The first thread of a process is its event loop."""
 
     port: int
     pid: int = 0
 
     @property
     def pids(self) -> list[int]:
-        """That process and those of its models."""
+        """Return the ids of that process and of those of its models."""
         children = (each.read_text("ascii").split() for each in Path(f"/proc/{self.pid}/task").glob("*/children"))
         return [self.pid, *(int(child) for some in children for child in some)]
 
     def loop_ms(self) -> float:
-        """Processor time of the event loops so far, in milliseconds; 0 if the system does not report it."""
+        """Return the processor time of the event loops in milliseconds, or 0 if the system does not say."""
         times = [Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in self.pids]
         return sum(int(each.read_text("ascii").split()[0]) for each in times if each.exists()) / 1e6
 
     def forward_seconds(self) -> float:
-        """The seconds that all requests so far spent on their prompts and their tokens, as `/metrics` counts them."""
+        """Return the seconds that all requests so far spent on prompts and tokens, as `/metrics` counts them."""
         with contextlib.closing(self.connect()) as connection:
             connection.request("GET", "/metrics")
             text = connection.getresponse().read().decode()
@@ -96,7 +96,7 @@ def serving(model: str | None, slots: int = SLOTS) -> Iterator[Process]:
     ]
     command += ["--model", model] if model else []
     with tempfile.TemporaryFile() as log:
-        unset = {"REST_LOCAL_CONFIG": os.devnull}  # the user's defaults would change the figures
+        unset = {"REST_LOCAL_CONFIG": os.devnull}  # The user's defaults would change the figures.
         process = subprocess.Popen(command, stderr=log, env=os.environ | unset)
         try:
             yield _ready(process, log)
@@ -118,7 +118,7 @@ def _ready(process: subprocess.Popen[bytes], log: Any) -> Process:
 
 
 def post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], float, float]:
-    """(last JSON value, seconds to the first text, seconds to the end) of a request, streamed or not."""
+    """Return (last JSON value, seconds to the first text, seconds to the end) of a request, streamed or not."""
     begun = time.perf_counter()
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
@@ -136,7 +136,7 @@ def post(connection: HTTPConnection, path: str, body: dict[str, Any]) -> tuple[d
 
 
 def first_token(server: Process, rounds: int) -> dict[str, Any]:
-    """The first token after a long prompt that is in the KV cache, in each round."""
+    """Measure the first token after a long prompt that is in the KV cache, in each round."""
     body = {"prompt": _texts(1, 4000)[0], "n_predict": 1, "stream": True, **SAME}
     over, waited = [], []
     with contextlib.closing(server.connect()) as connection:
@@ -156,7 +156,7 @@ def first_token(server: Process, rounds: int) -> dict[str, Any]:
 
 
 def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
-    """The same 300 tokens streamed, in one answer, and without HTTP."""
+    """Compare the same 300 tokens streamed, in one answer, and without HTTP."""
     text = _texts(1, 800)[0]
     body = {"prompt": text, "n_predict": STREAMED, **SAME}
     took: dict[str, list[float]] = {"engine": [], "whole": [], "stream": []}
@@ -176,7 +176,7 @@ def overhead(server: Process, model: str | None, rounds: int) -> dict[str, Any]:
             final, _, stream = post(connection, "/completion", body | {"stream": True})
             ended = server.loop_ms()
             if number == 0:
-                continue  # the prompt was not in the KV cache
+                continue  # The prompt was not in the KV cache.
             own = final["timings"]["prompt_ms"] + final["timings"]["predicted_ms"]
             within.append(1e3 * stream / own)
             for name, seconds in zip(took, (plain, whole, stream), strict=True):
@@ -206,7 +206,7 @@ _PROTOCOLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def protocols(server: Process, rounds: int) -> dict[str, Any]:
-    """The same question by each protocol, greedy. The time of each stream is compared with its own forward passes."""
+    """Ask the same question by each protocol, greedily, and compare each stream with its own forward passes."""
     ratios: dict[str, list[float]] = {name: [] for name in _PROTOCOLS}
     loop: dict[str, list[float]] = {name: [] for name in _PROTOCOLS}
     tokens: dict[str, int] = {}
@@ -218,7 +218,7 @@ def protocols(server: Process, rounds: int) -> dict[str, Any]:
                 wanted = {**SAME, **body, limit: STREAMED, "stream": True}
                 tokens[name], seconds = _streamed(connection, path, wanted)
                 spent, own = server.loop_ms() - begun, server.forward_seconds() - own
-                if number:  # before, the prompt was not in the KV cache
+                if number:  # Before, the prompt was not in the KV cache.
                     ratios[name].append(seconds / own)
                     loop[name].append(spent)
     return {
@@ -234,12 +234,12 @@ _COMPARED = (("stream", "engine"), ("stream", "whole"), ("whole", "engine"))
 
 
 def _ratio(ones: list[float], others: list[float]) -> float:
-    """The median over the rounds of the ratio within a round."""
+    """Return the median over the rounds of the ratio within a round."""
     return round(median(one / other for one, other in zip(ones, others, strict=True)), 4)
 
 
 def _streamed(connection: HTTPConnection, path: str, body: dict[str, Any]) -> tuple[int, float]:
-    """Tokens of a streamed answer, as its usage tells, and seconds to its end."""
+    """Return the tokens of a streamed answer, as its usage tells, and the seconds to its end."""
     begun = time.perf_counter()
     connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
     data = connection.getresponse().read()
@@ -256,7 +256,7 @@ def _without_http(service: Service, prompt: list[int], tokens: int = STREAMED) -
 
 
 def _texts(n: int, characters: int) -> list[str]:
-    """Beginnings of modules that the demo model was not trained on."""
+    """Return beginnings of modules that the demo model was not trained on."""
     library = standard_library()
     texts = [Path(library / name).read_text("utf-8") for name in held_out_modules() if (library / name).is_file()]
     return [begin_of(texts[i % len(texts)][40 * (i // len(texts)) :], characters) for i in range(n)]

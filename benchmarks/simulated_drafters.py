@@ -55,31 +55,31 @@ from rest_local.planning.auto import Auto
 from rest_local.retrieval import build_datastore
 
 ACCEPTANCES = (0.6, 0.75, 0.9)
-COSTS = (0.03, 0.1, 0.25)  # of a plain step, for a pass of one row
+COSTS = (0.03, 0.1, 0.25)  # A pass of one row takes so many plain steps.
 # With `--mtp`, a pass of an MTP layer of Qwen3.8-27B, on the curve of a machine like the measured one: what is left of
 # a step with k drafted tokens, (1 + k acceptance) / speed-up plain steps, after the curve's t(k + 1), divided by k.
 # github.com/sudoingX/qwen38-mtp, requests 15 and 43 (RTX 5090: 2.18 and 2.27 at k = 4, acceptance 0.64 and 0.69), 42
 # (RTX 3090: 1.66 at 4, 0.65); github.com/ggml-org/llama.cpp 22673 (Qwen3.6-27B, Strix Halo: 2.10 at 3, 0.73)
 MTP = {"rtx4090-8b-iq3_xxs": 0.065, "rtx3090-8b-q4_0": 0.157, "spark-7b-q8_0": 0.13}
-ROW_COST = 0.1  # of a pass, for each further row
-LENGTHS = range(17)  # of fixed chains
-SPREAD = 2.0  # a + b of the beta distribution of confidences; with 0.75, 0.42 of them are above 0.9
-SECOND, THIRD = 0.5, 0.2  # of the probability that the candidates before leave
+ROW_COST = 0.1  # Each further row adds so much of a pass.
+CHAIN_LENGTHS = range(17)
+SPREAD = 2.0  # The beta distribution of confidences has this a + b. With 0.75, 0.42 of them are above 0.9.
+SECOND, THIRD = 0.5, 0.2  # Shares of the probability that the candidates before leave.
 DRAWS = 1 << 14
-TOKENS = 2500  # of answers, for each workload
-N_UNSEEN = 32_000  # tokens that `unseen` is drawn from
+TOKENS = 2500  # Each workload is cut to so many tokens of answers.
+N_UNSEEN = 32_000  # `unseen` is drawn from so many tokens.
 UNSEEN_ANSWER = 300
 
 
 class Draw(NamedTuple):
-    """What the model thinks at a place: its confidence, and which of its candidates is right, if any."""
+    """The model's opinion at a place: its confidence, and which of its candidates is right, if any."""
 
     confidence: float
     right: int
 
 
 def draws(acceptance: float, constant: bool) -> list[Draw]:
-    """DRAWS of them."""
+    """Make DRAWS opinions."""
     rng = np.random.default_rng(5)
     if constant:
         confidence = np.full(DRAWS, acceptance)
@@ -107,7 +107,7 @@ class SimulatedDrafter(Drafter):
         self._one_ms = one_ms
 
     def text(self) -> SimulatedText:
-        """A new text."""
+        """Begin a new text."""
         return SimulatedText(self)
 
     def pass_ms(self, n: int) -> float:
@@ -120,7 +120,7 @@ class SimulatedDrafter(Drafter):
         return [_text_of(query).likely(query.path) for query in queries]
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Free nothing."""
 
 
 class SimulatedText(DraftText):
@@ -153,7 +153,7 @@ class SimulatedText(DraftText):
         return 1
 
     def likely(self, path: tuple[int, ...]) -> list[Likely]:
-        """The candidates after a path, the likeliest first."""
+        """Return the candidates after a path, the likeliest first."""
         at = len(self._text) - self._n_prompt
         end = at + len(path)
         follows = end < len(self._answer) and self._answer[at:end] == [*path]
@@ -168,7 +168,7 @@ def _text_of(query: Query) -> SimulatedText:
 def candidates_at(
     drawn: Sequence[Draw], number: int, answer: Sequence[int], at: int, astray: tuple[int, ...] = ()
 ) -> list[Likely]:
-    """The candidates for place `at` of answer `number`. `astray`: a path that has left the answer."""
+    """Return the candidates for place `at` of answer `number`, or for a path that has gone `astray` from it."""
     key = hash((number, at, *astray))
     confidence, right = drawn[_mixed(key)]
     truth = -1 if astray else answer[at]
@@ -184,12 +184,12 @@ def candidates_at(
 
 
 def draw_at(drawn: Sequence[Draw], number: int, at: int) -> Draw:
-    """What the model thinks at place `at` of answer `number`."""
+    """Return the model's opinion at place `at` of answer `number`."""
     return drawn[_mixed(hash((number, at)))]
 
 
 def _mixed(key: int) -> int:
-    """A number below DRAWS."""
+    """Hash a key to a number below DRAWS."""
     return (key * 0x9E3779B97F4A7C15 >> 31) % DRAWS
 
 
@@ -208,19 +208,19 @@ class Unmatched(Sources):
 
 @dataclass
 class Chains:
-    """What chains of fixed length do on some answers: by length, the place of each step."""
+    """The steps of chains of fixed length on some answers."""
 
-    steps: list[list[int]]  # by length: tokens of context at each step
+    steps: list[list[int]]  # By length, the tokens of context at each step.
 
     @classmethod
     def of(cls, answers: Sequence[Recorded], drawn: Sequence[Draw]) -> Chains:
-        steps: list[list[int]] = [[] for _ in LENGTHS]
+        steps: list[list[int]] = [[] for _ in CHAIN_LENGTHS]
         for number, answer in enumerate(answers):
             n = len(answer.answer)
-            runs = [0] * (n + 1)  # right tokens from a place on
+            runs = [0] * (n + 1)  # How many right tokens follow each place.
             for at in range(n - 1, 0, -1):
                 runs[at] = 1 + runs[at + 1] if draw_at(drawn, number, at).right == 0 else 0
-            for length in LENGTHS:
+            for length in CHAIN_LENGTHS:
                 at = 1
                 while at < n:
                     steps[length].append(len(answer.prompt) + at)
@@ -228,7 +228,7 @@ class Chains:
         return cls(steps)
 
     def best(self, curve: CostCurve, pass_ms: float) -> tuple[float, int]:
-        """The least milliseconds, and the length that takes them."""
+        """Return the least milliseconds, and the length that takes them."""
         cost = {n_ctx: curve.at(n_ctx) for n_ctx in set(self.steps[0])}
         return min(
             (sum(float(cost[n_ctx][length]) + length * pass_ms for n_ctx in places), length)
@@ -237,7 +237,7 @@ class Chains:
 
 
 class Cell(NamedTuple):
-    """A result. Speed-ups over plain decoding, with passes and lookups."""
+    """A result: speed-ups over plain decoding, with the time of passes and lookups."""
 
     workload: str
     curve: str
@@ -248,8 +248,8 @@ class Cell(NamedTuple):
     retrieval: float
     model: float
     all: float
-    passes: float  # for each step
-    nodes: float  # likewise
+    passes: float  # Per step, as `nodes`.
+    nodes: float
 
     @property
     def to_chain(self) -> float:
@@ -261,7 +261,7 @@ class Cell(NamedTuple):
 
     @property
     def to_better(self) -> float:
-        """Over the better of the two parts, each of which is planned here."""
+        """Return the speed-up over the better of the two parts, each of which is planned here."""
         return self.all / max(self.retrieval, self.model)
 
 
@@ -270,7 +270,7 @@ def speedup(tally: Tally) -> float:
 
 
 def measure(label: str, workload: Workload, name: str, constant: bool, costs: Sequence[float]) -> list[Cell]:
-    """The cells of one workload on one curve."""
+    """Return the cells of one workload on one curve."""
     answers = counted(workload.tested)
     curve = load_curve(name)
     retrieval = speedup(replay(answers, workload.sources, Auto(load_curve(name)), curve))
@@ -307,7 +307,7 @@ def _replayed(answers: Sequence[Recorded], make: Callable[[], Sources], drafter:
 
 
 def unseen(tokens: int) -> Workload:
-    """Random tokens."""
+    """Return a workload of random tokens."""
     rng = np.random.default_rng(3)
     answers = []
     for number in range(tokens // UNSEEN_ANSWER):
@@ -317,7 +317,7 @@ def unseen(tokens: int) -> Workload:
 
 
 def recorded(data: Path, name: str, folder: Path, tokens: int, stack: ExitStack) -> Workload:
-    """A workload of `benchmarks.published`, cut to about so many tokens of answers."""
+    """Return a workload of `benchmarks.published`, cut to about so many tokens of answers."""
     file, vocabulary = SETS["HumanEval" if name == "edits" else name]
     with Model.open(data / vocabulary, vocab_only=True) as model:
         stores: list[str] = []
@@ -344,7 +344,7 @@ def recorded(data: Path, name: str, folder: Path, tokens: int, stack: ExitStack)
     return workload
 
 
-_workloads: dict[str, Workload] = {}  # those of `main`; the processes that it starts have them too
+_workloads: dict[str, Workload] = {}  # `main` fills it before it starts processes, so they have it too.
 
 
 def _job(job: tuple[str, str, bool, Sequence[float]]) -> list[Cell]:
@@ -353,7 +353,7 @@ def _job(job: tuple[str, str, bool, Sequence[float]]) -> list[Cell]:
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, list[tuple[float, float]]]:
-    """By workload and for all: (mean, least) of all/chain, of all/retrieval, and of all/the better part."""
+    """Return, by workload and for all, (mean, least) of all/chain, of all/retrieval, and of all/the better part."""
     found = {}
     for label in [*dict.fromkeys(cell.workload for cell in cells), "all"]:
         own = [cell for cell in cells if label in (cell.workload, "all")]

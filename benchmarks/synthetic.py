@@ -26,13 +26,13 @@ import numpy as np
 from benchmarks import gguf_file
 from benchmarks.gguf_file import Array, Tensor, Vocabulary
 
-Kind = Any  # gguf.GGMLQuantizationType
+Kind = Any  # A gguf.GGMLQuantizationType.
 _Type = gguf.GGMLQuantizationType
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a qwen2 model, or of a qwen3moe model where it has experts."""
+    """The shape of a qwen2 model, or of a qwen3moe model if it has experts."""
 
     layers: int
     width: int
@@ -41,13 +41,13 @@ class Shape:
     feed: int
     vocab: int
     tied: bool
-    experts: int = 0  # of which each token uses `used`; `feed` is the width of one
+    experts: int = 0  # Each token uses `used` of them, and `feed` is the width of one.
     used: int = 0
-    head_width: int = 0  # 0: width / heads
+    head_width: int = 0  # 0 means width / heads.
 
     @property
     def head(self) -> int:
-        """Width of a head."""
+        """Return the width of a head."""
         return self.head_width or self.width // self.heads
 
 
@@ -62,13 +62,13 @@ QUANTS = ("Q4_0", "Q8_0", "Q4_K")
 
 
 class _Blocks:
-    """Random quantized blocks of a given spread. Layouts: llama.cpp, `ggml/src/ggml-common.h`."""
+    """A generator of random quantized blocks of a given spread, laid out as in llama.cpp's `ggml/src/ggml-common.h`."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
 
     def make(self, kind: Kind, shape: tuple[int, int], spread: float) -> Array:
-        """Weights with mean 0 (within half a step) and standard deviation `spread`, uint8 [rows, bytes of a row]."""
+        """Return weights with mean 0 (within half a step) and deviation `spread`, uint8 [rows, bytes of a row]."""
         rows, columns = shape
         block, size = gguf.GGML_QUANT_SIZES[kind]
         count = rows * columns // block
@@ -80,7 +80,7 @@ class _Blocks:
         return result
 
     def normal(self, shape: tuple[int, int]) -> Array:
-        """Normally distributed float32 weights of this shape (out, in), with standard deviation in ** -0.5."""
+        """Return normally distributed float32 weights of this shape (out, in), with standard deviation in ** -0.5."""
         made: Array = self._random.standard_normal(shape, np.float32) * np.float32(shape[1] ** -0.5)
         return made
 
@@ -106,21 +106,23 @@ def _q5_0(data: Array, spread: float) -> None:
 
 
 def _q4_k(data: Array, spread: float) -> None:
-    """A weight is d * 32 * code - dmin * 32: all eight 6-bit scales and minima are 32, dmin = 7.5 d centres it."""
+    """Write the scales: a weight is d * 32 * code - dmin * 32, and dmin = 7.5 d centres it."""
     d = spread / (32 * 16 / 12**0.5)
     data[:, 0:2], data[:, 2:4] = _half(d), _half(7.5 * d)
     data[:, 4:12], data[:, 12:16] = 0xA0, 0x00
 
 
 def _q6_k(data: Array, spread: float) -> None:
-    """A weight is d * 16 * (code - 32): all sixteen 8-bit scales are 16."""
+    """Write the scales. A weight is d * 16 * (code - 32) if all sixteen 8-bit scales are 16."""
     data[:, 192:208], data[:, 208:210] = 16, _half(spread / (16 * 64 / 12**0.5))
 
 
 def kinds(quant: str, shape: Shape) -> dict[str, Kind]:
-    """The types of the matrices ("matrix"), of those that read a hidden layer ("down") and of the output ("output"), as
-    llama-quantize chooses them: if a row is not a multiple of 256, K types fall back to Q5_0 and Q8_0. Raises
-    ValueError for an unknown quantization.
+    """Return the types of the matrices ("matrix"), of those that read a hidden layer ("down") and of the output
+    ("output").
+
+    They are those that llama-quantize chooses: if a row is not a multiple of 256, K types fall back to Q5_0 and Q8_0.
+    Raises ValueError for an unknown quantization.
     """
     if quant not in QUANTS:
         raise ValueError(f"quantization {quant}: one of {', '.join(QUANTS)}")

@@ -18,14 +18,14 @@ from benchmarks import gguf_file
 from benchmarks.gguf_file import Array, Tensor, Vocabulary
 
 WIDTH, HEADS, KV_HEADS, HEAD, FEED = 64, 2, 1, 32, 128
-STATE, CONV, RANK, INNER = 16, 4, 4, 2 * WIDTH  # mamba
+STATE, CONV, RANK, INNER = 16, 4, 4, 2 * WIDTH  # The sizes of mamba layers.
 SLIDING_WINDOW = 32
 EXPERTS, EXPERTS_USED = 4, 2
-_LOGIT_SPREAD = 4.0  # standard deviation of the logits, as in a trained model, so that near-ties are rare
+_LOGIT_SPREAD = 4.0  # The standard deviation of the logits in a trained model, with which near-ties are rare.
 
 
 class Builder:
-    """Collects the tensors of one model. All values come from one seeded generator in the order of the calls."""
+    """The tensors of one model. All values come from one seeded generator in the order of the calls."""
 
     def __init__(self, seed: int, quant: str) -> None:
         self._random = np.random.default_rng(seed)
@@ -33,15 +33,15 @@ class Builder:
         self.tensors: list[Tensor] = []
 
     def matrix(self, name: str, out: int, into: int, gain: float = 1.0) -> None:
-        """Weights that multiply the spread of their input by `gain`."""
+        """Add weights that multiply the spread of their input by `gain`."""
         self.quantized(name, self.normal((out, into), gain / np.sqrt(into)))
 
     def quantized(self, name: str, data: Array) -> None:
-        raw = gguf.quants.quantize(data, self._quant)  # the last axis is the row, also for experts
+        raw = gguf.quants.quantize(data, self._quant)  # The last axis is the row, also for experts.
         self.tensors.append(Tensor(f"{name}.weight", data.shape, self._quant, lambda: raw))
 
     def plain(self, name: str, data: Array) -> None:
-        """A float32 tensor with its full name."""
+        """Add a float32 tensor with its full name."""
         data = data.astype(np.float32)
         self.tensors.append(Tensor(name, data.shape, gguf.GGMLQuantizationType.F32, lambda: data))
 
@@ -74,7 +74,7 @@ class Builder:
         self.matrix(f"{block}.ffn_down", WIDTH, FEED)
 
     def experts(self, block: str) -> None:
-        """A mixture of EXPERTS with biases, as in gpt-oss."""
+        """Add a mixture of EXPERTS with biases, as in gpt-oss."""
         self.matrix(f"{block}.ffn_gate_inp", EXPERTS, WIDTH, 2.0)
         self.plain(f"{block}.ffn_gate_inp.bias", self.normal((EXPERTS,), 0.1))
         for name, out, into in (("gate", FEED, WIDTH), ("up", FEED, WIDTH), ("down", WIDTH, FEED)):
@@ -116,7 +116,7 @@ def _qwen2(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str,
 
 
 def _qwen2vl(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
-    """Positions of several parts (M-RoPE): time, height, width, and one that is not used."""
+    """Build a model whose positions have several parts (M-RoPE): time, height, width, and one that is not used."""
     keys = _dense(builder, vocabulary, n_layers, bias=True)
     return keys | {"rope.dimension_sections": [HEAD // 8, 3 * HEAD // 16, 3 * HEAD // 16, 0]}
 
@@ -138,7 +138,7 @@ def _gemma3(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str
 
 
 def _gpt_oss(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
-    """Layers with experts and attention sinks; every second one has a sliding window."""
+    """Build layers with experts and attention sinks, every second one with a sliding window."""
     builder.embeddings(vocabulary, "output_norm")
     for block in (f"blk.{i}" for i in range(n_layers)):
         builder.ones(f"{block}.attn_norm", f"{block}.post_attention_norm")
@@ -169,7 +169,7 @@ def _mamba(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str,
 
 
 def _lfm2(builder: Builder, vocabulary: Vocabulary, n_layers: int) -> dict[str, Any]:
-    """Every second layer has attention; the others are short convolutions without KV heads."""
+    """Build layers of which every second one has attention. The others are short convolutions without KV heads."""
     kv_heads = [KV_HEADS if i % 2 else 0 for i in range(n_layers)]
     builder.embeddings(vocabulary, "token_embd_norm")
     for i in range(n_layers):

@@ -17,13 +17,13 @@ from benchmarks.gguf_file import Vocabulary
 from benchmarks.tiny import CONV, FEED, HEAD, HEADS, KV_HEADS, WIDTH, Builder
 
 Part = Literal["whole", "trunk", "layer"]
-DELTA_HEADS = 2  # of the gated delta net, of HEAD numbers each
-_DEPENDS = 0.35  # how much a layer adds to the embedding of the last token
-_SEED_OF_HEAD = 1000  # added to the seed of the model
+DELTA_HEADS = 2  # Each head of the gated delta net has HEAD numbers.
+_DEPENDS = 0.35  # A layer adds so much to the embedding of the last token.
+_SEED_OF_HEAD = 1000  # It is added to the seed of the model.
 
 
 def _attention(builder: Builder, block: str, *, joined: bool = False, gated: bool = False) -> None:
-    """`joined`: queries, keys and values in one matrix. `gated`: twice the queries, and norms of queries and keys."""
+    """Add attention, `joined` in one matrix, or `gated` by twice the queries and with norms."""
     sizes = {"q": (1 + gated) * HEADS * HEAD, "k": KV_HEADS * HEAD, "v": KV_HEADS * HEAD}
     if joined:
         builder.matrix(f"{block}.attn_qkv", sum(sizes.values()), WIDTH, 2.0)
@@ -55,7 +55,7 @@ def _delta_net(builder: Builder, block: str) -> None:
 
 
 def _mtp_layer(builder: Builder, arch: str, block: str) -> None:
-    """A layer whose input is the embedding of the token, and a little of the hidden state."""
+    """Add a layer whose input is the embedding of the token, and a little of the hidden state."""
     knows = np.concatenate([np.eye(WIDTH), builder.normal((WIDTH, WIDTH), 0.1 / np.sqrt(WIDTH))], axis=1)
     builder.quantized(f"{block}.nextn.eh_proj", knows.astype(np.float32))
     builder.ones(f"{block}.nextn.enorm", f"{block}.nextn.hnorm", f"{block}.attn_norm")
@@ -179,7 +179,7 @@ def tiny_eagle3(
     block, one = "blk.0", np.eye(WIDTH, dtype=np.float32)
     builder.matrix("fc", WIDTH, 3 * width, 0.3)
     builder.ones("output_norm", f"{block}.attn_norm", f"{block}.attn_norm_2", f"{block}.ffn_norm")
-    looks = builder.normal((WIDTH, 2 * WIDTH), 2.0 / np.sqrt(2 * WIDTH))  # a token attends to itself
+    looks = builder.normal((WIDTH, 2 * WIDTH), 2.0 / np.sqrt(2 * WIDTH))  # A token attends to itself.
     builder.quantized(f"{block}.attn_q", looks)
     builder.quantized(f"{block}.attn_k", looks)
     builder.quantized(f"{block}.attn_v", np.concatenate([one, 0.0 * one], axis=1))
@@ -197,7 +197,7 @@ def tiny_eagle3(
 
 
 def tiny_predictable(path: Path, **options: Any) -> Path:
-    """A llama whose text depends on the last token as much as that of the models above, for an EAGLE-3 head."""
+    """Write a llama whose text depends on the last token as much as in the models above, for an EAGLE-3 head."""
     seed, quant = options.get("seed", 1), options.get("quant", "F32")
     n_layers, n_ctx = options.get("n_layers", 4), options.get("n_ctx", 2048)
     builder = Builder(seed, quant)

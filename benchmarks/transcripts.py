@@ -26,7 +26,7 @@ from rest_local.bench.workload import Recorded, edits_of
 from rest_local.chat.tools.format import write_calls
 from rest_local.llama.vocabulary import Vocabulary
 
-LONGEST = 12 * 2**10  # bytes of a file
+MOST_BYTES = 12 * 2**10
 
 
 class Change(NamedTuple):
@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
 
 class Hunk(NamedTuple):
-    """Lines that are replaced, with unchanged lines around them. `marked`: as in a patch."""
+    """Replaced lines with unchanged lines around them. `marked` has them as in a patch."""
 
     old: str
     new: str
@@ -49,10 +49,10 @@ class Hunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """How a client shows files and how an edit is written.
+    """The way a client shows files and writes an edit.
 
-    show     the part of the conversation in which the model reads a file: path, text
-    write    the answer: a change
+    `show` returns the part of the conversation in which the model reads a file (path, text), and `write` the answer
+    that makes a change.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Format:
 
 
 def hunks(old: str, new: str, around: int, heading: bool = False) -> list[Hunk]:
-    """The changes between two texts, each with `around` unchanged lines, or more until its old text occurs once."""
+    """Return the changes, each with `around` unchanged lines, or more until its old text occurs once."""
     a, b = old.splitlines(keepends=True), new.splitlines(keepends=True)
     matcher = SequenceMatcher(None, a, b, autojunk=False)
     found = []
@@ -185,18 +185,18 @@ FORMATS = (
 
 
 def changes_of(repository: Path, skip: int, most: int) -> list[Change]:
-    """Changes of text files in the history of HEAD, the newest first, without the first `skip` of them."""
+    """Return changes of text files in the history of HEAD, the newest first, without the first `skip` of them."""
     found = []
     for _, message, path, old, new in edits_of(repository):
-        if max(len(old), len(new)) <= LONGEST:
+        if max(len(old), len(new)) <= MOST_BYTES:
             found.append(Change(path, message.strip(), old, new))
-        if len(found) == skip + most + 1:  # one more, as the earlier edit of the last
+        if len(found) == skip + most + 1:  # One more is the earlier edit of the last.
             break
     return found[skip:]
 
 
 def transcripts(changes: Sequence[Change], form: Format, vocabulary: Vocabulary) -> Iterator[Recorded]:
-    """A transcript of each change but the last."""
+    """Yield a transcript of each change but the last."""
     for change, earlier in pairwise(changes):
         prompt = (
             _turn("system", f"You are a coding agent. You edit files in the format of {form.name}.")
@@ -215,10 +215,11 @@ NAME = re.compile(r"\b[a-z_][a-z_0-9]{3,}\b")
 
 
 def renames_of(folder: Path, skip: int, most: int) -> list[Change]:
-    """Changes that are made here: in Python files of a folder, a regular sample of those of medium size, the most
-    common name of the file's own functions and variables becomes another one.
+    """Make changes in a regular sample of the medium-sized Python files of a folder.
+
+    The most common name of a file's own functions and variables becomes another one.
     """
-    files = [file for file in sorted(folder.rglob("*.py")) if 2_000 < file.stat().st_size < LONGEST]
+    files = [file for file in sorted(folder.rglob("*.py")) if 2_000 < file.stat().st_size < MOST_BYTES]
     found = []
     for file in files[:: max(1, len(files) // (4 * (skip + most + 1)))]:
         text = file.read_text("utf-8", "replace")

@@ -30,7 +30,7 @@ class Prompt:
 
 
 def prompts() -> Iterator[Prompt]:
-    """Prompts of the first three kinds for each held-out module, and of the last kind for each well-known module."""
+    """Yield three kinds of prompts for each held-out module, and the last kind for each well-known module."""
     library = standard_library()
     for name in well_known_modules():
         if (library / name).is_file():
@@ -49,13 +49,13 @@ def prompts() -> Iterator[Prompt]:
 
 
 def _edit(function: str) -> str:
-    """A request in ChatML, the format of the demo model's training, and the beginning of its answer."""
+    """Return a request in ChatML, the format of the demo model's training, with the beginning of its answer."""
     request, begun = _rename_request(function)
     return f"<|im_start|>user\n{request}<|im_end|>\n<|im_start|>assistant\n{begun}"
 
 
 def _rename_request(function: str) -> tuple[str, str]:
-    """A request to rename the most common name of a function, and the beginning of the answer to it."""
+    """Return a request to rename the most common name of a function, and the beginning of the answer to it."""
     names = Counter(re.findall(r"\b[a-z_]{4,}\b", function))
     old = next((n for n, _ in names.most_common() if n not in {"self", "return", "else", "from", "with"}), "name")
     begun = function.splitlines(keepends=True)[0].replace(old, f"new_{old}")

@@ -37,7 +37,7 @@ TESTS = (
     "tests/decoding/test_architectures.py", "tests/decoding/test_heads_exact.py", "tests/decoding/test_saved_cells.py",
     "tests/decoding/test_images.py", "tests/cli/test_end_to_end.py",
 )  # fmt: skip
-WORKERS = ("-n", "1", "--dist", "loadfile")  # a process that crashes is then a test that failed
+WORKERS = ("-n", "1", "--dist", "loadfile")  # A process that crashes is then a test that failed.
 INSTALL_SECONDS = 2 * 3600
 TEST_SECONDS = 3600
 LOOK = """
@@ -66,8 +66,9 @@ that failed. `.ci/weekly` tests the newest version every week.
 
 @dataclass
 class Outcome:
-    """What a version did. `failed`: names of tests, with the first line of why; `lacks`: names that are gone.
-    `error`: why there was nothing to test, else empty.
+    """The result of a version. `failed` has the names of tests, each with the first line of why.
+
+    `lacks` has the names that are gone. `error` says why there was nothing to test, or is empty.
     """
 
     version: str
@@ -88,9 +89,10 @@ class Outcome:
 
 
 def read_junit(text: str) -> tuple[int, int, dict[str, str]]:
-    """The counts of tests that passed and were skipped, and those that failed with the first line of why.
+    """Return how many tests passed and were skipped, and those that failed with the first line of why.
 
-    Raises ValueError where it is no report of pytest."""
+    Raises ValueError if it is no report of pytest.
+    """
     try:
         cases = list(ElementTree.fromstring(text).iter("testcase"))
     except ElementTree.ParseError as error:
@@ -162,7 +164,7 @@ def examine(python: Path, version: str, junit: Path, tests: Sequence[str] = TEST
         lines = looked.stderr.strip().splitlines() or ["no output"]
         return stamped(Outcome(version, error=f"it cannot be loaded: {lines[-1]}"))
     outcome = stamped(Outcome(**json.loads(looked.stdout), tests=list(tests)))
-    if outcome.lacks:  # nothing else of this package can be imported
+    if outcome.lacks:  # Nothing else of this package can be imported.
         return outcome
     report = junit / f"{LIBRARY}-{outcome.version}.xml"
     report.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +184,7 @@ def stamped(outcome: Outcome) -> Outcome:
 
 
 def order(version: str) -> tuple[int, ...]:
-    """For sorting versions such as 0.3.9 and 0.3.36."""
+    """Return a key that sorts versions such as 0.3.9 and 0.3.36."""
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
@@ -197,7 +199,7 @@ def record(outcome: Outcome, table: Path = TABLE) -> None:
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """docs/COMPATIBILITY.md, of the rows of docs/compatibility.json."""
+    """Return docs/COMPATIBILITY.md, made of the rows of docs/compatibility.json."""
     lines = [*HEAD.splitlines()]
     for row in rows:
         outcome = Outcome(**row)

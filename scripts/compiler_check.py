@@ -28,7 +28,7 @@ from pathlib import Path
 
 NO_AMX = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 TILE_FLAGS = ("-mamx-tile", "-mamx-int8")
-CLANG_VERSIONS = range(30, 13, -1)  # names such as clang-16; the newest that passes the check is taken
+CLANG_VERSIONS = range(30, 13, -1)  # The newest that passes the check is taken, such as clang-16.
 TIMEOUT_SECONDS = 60.0
 GPU_BUILD = re.compile(r"-DGGML_(CUDA|HIP|HIPBLAS|MUSA|SYCL|VULKAN|METAL|OPENCL|CANN)(:BOOL)?=(?i:on|1|true|yes)$")
 MISSING = (
@@ -85,7 +85,7 @@ STAND_IN = """
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision. `line`: in words. `environment`: variables to change for the build. `error`: no build is possible."""
+    """A decision in words, with the variables to change for the build, or an error if none is possible."""
 
     line: str
     environment: Mapping[str, str]
@@ -93,7 +93,7 @@ class Decision:
 
 
 def decide(environment: Mapping[str, str]) -> Decision:
-    """The compiler and flags for this machine. Takes about a second on a CPU with AMX, else some milliseconds."""
+    """Choose the compiler and flags for this machine, which takes a second on a CPU with AMX."""
     path, arguments = environment.get("PATH"), shlex.split(environment.get("CMAKE_ARGS", ""))
     wanted = {
         "CC": _defined(arguments, "CMAKE_C_COMPILER") or environment.get("CC", ""),
@@ -122,7 +122,7 @@ def _without(
     compiler: Sequence[str], wanted: Mapping[str, str], environment: Mapping[str, str], arguments: list[str],
     path: str | None, fresh: Mapping[str, str],
 ) -> Decision:  # fmt: skip
-    """The decision for a compiler that builds AMX code wrongly: clang if possible, else no AMX."""
+    """Decide for a compiler that builds AMX code wrongly: clang if possible, else no AMX."""
     fault = f"compiler: {version(compiler)} builds AMX code that crashes"
     fixed = [name for name, value in wanted.items() if value]
     # the GPU toolkit may not accept clang as host compiler
@@ -140,19 +140,19 @@ def _without(
 
 
 def _no_amx(environment: Mapping[str, str], arguments: list[str]) -> dict[str, str]:
-    """The flags that turn AMX off, where cmake reads them: a definition of the user hides the environment's flags."""
+    """Return the flags that turn AMX off, where cmake reads them: a user's definition hides the environment's flags."""
     changed: dict[str, str] = {}
     for define, name in (("CMAKE_C_FLAGS", "CFLAGS"), ("CMAKE_CXX_FLAGS", "CXXFLAGS")):
         if (given := _defined(arguments, define)) is None:
             changed[name] = " ".join((*shlex.split(environment.get(name, "")), *NO_AMX))
         else:
-            arguments = [*arguments, f"-D{define}={' '.join((given, *NO_AMX))}"]  # the last definition counts
+            arguments = [*arguments, f"-D{define}={' '.join((given, *NO_AMX))}"]  # The last definition counts.
             changed["CMAKE_ARGS"] = shlex.join(arguments)
     return changed
 
 
 def _defined(arguments: Sequence[str], name: str) -> str | None:
-    """The value of the last `-DNAME=VALUE` or `-DNAME:TYPE=VALUE`."""
+    """Return the value of the last `-DNAME=VALUE` or `-DNAME:TYPE=VALUE`."""
     found = None
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -162,7 +162,7 @@ def _defined(arguments: Sequence[str], name: str) -> str | None:
 
 
 def _turns_amx_on(compiler: Sequence[str], flags: Sequence[str], arguments: Sequence[str]) -> bool:
-    """Whether llama.cpp's flags make this compiler use AMX: `-march=native`, or definitions of the user."""
+    """Return True if llama.cpp's flags make this compiler use AMX: `-march=native`, or definitions of the user."""
     on = ("on", "1", "true", "yes")
     asked = any(
         (_defined(arguments, name) or "").lower() in on
@@ -175,7 +175,7 @@ def _turns_amx_on(compiler: Sequence[str], flags: Sequence[str], arguments: Sequ
 
 
 def builds_tiles(compiler: Sequence[str], source: str = SOURCE) -> bool:
-    """Whether all 64 bytes of a tile configuration are in memory when `ldtilecfg` reads them. Takes half a second."""
+    """Return True if all 64 bytes of a tile configuration are in memory when `ldtilecfg` reads them."""
     with tempfile.TemporaryDirectory(prefix="rest-local-compiler-") as name:
         code, assembly, program = (Path(name) / part for part in ("tiles.cpp", "tiles.s", "tiles"))
         code.write_text(source, "utf-8")
@@ -197,7 +197,7 @@ def builds_tiles(compiler: Sequence[str], source: str = SOURCE) -> bool:
 
 
 def _clang(path: str | None) -> tuple[str, str] | None:
-    """The C and C++ compiler of the newest clang that passes the check."""
+    """Return the C and C++ compiler of the newest clang that passes the check."""
     for suffix in ("", *(f"-{number}" for number in CLANG_VERSIONS)):
         c, cxx = shutil.which(f"clang{suffix}", path=path), shutil.which(f"clang++{suffix}", path=path)
         # clang 14 and 15 name the macros __AMXTILE__ and __AMXINT8__, so llama.cpp leaves out its AMX code
@@ -207,7 +207,7 @@ def _clang(path: str | None) -> tuple[str, str] | None:
 
 
 def _has_openmp(compiler: Sequence[str]) -> bool:
-    """Whether the compiler links OpenMP. Without it, llama.cpp uses its own threads."""
+    """Return True if the compiler links OpenMP. Without it, llama.cpp uses its own threads."""
     with tempfile.TemporaryDirectory(prefix="rest-local-compiler-") as name:
         code = Path(name) / "main.cpp"
         code.write_text("int main() { return 0; }\n", "utf-8")
@@ -216,7 +216,7 @@ def _has_openmp(compiler: Sequence[str]) -> bool:
 
 
 def version(compiler: Sequence[str]) -> str:
-    """The first line of `--version`, without the copyright."""
+    """Return the first line of `--version`, without the copyright."""
     result = _run([*compiler, "--version"])
     lines = result.stdout.splitlines() if result and result.returncode == 0 else []
     return lines[0].strip() if lines else shlex.join(compiler)
@@ -238,7 +238,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
 
 
 def _installed(command: Sequence[str]) -> bool:
-    """Whether the command's Python already has llama.cpp, so that nothing needs to be compiled."""
+    """Return True if the command's Python already has llama.cpp, so that nothing needs to be compiled."""
     if not command or not Path(command[0]).name.startswith("python"):
         return False
     found = _run([command[0], "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('llama_cpp'))"])

@@ -23,7 +23,7 @@ PLANNER = ("planning", "drafting", "calibration")
 
 
 def files_of(folder: str) -> dict[str, Path]:
-    """Every file of Python with a line in it, by the name of its module."""
+    """Return every file of Python with a line in it, by the name of its module."""
     paths = (path for path in sorted((ROOT / folder).rglob("*.py")) if path.stat().st_size)
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
@@ -33,13 +33,13 @@ def lines_of(paths: Mapping[str, Path]) -> int:
 
 
 def room_of(module: str) -> str:
-    """Its folder below the package; empty for modules that belong to all."""
+    """Return the folder of a module below the package, or an empty string for modules that belong to all."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and (ROOT / PACKAGE / parts[1]).is_dir() else ""
 
 
 def imports_of(path: Path, known: Mapping[str, Path]) -> set[str]:
-    """The modules among `known` that a file imports."""
+    """Return the modules among `known` that a file imports."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -51,7 +51,7 @@ def imports_of(path: Path, known: Mapping[str, Path]) -> set[str]:
 
 
 def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of files that import each other, by way of others too (Tarjan's components)."""
+    """Return the groups of files that import each other, also by way of others (Tarjan's components)."""
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -77,7 +77,7 @@ def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def constants_of(path: Path) -> Iterator[str]:
-    """The names of numeric constants."""
+    """Yield the names of numeric constants."""
     tree = ast.parse(path.read_text("utf-8"))
     for body in (tree.body, *(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
         for node in body:

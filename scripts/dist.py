@@ -32,22 +32,22 @@ from typing import Any
 import tomlkit
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_BYTES = 2_500_000  # of a wheel
+MOST_BYTES = 2_500_000
 LICENCE = "licenses/LICENSE"
 STRAY = ("__pycache__", ".pyc", "/work/", ".so", ".orig")
 COMMAND_SECONDS = 300
-INSTALL_SECONDS = 3600  # llama.cpp may be compiled
+INSTALL_SECONDS = 3600  # llama.cpp may be compiled.
 
 
 class Refused(Exception):
-    """A check failed; the message says which."""
+    """A check failed, and the message says which."""
 
 
 def run(
     command: Sequence[object], seconds: float = COMMAND_SECONDS, *, cwd: Path = ROOT,
     env: dict[str, str] | None = None,
 ) -> str:  # fmt: skip
-    """The standard output of a command. Raises Refused with the end of its output."""
+    """Run a command and return its standard output. Raises Refused with the end of its output."""
     words = list(map(str, command))
     try:
         done = subprocess.run(
@@ -75,7 +75,7 @@ def digest(path: Path) -> str:
 
 
 def tracked(source: Path = ROOT) -> set[str]:
-    """The files that git tracks, by their names in the checkout."""
+    """Return the files that git tracks, by their names in the checkout."""
     return set(run(["git", "-C", source, "ls-files", "-z"]).split("\0")) - {""}
 
 
@@ -150,7 +150,7 @@ def check_archives(sdist: Path, wheel: Path) -> None:
 
 
 def version() -> str:
-    """The version that the code says. The package is not imported, because another one may be installed."""
+    """Return the version that the code says. The package is not imported, because another one may be installed."""
     found = re.search(r'^__version__ = "(.+)"$', (ROOT / "rest_local/__init__.py").read_text("utf-8"), re.MULTILINE)
     assert found
     return found[1]
@@ -181,7 +181,7 @@ def use(commands: Path, folder: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "REST_LOCAL_"))}
     places = {f"REST_LOCAL_{name}": str(folder / name.lower()) for name in ("CACHE", "DATA", "CONFIG", "MODELS")}
     # Threads that wait for each other sleep: on a busy machine a spinning one takes the processor it waits for.
-    places["REST_LOCAL_MODEL"] = str(ROOT / "models" / "demo.gguf")  # the wheel has no model
+    places["REST_LOCAL_MODEL"] = str(ROOT / "models" / "demo.gguf")  # The wheel has no model.
     environment = {**kept, **places, "HF_HOME": str(folder / "hub"), "GOMP_SPINCOUNT": "0"}
 
     def call(*words: str | Path, program: str = "rest-local") -> str:

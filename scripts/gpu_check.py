@@ -30,7 +30,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = (("0.5B", "Q8_0"), ("1.5B", "Q4_K"), ("7B", "Q4_K"), ("30B-A3B", "Q4_K"))
-CONTEXT = 8192  # tokens; `tune` measures at three context lengths that fit
+CONTEXT = 8192  # `tune` measures at three context lengths that fit.
 DEMO = ROOT / "models" / "demo.gguf"
 QUICK_EXACT = ("--prompts", "4", "--tokens", "50")
 # By workload: the file of recorded answers, their vocabulary, and further options of `bench replay`.
@@ -73,11 +73,11 @@ class Check:
 
 
 class CommandFailed(Exception):
-    """A command failed; the message holds the end of its output."""
+    """A command failed, and the message holds the end of its output."""
 
 
 def run_json(command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
-    """The object that `command` prints as its last line. Raises CommandFailed."""
+    """Run a command and return the object that it prints as its last line. Raises CommandFailed."""
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     shown = shlex.join(["python", *command[1:]])
     lines = done.stdout.strip().splitlines()
@@ -91,7 +91,7 @@ def run_json(command: Sequence[str], environment: dict[str, str]) -> dict[str, A
 
 
 def machine() -> dict[str, Any]:
-    """CPU, system and GPUs, as far as the system reports them."""
+    """Return the CPU, system and GPUs, as far as the system reports them."""
     try:
         found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
         gpus = [line.split(" (UUID")[0] for line in found.stdout.splitlines()]
@@ -118,7 +118,7 @@ def build() -> dict[str, Any]:
 
 
 def workloads(check: Check, data: Path | None, limit: int) -> dict[str, list[str]]:
-    """The arguments of `bench replay` by workload, for those whose files exist; the others are noted in the result."""
+    """Return the arguments of `bench replay` by workload, and note those whose files are missing."""
     found, left_out = {}, check.result.setdefault("left_out", {})
     for name, (file, vocabulary, more) in RECORDED.items():
         if data is None or not (data / file).is_file() or not (data / vocabulary).is_file():
@@ -157,7 +157,7 @@ def synthetic(check: Check, shape: str, quant: str, path: Path, data: Path | Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 if every part succeeded, else 1."""
+    """Return the exit code: 0 if every part succeeded, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("gpu_check.json"))
     parser.add_argument("--cpu", action="store_true", help="no CUDA build, nothing on a GPU")
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not args.cpu and not args.no_build:
             check.part(["build"], build)
         replays = workloads(check, args.data, 2 if args.quick else args.limit)
-        if args.quick:  # because edits do not fit the demo model's context
+        if args.quick:  # Edits do not fit the demo model's context.
             text = "def add(a, b):\n    return a + b\n\n\n" * 8
             copied = folder / "copied.jsonl"
             copied.write_text(json.dumps({"instruction": text, "output": text}) + "\n", "utf-8")

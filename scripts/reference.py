@@ -1,10 +1,10 @@
-"""Writes docs/CLI.md and the manual pages in docs/man from the commands themselves (`make docs`).
+"""Write docs/CLI.md and the manual pages in docs/man from the commands themselves (`make docs`).
 
     python scripts/reference.py [FOLDER]
 
-Built from the declared options and not from the rendered help, whose layout changes with the version of click. There is
-one manual page for the program and one for each command; a command with subcommands has them on its page. Pages name no
-version and no date, so they change with the options only. Tests compare the files with what this writes.
+They are built from the declared options and not from the rendered help, whose layout changes with the version of click.
+There is one manual page for the program and one for each command. A command with subcommands has them on its page.
+Pages name no version and no date, so they change with the options only. Tests compare the files with what this writes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _document(command: click.Command, path: str, parent: click.Context | None) -
 
 
 def usage(command: click.Command) -> str:
-    """What follows the name of a command: [OPTIONS] PATH... and the like."""
+    """Return what follows the name of a command: [OPTIONS] PATH... and the like."""
     options = ["[OPTIONS]"] if any(isinstance(option, click.Option) for option in command.params) else []
     arguments = [_placeholder(argument) for argument in command.params if isinstance(argument, click.Argument)]
     return " ".join([*options, *arguments, *(["COMMAND"] if isinstance(command, click.Group) else [])])
@@ -110,7 +110,7 @@ def _row(option: click.Option) -> str:
 
 
 def value_of(option: click.Option) -> str:
-    """What follows the name of an option, empty for a flag."""
+    """Return what follows the name of an option, or an empty string for a flag."""
     if option.is_flag:
         return ""
     if isinstance(option.type, click.Choice) and not option.metavar:
@@ -119,14 +119,14 @@ def value_of(option: click.Option) -> str:
 
 
 def default_of(option: click.Option) -> str:
-    """The default as it is written on a command line: --mmap, 40."""
+    """Return the default as it is written on a command line: --mmap, 40."""
     if option.is_flag and option.secondary_opts:
         return str(option.opts[0] if option.default else option.secondary_opts[0])
     return str(option.default)
 
 
 def is_block(paragraph: str) -> bool:
-    """Whether a paragraph of a help text keeps its lines; click's mark for that is the first line."""
+    """Return True if a paragraph of a help text keeps its lines. Click's mark for that is the first line."""
     return paragraph.startswith("\b\n")
 
 
@@ -152,7 +152,7 @@ EXIT_TEXT = {
 
 
 def pages() -> dict[str, str]:
-    """The pages by file name: rest-local.1, rest-local-generate.1 and so on."""
+    """Return the pages by file name: rest-local.1, rest-local-generate.1 and so on."""
     context = click.Context(cli, info_name=PROGRAM)
     made = {f"{PROGRAM}.1": _page(_program(context))}
     for name in cli.list_commands(context):
@@ -163,12 +163,12 @@ def pages() -> dict[str, str]:
 
 
 def escape(text: str) -> str:
-    """Text as roff prints it, whatever it holds, for the middle of a line."""
+    """Escape a text for the middle of a line, so that roff prints it as it is."""
     return "".join(_SPECIAL.get(c, c if c.isascii() else f"\\[u{ord(c):04X}]") for c in text)
 
 
 def line(text: str) -> str:
-    """A line of text that is no request, although it may begin with a dot. `this` is set in bold."""
+    """Return a line of text that is no request, although it may begin with a dot. `this` is set in bold."""
     parts = re.split(r"`([^`]+)`", " ".join(text.split()))
     escaped = "".join(f"\\fB{escape(part)}\\fR" if n % 2 else escape(part) for n, part in enumerate(parts))
     return f"\\&{escaped}" if escaped.startswith(".") else escaped
@@ -229,7 +229,7 @@ def _head(page: str, path: str, command: click.Command) -> Iterator[str]:
 
 
 def _paragraphs(command: click.Command) -> Iterator[str]:
-    """The help text; a paragraph after \\b keeps its lines."""
+    """Yield the help text. A paragraph after \b keeps its lines."""
     for number, paragraph in enumerate(inspect.cleandoc(command.help or "").split("\n\n")):
         if number:
             yield ".PP"
@@ -242,10 +242,10 @@ def _paragraphs(command: click.Command) -> Iterator[str]:
 
 
 def _sections(command: click.Command) -> Iterator[str]:
-    """The options by section; those of loading a model are on the page of the program."""
+    """Yield the options by section. Those of loading a model are on the page of the program."""
     options = _declared(command)
     titles = dict.fromkeys(section_of(option) for option in options)
-    for title in sorted(titles, key=lambda title: title != "Options"):  # a command's own first, as in --help
+    for title in sorted(titles, key=lambda title: title != "Options"):  # A command's own come first, as in --help.
         if title not in SECTIONS:
             yield f".SH {escape(title.upper())}"
             yield from _options([option for option in options if section_of(option) == title])
