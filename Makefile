@@ -59,7 +59,7 @@ bench: $(TOOLS)  ## the figures of the README and docs/LOG.md (half an hour)
 	$(BIN)/python -m benchmarks figures
 	$(BIN)/rest-local bench lookup --model models/demo.gguf --cold --json
 
-docs: $(TOOLS)  ## write docs/CLI.md and the manual pages, and the documentation as a site into build/site
+docs: $(TOOLS)  ## write docs/CLI.md, and the documentation as a site into build/site
 	$(BIN)/python scripts/reference.py
 	$(SITE)
 

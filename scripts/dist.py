@@ -97,13 +97,9 @@ def wheel_problems(names: Sequence[str], known: set[str], project: dict[str, str
     for name in sorted(package - expected):
         yield f"{name} is in the wheel, and git does not track it"
     for name in sorted({*names} - package):
-        if ".dist-info/" not in name and ".data/data/share/man/man1/" not in name:
+        if ".dist-info/" not in name:
             yield f"{name} is in the wheel, outside the package"
     yield from (f"{name} is in the wheel" for name in names if any(part in name for part in STRAY))
-    manual = {Path(name).name for name in names if "/share/man/man1/" in name}
-    for name in sorted(known):
-        if name.startswith("docs/man/") and Path(name).name not in manual:
-            yield f"the manual page {Path(name).name} is not in the wheel"
     for wanted in (LICENCE, "entry_points.txt", "METADATA"):
         if not any(name.endswith(f".dist-info/{wanted}") for name in names):
             yield f"{wanted} is not in the wheel"
@@ -199,8 +195,6 @@ def use(commands: Path, folder: Path) -> None:
     (folder / "text.py").write_text("def area(width, height):\n    return width * height\n", "utf-8")
     expect("1 files" in call("index", "build", "text.py", "-o", "store"), "index build reads no file")
     call("demo", "-n", "16", "--repeats", "1", "--code", folder, "--json")
-    manual = commands.parent / "share/man/man1/rest-local.1"
-    expect(manual.exists(), f"there is no manual page {manual}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

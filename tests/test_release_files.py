@@ -86,7 +86,7 @@ def test_what_the_image_copies_is_in_its_context() -> None:
     wheel = (ROOT / "pyproject.toml").read_text("utf-8").partition("force-include]")[2].partition("[tool.hatch")[0]
     included = re.findall(r'^"([^"]+)" =', wheel, re.MULTILINE)
     assert len(included) > 5
-    assert {"README.md", "LICENSE", "rest_local/cli/main.py", "docs/man/rest-local.1", *included} <= {*files}
+    assert {"README.md", "LICENSE", "rest_local/cli/main.py", *included} <= {*files}
     assert not [path for path in files if path.startswith(("tests/", "benchmarks/", ".git"))]
 
 
