@@ -12,7 +12,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || getconf _NPROC
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check quick test count soak bench docs dist clean
+.PHONY: help install demo check quick test soak bench docs dist clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -45,9 +45,6 @@ quick: $(TOOLS)  ## the tests for after every edit, about a minute: no processes
 
 test: $(TOOLS)  ## all tests, two at a time; the tests of a file share one process, slow files begin
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(REPORT),--junit-xml=$(REPORT))
-
-count: $(TOOLS)  ## lines, modules, constants, circles of imports: figures of the structure
-	$(BIN)/python scripts/count.py
 
 soak: $(TOOLS)  ## the long tests: kills, readers, damaged requests, 10 000 requests; about 25 minutes
 	$(BIN)/pytest -s tests/soak/soak_*.py

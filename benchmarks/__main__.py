@@ -6,7 +6,7 @@
     python -m benchmarks figures        # `make bench`: what the README and docs/LOG.md quote, half an hour on 2 cores
 
 Each prints a table and ends in one line of JSON. Nothing else should run on the machine. `rest-local bench` and
-`scripts/gpu_check.py` measure for users.
+`rest-local tune` measure for users.
 """
 
 from __future__ import annotations
