@@ -106,7 +106,7 @@ def keeps_answers_or_prompts() -> bool:
 
 def _asked() -> Iterator[Path]:
     """Yield the files and folders with typed lines and KV cells. The content of a folder comes before the folder."""
-    from rest_local.kv_cache.saved import SESSIONS
+    from rest_local.kv_cache.cell_files import SESSIONS
     from rest_local.paths import cache_dir, data_dir
 
     if (typed := data_dir() / "chat_history").exists():

@@ -33,11 +33,13 @@ from rest_local.drafting.models.drafter import Drafter
 from rest_local.drafting.models.opening import NO_DRAFTER, Opener
 from rest_local.drafting.sources import Searchable, Sources
 from rest_local.errors import ModelError, OptionError
-from rest_local.kv_cache import saved
+from rest_local.kv_cache import cell_format, slot_files
 from rest_local.kv_cache.backend import LONGEST_CHAIN, Capability
-from rest_local.kv_cache.saved import PART, SESSIONS, CellFiles, NamedSlots, Run
+from rest_local.kv_cache.cell_files import SESSIONS, CellFiles
+from rest_local.kv_cache.cell_format import PART
 from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import Slot
+from rest_local.kv_cache.slot_files import NamedSlots, Run
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import Context, ContextSettings
 from rest_local.llama.cores import LOOK_S, others_run, release_team, wait_briefly
@@ -262,7 +264,7 @@ class DecodeContext:
         settings = settings_for(model.options, backend.n_ctx, backend.settings.threads)
         context = DecodeContext.open(model, settings, "exact", self.failed_stores, self.opener)
         if self.sessions is not None:
-            context.keep_sessions(self.sessions.files.limit)
+            context.keep_sessions(self.sessions.files.folder.limit)
         for told in context.warnings:
             if told not in self.warnings:
                 log.warning("%s", told)  # those of the engine were shown when it was loaded
@@ -309,7 +311,7 @@ class DecodeContext:
 
     def keep_sessions(self, limit: int) -> None:
         """Keep the cells of texts in the user's cache, `limit` bytes for all models; else a warning."""
-        made = saved.made_with(self.model, self.backend.settings, self.exact)
+        made = cell_format.made_with(self.model, self.backend.settings, self.exact)
         try:
             files = CellFiles(cache_dir() / SESSIONS, made, limit, part=self._part)
         except OSError as error:
@@ -387,10 +389,10 @@ class DecodeContext:
         problem = "there are none"
         try:
             if slot.n_past:
-                made = saved.made_with(self.model, self.backend.settings, self.exact)
-                planned = saved.plan(slot, made, self._part, self.capability.shares, most=sys.maxsize)
+                made = cell_format.made_with(self.model, self.backend.settings, self.exact)
+                planned = slot_files.plan(slot, made, self._part, self.capability.shares, most=sys.maxsize)
                 assert planned is not None
-                saved.save(slot, path, planned)
+                slot_files.save(slot, path, planned)
                 return True
         except OSError as error:
             problem = error.strerror or str(error)
@@ -401,10 +403,12 @@ class DecodeContext:
         """As `Engine.load_cells`."""
         slot = self.scheduler.slots.slots[0]
         try:
-            return saved.load(slot, path, saved.made_with(self.model, self.backend.settings, self.exact)).tokens
+            return slot_files.load(
+                slot, path, cell_format.made_with(self.model, self.backend.settings, self.exact)
+            ).tokens
         except FileNotFoundError:
             return 0
-        except (OSError, saved.Unusable) as error:
+        except (OSError, cell_format.Unusable) as error:
             log.warning("the cells in %s are not used, the text is evaluated again: %s", path, error)
             return 0
 

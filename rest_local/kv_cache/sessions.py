@@ -7,7 +7,7 @@
 - Only texts that are worth it: of LEAST_TOKENS and more, or of a session that has a name.
 - A text has the tokens on disk that it had in memory, so that what follows is evaluated in the same batches: in exact
   settings the answer after a restore has the bits of the one without it.
-- The thread that decodes copies cells, and nothing else; `saved.CellFiles` hashes, writes and reads in threads of its
+- The thread that decodes copies cells, and nothing else; `CellFiles` hashes, writes and reads in threads of its
   own. A part takes 0.4 ms of it for the toy model (0.4 MB), by the bytes some 5 ms for a model of 8B (16 MB).
 
 Where the memory cannot be cut back (recurrent state), a text is one file: the state after its last token and the
@@ -27,7 +27,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
 
-from rest_local.kv_cache.saved import LARGEST_STATE, PART, CellFiles, Cells, Head
+from rest_local.kv_cache.cell_files import CellFiles, Cells
+from rest_local.kv_cache.cell_format import LARGEST_STATE, PART, Head
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.placeholders import common_prefix, is_placeholder
 
@@ -237,7 +238,7 @@ class Sessions:
         part, names = self.files.part, self.files.names(text, slot.user)
         for place, name in enumerate(names.parts[first:], first):
             if not self.files.has(name):
-                if not self.files.wait_for_room(over - time.perf_counter()) or not self.files.writes:
+                if not self.files.writes.wait_for_room(over - time.perf_counter()) or not self.files.writes.is_open:
                     return False
                 state = slot.part(place * part, (place + 1) * part)
                 if not state:
@@ -257,7 +258,7 @@ class Sessions:
         self.files.put(name, Head(self.files.made, tokens, "parts", [len(tokens)]), [state], place)
 
     def _is_worth_it(self, slot: Slot) -> bool:
-        if not slot.is_kept or not self._saving or not self.files.writes:
+        if not slot.is_kept or not self._saving or not self.files.writes.is_open:
             return False
         least = PART if slot.is_named else LEAST_TOKENS
         return slot.n_past >= least and slot.n_past > slot.n_saved
@@ -271,7 +272,7 @@ class Sessions:
                 return True
             marks, records = [n for n, _ in states], [state for _, state in states]
             names = [self.files.name_of(slot.tokens[:n], slot.user) for n in marks]
-            self.files.wait_for_room(LOSS_S)
+            self.files.writes.wait_for_room(LOSS_S)
             self.files.put(name, Head(self.files.made, [], "states", marks, names), records)
             self._marks[name] = list(zip(marks, names, strict=True))
         slot.n_saved = slot.n_past

@@ -30,7 +30,7 @@ from rest_local.api.response_storage import KeptResponse, items_of
 from rest_local.api.responses import ResponseBody, listed
 from rest_local.api.responses_answer import ResponseCall
 from rest_local.errors import RestLocalError
-from rest_local.kv_cache.saved import NamedSlots
+from rest_local.kv_cache.slot_files import NamedSlots
 from rest_local.llama.embedding import Embedder, Ranker
 from rest_local.server.answering import OWNER, context_of, generate, parse, respond, submit
 from rest_local.server.operations import Endpoint, Operation, Routes, delete, get, post

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rest_local import Engine
-from rest_local.kv_cache.saved import Reader
+from rest_local.kv_cache.cell_format import Reader
 from rest_local.llama import library
 from rest_local.llama.options import ModelOptions
 

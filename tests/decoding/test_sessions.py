@@ -21,8 +21,8 @@ from support.heads import COVERING, draft_whatever_it_costs, model_and_drafter
 from rest_local import Engine
 from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
-from rest_local.kv_cache import saved, sessions
-from rest_local.kv_cache.saved import PART
+from rest_local.kv_cache import cell_files, sessions
+from rest_local.kv_cache.cell_format import PART, Head
 from rest_local.llama import library
 from rest_local.paths import cache_dir
 
@@ -266,14 +266,14 @@ def test_a_part_that_is_missing_ends_what_is_restored(tiny_model: TinyModel) -> 
 
 
 def test_a_file_that_disappears_while_it_is_restored(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deleted(self: saved.CellFiles, name: str) -> saved.Cells | None:
+    def deleted(self: cell_files.CellFiles, name: str) -> cell_files.Cells | None:
         self.path(name).unlink()
         return read(self, name)
 
-    model, read = tiny_model("llama"), saved.CellFiles._read
+    model, read = tiny_model("llama"), cell_files.CellFiles._read
     with opened(model) as engine:
         said, _ = answer(engine, text(900))
-    monkeypatch.setattr(saved.CellFiles, "_read", deleted)
+    monkeypatch.setattr(cell_files.CellFiles, "_read", deleted)
     with opened(model) as engine:
         assert answer(engine, text(900)) == (said, 0)
 
@@ -293,7 +293,7 @@ def test_files_are_private_the_bound_is_kept_and_the_newest_stay(tiny_model: Tin
     with opened(model, sessions=10 * size + 10) as engine:
         for seed in range(1, 8):
             answer(engine, text(513, seed), 1)
-            engine.context.sessions.files.flush(10)  # type: ignore[union-attr]
+            engine.context.sessions.files.writes.flush(10)  # type: ignore[union-attr]
             assert sum(path.stat().st_size for path in files()) <= 10 * size + 10
     with opened(model, sessions=10 * size + 10) as engine:
         assert answer(engine, text(600, 7), 1)[1] == 513
@@ -322,7 +322,7 @@ def test_what_is_too_old_goes(tiny_model: TinyModel) -> None:
     model = tiny_model("llama")
     with opened(model) as engine:
         answer(engine, text(512), 1)
-    old = time.time() - 86400 * (saved.MOST_DAYS + 1)
+    old = time.time() - 86400 * (cell_files.MOST_DAYS + 1)
     for path in files()[:2]:
         os.utime(path, (old, old))
     n = len(files())
@@ -358,22 +358,30 @@ def test_a_full_disk_costs_a_line_and_nothing_else(
     assert not list((cache_dir() / "sessions").rglob(".*"))
 
 
-def test_the_end_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["write", "Reader"])
+def test_the_end_does_not_wait_for_a_disk_that_hangs(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hangs, go_on = threading.Event(), threading.Event()
 
-    def write(*_: object) -> None:
+    def hang(*_: object) -> None:
         hangs.set()
         go_on.wait()
+        raise OSError
 
-    monkeypatch.setattr(saved, "write", write)
-    kept = saved.CellFiles(tmp_path, {"model": "x"}, LIMIT)
-    kept.put("name", saved.Head(kept.made, [1], "parts", [1]), [b"cells"])
-    closing = threading.Thread(target=kept.close, args=(0.01,))
+    monkeypatch.setattr(cell_files, what, hang)
+    kept = cell_files.CellFiles(tmp_path, {"model": "x"}, LIMIT)
+    if what == "write":
+        kept.put("name", Head(kept.made, [1], "parts", [1]), [b"cells"])
+    else:
+        kept.get("name")
+    closing = threading.Thread(target=kept.close, args=(0.01,), daemon=True)
     try:
         assert hangs.wait(60)
         closing.start()
         closing.join(60)
         assert not closing.is_alive()
+        assert all(each.daemon for each in threading.enumerate() if "sessions" in each.name), "Python waits for others"
     finally:
         go_on.set()
 
@@ -381,8 +389,8 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch
 def test_a_disk_with_little_space_is_left_alone(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    usage = saved.shutil.disk_usage
-    monkeypatch.setattr(saved.shutil, "disk_usage", lambda path: usage(path)._replace(free=1 << 20))
+    usage = cell_files.shutil.disk_usage
+    monkeypatch.setattr(cell_files.shutil, "disk_usage", lambda path: usage(path)._replace(free=1 << 20))
     with opened(tiny_model("llama")) as engine:
         answer(engine, text(500))
     assert not files()
@@ -465,7 +473,7 @@ def test_engines_share_the_folder(tiny_model: TinyModel) -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    assert sum(path.stat().st_size for path in files()) <= limit * (1 + 3 / saved.SCANNED)
+    assert sum(path.stat().st_size for path in files()) <= limit * (1 + 3 / cell_files.SCANNED)
 
 
 # Beside other requests
@@ -483,14 +491,14 @@ def service(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[S
 def test_others_go_on_while_a_text_is_restored(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file takes long, and they get tokens in between."""
     n_files = len(files()) if len(files()) < 3 else 14
-    read = saved.CellFiles._read
+    read = cell_files.CellFiles._read
     turn = threading.Semaphore(0)
 
-    def slow(self: saved.CellFiles, name: str) -> saved.Cells | None:
+    def slow(self: cell_files.CellFiles, name: str) -> cell_files.Cells | None:
         assert turn.acquire(timeout=60)
         return read(self, name)
 
-    monkeypatch.setattr(saved.CellFiles, "_read", slow)
+    monkeypatch.setattr(cell_files.CellFiles, "_read", slow)
     other = service.submit(Request(text(20, 5), max_tokens=1900, ignore_end=True))
     next(iter(other))
     restored = service.submit(Request(text(1900), max_tokens=4, ignore_end=True))
@@ -512,8 +520,8 @@ def test_others_go_on_while_a_text_is_restored(service: Service, monkeypatch: py
 
 def test_a_request_that_is_cancelled_while_it_is_restored(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     held = threading.Event()
-    read = saved.CellFiles._read
-    monkeypatch.setattr(saved.CellFiles, "_read", lambda self, name: read(self, name) if held.wait(60) else None)
+    read = cell_files.CellFiles._read
+    monkeypatch.setattr(cell_files.CellFiles, "_read", lambda self, name: read(self, name) if held.wait(60) else None)
     stream = service.submit(Request(text(1900), max_tokens=4, ignore_end=True))
     stream.cancel()
     held.set()

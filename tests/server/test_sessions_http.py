@@ -15,7 +15,7 @@ from live import Live, served
 from support.files import mounted, write_with
 
 from rest_local.decoding.engine import Engine
-from rest_local.kv_cache import saved, sessions
+from rest_local.kv_cache import cell_files, sessions, slot_files
 from rest_local.paths import cache_dir
 from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
@@ -69,7 +69,7 @@ def slot_of(live: Live) -> int:
 
 
 def saved_file(name: str = "talk") -> Path:
-    path = saved.path_of(cache_dir() / "sessions", name)
+    path = slot_files.path_of(cache_dir() / "sessions", name)
     assert path is not None
     return path
 
@@ -98,7 +98,7 @@ def test_saved_erased_and_restored(start: Start, tiny_model: Callable[..., Path]
     expected = complete(live, longer)["content"]
     assert act(live, "erase", None, slot).json()["n_erased"] > 0
     assert act(live, "erase", None, slot).json() == {"id_slot": slot, "n_erased": 0}
-    shutil.rmtree(next(path for path in saved_file().parents[1].iterdir() if path.name != saved.NAMED), True)
+    shutil.rmtree(next(path for path in saved_file().parents[1].iterdir() if path.name != cell_files.NAMED), True)
     restored = act(live, "restore", slot=slot).json()
     assert restored.keys() == {"id_slot", "filename", "n_restored", "n_read", "timings"}
     assert (restored["n_restored"], restored["n_read"]) == (n, saved_file().stat().st_size)
@@ -115,7 +115,7 @@ def test_a_later_server_restores_into_another_slot(start: Start) -> None:
     expected = complete(live)["content"]
     live.stop()
     for folder in saved_file().parents[1].iterdir():
-        if folder.name != saved.NAMED:
+        if folder.name != cell_files.NAMED:
             shutil.rmtree(folder)
     live = start()
     assert act(live, "restore", slot=1).status_code == 200
@@ -268,7 +268,7 @@ def test_a_small_disk_is_full(
     start: Start, small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """First what is saved by itself, then a slot: 1.3 MB a text."""
-    monkeypatch.setattr(saved, "LEAST_FREE", 0)
+    monkeypatch.setattr(cell_files, "LEAST_FREE", 0)
     home = cache_dir() / "sessions"
     home.symlink_to(small_disk)
     live = start(slots=2)

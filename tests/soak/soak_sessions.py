@@ -21,7 +21,7 @@ from rest_local.decoding.request import Request
 from rest_local.decoding.service import Service
 from rest_local.errors import SlotBusy
 from rest_local.kv_cache import sessions
-from rest_local.kv_cache.saved import NamedSlots
+from rest_local.kv_cache.slot_files import NamedSlots
 from rest_local.paths import cache_dir
 from tests.support.memory import resident_mb
 
