@@ -114,6 +114,12 @@ def test_a_library_that_cannot_be_used_is_one_line(code: str, tmp_path: Path) ->
     assert f"pip install 'llama-cpp-python=={needed.TESTED[-1]}'" in done.stderr
 
 
+def test_the_page_of_compatibility_lists_the_versions_that_are_advised() -> None:
+    page = (ROOM.parents[1] / "docs" / "COMPATIBILITY.md").read_text("utf-8")
+    works = [line.split(" | ")[0].strip("| ") for line in page.splitlines() if line.endswith("| works |")]
+    assert tuple(works) == needed.TESTED
+
+
 # ---- The log -------------------------------------------------------------------------------------------------------
 
 
