@@ -23,7 +23,7 @@ from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.staging import MERGE
 from rest_local.retrieval.update import merging, updating
 from rest_local.retrieval.update.forgetting import forget
-from rest_local.retrieval.update.merging import DEAD, FANOUT, Size, chosen_of, merge, tier_of, without
+from rest_local.retrieval.update.merging import DEAD, FANOUT, Size, chosen_of, merge, segments_without, tier_of
 from rest_local.retrieval.update.pruning import CONTEXT, LEAST_SLOTS, Target, choose, contexts_of, prune, size_of
 from rest_local.retrieval.update.updating import add
 
@@ -132,7 +132,7 @@ def test_what_is_deleted_of_an_input_that_stays_does_not_come_back(
 def forget_by_mask(path: Path, name: str) -> None:
     """Delete a document of no file as an update does: by a bit in the manifest."""
     with locked(path), Datastore.open(path) as store:
-        kept = tuple(entry for entry in without(store, {name}) if entry)
+        kept = tuple(entry for entry in segments_without(store, {name}) if entry)
         manifest = store.manifest
         commit(path, vocabulary=manifest.vocabulary, recipe=manifest.recipe, keep=kept, files=Files())
 

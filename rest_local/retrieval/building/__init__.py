@@ -1,1 +1,1 @@
-"""Building an index: text to tokens to sorted segments, and the commit."""
+"""Build an index: text to tokens to sorted segments, and the commit."""

@@ -1,4 +1,4 @@
-"""Writes segments and commits them: the one way to the disk of every datastore and history.
+"""Write segments and commit them, for every datastore and history.
 
 1. Take the lock.
 2. Write the files of the segments under new names, fsync each, fsync the directory. A long write does this in a
@@ -6,8 +6,8 @@
 3. Write the manifest under a new name, fsync it, rename it over the old one, fsync the directory.
 4. Then delete the files that the new manifest does not name. The next build deletes the orphans of a killed one.
 
-So a build is atomic, also if it is killed or the disk fails. Knows nothing about models: documents are names and token
-ids, and the states of the files that they were read from.
+So a build is atomic, also if it is killed or the disk fails. Knows nothing about models: documents are names, token ids
+and the states of their files.
 """
 
 from __future__ import annotations
@@ -43,42 +43,41 @@ from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, big_endian, order_of
 from rest_local.retrieval.sparse_index import SAMPLED, make_sample
 from rest_local.retrieval.staging import Staged, remove_orphans, writing
 
+# Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,
+# 1.3 GB at 3.
 SEGMENT_TOKENS = 1 << 26
-"""Default maximum size of a segment. Sorting takes 4 bytes of memory for each byte: about 0.9 GB at 2 bytes a token,
-1.3 GB at 3."""
 
 SMALL_SEGMENT = 1 << 16  # a segment up to this size is always merged into the next commit: sorting it takes 10 ms
 
 _WRITE = 1 << 24
 
+# Called with ("tokenized" | "sorted" | "written", tokens since the last call), and by a walk with ("read", bytes).
 Progress = Callable[[str, int], None]
-"""Called with ("tokenized" | "sorted" | "written", tokens since the last call), and by a walk with ("read", bytes)."""
 
 Documents = Iterable[Document | tuple[str, npt.NDArray[np.integer]]]
 
 
 def no_progress(what: str, amount: int) -> None:
-    """A `Progress` that nobody watches."""
+    """Ignore progress."""
 
 
 class GrowingSegment:
     """The documents of a segment that is being made, in their stored form: `width_of(vocab_size)` bytes a token.
-
-    tokens: so far, with one separator for each document.
+    `tokens` counts those so far, with one separator for each document.
     """
 
     def __init__(self, vocab_size: int) -> None:
         self.tokens = 0
         self._width = width_of(vocab_size)
         self._separator = vocab_size.to_bytes(self._width, "big")
-        self._texts: list[bytes] = []  # of each document: the separator, then the tokens, last first
+        self._texts: list[bytes] = []  # each is the separator, then a document's tokens, last first
         self._names: list[bytes] = []
         self._starts: list[int] = []
         self._states: list[tuple[int, FileState]] = []
-        self._copies: dict[bytes, int] = {}  # sha256 of a file: number of its document
+        self._copies: dict[bytes, int] = {}  # sha256 of a file -> number of its document
 
     def take_copy(self, document: Document) -> bool:
-        """Whether a document has the content of one that is here. Then its file becomes another state of that one. A
+        """Return True if another document here has this content. Then its file becomes another state of that one. A
         copy may come without tokens, so that they need not be computed again.
         """
         number = self._copies.get(document.states[0].sha256) if document.states else None
@@ -99,9 +98,8 @@ class GrowingSegment:
         self.tokens += len(document.tokens) + 1
 
     def content(self) -> dict[str, bytes | memoryview]:
-        """The content of the segment's files by kind; the documents are used up.
-
-        O(tokens log tokens). Sorting takes 7 bytes of memory for each byte of a token, and 4 for each token.
+        """Make the content of the segment's files by kind, which uses up the documents. O(tokens log tokens). Sorting
+        takes 7 bytes of memory for each byte of a token, and 4 for each token.
         """
         pieces = [self._separator * MAX_DEPTH, *reversed(self._texts), self._separator * MAX_MATCH]
         self._texts.clear()
@@ -127,8 +125,8 @@ class GrowingSegment:
 
 
 def grown(documents: Documents, vocab_size: int, most: int) -> Iterator[GrowingSegment]:
-    """Documents as segments of at most `most` tokens, unless one document has more, in their order. Files of the same
-    content in one segment become one document; documents without tokens are left out. Raises CorpusTooLarge, and
+    """Yield documents as segments of at most `most` tokens, unless one document has more, in their order. Files of the
+    same content in one segment become one document; documents without tokens are left out. Raises CorpusTooLarge, and
     ValueError for an id outside the vocabulary.
     """
     growing = GrowingSegment(vocab_size)
@@ -158,7 +156,7 @@ def write_segments(
     segment_tokens: int = SEGMENT_TOKENS,
     files: Files,
 ) -> tuple[SegmentEntry, ...]:
-    """Write the segments of `documents`, if any, into a directory, durably. Raises OSError, and as `grown`."""
+    """Write the segments of `documents`, if any, into a directory, durably. Raises OSError, and what `grown` raises."""
     written = []
     for growing in grown(documents, vocabulary.size, segment_tokens):
         content, name = growing.content(), secrets.token_hex(8)
@@ -178,7 +176,7 @@ def write_file(files: Files, path: Path, content: bytes | memoryview) -> FileEnt
 
 
 def write_parts(files: Files, path: Path, parts: Iterable[bytes | memoryview]) -> FileEntry:
-    """As `write_file`, of content that comes in parts."""
+    """Write a new file from parts as `write_file` does."""
     size, digest = 0, hashlib.sha256()
     descriptor = files.create(path)
     try:
@@ -206,19 +204,26 @@ def build(
     replace: bool = True,
     files: Files | None = None,
 ) -> Manifest:
-    """Build the index of the datastore at `path` for a vocabulary from documents, or (name, token ids), and commit it.
+    """Build the index of the datastore at `path` for a vocabulary, and commit it.
 
-    It replaces an existing index for this vocabulary, unless `replace` is False; those for others stay. segment_tokens:
-    maximum size of a segment, which bounds memory. A larger document gets a segment of its own. files: the file
-    operations; tests replace them.
-
-    Documents without tokens are left out. Raises:
-
-    - CorpusEmpty if no document has tokens, CorpusTooLarge for a document that no segment can hold
-    - ValueError for an id outside the vocabulary or a recipe field of a wrong type
-    - DatastoreLocked, DatastoreUnwritable if writing fails, and DatastoreExists
-
+    It replaces an existing index for this vocabulary; those for others stay. Documents without tokens are left out.
     After an error the existing datastore is intact. O(n log n), 5 M tokens/s or more on one core.
+
+    Args:
+        documents: documents, or (name, token ids)
+        recipe: what the manifest says about the origin of the text
+        progress: called with the tokens of each stage
+        segment_tokens: maximum size of a segment, which bounds memory. A larger document gets a segment of its own.
+        replace: False refuses to replace an index
+        files: file operations; tests replace them
+
+    Raises:
+        CorpusEmpty: no document has tokens
+        CorpusTooLarge: no segment can hold a document
+        ValueError: an id is outside the vocabulary, or a recipe field has a wrong type
+        DatastoreExists: there is an index, and `replace` is False
+        DatastoreLocked: another process writes
+        DatastoreUnwritable: writing fails
     """
     if not 1 <= segment_tokens < MAX_SEGMENT:
         raise ValueError(f"segment_tokens {segment_tokens} must be from 1 to {MAX_SEGMENT - 1}")
@@ -249,10 +254,10 @@ def commit(
     segment_tokens: int = SEGMENT_TOKENS,
     files: Files,
 ) -> Manifest:
-    """Steps 2 to 4, for a caller that holds the lock. The new commit has the segments `keep` of the present commit,
-    then those that are `staged`, then the segments of `documents`.
+    """Do steps 2 to 4, for a caller that holds the lock.
 
-    Other arguments and errors as for `build`, except DatastoreLocked.
+    The new commit has the segments `keep` of the present commit, then those that are `staged`, then the segments of
+    `documents`. Other arguments and errors are those of `build`, except DatastoreLocked.
     """
     recipe = dict(recipe or {})
     check_recipe(recipe)
@@ -262,7 +267,7 @@ def commit(
         old, new = (directory / f"{MANIFEST}.new-{secrets.token_hex(8)}" for _ in range(2))
         renamed = False
         try:
-            for name in staged.names if staged else ():  # they are synced already, and the directory is below
+            for name in staged.names if staged else ():  # The files are synced, and the directory will be.
                 files.rename(staged.place / name, directory / name)  # type: ignore[union-attr]
             written = write_segments(
                 directory,
@@ -300,7 +305,7 @@ def commit(
                 _drop(directory, set(os.listdir(directory)) - before, files)
             raise
         _drop(directory, set(os.listdir(directory)) - manifest.files.keys(), files)
-        with contextlib.suppress(DatastoreError, OSError):  # the next commit deletes them
+        with contextlib.suppress(DatastoreError, OSError):  # the next commit tries again
             remove_orphans(directory, files)
         return manifest
 

@@ -1,4 +1,4 @@
-"""Builds the shards of a plan on a Ray cluster: one task for each shard, which gives its segments.
+"""Build the shards of a plan on a Ray cluster, with one task for each shard.
 
     cluster = Cluster("auto")
     build_datastore("mycode", ["~/src"], vocabulary=vocabulary, cluster=cluster)
@@ -12,7 +12,7 @@ Contract:
   file.
 - A task reads the files of its shard where it is, if the node has them with the size and the time that the driver saw.
   If one differs, a task on the driver's node reads the files of this shard. The vocabulary comes with the build.
-- A node or a process that is lost costs the shards that it worked on. They are built again.
+- The shards of a lost node or process are built again.
 
 Ray is imported inside the functions. It is an extra: `pip install rest-local[ray]`.
 """
@@ -48,36 +48,33 @@ from rest_local.retrieval.sources.source import Reading, Skipped
 from rest_local.retrieval.sources.walk import Filters, read_files
 
 PART = 8 << 20  # bytes of a segment's file in one message
-GROUP = 4 << 20  # bytes of the files that the driver's node reads for one message
-WAITING = 4  # messages of a task that wait for the driver; then the task waits
+GROUP = 4 << 20  # bytes of files that the driver's node reads for one message
+WAITING = 4  # maximum messages that wait for the driver; then the task waits
 TRIES = 3
 REPORT_S = 0.5
+# This text shows whether a node tokenizes as the driver does, because its library may have another version.
 SAMPLE = "def f(x, y=12345):\n\t# it's \u00e9\u4f60\U0001f600  \r\n    return x['a'] != 0.5e-7 and not (y)\n" * 3
-"""A text that shows whether a node tokenizes as the driver does: its library may have another version."""
 
 Message = tuple[Any, ...]
-Shipped = tuple[Opener, Int32Array]  # how a node opens the vocabulary, and the tokens of SAMPLE
+Shipped = tuple[Opener, Int32Array]  # a node's opener of the vocabulary, and the tokens of SAMPLE
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a build runs.
-
-    address   `auto`: the cluster that this machine is a node of; host:port: the same, where there are several; `local`:
-              processes of this machine alone, which end with the build
-
-    Raises OptionError for an address outside of the cluster.
+    """The cluster that a build runs on. Raises OptionError for an address outside the cluster. `address` is `auto` for
+    the cluster that this machine is a node of, host:port for the same if there are several, or `local` for processes of
+    this machine alone, which end with the build.
     """
 
     address: str
-    ship: bool = False  # the driver's node reads all files, also where a node seems to have them
-    warn: Callable[[str], None] = lambda _: None  # called with a line for each shard that is built again
+    ship: bool = False  # the driver's node reads all files, even if another node seems to have them
+    warn: Callable[[str], None] = lambda _: None  # gets a line for each shard that is built again
 
     def __post_init__(self) -> None:
         check_address(self.address)
 
     def slots(self, memory: int) -> int:
-        """How many tasks with so many bytes the nodes have room for. Raises ClusterFailed if for none."""
+        """Return how many tasks with so many bytes fit on the nodes. Raises ClusterFailed if none does."""
         import ray
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
@@ -96,11 +93,10 @@ class Cluster:
         progress: Progress,
         files: Files,
     ) -> None:
-        """Build the shards with these numbers on the cluster that this process is connected to. What they gave is in
-        `shards.finished`.
+        """Build the shards with these numbers on the cluster that this process is connected to. `shards.finished` has
+        the results. `progress` is called as by `build_shard`, in this thread, with amounts below 0 for what was lost.
 
-        progress: as for `build_shard`, called in this thread, with amounts below 0 for what was lost. Raises
-        DatastoreError with the node for what `build_shard` raises there, ClusterFailed if processes die again and
+        Raises DatastoreError with the node for errors of `build_shard` there, ClusterFailed if processes die again and
         again, OptionError for a vocabulary that other machines cannot open, and OSError.
         """
         import ray
@@ -161,12 +157,12 @@ class Cluster:
 
 
 class EndedEarly(Exception):
-    """A task gives no more messages, and its shard is not done."""
+    """A task gives no more messages before its shard is done."""
 
 
 @dataclass
 class Receiving:
-    """One shard, as its messages arrive (`_shard`). `host`: where it is built, for messages to people."""
+    """One shard, as the messages of `_shard` arrive. Messages to people name its `host`."""
 
     plan: ShardPlan
     number: int
@@ -178,11 +174,9 @@ class Receiving:
     _reported: Counter[str] = field(default_factory=Counter)
 
     def take(self, messages: Iterator[Message]) -> bool:
-        """Take the next message, of a segment all of its data too; whether it was the last, and the shard is recorded
-        as done.
-
-        Raises EndedEarly, DatastoreError for data with another checksum and for what failed on the node, ClusterFailed
-        for a node with another version, and OSError.
+        """Take the next message, and all data of a segment. Return True after the last one, when the shard is recorded
+        as done. Raises EndedEarly, DatastoreError for data with another checksum and for failures on the node,
+        ClusterFailed for a node with another version, and OSError.
         """
         kind, *content = _next(messages)
         if kind == "on":
@@ -198,7 +192,7 @@ class Receiving:
                 self.report(what, amount)
         elif kind == "segment":
             entry = parse_segment(content[0], width_of(self.plan.vocabulary.size))
-            self._segments.append(entry)  # before its files are there, so that `drop` deletes them
+            self._segments.append(entry)  # `drop` deletes its files even if only some arrive
             for part, wanted in entry.files.items():
                 path = self.directory / file_name(entry.name, part)
                 if write_parts(self.files, path, _data(messages, wanted.size)) != wanted:
@@ -237,10 +231,9 @@ def _data(messages: Iterator[Message], left: int) -> Iterator[memoryview]:
 
 
 def _shard(part: ShardPlan, vocabulary: Shipped, ship: bool, driver: str) -> Iterator[Message]:
-    """A task: the messages about the only shard of a plan, until ("end", what was skipped) or ("failed", why).
-
-    ("on", host, version); ("progress", {what: amount}); ("segment", entry), and then the content of its files in order,
-    each as one or more ("data", uint8 [n]).
+    """Yield the messages about the only shard of a plan, until ("end", skipped) or ("failed", cause). This is the task.
+    They are ("on", host, version); ("progress", {what: amount}); ("segment", entry), and then the content of its files
+    in order, each as one or more ("data", uint8 [n]).
     """
     yield "on", socket.gethostname(), __version__
     messages: Queue[Message] = Queue(1)
@@ -253,7 +246,7 @@ def _shard(part: ShardPlan, vocabulary: Shipped, ship: bool, driver: str) -> Ite
 
 
 def _build(part: ShardPlan, vocabulary: Shipped, ship: bool, driver: str, messages: Queue[Message]) -> None:
-    """The thread of a task that builds."""
+    """Build the shard, in a thread of the task."""
     amounts, sent, skipped = Counter[str](), time.monotonic(), Skipped()
 
     def report(what: str, amount: int) -> None:
@@ -285,7 +278,7 @@ def _build(part: ShardPlan, vocabulary: Shipped, ship: bool, driver: str, messag
 
 
 def _is_here(part: ShardPlan) -> bool:
-    """Whether this node has the files of the shard as the driver saw them."""
+    """Return True if this node has the files of the shard as the driver saw them."""
     for file in part.shards[0]:
         try:
             status = os.lstat(file.path)
@@ -296,12 +289,13 @@ def _is_here(part: ShardPlan) -> bool:
     return True
 
 
-_opened: dict[str, DocumentTokenizer] = {}  # by hash: Ray uses a process for several tasks
-_open = ExitStack()  # until the process ends
+# Ray uses a process for several tasks. So vocabularies stay open, by hash, until the process ends.
+_opened: dict[str, DocumentTokenizer] = {}
+_open = ExitStack()
 
 
 def _tokenizer(wanted: str, opener: Opener, sample: Int32Array) -> DocumentTokenizer:
-    """Raises ClusterFailed if this machine tokenizes in another way."""
+    """Open the vocabulary. Raises ClusterFailed if this machine tokenizes in another way."""
     if wanted not in _opened:
         tokenizer = _open.enter_context(opener())
         if not np.array_equal(tokenizer.tokenize(SAMPLE), sample):
@@ -311,7 +305,7 @@ def _tokenizer(wanted: str, opener: Opener, sample: Int32Array) -> DocumentToken
 
 
 def shipped_texts(part: ShardPlan, node: str, skipped: Skipped, report: Progress) -> Iterator[Text]:
-    """The texts of the only shard of a plan, in its order, read by a task on the node with this id."""
+    """Yield the texts of a plan's only shard in order, read by a task on the node with this id."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -330,7 +324,7 @@ def shipped_texts(part: ShardPlan, node: str, skipped: Skipped, report: Progress
 
 
 def _read(groups: Sequence[Sequence[str]], filters: Filters) -> Iterator[tuple[list[Text], Skipped, int]]:
-    """A task: (texts, what was skipped, bytes) of each group of files."""
+    """Yield (texts, skipped files, bytes) of each group of files, in a task."""
     for paths in groups:
         skipped, sizes = Skipped(), list[int]()
         texts = list(read_files(paths, filters, Reading(skipped, looked_at=sizes.append)))

@@ -1,4 +1,4 @@
-"""Builds a datastore in one call: walk, tokenize in parallel, sort, commit, and record the recipe.
+"""Build a datastore in one call: walk, tokenize in parallel, sort, commit, and record the recipe.
 
     with Model.open("model.gguf", vocab_only=True) as model:
         built = build_datastore("mycode", ["~/src/mycode"], vocabulary=model.vocabulary)
@@ -44,7 +44,7 @@ from rest_local.retrieval.sources.walk import MAX_FILE_SIZE, Walk
 from rest_local.retrieval.staging import Staged, delete, writing
 
 SAMPLE_S = 0.5
-SORTED_A_SECOND = 5_000_000  # tokens, see `retrieval.building.build.build`
+SORTED_A_SECOND = 5_000_000  # tokens (`retrieval.building.build.build`)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Built:
 
     @property
     def tokens(self) -> int:
-        """Including one separator for each document."""
+        """Count the tokens, with one separator for each document."""
         return self.manifest.tokens
 
     @property
@@ -66,7 +66,7 @@ class Built:
 
     @property
     def bytes(self) -> int:
-        """On disk, without the manifest."""
+        """Return the size on disk without the manifest."""
         return self.manifest.size
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,16 +101,33 @@ def build_datastore(
 ) -> Built:
     """Build the datastore `name` (or a path) for a vocabulary from the text files below `paths`.
 
-    It replaces an existing index for this vocabulary, unless `replace` is False; those for other vocabularies stay.
-    `retrieval.sources.walk.walk_files` decides which files are taken. `recipe`: fields to record in addition to
-    paths and filters. memory: bytes of all processes together, by default a quarter of the machine's. jobs: processes,
-    for large text and a vocabulary that another process can open; a script that asks for several needs the guard
-    `if __name__ == "__main__"`, because they import it. If the process is killed, the next call with the same arguments
-    goes on where it was. cluster: tasks of a Ray cluster build, not processes; each gets `memory` divided by `jobs`.
+    `retrieval.sources.walk.walk_files` decides which files are taken. An existing index for this vocabulary is
+    replaced; those for other vocabularies stay. After an error the existing datastore is intact. If the process is
+    killed, the next call with the same arguments goes on where it was.
 
-    Raises InputInvalid (no such path), OptionError (bad glob, name or memory), CorpusEmpty, CorpusTooLarge,
-    DatastoreLocked, DatastoreUnwritable, DatastoreExists, ClusterFailed. After an error the existing datastore is
-    intact.
+    Args:
+        vocabulary: a tokenizer, such as `Model.vocabulary`
+        include: globs of the wanted files, instead of the usual extensions
+        exclude: globs of unwanted files
+        allow_secrets: take files that look like secrets, too
+        max_file_size: larger files, in bytes, are skipped
+        recipe: fields to record in addition to paths and filters
+        progress: called with the bytes or tokens of each stage
+        replace: False refuses to replace an index
+        memory: bytes of all processes together, by default a quarter of the machine's
+        jobs: processes, for large text and a vocabulary that another process can open. A script that asks for several
+            needs the guard `if __name__ == "__main__"`, because they import it.
+        cluster: tasks of a Ray cluster build in place of processes; each gets `memory` divided by `jobs`
+
+    Raises:
+        InputInvalid: a path does not exist
+        OptionError: a glob, the name or the memory is wrong
+        CorpusEmpty: no file has text to index
+        CorpusTooLarge: no segment can hold a file
+        DatastoreLocked: another process writes
+        DatastoreUnwritable: writing fails
+        DatastoreExists: there is an index, and `replace` is False
+        ClusterFailed: the cluster cannot be reached, or has no room
     """
     walk = Walk(
         tuple(map(str, paths)),
@@ -147,9 +164,14 @@ def build_from_sources(
     cluster: Cluster | None = None,
     files: Files | None = None,
 ) -> Built:
-    """As `build_datastore`, from sources of any kind, in their order. `recipe`: fields to record in addition to them;
-    `render`: for transcripts of chats (`sources.source.Render`). jobs counts for a single walk only; memory
-    bounds the segments of other sources, too. Raises OptionError for a cluster and anything but a single walk.
+    """Build a datastore as `build_datastore` does, from sources of any kind, in their order.
+
+    Args:
+        render: turns transcripts of chats into text (`sources.source.Render`)
+        jobs: counts for a single walk only; `memory` bounds the segments of other sources, too
+
+    Raises:
+        OptionError: a cluster cannot build anything but a single walk
     """
     report, memory, sources = progress or no_progress, memory or default_memory(), [one.prepared() for one in sources]
     recorded = {**recipe_of(sources), **(recipe or {})}
@@ -205,7 +227,7 @@ def build_from_texts(
     replace: bool = True,
     memory: int | None = None,
 ) -> Built:
-    """As `build_datastore`, from texts, or (document name, text), of any origin. One process."""
+    """Build a datastore in one process as `build_datastore` does, from texts or (document name, text) of any origin."""
     path, report, identity = datastore_path(name), progress or no_progress, _identity(vocabulary)
     documents = counted(tokenize_documents(texts, vocabulary), report)
     most = min(SEGMENT_TOKENS, segment_tokens(memory or default_memory(), vocabulary.size))
@@ -226,7 +248,17 @@ def rebuild_datastore(
 ) -> Built:
     """Build a datastore for a vocabulary from the sources that its newest index was built from.
 
-    `recipe`: fields to record in addition. Raises as `build_from_sources`, and `recorded_sources`.
+    Args:
+        vocabulary: a tokenizer, such as `Model.vocabulary`
+        recipe: fields to record in addition to the sources
+        progress: called with the bytes or tokens of each stage
+        replace: False refuses to replace an index
+        render: turns transcripts of chats into text (`sources.source.Render`)
+
+    Raises:
+        DatastoreNotFound: there is no datastore of this name
+        DatastoreError: its text cannot be read again, or any error of `build_datastore`
+        OptionError: this version does not know a source
     """
     sources = recorded_sources(datastore_path(name))
     return build_from_sources(
@@ -235,10 +267,9 @@ def rebuild_datastore(
 
 
 def recorded_sources(path: Path) -> list[Source]:
-    """The sources that the newest index of a datastore was built from.
-
-    Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, OptionError for a source that this version does not
-    know, and DatastoreError if it holds text of another origin, or some that cannot be read again.
+    """Return the sources that the newest index of a datastore was built from. Raises DatastoreNotFound,
+    DatastoreCorrupt, DatastoreVersion, OptionError for a source that this version does not know, and DatastoreError for
+    text that is of another origin or cannot be read again.
     """
     sources = from_recipe(newest_manifest(path).recipe)
     if not sources:
@@ -257,18 +288,17 @@ def recipe_of(sources: Sequence[Source]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an index will be. text: bytes of the files that a walk reads; disk: bytes of the index."""
+    """The expected size of an index, and the time to build it."""
 
     files: int
-    text: int
-    disk: int
+    text: int  # bytes of the files that a walk reads
+    disk: int  # bytes of the index
     seconds: float
 
 
 def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: Render | None = None) -> Estimate:
-    """Estimate a build from `recorded_sources`: tokenizes for SAMPLE_S seconds. Raises as `build_from_sources`.
-
-    The sample is of the first files in order, and what else the machine does changes its speed: a rough figure.
+    """Estimate a build from `recorded_sources`, by tokenizing for SAMPLE_S seconds. Raises as `build_from_sources`.
+    This is a rough figure, as the sample has the first files in order, and other programs change its speed.
     """
     measured = [source.measure() for source in sources]
     files, text = sum(files for files, _ in measured), sum(size for _, size in measured)
@@ -284,7 +314,7 @@ def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: R
     done = tokens = 0
     began = sampled = time.perf_counter()
     for number, document in enumerate(tokenize_documents(texts(), vocabulary)):
-        if number == 1:  # the time up to the first is that of starting: git lists the files, threads begin
+        if number == 1:  # Leave out the time to start: git lists the files, and threads begin.
             began, done, tokens = sampled, 0, 0
         done, tokens, sampled = done + sizes.popleft(), tokens + len(document.tokens), time.perf_counter()
         if number and sampled - began > SAMPLE_S:
@@ -294,7 +324,7 @@ def estimate(sources: Sequence[Source], vocabulary: DocumentTokenizer, render: R
     return Estimate(files, text, round(tokens * share * (4 + width_of(vocabulary.size))), seconds)
 
 
-SMALL_TEXT = 16 << 20  # bytes of text that one process has done before others have started
+SMALL_TEXT = 16 << 20  # one process has tokenized so many bytes before others have started
 
 
 def _identity(vocabulary: DocumentTokenizer) -> VocabularyId:
@@ -324,5 +354,5 @@ def _build_shards(
 
 
 def default_memory() -> int:
-    """A quarter of the machine's memory, in bytes."""
+    """Return a quarter of the machine's memory, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4

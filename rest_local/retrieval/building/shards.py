@@ -1,15 +1,14 @@
-"""A long build in steps that can be done anywhere, in any order, and again: plan, build each shard, commit.
+"""Divide a long build into steps that can run anywhere, in any order, and again: plan, build each shard, commit.
 
-    made = plan(walk, memory, vocabulary)               # which files, in which shards; JSON-able
-    build_shard(made, number, directory, tokenizer)     # for each number: in a process, or on another machine
+    made = plan(walk, memory, vocabulary)               # divides the files into shards; JSON-ready
+    build_shard(made, number, directory, tokenizer)     # runs for each number, in a process or on another machine
 
 A shard is a list of files. The files of its segments have the same bytes wherever and whenever they are built, as long
-as the files of the shard do not change. A shard that is done leaves a record in the staging directory, so a build that
-was killed goes on where it was. A staging directory belongs to the process that holds its lock; with a free lock it is
+as the files of the shard do not change. A shard that is done leaves a record in the staging directory, so a killed
+build goes on where it was. A staging directory belongs to the process that holds its lock; with a free lock it is
 an orphan, which the next build of the same plan continues and any other build deletes.
 
-Memory: a shard is planned so that its segment can be sorted within `memory`. Text with more tokens than planned for
-gives several segments.
+A shard is planned so that its segment can be sorted in `memory`. Text with more tokens than planned gives several.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ from rest_local.retrieval.sources.source import Reading, Skipped, made
 from rest_local.retrieval.sources.walk import Walk, list_files, read_files
 from rest_local.retrieval.staging import PLAN, delete, remove_orphans
 
+# A process that builds a shard of any size takes so many bytes for Python, the vocabulary and some texts.
 FIXED_MEMORY = 400 << 20
-"""Of a process that builds a shard, whatever its size: Python, the vocabulary, some texts."""
+# Bytes for each token while a segment is sorted, by the width of a token: its bytes twice, 4 for each of them, 4 for
+# the position, and a little.
 SORTED_MEMORY = {2: 17, 3: 23}
-"""Bytes for each token while a segment is sorted, by the width of a token: its bytes twice, 4 for each of them, 4 for
-the position, and a little."""
+# Bytes of text that are planned for a token. Code and English have 3 to 4, Chinese 3; data in hexadecimal 1.5.
 TEXT_BYTES = 2.5
-"""Bytes of text that are planned for a token. Code and English have 3 to 4, Chinese 3; data in hexadecimal 1.5."""
-LEAST_SHARD = 4 << 20  # bytes of text for which a process of its own pays: it starts in about a second
+LEAST_SHARD = 4 << 20  # a process starts in about a second, so it pays only for so many bytes of text
 
 
 class PlannedFile(NamedTuple):
-    """A file when it was listed. mtime_ns: its time of change."""
+    """A file when it was listed."""
 
     path: str
     size: int
@@ -63,13 +62,13 @@ class PlannedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """A build. tokens: the most in a segment; shards: their files, in order; skipped: files that the walk left out."""
+    """A plan of a build: the files of each shard, in order."""
 
     walk: Walk
     vocabulary: VocabularyId
-    tokens: int
+    tokens: int  # the most in a segment
     shards: tuple[tuple[PlannedFile, ...], ...]
-    skipped: Skipped
+    skipped: Skipped  # files that the walk left out
 
     @property
     def bytes(self) -> int:
@@ -77,14 +76,14 @@ class ShardPlan:
 
     @property
     def memory(self) -> int:
-        """Bytes of a process that builds a shard, about."""
+        """Return the approximate bytes of a process that builds a shard."""
         return FIXED_MEMORY + self.tokens * SORTED_MEMORY[width_of(self.vocabulary.size)]
 
     def shard_bytes(self, number: int) -> int:
         return sum(file.size for file in self.shards[number])
 
     def record(self, number: int) -> str:
-        """The name of a finished shard's record: says what it was made of, with size and time of each file."""
+        """Return the name of a finished shard's record, which depends on size and time of each file."""
         made_of = [self.vocabulary.hash, self.vocabulary.size, self.tokens, self.walk.to_dict(), self.shards[number]]
         return f"shard-{fingerprint(made_of)}.json"
 
@@ -99,17 +98,16 @@ class ShardPlan:
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> ShardPlan:
-        """The inverse of `to_dict`. Raises KeyError, TypeError, ValueError and OptionError for anything else."""
+        """Invert `to_dict`. Raises KeyError, TypeError, ValueError and OptionError for anything else."""
         shards = tuple(tuple(PlannedFile(str(a), int(b), int(c)) for a, b, c in shard) for shard in fields["shards"])
         vocabulary, skipped = VocabularyId(**fields["vocabulary"]), Skipped.from_dict(fields["skipped"])
         return ShardPlan(made(Walk, fields["walk"]), vocabulary, int(fields["tokens"]), shards, skipped)
 
 
 def plan(walk: Walk, memory: int, vocabulary: VocabularyId, least: int = 1) -> ShardPlan:
-    """List the files of a walk and divide them into shards whose segments can be sorted in `memory` bytes.
-
-    Files with the same content come one after another, so that one document holds them. least: number of shards, if
-    the text suffices for so many. Reads the files that have the size of another one. Raises InputInvalid, OptionError.
+    """Divide the files of a walk into shards whose segments can be sorted in `memory` bytes, at least `least` shards if
+    the text suffices. Files with the same content come one after another, so that one document holds them; to find
+    them, files of equal size are read. Raises InputInvalid, OptionError.
     """
     skipped = Skipped()
     listed = [PlannedFile(*file) for file in list_files(walk.paths, walk, skipped)]
@@ -119,7 +117,7 @@ def plan(walk: Walk, memory: int, vocabulary: VocabularyId, least: int = 1) -> S
 
 
 def segment_tokens(memory: int, vocab_size: int) -> int:
-    """The most tokens of a segment that is made in `memory` bytes. Raises OptionError if there is no room for any."""
+    """Return the most tokens of a segment that is made in `memory` bytes. Raises OptionError if none fits."""
     width = width_of(vocab_size)
     tokens = (memory - FIXED_MEMORY) // SORTED_MEMORY[width]
     if tokens < 1 << 20:
@@ -129,7 +127,7 @@ def segment_tokens(memory: int, vocab_size: int) -> int:
 
 
 def refreshed(old: ShardPlan, new: ShardPlan) -> ShardPlan:
-    """The plan `new` with the shards of `old` if it is of the same files, whatever changed in them."""
+    """Return the plan `new`, with the shards of `old` if both have the same files, whatever changed in them."""
     files = {file.path: file for shard in new.shards for file in shard}
     paths = [[file.path for file in shard] for shard in old.shards]
     if (old.tokens, old.walk) != (new.tokens, new.walk) or sum(map(len, paths)) != len(files):
@@ -140,7 +138,7 @@ def refreshed(old: ShardPlan, new: ShardPlan) -> ShardPlan:
 
 
 def _together(files: Sequence[PlannedFile]) -> list[list[PlannedFile]]:
-    """The files in order, those with the same content together."""
+    """Group the files in order, those with the same content together."""
     sizes = Counter(file.size for file in files)
     groups: dict[object, list[PlannedFile]] = {}
     for number, file in enumerate(files):
@@ -149,7 +147,7 @@ def _together(files: Sequence[PlannedFile]) -> list[list[PlannedFile]]:
 
 
 def _content(file: PlannedFile) -> object:
-    """Equal for files with the same content. A file that cannot be read is only like itself."""
+    """Return a value that is equal for files with the same content. An unreadable file equals only itself."""
     with suppress(OSError):
         status, data, _ = read_regular(file.path, file.size + 1)
         if data is not None and stat.S_ISREG(status.st_mode):
@@ -158,7 +156,7 @@ def _content(file: PlannedFile) -> object:
 
 
 def _divided(groups: Sequence[Sequence[PlannedFile]], most: int, least: int) -> Iterator[list[PlannedFile]]:
-    """Shards of about the same size, of at most `most` bytes unless one file has more; copies do not count."""
+    """Yield shards of about the same size, of at most `most` bytes unless one file has more. Copies do not count."""
     total = sum(group[0].size for group in groups)
     number = max(-(-total // most), min(least, total // LEAST_SHARD), 1)
     shard: list[PlannedFile] = []
@@ -174,12 +172,12 @@ def _divided(groups: Sequence[Sequence[PlannedFile]], most: int, least: int) -> 
 
 
 def fingerprint(fields: Any) -> str:
-    """16 hexadecimal digits of the sha256 of JSON-ready fields."""
+    """Return 16 hexadecimal digits of the sha256 of JSON-ready fields."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Shard(NamedTuple):
-    """What a shard gave. skipped: files that were left out after they were read."""
+    """The result of a shard. Files that were left out after they were read are in `skipped`."""
 
     segments: tuple[SegmentEntry, ...]
     skipped: Skipped
@@ -194,11 +192,10 @@ def build_shard(
     files: Files | None = None,
     workers: int | None = None,
 ) -> tuple[SegmentEntry, ...]:
-    """Build the segments of one shard in a staging directory; usually one, none if its files hold no text.
+    """Build the segments of one shard in a staging directory: usually one, none if its files hold no text.
 
     All files are synced when it returns. A shard that is already done there is not built again: its files are compared
-    with their checksums. workers: as for `tokenize_documents`. Raises ValueError for a tokenizer of another vocabulary,
-    CorpusTooLarge, and OSError.
+    with their checksums. Raises ValueError for a tokenizer of another vocabulary, CorpusTooLarge, and OSError.
     """
     files = files or Files()
     if done := finished(plan, number, directory, check=True):
@@ -226,8 +223,8 @@ def shard_documents(
     texts: Iterable[Text] | None = None,
     workers: int | None = None,
 ) -> Iterator[Document]:
-    """The documents of a shard. Of files with the same content, which follow one another, the first alone has tokens.
-    texts: None: read from its files. Raises ValueError for a tokenizer of another vocabulary.
+    """Yield the documents of a shard. Only the first of several files with the same content has tokens. `texts`
+    replaces reading its files. Raises ValueError for a tokenizer of another vocabulary.
     """
     if tokenizer.hash != plan.vocabulary.hash:
         raise ValueError(f"the plan is for vocabulary {plan.vocabulary.hash}, not {tokenizer.hash}")
@@ -238,7 +235,7 @@ def shard_documents(
 
 
 def _without_copies(texts: Iterable[Text]) -> Iterator[Text]:
-    """Texts, without the text of a file that has the content of the one before it."""
+    """Empty each text whose file has the content of the one before it."""
     last: bytes | None = None
     for text in texts:
         digest = text.state.sha256 if text.state else None
@@ -253,7 +250,7 @@ def record(plan: ShardPlan, number: int, directory: Path, shard: Shard, files: F
 
 
 def finished(plan: ShardPlan, number: int, directory: Path, check: bool = False) -> Shard | None:
-    """What is recorded of a shard, None if it is not done. check: compare its files with their checksums."""
+    """Return a shard's recorded result, or None if it is not done. `check` compares its files with their checksums."""
     try:
         fields = unsealed((directory / plan.record(number)).read_bytes())
         segments = tuple(parse_segment(entry, width_of(plan.vocabulary.size)) for entry in fields["segments"])
@@ -266,11 +263,11 @@ def finished(plan: ShardPlan, number: int, directory: Path, check: bool = False)
 
 @contextmanager
 def staged(index: Path, made: ShardPlan, files: Files) -> Iterator[tuple[Path, ShardPlan]]:
-    """The locked staging directory of a plan in the directory of an index, and the plan: with the shards of an earlier
-    build of it that did not end. Other staging directories are deleted unless a process works there.
+    """Lock and yield the staging directory of a plan in the directory of an index, and the plan with the shards of an
+    earlier build of it that did not end. Other staging directories are deleted unless a process works there.
 
-    After an error the directory stays, to be continued, unless the disk failed: a full one gets its room back. Raises
-    DatastoreLocked if another process holds it.
+    After an error the directory stays, so that the build can go on, unless the disk failed: a full one gets its room
+    back. Raises DatastoreLocked if another process holds it.
     """
     key = fingerprint([made.vocabulary.hash, made.tokens, made.walk.to_dict()])
     directory = index / f"staging-{key}"
@@ -311,20 +308,19 @@ def build_shards(
     progress: Progress = no_progress,
     files: Files | None = None,
 ) -> None:
-    """Build the shards with these numbers in up to `jobs` processes. What they gave is in `finished`.
+    """Build the shards with these numbers in up to `jobs` processes. `finished` has the results.
 
     A process opens the vocabulary for itself and gets the numbers of shards one after another. It ends when the build
-    ends, however that happens: it exits when the other end of its pipe is closed. `SIGINT` is left to this process.
-
-    progress: as for `build_shard`, called in this process. Raises what `build_shard` raises, in its own words, OSError
-    as it is, and DatastoreError if a process dies.
+    ends, however that happens: it exits when the other end of its pipe is closed. `SIGINT` is left to this process,
+    which also calls `progress`. Raises the errors of `build_shard` in their own words, OSError as it is, and
+    DatastoreError if a process dies.
     """
     left = deque(numbers)
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, SpawnProcess] = {}
 
     def stop(pipe: Connection) -> None:
-        """End a process now. What it was writing is cleared by the next build."""
+        """End a process now. The next build deletes its unfinished files."""
         process = workers.pop(pipe)
         pipe.close()
         process.kill()
@@ -350,7 +346,7 @@ def build_shards(
                     raise content[0]
                 if kind == "progress":
                     progress(*content)
-                elif left:  # it waits for a shard
+                elif left:  # the process waits for a shard
                     pipe.send(left.popleft())
                 else:
                     stop(pipe)
@@ -386,7 +382,7 @@ def _work(pipe: Connection, plan: ShardPlan, directory: Path, opener: Opener, fi
 
 
 def _listen(pipe: Connection, numbers: SimpleQueue[int]) -> None:
-    """Receive numbers until the other end is closed; then end the process, in the middle of whatever it does."""
+    """Receive numbers until the other end is closed. Then end the process, in the middle of whatever it does."""
     while True:
         try:
             numbers.put(pipe.recv())

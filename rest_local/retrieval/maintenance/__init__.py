@@ -1,1 +1,1 @@
-"""Keeping an index: checks, repair, statistics, and moving it between machines."""
+"""Check, repair and describe an index, and move it between machines."""

@@ -1,14 +1,14 @@
-"""Looks at every file of a datastore, lists each fault, and repairs what can be repaired.
+"""Look at every file of a datastore, list each fault, and repair what can be repaired.
 
-Checksums find damage on the disk. The content is looked at as well, because a wrong file may have a right checksum: one
-that a broken machine wrote, or that came from elsewhere. A look changes nothing.
+Checksums find damage on the disk. The content is looked at as well, because a wrong file may have a right checksum if a
+broken machine wrote it, or if it came from elsewhere. A look changes nothing.
 
 A repair keeps every intact segment, and never deletes the only copy of an intact file:
 
 - A segment whose tokens or documents are damaged is dropped. An update or a rebuild reads its files again.
 - A segment whose tokens and documents are intact is written again: order, file states and whatever else is derived.
 - A damaged manifest is replaced by the copy of a killed commit, if all files of that are intact.
-- What killed processes left is deleted.
+- Leftovers of killed processes are deleted.
 
 All changes of an index are one commit (docs/FORMAT.md), so the files of before stay until the new ones are durable.
 """
@@ -36,29 +36,25 @@ from rest_local.retrieval.home import folders, read_manifest, stagings
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, from_big_endian, order_of, width_of
 from rest_local.retrieval.staging import IMPORTING, delete, delete_unnamed, leftovers
 
+# These kinds of faults are only leftovers of killed processes. They take room and do no harm.
 LEFT = ("orphan", "staging", "removed", "importing")
-"""Kinds of faults that are only left over from killed processes. They take room and do no harm."""
 
 _SAMPLE = 1000
 _ATTEMPTS = 5
-_NEEDED = ("tokens", "documents")  # of a segment; everything else follows from them, or is optional
+_NEEDED = ("tokens", "documents")  # the other files of a segment follow from these, or are optional
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault. directory: of the index; name: of the file or directory in it; what: for people.
-
-    kind: "manifest", "version", "missing", "unreadable", "size", "checksum", "table", "ids", "order", or one of LEFT.
-    segment: empty for a fault of no segment; part: the kind of the segment's file; bytes: of what is left over.
-    """
+    """A fault of a file or directory of an index."""
 
     directory: Path
-    name: str
-    kind: str
-    what: str
-    segment: str = ""
-    part: str = ""
-    bytes: int = 0
+    name: str  # file or directory in the index
+    kind: str  # manifest, version, missing, unreadable, size, checksum, table, ids, order, or one of LEFT
+    what: str  # message to people
+    segment: str = ""  # name of the faulty segment
+    part: str = ""  # kind of its file
+    bytes: int = 0  # size of a leftover
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in ("name", "kind", "what", "segment", "bytes")}
@@ -67,27 +63,25 @@ class Fault:
 
 @dataclass(frozen=True)
 class Looked:
-    """What a look at an index found. manifest: None if it cannot be read; seal: the bytes that it was read from; bytes:
-    of the segments' files that were read.
-    """
+    """The result of a look at an index."""
 
     directory: Path
-    manifest: Manifest | None
-    seal: bytes
+    manifest: Manifest | None  # None if it cannot be read
+    seal: bytes  # sha256 of the manifest's bytes
     faults: tuple[Fault, ...]
-    bytes: int = 0
+    bytes: int = 0  # number of bytes read
 
     def faults_of(self, entry: SegmentEntry) -> set[str]:
-        """The kinds of a segment's files that have a fault."""
+        """Return the kinds of a segment's files that have a fault."""
         return {fault.part for fault in self.faults if fault.segment == entry.name}
 
 
 def look(path: Path, directories: Iterable[Path] | None = None, *, thorough: bool = False) -> list[Looked]:
-    """Look at these indexes of the datastore at `path`; None: at all of it, and at what killed processes left.
+    """Look at these indexes of the datastore at `path`, or at all of it and at leftovers of killed processes.
 
     Every byte of the segments' files is read once, in little memory. The order of a segment is compared with its text
-    at _SAMPLE places; thorough: as a whole, which sorts the text again: O(n log n), with the memory of a build. Changes
-    nothing and needs no lock. A commit in the meantime makes it look again.
+    at _SAMPLE places, or as a whole if `thorough`, which sorts the text again: O(n log n), with the memory of a build.
+    Changes nothing and needs no lock. A commit in the meantime makes it look again.
     """
     if directories is not None:
         return [_look_at(directory, thorough) for directory in directories]
@@ -108,16 +102,16 @@ def _look_at(directory: Path, thorough: bool, attempts: int = _ATTEMPTS) -> Look
         found = segment_faults(directory, entry, manifest.vocabulary, thorough=thorough)  # type: ignore[union-attr]
         faults += found
         total += sum(entry.files[kind].size for kind in {*entry.files} - {fault.part for fault in found})
-    if not any(fault.kind in ("manifest", "version") for fault in faults):  # else nothing says what is in use
+    if not any(fault.kind in ("manifest", "version") for fault in faults):  # only a manifest says which files are used
         faults += _left(directory, manifest)
     faults += _removed(directory)
-    if faults and attempts > 1 and seal != seal_of(directory):  # there was a commit in the meantime
+    if faults and attempts > 1 and seal != seal_of(directory):  # a commit came in the meantime
         return _look_at(directory, thorough, attempts - 1)
     return Looked(directory, manifest, seal, tuple(faults), total)
 
 
 def seal_of(directory: Path) -> bytes:
-    """The sha256 of the manifest's bytes, empty without one: tells whether there was a commit in between."""
+    """Return the sha256 of the manifest's bytes, empty without one, to notice a commit in between."""
     try:
         return hashlib.sha256((directory / MANIFEST).read_bytes()).digest()
     except OSError:
@@ -127,7 +121,7 @@ def seal_of(directory: Path) -> bytes:
 def segment_faults(
     directory: Path, entry: SegmentEntry, vocabulary: VocabularyId, *, thorough: bool = False
 ) -> list[Fault]:
-    """All faults of a segment, at most one for each of its files."""
+    """Return all faults of a segment, at most one for each of its files."""
     found = _Segment(directory, entry, vocabulary)
     for kind in entry.files:
         found.read(kind)
@@ -139,14 +133,14 @@ def segment_faults(
 
 
 class _Segment:
-    """A look at the files of one segment. good: the kinds of its files without a fault so far."""
+    """A look at the files of one segment. `good` has the kinds of its files without a fault so far."""
 
     def __init__(self, directory: Path, entry: SegmentEntry, vocabulary: VocabularyId) -> None:
         self.directory, self.entry, self.vocabulary = directory, entry, vocabulary
         self.width = width_of(vocabulary.size)
         self.faults: list[Fault] = []
         self.good = set(entry.files)
-        self.ends: list[np.ndarray[Any, np.dtype[np.int64]]] = []  # of the separators: indices in the file of tokens
+        self.ends: list[np.ndarray[Any, np.dtype[np.int64]]] = []  # the separators' indices in the file of tokens
         self.outside = 0
 
     def fault(self, part: str, kind: str, what: str) -> None:
@@ -193,7 +187,7 @@ class _Segment:
             table.name(number)
 
     def check_separators(self) -> None:
-        """Each document ends in a separator, and there is none elsewhere."""
+        """Check that each document ends in a separator, and that there is none elsewhere."""
         length, backwards = self.entry.tokens, np.concatenate(self.ends)
         before, after = np.arange(MAX_DEPTH), np.arange(MAX_DEPTH + length, PADDING + length)
         inside = MAX_DEPTH + length - documents_of(self.directory, self.entry).starts[:0:-1].astype(np.int64)
@@ -228,7 +222,7 @@ class _Segment:
         return None
 
     def check_whole_order(self) -> None:
-        """Sort the text again: the file has to be that order, without repetitions."""
+        """Sort the text again, and check that the file has that order, without repetitions."""
         order = np.fromfile(self.path("order"), "<u4")
         if len(order) and int(order.max()) >= self.entry.tokens:
             return self.fault("order", "order", "points outside the text")
@@ -241,7 +235,7 @@ class _Segment:
 
 
 def _left(directory: Path, manifest: Manifest | None) -> Iterator[Fault]:
-    """What a killed writer left in the directory of an index. Nothing while a writer works there."""
+    """Yield leftovers of a killed writer in the directory of an index. Yield nothing while a writer works there."""
     used = {file_name(entry.name, kind) for entry in (manifest.segments if manifest else ()) for kind in entry.files}
     with os.scandir(directory) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
@@ -257,7 +251,7 @@ def _left(directory: Path, manifest: Manifest | None) -> Iterator[Fault]:
 
 
 def _removed(directory: Path) -> Iterator[Fault]:
-    """What killed removals and imports left in a directory."""
+    """Yield leftovers of killed removals and imports in a directory."""
     for path in leftovers(directory):
         if not is_held(path):
             kind, what = ("importing", "an import") if path.name.startswith(IMPORTING) else ("removed", "a removal")
@@ -271,26 +265,23 @@ def size_of(directory: Path) -> int:
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """What a repair will do to one index. lost: segments that are dropped; again: that are written again, from intact
-    text; copy: of a manifest that replaces a damaged one; hopeless: why the index cannot be repaired, empty if it can;
-    lost_names: of the documents whose text is lost, as far as an intact table tells; None if none does.
-    """
+    """The plan of a repair of one index."""
 
     looked: Looked
-    lost: tuple[SegmentEntry, ...] = ()
-    again: tuple[SegmentEntry, ...] = ()
-    copy: Path | None = None
-    hopeless: str = ""
-    lost_names: tuple[str, ...] | None = ()
+    lost: tuple[SegmentEntry, ...] = ()  # segments to drop
+    again: tuple[SegmentEntry, ...] = ()  # segments to write again, from intact text
+    copy: Path | None = None  # the manifest that replaces a damaged one
+    hopeless: str = ""  # why the index cannot be repaired
+    lost_names: tuple[str, ...] | None = ()  # documents whose text is lost, as far as known; None if no table is intact
 
     @property
     def left(self) -> tuple[Fault, ...]:
-        """What killed processes left, which is deleted."""
+        """Return leftovers of killed processes, which are deleted."""
         return tuple(fault for fault in self.looked.faults if fault.kind in LEFT)
 
     @property
     def needs_lock(self) -> bool:
-        """Whether files of the index change, not only directories that nothing uses."""
+        """Return True if files of the index change, not only directories that nothing uses."""
         return bool(self.lost or self.again or self.copy) or any(fault.kind == "orphan" for fault in self.left)
 
     @property
@@ -312,7 +303,7 @@ class RepairPlan:
 
 
 def plan(looked: Looked) -> RepairPlan:
-    """What a repair would do. Reads the copies of a damaged manifest with all of their segments."""
+    """Plan a repair. Reads the copies of a damaged manifest with all of their segments."""
     manifest, faults = looked.manifest, looked.faults
     if manifest is None:
         unreadable = next((fault for fault in faults if fault.kind in ("manifest", "version")), None)
@@ -330,11 +321,10 @@ def plan(looked: Looked) -> RepairPlan:
 
 
 def repair(planned: RepairPlan, *, files: Files | None = None) -> None:
-    """Do what a plan says, under the writers' lock, in one commit.
+    """Execute a plan under the writers' lock, in one commit. A hopeless index stays as it is.
 
-    A hopeless index stays as it is. Needs the memory of a build for a segment that is written again. Raises
-    DatastoreError if there was a commit since the look, DatastoreLocked, and DatastoreUnwritable: then the index is as
-    it was before.
+    Needs the memory of a build for a segment that is written again. Raises DatastoreError if there was a commit since
+    the look, DatastoreLocked, and DatastoreUnwritable: then the index is as it was before.
     """
     files, directory = files or Files(), planned.looked.directory
     if planned.hopeless:
@@ -356,7 +346,7 @@ def repair(planned: RepairPlan, *, files: Files | None = None) -> None:
             if fault.kind == "removed" and path.exists():
                 delete(path, files)
             elif fault.kind in ("staging", "importing") and path.exists():
-                with contextlib.suppress(DatastoreLocked), locked(path):  # which a process may have taken up
+                with contextlib.suppress(DatastoreLocked), locked(path):  # a process may have taken it up
                     files.unlink_tree(path)
 
 
@@ -374,8 +364,8 @@ def _commit(planned: RepairPlan, files: Files) -> None:
 
 
 def read_documents(directory: Path, entry: SegmentEntry, size: int, bad: set[str]) -> Iterator[Document]:
-    """The documents of a segment that are not deleted, from its intact tokens and tables. size: of the vocabulary; bad:
-    the kinds of files that are not read. Without its states the files of a document are read again by an update.
+    """Yield the live documents of a segment from its intact tokens and tables. `size` is that of the vocabulary; files
+    of the kinds in `bad` are not read. Without its states an update reads the files of a document again.
     """
     table, width = documents_of(directory, entry), width_of(size)
     packed = np.fromfile(directory / file_name(entry.name, "tokens"), np.uint8)
@@ -388,7 +378,7 @@ def read_documents(directory: Path, entry: SegmentEntry, size: int, bad: set[str
 
 
 def _names(looked: Looked, entry: SegmentEntry) -> list[str] | None:
-    """The names of a segment's documents that are not deleted, from its documents or else its states."""
+    """Return the names of a segment's live documents, from its documents or else its states."""
     bad = looked.faults_of(entry)
     with contextlib.suppress(DatastoreError, OSError):
         if "documents" not in bad:
@@ -401,7 +391,7 @@ def _names(looked: Looked, entry: SegmentEntry) -> list[str] | None:
 
 
 def _complete_copy(directory: Path) -> Path | None:
-    """The newest copy of a manifest whose segments are all intact."""
+    """Return the newest copy of a manifest whose segments are all intact."""
     complete: list[tuple[int, Path]] = []
     for path in sorted(directory.glob(f"{MANIFEST}.new-*")):
         with contextlib.suppress(DatastoreError, OSError):
@@ -412,8 +402,8 @@ def _complete_copy(directory: Path) -> Path | None:
 
 
 def _restore(directory: Path, copy: Path, files: Files) -> None:
-    """Step 3 of a commit, for a manifest that is there already. The copy stays until the next writer deletes it: on a
-    file system whose renames are not atomic (exFAT), a power cut may take it away before it has its new name.
+    """Do step 3 of a commit, for a manifest that is there already. The copy stays until the next writer deletes it: on
+    a file system whose renames are not atomic (exFAT), a power cut may take it away before it has its new name.
     """
     with unwritable(directory):
         new = directory / f"{MANIFEST}.new-{secrets.token_hex(8)}"

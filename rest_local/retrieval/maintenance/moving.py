@@ -1,4 +1,4 @@
-"""Moves a datastore between machines as one checksummed file. docs/FORMAT.md has the format."""
+"""Move a datastore between machines as one checksummed file. docs/FORMAT.md has the format."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ from rest_local.retrieval.maintenance.checking import segment_faults
 from rest_local.retrieval.staging import IMPORTING, Staged, clear_folder, writing
 
 _ATTEMPTS = 5
-_KEPT = ("kind", "description")  # of a recipe without its paths
+_KEPT = ("kind", "description")  # the fields of a recipe without its paths
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
-_LOCK_S = 1.0  # for another import that takes the new directory for one of a killed import
+_LOCK_S = 1.0  # another import may lock the new directory for so long, as one of a killed import
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What was exported or imported. path: of the datastore; manifests: of its indexes, the datastore's own first;
-    bytes: of the export; also: names of the vocabularies that the datastore had before and keeps.
-    """
+    """The result of an export or import."""
 
     path: Path
-    manifests: tuple[Manifest, ...]
-    bytes: int
-    also: tuple[str, ...] = ()
+    manifests: tuple[Manifest, ...]  # the datastore's own index first
+    bytes: int  # size of the export
+    also: tuple[str, ...] = ()  # names of vocabularies that the datastore had before and keeps
 
     @property
     def tokens(self) -> int:
@@ -55,12 +53,12 @@ class Moved:
 
 
 def export(path: Path, directories: Sequence[Path], output: BinaryIO, *, recipe: bool = True) -> Moved:
-    """Write these indexes of the datastore at `path` to `output`, which may be a pipe. recipe: with the recorded paths
-    and the model; names of documents are always in it.
+    """Write these indexes of the datastore at `path` to `output`, which may be a pipe. `recipe` includes the recorded
+    paths and the model; names of documents are always in it.
 
-    Takes 4 MB of memory, needs no lock, and moves the commit that it found even if there is a new one meanwhile. Raises
-    DatastoreCorrupt if a file does not fit its checksum (then `output` has no end, and no import takes it), and OSError
-    from `output`.
+    Takes 4 MB of memory, needs no lock, and exports the commit that it found even if there is a new one meanwhile.
+    Raises DatastoreCorrupt if a file does not fit its checksum (then `output` has no end, and no import takes it), and
+    OSError from `output`.
     """
     with contextlib.ExitStack() as stack:
         held = [_opened(directory, stack) for directory in directories]
@@ -85,8 +83,8 @@ def export(path: Path, directories: Sequence[Path], output: BinaryIO, *, recipe:
 def export_file(
     path: Path, directories: Sequence[Path], file: Path, *, recipe: bool = True, overwrite: bool = False
 ) -> Moved:
-    """`export` to a file, which appears as a whole when it is durable. Raises DatastoreError if it cannot be written,
-    and if it exists without `overwrite`.
+    """Export to a file, which appears as a whole when it is durable. Raises DatastoreError if it cannot be written, and
+    if it exists without `overwrite`.
     """
     if not overwrite and os.path.lexists(file):
         raise DatastoreError(f"export {file}: exists already; replace it (`replace`) or give another file")
@@ -105,14 +103,14 @@ def import_datastore(
     files: Files | None = None,
     label: str = "",
 ) -> Moved:
-    """Make the datastore that was exported to `source`, which may be a pipe. name: a name or path, None: its old name.
+    """Make the datastore that was exported to `source`, perhaps a pipe. `name` is a name or path; None keeps its own.
 
     Everything is read, compared with its checksums and looked at as by `checking` before anything becomes visible. A
-    new datastore appears as a whole. replace: put each index in the place of the one for the same vocabulary, in one
-    commit each; indexes for other vocabularies stay. label: what errors call the source.
+    new datastore appears as a whole. `replace` replaces the index for the same vocabulary, in one commit each; indexes
+    for other vocabularies stay. Errors call the source `label`.
 
-    Raises OptionError for a name that is none, DatastoreExists, DatastoreUnwritable, and
-    DatastoreError if the source is damaged, ends early or is no export. Then nothing has changed.
+    Raises OptionError for a name that is none, DatastoreExists, DatastoreUnwritable, and DatastoreError if the source
+    is damaged, ends early or is no export. Then nothing has changed.
     """
     reader = Reader(source, label or "from the standard input")
     old_name, parts = reader.head()
@@ -133,19 +131,19 @@ def import_datastore(
 
 @dataclass
 class _Place:
-    """The directory in which an import is put together. kept: it must not be deleted."""
+    """The directory in which an import is put together. It is deleted unless it is `kept`."""
 
     path: Path
     kept: bool = False
 
 
+# The directory of an index in the place, and its manifest with new names of the segments.
 _Received = tuple[Path, Manifest]
-"""The directory of an index in the place, and its manifest with new names of the segments."""
 
 
 @contextlib.contextmanager
 def _workplace(parent: Path, files: Files) -> Iterator[_Place]:
-    """A locked directory next to the datastore, deleted at the end unless renamed. Deletes those of killed imports."""
+    """Yield a locked directory next to the datastore. Delete it at the end unless kept, and those of killed imports."""
     clear_folder(parent, files)
     place = _Place(parent / f"{IMPORTING}{secrets.token_hex(8)}")
     with locked(place.path, _LOCK_S, make=files):
@@ -185,7 +183,7 @@ def _write(path: Path, parts: Iterator[bytes], files: Files) -> None:
 
 
 def _check(received: list[_Received], reader: Reader) -> None:
-    """Compare every file with its checksum, and look at what it holds."""
+    """Compare every file with its checksum, and look at its content."""
     hashes = [manifest.vocabulary.hash for _, manifest in received]
     if len({*hashes}) < len(hashes):
         raise reader.damaged("it has two indexes for one vocabulary")
@@ -196,7 +194,7 @@ def _check(received: list[_Received], reader: Reader) -> None:
 
 
 def _publish(place: _Place, path: Path, received: list[_Received], files: Files) -> None:
-    """The place becomes the new datastore, by a rename."""
+    """Rename the place, so that it becomes the new datastore."""
     for directory, manifest in received:
         _write(directory / MANIFEST, iter([manifest.to_bytes()]), files)
     with unwritable(path):
@@ -215,7 +213,7 @@ def _publish(place: _Place, path: Path, received: list[_Received], files: Files)
 
 
 def _put_in(path: Path, received: list[_Received], replace: bool, files: Files) -> tuple[str, ...]:
-    """Commit each index in a datastore that is there, the oldest first. Returns the names of the other vocabularies."""
+    """Commit each index in an existing datastore, the oldest first. Return the names of the other vocabularies."""
     for directory, manifest in sorted(received, key=lambda one: one[1].revision):
         with writing(path, manifest.vocabulary.hash, files) as target:
             if not replace and (target / MANIFEST).exists():
@@ -228,7 +226,7 @@ def _put_in(path: Path, received: list[_Received], replace: bool, files: Files) 
 
 
 def _opened(directory: Path, stack: contextlib.ExitStack) -> tuple[Manifest, dict[str, BinaryIO]]:
-    """A commit, and its files by name, open, so that a later commit cannot delete them."""
+    """Return a commit, and its open files by name. So a later commit cannot delete them."""
     for _ in range(_ATTEMPTS):
         manifest = read_manifest(directory)
         with contextlib.ExitStack() as attempt:
@@ -258,7 +256,7 @@ _NAME = re.compile(r"[^./\\\0][^/\\\0]{0,199}\Z")
 
 
 class Writer:
-    """Writes the parts of an export. written: number of bytes."""
+    """A writer of the parts of an export. `written` counts bytes."""
 
     def __init__(self, output: BinaryIO) -> None:
         self._output, self._digest, self.written = output, hashlib.sha256(), 0
@@ -268,7 +266,7 @@ class Writer:
         self._write(data + _padding(len(data)))
 
     def copy(self, name: str, file: BinaryIO, wanted: FileEntry, path: Path) -> None:
-        """Add an open file. Raises DatastoreCorrupt if it is not what the manifest says."""
+        """Add an open file. Raises DatastoreCorrupt if it differs from the manifest."""
         if os.fstat(file.fileno()).st_size != wanted.size:
             raise DatastoreCorrupt(path, "it has another size than the manifest says")
         digest, left = hashlib.sha256(), wanted.size
@@ -298,7 +296,7 @@ class Writer:
 
 
 class Reader:
-    """Reads the parts of an export in their order, and nothing else. read: number of bytes so far."""
+    """A reader of the parts of an export in their order, and of nothing else. `read` counts bytes."""
 
     def __init__(self, source: BinaryIO, label: str) -> None:
         self._source, self._label, self._digest, self.read = source, label, hashlib.sha256(), 0
@@ -307,7 +305,7 @@ class Reader:
         return DatastoreError(f"import {self._label}: {what}; nothing was changed; copy it or export it again")
 
     def head(self) -> tuple[str, list[tuple[str, int]]]:
-        """The datastore's old name, and the folder and the size of the manifest of each index."""
+        """Return the datastore's old name, and the folder and the size of the manifest of each index."""
         block = self._take(_BLOCK, may_end=True)
         name = block[:100].rstrip(b"\0").decode("ascii", "replace")
         if not name.startswith(HEAD[:18]):
@@ -328,7 +326,7 @@ class Reader:
             raise self.damaged(f"its head is damaged: {error}") from error
 
     def content(self, name: str, size: int) -> Iterator[bytes]:
-        """The content of the next part, which must have this name and size."""
+        """Yield the content of the next part, which must have this name and size."""
         if self._take(_BLOCK) != _header(name, size):
             raise self.damaged(f"{name} is not where it has to be")
         for start in range(0, size, _CHUNK):
@@ -336,7 +334,7 @@ class Reader:
         self._skip_padding(size)
 
     def end(self) -> None:
-        """The checksum of everything, and nothing after it."""
+        """Compare the checksum of everything, and check that nothing follows."""
         wanted = f"{self._digest.hexdigest()}\n".encode()
         if b"".join(self.content(TAIL, len(wanted))) != wanted:
             raise self.damaged("it does not match its checksum")
@@ -372,7 +370,7 @@ def member(where: str, name: str) -> str:
 
 
 def _header(name: str, size: int) -> bytes:
-    """The header block of a part. Its fields hold nothing of this machine or user."""
+    """Make the header block of a part. Its fields hold nothing of this machine or user."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o600
     return info.tobuf(tarfile.GNU_FORMAT, "ascii", "strict")

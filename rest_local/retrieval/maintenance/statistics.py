@@ -1,4 +1,4 @@
-"""What an index holds, in numbers that a user asks for: documents, files, tokens, sizes, and what changed since."""
+"""Describe an index in numbers that a user asks for: documents, files, tokens, sizes, and changes since."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.documents import FileState, alive
 
 TOP = 10  # entries of each list
-_TIERS = (1 << 16, 1 << 20, 1 << 24, 1 << 26)  # tokens, upper ends
+_TIERS = (1 << 16, 1 << 20, 1 << 24, 1 << 26)  # upper ends, in tokens
 
 
 def statistics(directory: Path, *, changes: bool = False) -> dict[str, Any]:
-    """The statistics of the index in `directory`, JSON-ready. Reads the tables of the documents and of their files, not
-    the text: O(documents).
+    """Return the statistics of the index in `directory`, JSON-ready. Reads the tables of the documents and of their
+    files, not the text: O(documents).
 
     - documents, tokens: those that are not deleted; tokens include one separator for each document
-    - dead: what is deleted and waits for a merge
-    - files: those that were read; duplicates: those of them whose text another file gave; 0 where no states are kept
+    - dead: deleted ones that wait for a merge
+    - files: those that were read; duplicates: files whose text another file gave; 0 without states
     - tiers: segments by number of tokens; bytes: on disk by kind of file; age_s: seconds since the commit
     - largest, extensions, folders: the first TOP by tokens; folders are those below the one that holds all documents
     - changed: only with `changes`, which looks at the size and the time of every file: `changed_since`
 
     Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion.
     """
-    sizes: list[tuple[str, int]] = []  # name, and tokens with the separator, of each document that is not deleted
+    sizes: list[tuple[str, int]] = []  # (name, tokens with the separator) of each live document
     states: list[FileState] = []
     by_kind: Counter[str] = Counter()
     duplicates = 0
@@ -68,10 +68,9 @@ def statistics(directory: Path, *, changes: bool = False) -> dict[str, Any]:
 
 
 def changed_since(states: list[FileState]) -> dict[str, int]:
-    """How many recorded files look changed: number of "same", "changed", "missing" and "unknown" ones.
-
-    An estimate at the cost of one look (`stat`) at each file: of the same size and time is the same; of the same size,
-    but with an uncertain time, is unknown. New files are not looked for; `rest-local index update` finds them.
+    """Count the recorded files that look "same", "changed", "missing" and "unknown", at the cost of one `stat` for
+    each. This is an estimate: a file of the same size and time is the same, and one of the same size with an uncertain
+    time is unknown. New files are not looked for; `rest-local index update` finds them.
     """
     found = Counter(_change(state) for state in states)
     return {key: found[key] for key in ("same", "changed", "missing", "unknown")}
@@ -90,7 +89,7 @@ def _change(state: FileState) -> str:
 
 
 def _tiers(tokens: list[int]) -> list[dict[str, int | None]]:
-    """Segments and their tokens by size; `up_to` is None for the largest."""
+    """Group segments and their tokens by size; `up_to` is None for the largest."""
     tiers: list[dict[str, int | None]] = []
     lower = 0
     for upper in (*_TIERS, None):
@@ -102,7 +101,7 @@ def _tiers(tokens: list[int]) -> list[dict[str, int | None]]:
 
 
 def _tops(sizes: list[tuple[str, int]]) -> dict[str, list[dict[str, Any]]]:
-    """The lists `largest`, `extensions` and `folders`."""
+    """Make the lists `largest`, `extensions` and `folders`."""
     names = [os.path.dirname(name) for name, _ in sizes]
     comparable = len({os.path.isabs(name) for name in names}) == 1
     shared = os.path.commonpath(names) if comparable else ""
@@ -117,7 +116,7 @@ def _tops(sizes: list[tuple[str, int]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _age(created: str) -> float | None:
-    """Seconds since a time in a manifest, None if it is none. Never negative: clocks differ."""
+    """Return the seconds since a time in a manifest, None if it is invalid. Never negative: clocks differ."""
     try:
         then = datetime.datetime.fromisoformat(created)
         now = datetime.datetime.now(datetime.timezone.utc)

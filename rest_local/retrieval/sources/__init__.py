@@ -1,4 +1,4 @@
-"""Where the text of a datastore comes from: one module for each kind of source, and a registry of them."""
+"""Read the text of a datastore: one module for each kind of source, and a registry of them."""
 
 from rest_local.retrieval.sources.git import Git
 from rest_local.retrieval.sources.recipes import from_recipe, source_of

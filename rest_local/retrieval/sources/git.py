@@ -1,4 +1,4 @@
-"""The tracked files of a revision of a git repository, without a checkout, and what its newest commits wrote."""
+"""Read the tracked files of a git revision without a checkout, and the text that its newest commits wrote."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True)
 class Git(Filters, Source):
-    """A revision of a repository, which may be bare.
+    """A revision of a repository, which may be bare. `history` adds the text that the newest `commits` wrote.
 
-    revision: as given, such as a branch; commit: what it meant when the source was prepared. history: also the text
-    that the newest `commits` commits wrote.
-
-    The files are named `REPOSITORY@REVISION:PATH`, so that an update after the branch moved knows them again; those of
-    the history `REPOSITORY@COMMIT:PATH` with 12 digits, and files too if the revision is a commit's id.
+    `revision` is as given, such as a branch; `commit` is its meaning when the source was prepared. The files are named
+    `REPOSITORY@REVISION:PATH`, so that an update after the branch moved knows them again; those of the history
+    `REPOSITORY@COMMIT:PATH` with 12 digits, and files too if the revision is a commit's id.
     """
 
     kind: ClassVar[str] = "git"
@@ -60,7 +58,7 @@ class Git(Filters, Source):
             yield from changes(repository, commit, self.commits, self, reading)
 
     def measure(self) -> tuple[int, int]:
-        """Without the history, whose size is not known before it was read."""
+        """Measure without the history, whose size is not known before it is read."""
         sizes = [entry.size for entry in entries(Path(self.repository), self._commit(), self, Skipped())]
         return len(sizes), sum(sizes)
 
@@ -72,7 +70,7 @@ class Git(Filters, Source):
         return replace(source, commit=source._commit())
 
     def _commit(self) -> str:
-        """The id of the recorded commit, else of the one that the revision means now. Raises InputInvalid."""
+        """Return the id of the recorded commit, else of the one that the revision means now. Raises InputInvalid."""
         if not os.path.isdir(self.repository):
             raise InputInvalid("repository", printable(self.repository), "no such directory; clone it first")
         wanted = self.commit or self.revision
@@ -86,11 +84,12 @@ class Git(Filters, Source):
 
 
 _REGULAR = ("100644", "100755")
-_MARK_DIGITS = 15  # of a blob's id: 60 bits fit the time of change, in whose place they stand
+# So many digits of a blob's id replace the time of change, which has room for these 60 bits.
+_MARK_DIGITS = 15
 
 
 class Entry(NamedTuple):
-    """A regular file of a commit. size: bytes."""
+    """A regular file of a commit. `size` is in bytes."""
 
     path: str
     blob: str
@@ -98,8 +97,8 @@ class Entry(NamedTuple):
 
 
 def files_of_commit(repository: Path, commit: str, name: str, filters: Filters, reading: Reading) -> Iterator[Text]:
-    """The text of every file of a commit that is worth indexing, named `NAME:PATH`, with a state that stays the same
-    while the blob does. Raises InputInvalid if git cannot list the commit.
+    """Yield the text of every file of a commit that is worth indexing, named `NAME:PATH`, with a state that stays the
+    same while the blob does. Raises InputInvalid if git cannot list the commit.
     """
     with Blobs(repository) as blobs:
         for entry in entries(repository, commit, filters, reading.skipped):
@@ -117,7 +116,7 @@ def files_of_commit(repository: Path, commit: str, name: str, filters: Filters, 
 
 
 def entries(repository: Path, commit: str, filters: Filters, skipped: Skipped) -> Iterator[Entry]:
-    """The regular files of a commit whose names are wanted. Hidden ones, links and submodules are left out."""
+    """Yield the regular files of a commit whose names are wanted. Hidden ones, links and submodules are left out."""
     command = git_command(repository, "ls-tree", "-r", "-z", "--long", "--full-tree", commit)
     with started(command) as git:
         assert git.stdout is not None
@@ -149,7 +148,7 @@ class Blobs(Closing):
     _process: subprocess.Popen[bytes] | None = None
 
     def read(self, blob: str, most: int = sys.maxsize) -> bytes | None:
-        """The content, None if the repository does not have it, or it has more than `most` bytes."""
+        """Return the content of a blob, or None if it is missing or has more than `most` bytes."""
         if self._process is None:
             command, pipe = git_command(self.repository, "cat-file", "--batch"), subprocess.PIPE
             self._process = subprocess.Popen(
@@ -166,7 +165,7 @@ class Blobs(Closing):
                 return None
             size = int(head[2])
             data = process.stdout.read(min(size, most))
-            left = size + 1 - len(data)  # with the line feed after it
+            left = size + 1 - len(data)  # a line feed follows the content
             while left and (rest := process.stdout.read(min(left, 1 << 20))):
                 left -= len(rest)
             return data if size <= most else None
@@ -185,12 +184,12 @@ AROUND = 3  # unchanged lines on each side of a change
 
 _COMMIT = re.compile(rb"commit [0-9a-f]{40,64}\n\Z")
 _DIFF = b"diff " + b"--git "
-_PIECE = 1 << 16  # bytes of a longer line that are read at once
+_PIECE = 1 << 16  # longer lines are read in pieces of so many bytes
 
 
 @dataclass(slots=True)
 class _Change:
-    """A file of a commit while it is read. lines: of its new side, until they are too many."""
+    """A file of a commit while it is read. `lines` are those of its new side, until they are too many."""
 
     commit: str
     path: str = ""
@@ -204,7 +203,7 @@ class _Change:
 
 
 def changes(repository: Path, commit: str, commits: int, filters: Filters, reading: Reading) -> Iterator[Text]:
-    """The texts, named `REPOSITORY@COMMIT:PATH` with 12 digits of the commit. Raises InputInvalid if git fails."""
+    """Yield the texts, named `REPOSITORY@COMMIT:PATH` with a commit of 12 digits. Raises InputInvalid if git fails."""
     arguments = (
         "log", f"--max-count={commits}", "--no-merges", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv",
         "--submodule=short", "--ignore-submodules=all", "--no-relative", "-O/dev/null", "--patch",
@@ -232,8 +231,8 @@ def changes(repository: Path, commit: str, commits: int, filters: Filters, readi
 
 def _changes(log: IO[bytes], most: int) -> Iterator[_Change]:
     change = _Change("")
-    kept = True  # whether the line that is being read belongs to the new side
-    inside = False  # whether the next piece continues a line
+    kept = True  # True while a line of the new side is read
+    inside = False  # True if the next piece continues a line
     while line := log.readline(_PIECE):
         if inside:
             if kept:

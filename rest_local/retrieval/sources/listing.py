@@ -1,4 +1,4 @@
-"""Reads regular files, and says whether their time of change tells later whether they changed again."""
+"""Read regular files, list them with git or without, and tell whether their time of change is reliable."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from rest_local.retrieval.documents import grouped
 from rest_local.retrieval.files import AS_IT_IS
 from rest_local.retrieval.sources.source import Skipped
 
+# A file that was written so shortly before it was read may be written again with the same time of change: FAT stores
+# even seconds.
 RACY_NS = 2_000_000_000
-"""A file that was written so short a time before its reading may be written again at the same time of change: FAT
-stores even seconds."""
 
 
 class Contents(NamedTuple):
-    """What was read of a file. status: before that; data: None if not a regular file; mtime_ns: 0 if not certain."""
+    """The content of a file."""
 
-    status: os.stat_result
-    data: bytes | None
-    mtime_ns: int
+    status: os.stat_result  # taken before the reading
+    data: bytes | None  # None if it is not a regular file
+    mtime_ns: int  # 0 if not certain
 
 
 def read_regular(path: str, limit: int) -> Contents:
@@ -49,40 +49,40 @@ def read_regular(path: str, limit: int) -> Contents:
 
 
 def certain(mtime_ns: int, now_ns: int) -> int:
-    """The time of change of a file that is read at `now_ns`, 0 if a later change could have the same time."""
+    """Return the time of change of a file that is read at `now_ns`, or 0 if a later change could have the same time."""
     return mtime_ns if mtime_ns > 0 and now_ns - mtime_ns >= RACY_NS else 0
 
 
+# A hook of git sets these variables. With them git would read another repository than the named one.
 _OTHER_PLACES = (
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE",
     "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG", "GIT_PREFIX", "GIT_SHALLOW_FILE",
 )  # fmt: skip
-"""Variables that a hook of git sets, and that would make git read another repository than the one that is named."""
 
 _MOST_ARGUMENTS = 1 << 14  # bytes of names on one command line
 _HARMLESS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "log.showSignature=false", "protocol.allow=never")
 
 
 def git_command(repository: Path, *arguments: str) -> list[str]:
-    """The command line of a git command. Run it with `git_environment`."""
+    """Return the command line of a git command. Run it with `git_environment`."""
     settings = [part for setting in _HARMLESS for part in ("-c", setting)]
     return ["git", "-C", str(repository), *settings, *arguments]
 
 
 def git_environment() -> dict[str, str]:
-    """This environment, changed so that git (2.45 and later; before by `protocol.allow`) fetches nothing."""
+    """Return this environment, changed so that git fetches nothing (before git 2.45 by `protocol.allow`)."""
     kept = {name: value for name, value in os.environ.items() if name not in _OTHER_PLACES}
     return {**kept, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
 
 
 def git_files(root: Path, only: Sequence[str] | None = None) -> Iterator[str] | None:
-    """The files below `root` that git tracks or would track, sorted, each name once. Names are relative to `root`, with
-    slashes. A submodule is one name, and another repository inside one with a slash at its end. Returns None outside a
-    work tree, in an ignored directory, and without git.
+    """Return the files below `root` that git tracks or would track, sorted, each name once, or None outside a work
+    tree, in an ignored directory, and without git. Names are relative to `root`, with slashes. A submodule is one name,
+    and another repository inside one with a slash at its end.
 
-    The names go through temporary files, so that memory does not depend on their number. only: sorted names, to ask
-    about these alone; git reads its index, but of the folders only those of the names. In place of a name in a
-    repository inside it is asked about that repository.
+    The names go through temporary files, so that memory does not depend on their number. With `only`, which is sorted,
+    git is asked about these names alone; it reads its index, but only the folders of the names. For a name in a
+    repository inside, it is asked about that repository.
     """
     undo, listed = contextlib.ExitStack(), []
     asked = None if only is None else sorted({_repository_of(root, name) or name for name in only})
@@ -97,8 +97,8 @@ def git_files(root: Path, only: Sequence[str] | None = None) -> Iterator[str] | 
                 command = ("--literal-pathspecs", "ls-files", "-z", *arguments, "--", *names)
                 if run_git(root, *command, output=listed[-1]).returncode != 0:
                     return None
-        undo.pop_all()  # from here on `_split` closes the files
-        # the index has several entries for a file with a merge conflict
+        undo.pop_all()  # `_split` closes the files now
+        # The index has several entries for a file with a merge conflict.
         merged = (name for name, _ in itertools.groupby(heapq.merge(*map(_split, listed))))
         wanted = frozenset(asked or ())
         return merged if asked is None else (name for name in merged if name.rstrip("/") in wanted)
@@ -106,21 +106,21 @@ def git_files(root: Path, only: Sequence[str] | None = None) -> Iterator[str] | 
 
 
 def _repository_of(root: Path, name: str) -> str:
-    """The outermost repository below `root` that a name is in, or ""."""
+    """Return the outermost repository below `root` that contains a name, or an empty string."""
     *folders, _ = name.split("/")
     inner = itertools.accumulate(folders, "{}/{}".format)
     return next((folder for folder in inner if os.path.lexists(root / folder / ".git")), "")
 
 
 def _split(file: IO[bytes]) -> Iterator[str]:
-    """The names in a file, in which a NUL byte ends each name."""
+    """Yield the names in a file, which a NUL byte ends, and close it."""
     with file:
         file.seek(0)
         yield from map(os.fsdecode, records(file))
 
 
 def records(file: IO[bytes]) -> Iterator[bytes]:
-    """What a NUL byte ends, in turn."""
+    """Yield the records of a file, which a NUL byte ends."""
     rest = b""
     while chunk := file.read(1 << 16):
         *found, rest = (rest + chunk).split(b"\0")
@@ -129,8 +129,8 @@ def records(file: IO[bytes]) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of git whose output is read, with what it complains about thrown away. It is ended at the end of the
-    block, also before its output was read. Raises RestLocalError without git.
+    """Start a git process whose output is read and whose complaints are thrown away. It ends with the block, even if
+    its output was not read. Raises RestLocalError without git.
     """
     try:
         git = subprocess.Popen(
@@ -152,7 +152,7 @@ def started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 def run_git(
     repository: Path, *arguments: str, output: IO[bytes] | int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[bytes]:
-    """A command of git that has ended, with what it complains about. Raises RestLocalError without git."""
+    """Run a git command to its end, and return its output and complaints. Raises RestLocalError without git."""
     command, none = git_command(repository, *arguments), subprocess.DEVNULL
     try:
         return subprocess.run(
@@ -163,14 +163,14 @@ def run_git(
 
 
 _SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})
-_MAX_RULES = 1 << 20  # bytes of a .gitignore that are read
+_MAX_RULES = 1 << 20  # maximum bytes to read of a .gitignore
 
 
 def candidates(root: Path, skipped: Skipped, only: Collection[str] | None = None) -> Iterator[str]:
-    """Paths of files below a directory that are neither hidden nor ignored, those of submodules as well. only: no other
-    paths than these, which are absolute; then the directory is not walked. Some may be of directories, or be gone.
+    """Yield paths of files below a directory that are neither hidden nor ignored, those of submodules as well. With
+    `only`, absolute paths, no others are taken and the directory is not walked. Some may be directories, or be gone.
     """
-    stack = [_listed(root, skipped, only)]  # a submodule has an index and rules of its own
+    stack = [_listed(root, skipped, only)]  # each submodule has its index and rules
     while stack:
         path = next(stack[-1], None)
         if path is None:
@@ -182,7 +182,7 @@ def candidates(root: Path, skipped: Skipped, only: Collection[str] | None = None
 
 
 def _listed(root: Path, skipped: Skipped, only: Collection[str] | None) -> Iterator[str]:
-    """As `candidates`, with the path of a submodule, and a slash after it, in place of its files."""
+    """Yield paths as `candidates` does, with the path of a submodule and a slash in place of its files."""
     below = os.path.join(root, "")
     names = None if only is None else sorted({path[len(below) :] for path in only if path.startswith(below)})
     listed = git_files(root, names)
@@ -195,10 +195,10 @@ def _listed(root: Path, skipped: Skipped, only: Collection[str] | None) -> Itera
 
 
 def _unhidden(root: str, listed: Iterator[str], skipped: Skipped) -> Iterator[str]:
-    """The paths of names that git listed, without hidden ones and those in linked folders: the index may list files
-    below a folder that was replaced by a link.
+    """Yield the paths of names that git listed, without hidden ones and those in linked folders: the index may list
+    files below a folder that was replaced by a link.
     """
-    chain: list[tuple[str, bool]] = []  # the folders of the last file: name, and whether no link is above or there
+    chain: list[tuple[str, bool]] = []  # the last file's folders: (name, True without a link down to it)
     for relative in listed:
         *folders, _ = relative.split("/")
         same = next((i for i, (name, _) in enumerate(chain) if i >= len(folders) or name != folders[i]), len(chain))
@@ -222,13 +222,13 @@ def _unhidden(root: str, listed: Iterator[str], skipped: Skipped) -> Iterator[st
                 skipped.add("submodule that is not initialised", path)
 
 
+# The .gitignore files that apply to a directory: those of the directories above it, its path, its own rules.
 _Ignores = tuple["_Ignores", str, GitIgnoreSpec] | None
-"""The .gitignore files that apply to a directory: those of the directories above it, its path, its own rules."""
 
 
 def _scan(root: str, skipped: Skipped) -> Iterator[str]:
-    """A walk without git that respects .gitignore files. It keeps the names in the directories from the root down to
-    the current one in memory. It is not recursive, because directories may be nested deeper than Python's call stack.
+    """Walk without git, and respect .gitignore files. It keeps the names in the directories from the root down to the
+    current one in memory. It is not recursive, because directories may be nested deeper than Python's call stack.
     """
     ignores = _ignores(root, None)
     stack = [(root, ignores, _names(root, skipped))]
@@ -248,7 +248,7 @@ def _scan(root: str, skipped: Skipped) -> Iterator[str]:
 
 
 def _names(directory: str, skipped: Skipped) -> Iterator[str]:
-    """The names in a directory in the order of git, where folders end in a slash. Empty if it cannot be read."""
+    """Return the names in a directory in git's order, where folders end in a slash. Empty if it cannot be read."""
     try:
         with os.scandir(directory) as found:
             names = [f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in found]
@@ -260,8 +260,8 @@ def _names(directory: str, skipped: Skipped) -> Iterator[str]:
 
 
 def _scan_names(root: str, names: list[str], skipped: Skipped) -> Iterator[str]:
-    """The paths of those names below `root` that `_scan` would yield. O(names x depth)."""
-    known: dict[str, tuple[str, _Ignores]] = {"": ("", _ignores(root, None))}  # folder: why it is not walked, its rules
+    """Yield the paths of those names below `root` that `_scan` would yield. O(names x depth)."""
+    known: dict[str, tuple[str, _Ignores]] = {"": ("", _ignores(root, None))}  # folder -> reason to skip it, its rules
     for name in names:
         folder, _, base = name.rpartition("/")
         reason, ignores = _folder(root, folder, known)
@@ -274,7 +274,7 @@ def _scan_names(root: str, names: list[str], skipped: Skipped) -> Iterator[str]:
 
 
 def _folder(root: str, name: str, known: dict[str, tuple[str, _Ignores]]) -> tuple[str, _Ignores]:
-    """Why a folder is not walked, "" if it is, and the rules in it. Notes it and the folders above it in `known`."""
+    """Return the reason to skip a folder, or "", and the rules in it. Notes it and those above it in `known`."""
     parts = name.split("/")
     for depth in range(1, len(parts) + 1):
         inner = "/".join(parts[:depth])
@@ -292,14 +292,14 @@ def _folder(root: str, name: str, known: dict[str, tuple[str, _Ignores]]) -> tup
 
 
 def _left_out(path: str, base: str, folder: bool, ignores: _Ignores) -> str:
-    """Why a name in a walked directory is left out, or ""."""
+    """Return the reason to skip a name in a walked directory, or an empty string."""
     if base.startswith("."):
         return "hidden"
     return "ignored" if _ignored(path, folder, ignores) else ""
 
 
 def _ignores(directory: str, above: _Ignores) -> _Ignores:
-    """The rules of `above` and of the directory's own .gitignore, unless that is a link: git does not follow it."""
+    """Add the rules of the directory's .gitignore to those above, unless it is a link: git does not follow it."""
     try:
         data = read_regular(os.path.join(directory, ".gitignore"), _MAX_RULES).data or b""
         lines = data.decode("utf-8", "replace").splitlines()
@@ -309,7 +309,7 @@ def _ignores(directory: str, above: _Ignores) -> _Ignores:
 
 
 def _ignored(path: str, folder: bool, ignores: _Ignores) -> bool:
-    """Whether a path is ignored. The innermost .gitignore with a matching rule decides."""
+    """Return True if a path is ignored. The innermost .gitignore with a matching rule decides."""
     while ignores:
         ignores, base, spec = ignores
         decided = spec.check_file(os.path.relpath(path, base) + ("/" if folder else "")).include

@@ -1,4 +1,4 @@
-"""Recipes of datastores: TOML files that name sources, what they are, their licence and how large they become.
+"""Read recipes of datastores: TOML files that name sources, their licence and the size of the result.
 
 description = "what it is"
 licence = "under which terms the text may be used"
@@ -30,11 +30,11 @@ from rest_local.retrieval.sources.walk import Python, Walk, absolute
 _ENDING = ".toml"
 _TEXTS = ("description", "licence", "size")
 _PLACES = ("path", "paths", "repository")
-_MOST = 1 << 20  # bytes of a recipe that are read
+_MOST = 1 << 20  # maximum bytes to read of a recipe
 
 
 class Recipe(NamedTuple):
-    """A recipe. name: of its file without the ending, and of the datastore unless another is given."""
+    """A recipe. Its file without the ending gives the `name`, which also names the datastore by default."""
 
     name: str
     description: str
@@ -43,11 +43,11 @@ class Recipe(NamedTuple):
     sources: tuple[Source, ...]
 
     def recorded(self) -> dict[str, str]:
-        """What the manifest says about the recipe in addition to its sources."""
+        """Return the manifest's fields about the recipe in addition to its sources."""
         return {"recipe": self.name, "description": self.description, "licence": self.licence}
 
     def present(self) -> list[Source]:
-        """The sources with those of their paths that exist. Raises InputInvalid if none of a source's do."""
+        """Return the sources with those of their paths that exist. Raises InputInvalid if a source has none."""
         return [_present(self.name, source) for source in self.sources]
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,13 +55,12 @@ class Recipe(NamedTuple):
 
 
 def list_recipes() -> list[Recipe]:
-    """The recipes that come with rest-local, by name."""
+    """List the recipes that come with rest-local, by name."""
     return [_parsed(path) for path in sorted(_home().glob(f"*{_ENDING}"))]
 
 
 def read_recipe(name: str) -> Recipe:
-    """The recipe of this name, or in this file: a name with a path separator or the ending `.toml` is a path.
-
+    """Read the recipe of this name, or in this file: a name with a path separator or the ending `.toml` is a path.
     Raises OptionError for an unknown name, and InputInvalid for a file that is no recipe.
     """
     if os.sep in name or name.endswith(_ENDING):
@@ -74,7 +73,7 @@ def read_recipe(name: str) -> Recipe:
 
 
 def _home() -> Path:
-    """The folder of the recipes: package data where installed, `datastore` in a checkout."""
+    """Return the folder of the recipes: package data if installed, `datastore` in a checkout."""
     package = Path(__file__).resolve().parents[2]
     installed = package / "data" / "recipes"
     return installed if installed.is_dir() else package.parent / "datastore"
@@ -105,7 +104,7 @@ def _recipe(name: str, fields: Mapping[str, Any]) -> Recipe:
 
 
 def _expanded(fields: Any) -> Any:
-    """The fields of a source with `{data}` and `~` replaced in its paths."""
+    """Replace `{data}` and `~` in the paths of a source's fields."""
     if not isinstance(fields, dict):
         return fields
 
@@ -131,7 +130,7 @@ KINDS: dict[str, type[Source]] = {kind.kind: kind for kind in (Walk, Git, Jsonl,
 
 
 def source_of(fields: Any) -> Source:
-    """The source that `Source.to_dict` made these fields of. Raises OptionError, which names the way out."""
+    """Make the source that `Source.to_dict` turned into these fields. Raises OptionError with the way out."""
     kind = fields.get("kind") if isinstance(fields, Mapping) else None
     if not isinstance(kind, str) or kind not in KINDS:
         known = ", ".join(KINDS)
@@ -141,8 +140,8 @@ def source_of(fields: Any) -> Source:
 
 
 def from_recipe(recipe: Mapping[str, Any]) -> list[Source]:
-    """The sources of a manifest's recipe, none if the text is of another origin, such as a history, which `kind` names.
-    Raises OptionError for a source that this version does not know.
+    """Make the sources of a manifest's recipe. There are none if the text is of another origin, such as a history,
+    which `kind` names. Raises OptionError for a source that this version does not know.
     """
     given = [] if "kind" in recipe else recipe.get("sources", [])
     if not isinstance(given, (list, tuple)):
@@ -151,7 +150,7 @@ def from_recipe(recipe: Mapping[str, Any]) -> list[Source]:
 
 
 def can_repeat(recipe: Mapping[str, Any]) -> bool:
-    """Whether an index can be built from a recipe: its sources are known here, and can all be read again."""
+    """Return True if the recipe's sources are all known here and can be read again."""
     try:
         sources = from_recipe(recipe)
     except OptionError:

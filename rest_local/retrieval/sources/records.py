@@ -1,4 +1,4 @@
-"""The text in a field of a row, and the rows of JSON Lines, in bounded memory."""
+"""Read texts from rows of JSON Lines and Parquet, from chats and from the standard input, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rest_local.retrieval.sources.listing import certain
 from rest_local.retrieval.sources.source import Reading, Skipped, Source
 from rest_local.retrieval.sources.walk import absolute, decoded
 
-MAX_ROW = 1 << 24  # bytes of a line of JSON; a longer one is skipped. Parsed it can take 30 times as much memory
+MAX_ROW = 1 << 24  # longer lines of JSON are skipped; parsed they can take 30 times as much memory
 
 _GLOB = frozenset("*?[")
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block
 
 
 class Row(NamedTuple):
-    """A row of a file. name: `FILE:LINE`, lines from 1; mark: for `Reading.text`."""
+    """A row of a file, named `FILE:LINE` with lines from 1. `mark` is for `Reading.text`."""
 
     name: str
     value: Any
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 def dig(value: Any, field: str) -> Any:
-    """The value in a field of a row, None without it. Dots lead into objects and lists (`messages.0.content`), unless
+    """Return the value in a field of a row, or None. Dots lead into objects and lists (`messages.0.content`), unless
     the object has a field whose name contains the dots.
     """
     while field:
@@ -54,7 +54,7 @@ def dig(value: Any, field: str) -> Any:
 
 
 def files_of(path: str) -> list[str]:
-    """The files that a path means, sorted: itself, or those that it matches if it is a glob. Raises InputInvalid."""
+    """Return the sorted files that a path or a glob means. Raises InputInvalid."""
     if os.path.lexists(path) or not _GLOB.intersection(path):
         found = [path]
     else:
@@ -72,7 +72,7 @@ def files_of(path: str) -> list[str]:
 
 
 def open_file(path: str) -> tuple[IO[bytes], int]:
-    """A regular file, open for reading, and the mark of its rows. Raises InputInvalid."""
+    """Open a regular file for reading, and return it with the mark of its rows. Raises InputInvalid."""
     try:
         now = time.time_ns()
         file = os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb")
@@ -86,8 +86,8 @@ def open_file(path: str) -> tuple[IO[bytes], int]:
 
 
 def json_rows(path: str, skipped: Skipped, looked_at: Callable[[int], None]) -> Iterator[Row]:
-    """The values of the lines of a JSON Lines file, which may be compressed with gzip. A damaged line is counted, and
-    of a damaged compressed file the rest. Raises InputInvalid if it cannot be opened.
+    """Yield the values of a JSON Lines file, which may be compressed with gzip. A damaged line is counted, and so is
+    the rest of a damaged compressed file. Raises InputInvalid if it cannot be opened.
     """
     raw, mark = open_file(path)
     with raw:
@@ -125,7 +125,7 @@ ENDINGS = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 
 @dataclass(frozen=True, slots=True)
 class _Files(Source):
-    """Files of which each holds texts. path: a file or a glob."""
+    """The files that a path or a glob means, each with texts."""
 
     path: str
 
@@ -146,7 +146,7 @@ class _Files(Source):
 
 @dataclass(frozen=True, slots=True)
 class _Rows(_Files):
-    """Files of which each row is a document. field: as for `dig`."""
+    """Files with a document in each row, in the `field` that `dig` finds."""
 
     field: str
     allow_secrets: bool = False
@@ -163,7 +163,7 @@ class _Rows(_Files):
 
 @dataclass(frozen=True, slots=True)
 class Jsonl(_Rows):
-    """One document for each row, named `FILE:LINE`. path: a file, with gzip if it ends in `.gz`, or a glob."""
+    """One document for each row, named `FILE:LINE`. `path` is a file, with gzip if it ends in `.gz`, or a glob."""
 
     kind: ClassVar[str] = "jsonl"
 
@@ -172,13 +172,13 @@ class Jsonl(_Rows):
             yield from self._text(row.name, dig(row.value, self.field), row.mark, reading)
 
 
-_ROWS = 64  # in memory at once
-_BUFFER = 1 << 20  # bytes that are read at once
+_ROWS = 64  # rows to hold in memory at once
+_BUFFER = 1 << 20  # bytes to read at once
 
 
 @dataclass(frozen=True, slots=True)
 class Parquet(_Rows):
-    """One document for each row, `FILE:ROW`, from 1. path: a file or a glob; field: a column, dots for nested ones."""
+    """One document for each row, named `FILE:ROW` from 1. `field` is a column, with dots for nested ones."""
 
     kind: ClassVar[str] = "parquet"
 
@@ -201,7 +201,7 @@ class Parquet(_Rows):
         reading.looked_at(os.path.getsize(file))
 
     def _batches(self, file: str, raw: Any) -> tuple[str, str, Iterator[Any]]:
-        """The column, the field in it, and batches of rows with that column alone. Raises InputInvalid."""
+        """Return the column, the field in it, and batches of rows with that column alone. Raises InputInvalid."""
         pyarrow = _pyarrow()
         try:
             table = pyarrow.parquet.ParquetFile(raw, buffer_size=_BUFFER, pre_buffer=False)
@@ -227,10 +227,9 @@ def _pyarrow() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Chat(_Files):
-    """One document for each turn of an assistant, named `FILE:LINE#TURN`, both from 1.
-
-    path: a file or a glob. A row of JSON Lines, or an element of a JSON list, is a list of messages or an object with
-    `messages`, and perhaps `system`. So are sessions of `rest-local chat` and rows for fine-tuning.
+    """One document for each turn of an assistant, named `FILE:LINE#TURN`, both from 1. A row of JSON Lines, or an
+    element of a JSON list, is a list of messages or an object with `messages`, and perhaps `system`. So are sessions of
+    `rest-local chat` and rows for fine-tuning.
     """
 
     kind: ClassVar[str] = "chat"
@@ -260,7 +259,7 @@ class Chat(_Files):
 
 
 def _conversations(file: str, reading: Reading) -> Iterator[Row]:
-    """The conversations of a file, each a list of messages."""
+    """Yield the conversations of a file, each a list of messages."""
     if _is_lines(file):
         for row in json_rows(file, reading.skipped, reading.looked_at):
             found = [row.value] if _messages(row.value) else row.value if isinstance(row.value, list) else [row.value]
@@ -283,7 +282,7 @@ def _conversation(name: str, value: Any, skipped: Skipped) -> Iterator[Row]:
 
 
 def _messages(value: Any) -> list[Mapping[str, Any]]:
-    """The messages of a conversation, none if it is no conversation."""
+    """Return the messages of a conversation, none if it is not one."""
     system = value.get("system") if isinstance(value, dict) else None
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list) or not all(
@@ -294,7 +293,7 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _is_lines(file: str) -> bool:
-    """Whether the file is JSON Lines: by its name, else by whether its first line is a JSON value."""
+    """Return True for JSON Lines: by the name, or because the first line is a JSON value."""
     if file.lower().endswith((".jsonl", ".ndjson", ".gz")):
         return True
     raw, _ = open_file(file)
@@ -308,7 +307,7 @@ def _is_lines(file: str) -> bool:
 
 
 def _whole(file: str, reading: Reading) -> Any:
-    """The value of a JSON file, None with the reason counted."""
+    """Return the value of a JSON file, or None after counting the reason."""
     raw, _ = open_file(file)
     with raw:
         data = raw.read(MAX_ROW + 1)
@@ -323,13 +322,13 @@ def _whole(file: str, reading: Reading) -> Any:
         return None
 
 
+# Maximum bytes of a document. A longer input becomes several, cut at ends of lines, so that memory is bounded.
 PIECE = 1 << 22
-"""Bytes of one document. A longer input becomes several, cut at ends of lines, so that memory is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stdin(Source):
-    """The documents are named `-`, `-:2`, `-:3` and so on."""
+    """The standard input. Its documents are named `-`, `-:2`, `-:3` and so on."""
 
     kind: ClassVar[str] = "stdin"
     repeatable: ClassVar[bool] = False

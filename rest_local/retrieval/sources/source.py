@@ -1,4 +1,4 @@
-"""The count of what a source skipped, and why."""
+"""Define sources of texts, count the files that they skip, and recognise secrets."""
 
 from __future__ import annotations
 
@@ -22,15 +22,11 @@ _KINDS, _KINDS_SHOWN, _KIND_LENGTH = 100, 8, 20
 
 @dataclass(slots=True)
 class Skipped:
-    """The files that a walk skipped. Its size does not depend on their number.
+    """The files that a walk skipped. Its size does not depend on their number."""
 
-    counts: files by reason; kinds: unwanted files by extension, `other` after the first 100 extensions; secrets: the
-    first names of files that looked like secrets.
-    """
-
-    counts: Counter[str] = field(default_factory=Counter)
-    kinds: Counter[str] = field(default_factory=Counter)
-    secrets: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)  # reason -> files
+    kinds: Counter[str] = field(default_factory=Counter)  # extension -> unwanted files; `other` after 100 extensions
+    secrets: list[str] = field(default_factory=list)  # first names of files that looked like secrets
 
     def add(self, reason: str, name: str = "") -> None:
         self.counts[reason] += 1
@@ -41,7 +37,7 @@ class Skipped:
             self.secrets.append(printable(name))
 
     def summary(self) -> str:
-        """One line: "12 binary, 9 not a wanted kind of file (6 .json, 3 .ipynb)", or "nothing"."""
+        """Return one line such as "12 binary, 9 not a wanted kind of file (6 .json, 3 .ipynb)", or "nothing"."""
         parts = [f"{count} {reason}" for reason, count in self.counts.most_common()]
         kinds = [f"{count} {kind}" for kind, count in self.kinds.most_common(_KINDS_SHOWN)]
         kinds += ["..."] if len(self.kinds) > _KINDS_SHOWN else []
@@ -49,7 +45,7 @@ class Skipped:
         return ", ".join(parts) or "nothing"
 
     def include(self, other: Skipped) -> None:
-        """Count what another source skipped as well."""
+        """Add the counts of another source."""
         self.counts.update(other.counts)
         self.kinds.update(other.kinds)
         self.secrets = [*self.secrets, *other.secrets][:_NAMED]
@@ -59,19 +55,20 @@ class Skipped:
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> Skipped:
-        """The inverse of `to_dict`."""
+        """Invert `to_dict`."""
         return Skipped(Counter(fields["counts"]), Counter(fields["kinds"]), list(fields["secrets"]))
 
 
+# Files with these names are never read. Upper and lower case do not matter.
 SECRET_NAMES = frozenset(
     """
     .env* *.pem *.key *.p12 *.pfx *.kdbx *.keystore id_rsa* id_dsa* id_ecdsa* id_ed25519* .npmrc .netrc _netrc .pypirc
     .git-credentials .htpasswd credentials*
     """.split()  # noqa: SIM905  a list literal would be one name a line
-)  # names of files that are never read. Upper and lower case do not matter
+)
 
 _RUN = rb"[0-9A-Za-z_-]"
-_MIXED = rb"(?=%b{0,40}[0-9])" % _RUN  # random, unlike words with dashes in a style sheet or an address
+_MIXED = rb"(?=%b{0,40}[0-9])" % _RUN  # a digit tells keys from words with dashes in a style sheet or an address
 _SHAPES = re.compile(
     rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY"
     rb"|\b(?:"
@@ -95,32 +92,32 @@ _SHAPES = re.compile(
 
 
 def secret_name(name: str) -> bool:
-    """Whether a file name (without directory) is on the deny-list. `id_*` is denied if it has no extension."""
+    """Return True if a file name (without directory) is denied. `id_*` is denied if it has no extension."""
     name = name.lower()
     return any(fnmatchcase(name, pattern) for pattern in SECRET_NAMES) or (name.startswith("id_") and "." not in name)
 
 
 def secret_content(data: bytes) -> bool:
-    """Whether the bytes of a file contain a string in the form of a key or an access token. O(n)."""
+    """Return True if the bytes contain a string in the form of a key or an access token. O(n)."""
     return _SHAPES.search(data) is not None
 
 
+# Returns True if the text of this name, size in bytes and time of change (ns, never 0) is known, so it is not read.
 Unchanged = Callable[[str, int, int], bool]
-"""Whether the text of this name, size in bytes and time of change (ns, never 0) is known, so that it is not read."""
 
 Parts: TypeAlias = "tuple[tuple[str, bool], ...]"  # `documents.Text.parts`
 
+# Renders the messages of a conversation with a model's chat template: the text that the model wrote in each turn, after
+# the end of its prompt. Raises RestLocalError for messages that the template refuses.
 Render: TypeAlias = "Callable[[Sequence[Mapping[str, Any]]], Sequence[Parts]]"
-"""Renders the messages of a conversation with a model's chat template: for each turn of the assistant what the model
-wrote, after the end of what it read. Raises RestLocalError for messages that the template refuses."""
 
 AnySource = TypeVar("AnySource", bound="Source")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How sources are read. skipped: counts what they skip; unchanged, only, looked_at: as for `corpus.walk_files`,
-    `only` for sources that walk; render: for transcripts of chats.
+    """The way to read sources. `unchanged`, `only` (for sources that walk) and `looked_at` are as for
+    `walk.walk_files`.
     """
 
     skipped: Skipped
@@ -132,8 +129,8 @@ class Reading:
     def text(
         self, name: str, text: str, mark: int, *, allow_secrets: bool = False, parts: Parts = ()
     ) -> Iterator[Text]:
-        """The text of a row of a file, or nothing if it is skipped. mark: the time of change of the file, or another
-        number that is the same only while the text is the same; 0 if there is none.
+        """Yield the text of a row of a file, or nothing if it is skipped. `mark` is the file's time of change, or
+        another number that is the same only while the text is the same, or 0.
         """
         data = text.encode("utf-8", "surrogatepass")
         reason = "empty" if not data else "binary" if "\0" in text else ""
@@ -150,35 +147,37 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Source(ABC):
-    """A source of texts. kind: its name in a recipe; repeatable: whether it can be read again."""
+    """A source of texts. `kind` is its name in a recipe; a `repeatable` one can be read again."""
 
     kind: ClassVar[str] = ""
     repeatable: ClassVar[bool] = True
 
     @abstractmethod
     def texts(self, reading: Reading) -> Iterator[Text]:
-        """The texts. Raises InputInvalid, OptionError before the first text if the source cannot be read."""
+        """Yield the texts. Before the first one, raises InputInvalid and OptionError if the source cannot be read."""
 
     @abstractmethod
     def measure(self) -> tuple[int, int]:
-        """(files, bytes) to read, about: found without reading them. Raises as `texts`."""
+        """Return approximate (files, bytes), found without reading them. Raises as `texts`."""
 
     @abstractmethod
     def about(self) -> str:
-        """What it is, in a few words, for a person."""
+        """Describe the source in a few words, for a person."""
 
     def prepared(self) -> Source:
-        """The source as it is recorded: paths absolute, and what a moving name means now. Raises as `texts`."""
+        """Return the source to record: with absolute paths, and the present meaning of a moving name. Raises as
+        `texts`.
+        """
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: the kind and all fields."""
+        """Return the kind and all fields, JSON-ready."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"kind": self.kind} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
 def made(kind: type[AnySource], given: Mapping[str, Any]) -> AnySource:
-    """A source of a kind from the fields of a recipe. Raises OptionError for a wrong, missing or unknown one."""
+    """Make a source from the fields of a recipe. Raises OptionError for a wrong, missing or unknown one."""
     known = {field.name: str(field.type) for field in fields(kind)}
     for name in given.keys() - known.keys() - {"kind"}:
         way = "correct it, or update rest-local if the recipe is newer"
@@ -195,7 +194,7 @@ def _checked(kind: str, name: str, type_name: str, value: Any) -> Any:
         right = isinstance(value, (list, tuple)) and all(type(item) is str for item in value)
         value = tuple(value) if right else value
     else:
-        right = type(value).__name__ == type_name  # a bool is an int to isinstance
+        right = type(value).__name__ == type_name  # isinstance takes a bool for an int
     if not right:
         wanted = "a list of strings" if type_name.startswith("tuple") else f"of type {type_name}"
         raise OptionError(f"source of kind {kind!r}: {name} is {str(value)[:40]!r}, not {wanted}")

@@ -1,4 +1,4 @@
-"""Walks files that are worth indexing and yields their text. Other files are skipped, counted and reported.
+"""Walk files that are worth indexing, and yield their text. Other files are skipped, counted and reported.
 
 Only regular files are opened; symbolic links are never followed and archives never unpacked. Skipped by default are
 hidden and git-ignored files, names and content that look like secrets, and binary, oversized and minified files. A file
@@ -36,11 +36,12 @@ from rest_local.retrieval.sources.source import (
 )
 
 MAX_FILE_SIZE = 1 << 20
+# Longer lines are minified text or data. The 1 790 modules of Python 3.11's standard library, including tests, stay
+# below 1 200 bytes in a line and 52 in the mean.
 MAX_LINE = 20_000
 MAX_MEAN_LINE = 300
-"""Longer lines are minified text or data. The 1 790 modules of Python 3.11's standard library, including tests, stay
-below 1 200 bytes in a line and 52 in the mean."""
 
+# Files with these extensions are taken without `include`.
 EXTENSIONS = frozenset(
     """
     .adb .ads .asm .astro .awk .bas .bash .bzl .c .cc .cfg .cl .clj .cljs .cmake .coffee .cpp .cr .cs .css .cu .cuh
@@ -50,20 +51,19 @@ EXTENSIONS = frozenset(
     .sbt .scala .scm .scss .sh .sol .sql .svelte .swift .sv .tcl .tex .tf .toml .ts .tsx .txt .typ .v .vala .vb .vhd
     .vhdl .vim .vue .xml .yaml .yml .zig .zsh
     """.split()  # noqa: SIM905  a list literal would be one extension a line
-)  # extensions that are taken without `include`
+)
 
 NAMES = frozenset({"Makefile", "Dockerfile", "CMakeLists.txt", "Rakefile", "Gemfile", "Justfile", "BUILD", "WORKSPACE"})
 NOTEBOOK = ".ipynb"
 
+# Byte order marks and their encodings.
 _WIDE = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-"""Byte order marks and their encodings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Which files are taken. include, exclude: globs as in .gitignore, matched against the path below the root.
-
-    include replaces the list of extensions; max_file_size: bytes. Raises OptionError for a bad glob or size.
+    """The choice of files. Globs are as in .gitignore, matched against the path below the root; `include` replaces the
+    list of extensions; `max_file_size` is in bytes. Raises OptionError for a bad glob or size.
     """
 
     include: tuple[str, ...] = ()
@@ -88,7 +88,21 @@ def walk(
     skipped: Skipped | None = None,
     looked_at: Callable[[int], None] = lambda size: None,
 ) -> Iterator[tuple[str, str]]:
-    """(name, text) of every file worth indexing under `paths`; otherwise as `walk_files`."""
+    """Yield (name, text) of every file worth indexing under `paths`, as `walk_files` does.
+
+    Args:
+        paths: files and directories
+        include: globs of the wanted files, as in .gitignore, instead of the usual extensions
+        exclude: globs of unwanted files
+        allow_secrets: take files that look like secrets, too
+        max_file_size: larger files, in bytes, are skipped
+        skipped: counts the skipped files
+        looked_at: called with the size of each file that was read
+
+    Raises:
+        InputInvalid: a path does not exist
+        OptionError: a glob or the size is wrong
+    """
     filters = Filters(
         include=tuple(include), exclude=tuple(exclude), allow_secrets=allow_secrets, max_file_size=max_file_size
     )
@@ -105,13 +119,13 @@ def walk_files(
     only: Collection[str] | None = None,
     looked_at: Callable[[int], None] = lambda size: None,
 ) -> Iterator[Text]:
-    """The text of every file worth indexing under `paths`, with its state, sorted within a directory, each file once.
+    """Yield the text of every file worth indexing under `paths`, with its state, sorted within a directory, each once.
 
     The name is the absolute path; bytes that are not UTF-8 become lone surrogates, as in `os.fsdecode`. The text can
-    always be encoded (`decoded`). skipped: counts the skipped files. unchanged: a file for which it is true is not
-    read, and has no text. only: absolute paths; nothing else is taken, and nothing is walked, so that it costs a few
-    milliseconds in a work tree of any size. looked_at: called with the size of each file that `Walk.measure` counts,
-    when it was read or found unchanged.
+    always be encoded (`decoded`). `skipped` counts the skipped files. An `unchanged` file is not read, and has no text.
+    With `only`, absolute paths, no others are taken and nothing is walked, which costs a few milliseconds in a work
+    tree of any size. `looked_at` is called with the size of each file that `Walk.measure` counts, when it was read or
+    found unchanged.
 
     Raises InputInvalid for a path that does not exist and OptionError for a bad glob, both before the first file. A
     problem with a single file during the walk raises nothing.
@@ -129,7 +143,7 @@ def _walked(paths: Sequence[str | os.PathLike[str]], filters: Filters, reading: 
 def list_files(
     paths: Iterable[str | os.PathLike[str]], filters: Filters, skipped: Skipped | None = None
 ) -> Iterator[tuple[str, int, int]]:
-    """(absolute path, bytes, change in ns) of each file of `walk_files`, once, in its order. Raises as that."""
+    """Yield (absolute path, bytes, change in ns) of each file of `walk_files`, once, in its order. Raises as that."""
     roots, skipped = _roots(paths), skipped if skipped is not None else Skipped()
     seen = _Seen(roots)
     for path in _wanted(roots, filters, skipped, None):
@@ -148,12 +162,12 @@ def list_files(
 
 
 def read_files(paths: Iterable[str], filters: Filters, reading: Reading) -> Iterator[Text]:
-    """The texts of files that `list_files` gave, as `walk_files` yields them; their names are not filtered again."""
+    """Yield the texts of files that `list_files` gave, as `walk_files` does, without another look at their names."""
     return _texts(paths, filters, reading, _Seen([]))
 
 
 def _roots(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Raises InputInvalid for a path that does not exist."""
+    """Resolve the paths. Raises InputInvalid for one that does not exist."""
     roots = [Path(path) for path in paths]
     for root in roots:
         if not root.exists():
@@ -162,7 +176,7 @@ def _roots(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def resolved(only: Collection[str], paths: Iterable[str | os.PathLike[str]]) -> set[str]:
-    """The paths in `only`, those below a path that is a link as a walk names them."""
+    """Return the paths in `only`; those below a linked path get the names that a walk gives them."""
     pairs = [(os.path.join(os.path.abspath(path), ""), os.path.join(os.path.realpath(path), "")) for path in paths]
     linked = [(given, real) for given, real in pairs if given != real]
     return {*only} | {
@@ -174,7 +188,7 @@ def resolved(only: Collection[str], paths: Iterable[str | os.PathLike[str]]) -> 
 
 
 def _wanted(roots: Sequence[Path], filters: Filters, skipped: Skipped, only: Collection[str] | None) -> Iterator[str]:
-    """The paths of files whose names are wanted and do not look like secrets."""
+    """Yield the paths of files whose names are wanted and do not look like secrets."""
     wanted = wanted_name(filters)
     for root in roots:
         single, below = not root.is_dir(), os.path.join(root, "")
@@ -192,7 +206,7 @@ def _wanted(roots: Sequence[Path], filters: Filters, skipped: Skipped, only: Col
 
 
 def wanted_name(filters: Filters) -> Callable[[str], str]:
-    """A function that gives the reason to skip a file for its name, or "". Its argument is the path below the root."""
+    """Return a function that gives the reason to skip a file for its path below the root, or an empty string."""
     include, exclude = _spec(filters.include), _spec(filters.exclude)
 
     def reason(relative: str) -> str:
@@ -207,7 +221,7 @@ def wanted_name(filters: Filters) -> Callable[[str], str]:
 
 
 class _Seen:
-    """The files that were taken, so that each is taken once. Remembers only files that can occur again: those with
+    """The files that were taken, so that each is taken once. It remembers only files that can occur again: those with
     several hard links, and all files if one root is inside another. So a million files usually take no memory.
     """
 
@@ -263,11 +277,11 @@ def _texts(paths: Iterable[str], filters: Filters, reading: Reading, seen: _Seen
 
 
 def _known(path: str, filters: Filters, unchanged: Unchanged, seen: _Seen) -> FileState | None:
-    """The state of a file that need not be read."""
+    """Return the state of a file that need not be read."""
     try:
         status = os.lstat(path)
     except OSError:
-        return None  # the reading counts it
+        return None  # reading it counts the reason
     size, mtime_ns = status.st_size, status.st_mtime_ns
     comparable = stat.S_ISREG(status.st_mode) and mtime_ns > 0 and size <= filters.max_file_size
     if not comparable or seen.has(status) or not unchanged(path, size, mtime_ns):
@@ -297,10 +311,9 @@ def read_text(name: str, data: bytes, filters: Filters) -> tuple[str, str]:
 
 
 def decoded(data: bytes) -> str:
-    """Return the content of a file as text, without a byte order mark.
-
-    It is read as the mark says, else as UTF-8. Where it has other bytes than ASCII and no character of UTF-8 among
-    them, it is taken for Latin-1 in the form of Windows. What cannot be read becomes U+FFFD.
+    """Return the content of a file as text, without a byte order mark. It is read as the mark says, else as UTF-8. If
+    it has other bytes than ASCII and no character of UTF-8 among them, it is taken for Latin-1 in the form of Windows.
+    Unreadable bytes become U+FFFD.
     """
     codec = next((codec for mark, codec in _WIDE.items() if data.startswith(mark)), "utf-8")
     text = data.decode(codec, "replace")
@@ -310,7 +323,7 @@ def decoded(data: bytes) -> str:
 
 
 def _cells(text: str) -> str:
-    """Return the source of each cell of a Jupyter notebook, without what the cells have shown; else the text."""
+    """Return the source of each cell of a Jupyter notebook, without its output, or the text itself if it is none."""
     try:
         cells = [cell["source"] for cell in json.loads(text)["cells"]]
         return "\n\n".join("".join(source) for source in cells).encode("utf-8", "replace").decode()
@@ -320,7 +333,7 @@ def _cells(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Walk(Filters, Source):
-    """Files below `paths`, as `walk_files` takes them."""
+    """The files below `paths`, as `walk_files` takes them."""
 
     kind: ClassVar[str] = "walk"
     paths: tuple[str, ...]
@@ -329,7 +342,7 @@ class Walk(Filters, Source):
         return _walked(self.paths, self, reading)
 
     def measure(self) -> tuple[int, int]:
-        """By their size alone: some files that `texts` skips for their content are among them. O(files)."""
+        """Measure by size alone, with some files that `texts` skips for their content. O(files)."""
         sizes = [size for _, size, _ in list_files(self.paths, self)]
         return len(sizes), sum(sizes)
 
@@ -341,7 +354,7 @@ class Walk(Filters, Source):
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """The path as a recipe holds it: `~` stands for the home directory, and links are kept."""
+    """Return the path for a recipe: `~` stands for the home directory, and links are kept."""
     return str(Path(path).expanduser().absolute())
 
 
@@ -351,7 +364,7 @@ PACKAGES = ("site-packages/", "dist-packages/")
 
 @dataclass(frozen=True, slots=True)
 class Python(Source):
-    """Python files without tests, found when they are read: another interpreter gives its own."""
+    """The Python files of the running interpreter without tests, found when they are read."""
 
     kind: ClassVar[str] = "python"
     site_packages: bool = False

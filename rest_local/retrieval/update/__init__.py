@@ -1,1 +1,1 @@
-"""Changing an index: updates, removals, merges, and watching files."""
+"""Change an index: update, remove and merge it, and watch files."""

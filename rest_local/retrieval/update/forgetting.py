@@ -1,9 +1,9 @@
-"""Removes documents from the files of a datastore, not only from what readers see.
+"""Remove documents from the files of a datastore, not only from what readers see.
 
 Deleted text stays in the files until its segment is written again. So `forget` writes every segment again that holds a
-document or a file state of these names, or any deleted text: an earlier version of a file, or a copy under a name that
-was deleted, goes too. What killed processes left goes first, which also makes room on a full disk. What other processes
-are writing is deleted; an update then starts again.
+document or a file state of these names, or any deleted text: an earlier version of a file, or a copy under a deleted
+name, goes too. Leftovers of killed processes go first, which also makes room on a full disk. Unfinished writes of other
+processes are deleted; an update then starts again.
 """
 
 from __future__ import annotations
@@ -28,26 +28,22 @@ from rest_local.retrieval.sources.recipes import from_recipe
 from rest_local.retrieval.sources.source import Source
 from rest_local.retrieval.sources.walk import Walk
 from rest_local.retrieval.staging import clear, delete_unnamed, remove_all, remove_index_locked
-from rest_local.retrieval.update.merging import live_states, unstated, without
+from rest_local.retrieval.update.merging import live_states, segments_without, unstated
 
 Recipe = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What was removed. names: of files and of documents of no file, sorted; copies: names of files that stay and have
-    the content of one of them; removed: the index was deleted, because nothing was left of it.
-    """
+    """The names that were removed, of files and of documents without a file, sorted."""
 
     names: tuple[str, ...]
-    copies: tuple[str, ...] = ()
-    removed: bool = False
+    copies: tuple[str, ...] = ()  # files that stay and have the content of one of them
+    removed: bool = False  # the index was deleted, because nothing was left of it
 
 
 def forget(path: Path, names: Collection[str], **options: Any) -> int:
-    """Remove the files, and documents of no file, with these names. Returns the number of those that were there.
-    options: as for `forget_where`, and errors, too.
-    """
+    """Remove these names as `forget_where` does, and return the number of those that were there."""
     return len(forget_where(path, set(names).__contains__, **options).names)
 
 
@@ -61,18 +57,19 @@ def forget_where(
     mmap: bool | None = None,
     vocabulary_hash: str | None = None,
 ) -> Forgotten:
-    """Remove the files, and documents of no file, whose name is meant, from the index for a vocabulary. When it
-    returns, no file of the index holds their text or an earlier version of it, unless another file has that content,
-    nor does anything that killed processes left of the datastore or next to it (`staging.clear`).
+    """Remove the files, and documents without a file, whose name is meant, from the index for a vocabulary.
 
-    recipe: the new recipe, from the present one and the names. An index is never empty: if no document would be left,
-    it is deleted with `whole`, and otherwise OptionError is raised. mmap: as for `Datastore.open`. Holds the writers'
-    lock while it writes: O(tokens of the segments that hold a name, or deleted text). Raises DatastoreNotFound,
-    DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable.
+    When it returns, no file of the index holds their text or an earlier version of it, unless another file has that
+    content. Nor do leftovers of killed processes (`staging.clear`). The writers' lock is held while it writes: O(tokens
+    of the segments that hold a name, or deleted text).
+
+    `recipe` makes the new recipe from the present one and the names. An index is never empty: if no document would be
+    left, it is deleted with `whole`, and otherwise OptionError is raised. Raises DatastoreNotFound, DatastoreCorrupt,
+    DatastoreVersion, DatastoreLocked, DatastoreUnwritable.
     """
     files, directory = files or Files(), find(path, vocabulary_hash)
     if not holds_files(directory):
-        raise DatastoreNotFound(path)  # there is no directory to lock
+        raise DatastoreNotFound(path)  # no directory to lock
     clear(path, files, everything=True)
     with locked(directory, WAIT_S), Datastore.open(directory, vocabulary_hash=vocabulary_hash, mmap=mmap) as store:
         held = {name for name in names_in(store) if is_meant(name)}
@@ -80,7 +77,7 @@ def forget_where(
             return Forgotten(())
         states = live_states(store)
         gone = held & (states.keys() | unstated(store))
-        entries = without(store, held)
+        entries = segments_without(store, held)
         digests = {states[name].sha256 for name in gone & states.keys()}
         copies = sorted(name for name, state in states.items() if name not in held and state.sha256 in digests)
         if not any(entries):
@@ -94,12 +91,12 @@ def forget_where(
 
 
 def names_in(store: Datastore) -> set[str]:
-    """All names of files and documents in the files of an index, deleted ones too. O(documents + states)."""
+    """Return all names of files and documents in the files of an index, with deleted ones. O(documents + states)."""
     return {name for index in range(len(store.segments)) for name in _names(store, index)}
 
 
 def _names(store: Datastore, index: int) -> Iterator[str]:
-    """All names in the files of a segment, deleted ones too."""
+    """Yield all names in the files of a segment, with deleted ones."""
     yield from store.names(index)
     states = store.states(index)
     yield from (states.name(number) for number in range(len(states))) if states is not None else ()
@@ -108,13 +105,14 @@ def _names(store: Datastore, index: int) -> Iterator[str]:
 def _rewrite(
     store: Datastore, entries: list[SegmentEntry | None], names: set[str], recipe: Recipe, files: Files
 ) -> None:
-    """Commit, under the lock, without the segments that hold a name or deleted text, and with what is left of them."""
+    """Commit, under the lock, without the segments that hold a name or deleted text, and with their other text."""
     again = [
         index
         for index, entry in enumerate(entries)
         if entry is None or entry.dead or entry.gone or not names.isdisjoint(_names(store, index))
     ]
-    store.check([store.manifest.segments[index] for index in again if entries[index]])  # damage gets no valid checksum
+    # Damaged text must not get a new, valid checksum.
+    store.check([store.manifest.segments[index] for index in again if entries[index]])
     commit(
         store.directory,
         chain.from_iterable(store.each_document(index, entries[index]) for index in again if entries[index]),
@@ -132,8 +130,8 @@ _SPECIAL = re.compile(r"([\\*?\[\]!# ])")
 
 
 def excluding(recipe: Mapping[str, Any], names: Collection[str], globs: Sequence[str] = ()) -> dict[str, Any]:
-    """The recipe without files of these names, and without those that match the globs (as in .gitignore, below each
-    path). Raises OptionError for a source that this version does not know.
+    """Return the recipe without files of these names, and without those that match the globs (as in .gitignore, below
+    each path). Raises OptionError for a source that this version does not know.
     """
     sources = [new for source in from_recipe(recipe) for new in _excluding(source, names, globs)]
     if sources == from_recipe(recipe):
@@ -142,12 +140,12 @@ def excluding(recipe: Mapping[str, Any], names: Collection[str], globs: Sequence
 
 
 def excludable(recipe: Mapping[str, Any], name: str) -> bool:
-    """Whether a recipe can leave out a file of this name: rows of a file cannot be left out one by one."""
+    """Return True if a recipe can leave out a file of this name. Rows of a file cannot be left out one by one."""
     return excluding(recipe, [name]) != dict(recipe)
 
 
 def relative_names(recipe: Mapping[str, Any], name: str) -> list[str]:
-    """A name below each of the recorded paths and repositories that it lies in; globs are compared with these."""
+    """Return a name below each of the recorded paths and repositories that contain it, to compare with globs."""
     return [relative for source in from_recipe(recipe) for _, relative in _places(source, name)]
 
 
@@ -177,7 +175,7 @@ def _more(exclude: Sequence[str], patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _places(source: Source, name: str) -> Iterator[tuple[str, str]]:
-    """(recorded path, name below it) of a file in a source; more than one if the paths overlap."""
+    """Yield (recorded path, name below it) of a file in a source: several if the paths overlap."""
     if isinstance(source, Git):
         if name.startswith(f"{source.repository}@") and ":" in name[len(source.repository) :]:
             yield source.repository, name[len(source.repository) :].partition(":")[2]

@@ -1,8 +1,8 @@
-"""Merges the segments of a datastore, so that a lookup searches few of them and deleted text goes.
+"""Merge the segments of a datastore, so that a lookup searches few of them and deleted text goes.
 
 Segments are in tiers: up to SMALL_SEGMENT tokens, and FANOUT times as many in each further tier. FANOUT segments of one
 tier become one of the next. So there are fewer than FANOUT in each, and a token is written once for each tier: 7 times
-in a datastore of 100 M tokens. A segment of which more than DEAD is deleted text is written again alone; so less than
+in a datastore of 100 M tokens. A segment with a share of deleted text above DEAD is written again alone; so less than
 1 / DEAD - 1 = 3 tokens are written for each that goes.
 
 A merge reads a snapshot and writes in a staging directory, so no reader or writer waits for it. It takes the writers'
@@ -48,11 +48,11 @@ from rest_local.retrieval.staging import MERGE, Staged, clear, staging
 
 FANOUT = 4
 DEAD = 0.25
-WAIT_S = 60.0  # seconds that a finished merge waits for a writer
+WAIT_S = 60.0  # a finished merge waits so long for a writer
 
 
 class Size(NamedTuple):
-    """Tokens of a segment that are not deleted, and that are."""
+    """The live and the deleted tokens of a segment."""
 
     live: int
     dead: int
@@ -68,12 +68,12 @@ def merge(
     files: Files | None = None,
     mmap: bool | None = None,
 ) -> Manifest | None:
-    """Merge what is due in the index for a vocabulary, None: in the first one. Returns the newest commit, None if there
-    was nothing to do, or another process merges already.
+    """Merge the due segments of the index for a vocabulary (None: the first one). Returns the newest commit, or None if
+    there was nothing to do, or another process merges already.
 
-    everything: as few segments as possible, without deleted text; most: tokens of a segment, which bounds memory;
-    mmap: as for `Datastore.open`. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion,
-    DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable. After an error the old commit is intact.
+    `everything` makes as few segments as possible, without deleted text. `most` limits the tokens of a segment, which
+    bounds memory. Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked,
+    DatastoreUnwritable. After an error the old commit is intact.
     """
     files, progress, done = files or Files(), progress or no_progress, None
     clear(path, files)
@@ -96,13 +96,13 @@ def merge(
             try:
                 staged = _write(store, chosen, place, most, progress, files)
                 done = _publish(store, chosen, staged, files) or done
-            except (DatastoreCorrupt, FileNotFoundError):  # a newer commit may have deleted an input
+            except (DatastoreCorrupt, FileNotFoundError):  # A newer commit may have deleted an input.
                 if read_manifest(store.directory) == store.manifest:
                     raise
 
 
 def chosen_of(sizes: Sequence[Size], most: int = SEGMENT_TOKENS, everything: bool = False) -> list[int]:
-    """The numbers of the segments to merge now, those of the lowest tier first; none if nothing is due."""
+    """Return the numbers of the segments to merge now, those of the lowest tier first; none if nothing is due."""
     smallest_first = sorted(range(len(sizes)), key=lambda index: sizes[index].live)
     if everything:
         fitting = _fitting(smallest_first, sizes, most)
@@ -116,7 +116,7 @@ def chosen_of(sizes: Sequence[Size], most: int = SEGMENT_TOKENS, everything: boo
 
 
 def tier_of(tokens: int) -> int:
-    """0 up to SMALL_SEGMENT tokens, and one more for each FANOUT times as many."""
+    """Return 0 up to SMALL_SEGMENT tokens, and one more for each FANOUT times as many."""
     tier = 0
     while tokens > SMALL_SEGMENT * FANOUT**tier:
         tier += 1
@@ -124,16 +124,16 @@ def tier_of(tokens: int) -> int:
 
 
 def _fitting(members: Sequence[int], sizes: Sequence[Size], most: int) -> list[int]:
-    """As many of these segments, the smallest first, as one of `most` tokens holds; none if it holds less than two."""
+    """Return as many of these segments as fit into `most` tokens, smallest first, or none if only one does."""
     total = np.cumsum([sizes[index].live for index in members])
     count = int(np.searchsorted(total, most, side="right"))
     return list(members[:count]) if count > 1 else []
 
 
 def _write(store: Datastore, chosen: Sequence[int], place: Path, most: int, progress: Progress, files: Files) -> Staged:
-    """The merged segment of the chosen ones, in a staging directory."""
+    """Write the merged segment of the chosen ones into a staging directory."""
     entries = store.manifest.segments
-    store.check([entries[index] for index in chosen])  # damage must not get a new, valid checksum
+    store.check([entries[index] for index in chosen])  # or damaged text would get a new, valid checksum
     documents = (document for index in chosen for document in store.each_document(index))
     vocabulary = store.manifest.vocabulary
     with unwritable(place):
@@ -144,7 +144,7 @@ def _write(store: Datastore, chosen: Sequence[int], place: Path, most: int, prog
 
 
 def _publish(store: Datastore, chosen: Sequence[int], staged: Staged, files: Files) -> Manifest | None:
-    """Commit the merged segments instead of the chosen ones; None if one of these is gone."""
+    """Commit the merged segments instead of the chosen ones. Return None if one of these is gone."""
     with locked(store.directory, WAIT_S):
         now = read_manifest(store.directory)
         present = {entry.name: entry for entry in now.segments}
@@ -155,7 +155,7 @@ def _publish(store: Datastore, chosen: Sequence[int], staged: Staged, files: Fil
         for name, index in inputs.items():
             names |= _deleted_since(store, index, present[name])
         kept = tuple(entry for entry in now.segments if entry.name not in inputs)
-        merged = [_without(staged.place, entry, names) for entry in staged.segments] if names else staged.segments
+        merged = [_trimmed(staged.place, entry, names) for entry in staged.segments] if names else staged.segments
         staged = Staged(staged.place, tuple(entry for entry in merged if entry))
         return commit(
             store.directory, [], vocabulary=now.vocabulary, recipe=now.recipe, keep=kept, staged=staged, files=files
@@ -163,7 +163,7 @@ def _publish(store: Datastore, chosen: Sequence[int], staged: Staged, files: Fil
 
 
 def _deleted_since(store: Datastore, index: int, now: SegmentEntry) -> set[str]:
-    """The names of the files, and documents of no file, that a newer commit deleted of a segment."""
+    """Return the names of files, and documents without a file, that a newer commit deleted from a segment."""
     then, states, table = store.manifest.segments[index], store.states(index), store.table(index)
     gone = np.setdiff1d(numbers_in(now.gone), numbers_in(then.gone))
     names = {states.name(number) for number in gone.tolist()} if states is not None else set()
@@ -173,30 +173,27 @@ def _deleted_since(store: Datastore, index: int, now: SegmentEntry) -> set[str]:
     return names | {table.name(number) for number in dead.tolist()}
 
 
-def _without(place: Path, entry: SegmentEntry, names: Collection[str]) -> SegmentEntry | None:
-    """A merged segment without these files and documents; None if nothing is left."""
-    return without_names(entry, states_of(place, entry), documents_of(place, entry), names)
+def _trimmed(place: Path, entry: SegmentEntry, names: Collection[str]) -> SegmentEntry | None:
+    """Delete these files and documents from a merged segment. Return None if nothing is left."""
+    return segment_without(entry, states_of(place, entry), documents_of(place, entry), names)
 
 
-Entries = list[SegmentEntry | None]  # the segments of a commit, in order; None for one of which nothing is left
+Entries = list[SegmentEntry | None]  # the segments of a commit, in order; None if nothing is left of one
 
 
-def without(store: Datastore, names: Collection[str]) -> Entries:
-    """The segments after files, or documents of no file, with these names are deleted. O(states).
-
-    Raises DatastoreCorrupt.
-    """
+def segments_without(store: Datastore, names: Collection[str]) -> Entries:
+    """Delete files, or documents without a file, of these names. O(states). Raises DatastoreCorrupt."""
     entries = store.manifest.segments
     return [
-        without_names(entry, store.states(index), store.table(index), names) if names else entry
+        segment_without(entry, store.states(index), store.table(index), names) if names else entry
         for index, entry in enumerate(entries)
     ]
 
 
-def without_names(
+def segment_without(
     entry: SegmentEntry, states: StateTable | None, table: DocumentTable, names: Collection[str]
 ) -> SegmentEntry | None:
-    """A segment after files, or documents of no file, with these names are deleted; None if no document is left."""
+    """Delete files, or documents without a file, of these names from a segment. Return None if no document is left."""
     lost = [] if states is None else states.numbers_of(names)
     stateless = _stateless(entry, states)
     named = table.numbers_of(names) if stateless.any() else []
@@ -215,7 +212,7 @@ def without_names(
 
 
 def _stateless(entry: SegmentEntry, states: StateTable | None) -> npt.NDArray[np.bool_]:
-    """Which documents of a segment have no state, not even a deleted one."""
+    """Return a mask of the documents of a segment that have no state, not even a deleted one."""
     found = np.ones(entry.documents, np.bool_)
     if states is not None:
         found[states.documents] = False
@@ -225,7 +222,9 @@ def _stateless(entry: SegmentEntry, states: StateTable | None) -> npt.NDArray[np
 def live_states(
     store: Datastore, names: Collection[str] | None = None, folders: Collection[str] = ()
 ) -> dict[str, FileState]:
-    """The states not deleted, by file. names: only these and those below `folders`. O(states). DatastoreCorrupt."""
+    """Return the states that are not deleted, by file; with `names` only these and those below `folders`. O(states).
+    Raises DatastoreCorrupt.
+    """
     found: dict[str, FileState] = {}
     for index, entry in enumerate(store.manifest.segments):
         table = store.states(index)
@@ -239,7 +238,7 @@ def live_states(
 
 
 def unstated(store: Datastore, names: Collection[str] | None = None) -> set[str]:
-    """The names of documents that are not deleted and have no state. names: only these. O(documents)."""
+    """Return the names (among `names`) of live documents without a state. O(documents)."""
     found: set[str] = set()
     for index, entry in enumerate(store.manifest.segments):
         table = store.table(index)

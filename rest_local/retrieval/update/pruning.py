@@ -1,11 +1,10 @@
-"""Makes an index smaller: keeps the documents whose contexts are seen most often, and deletes the others.
+"""Make an index smaller: keep the documents whose contexts are seen most often, and delete the others.
 
-A context here is CONTEXT tokens and the token that follows them. The idea that common contexts matter most is that of
-CREST (arXiv 2408.04678), which stores contexts and continuations apart. Here a context costs nothing in addition to the
-text that it stands in, so documents are what is kept or deleted. Each one counts for the contexts that no kept document
-has yet, each of these with the root of its number of places in the index. So documents that repeat others go first.
-The log has the measurements: contexts that are left out of the order alone, or passages cut out of documents, lose more
-drafts for each byte that they save.
+A context here is CONTEXT tokens and the token that follows them. That common contexts matter most is the idea of CREST
+(arXiv 2408.04678), which stores contexts and continuations apart. Here a context costs nothing in addition to its text,
+so whole documents are kept or deleted. Each one counts for the contexts that no kept document has yet, weighed by the
+root of their number of places in the index. So documents that repeat others go first. The log has the measurements:
+leaving contexts out of the order alone, or cutting passages out of documents, loses more drafts for each saved byte.
 
 What stays is a regular index. Provenance stays right, because no document changes.
 """
@@ -32,23 +31,23 @@ from rest_local.retrieval.home import find, holds_files
 from rest_local.retrieval.rows import PADDING, Int32Array, Int64Array, width_of
 from rest_local.retrieval.staging import clear
 
-CONTEXT = 4  # tokens of a context. With 2, 3 and 5 the same bytes gave about as many accepted tokens
+CONTEXT = 4  # tokens of a context; with 2, 3 and 5 the same bytes gave about as many accepted tokens
 
-LEAST_SLOTS, MOST_SLOTS = 1 << 16, 1 << 27  # of the table of counts, 2 bytes each: at most 256 MB
+# The count table has 2 bytes per slot and is capped at 256 MB.
+LEAST_SLOTS, MOST_SLOTS = 1 << 16, 1 << 27
 _SLOTS_A_TOKEN = 4
-_MOST = (1 << 16) - 1  # a larger count is stored as this
+_MOST = (1 << 16) - 1  # larger counts are capped
 _ROOTS = np.sqrt(np.arange(_MOST + 1, dtype=np.float32))
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _TARGET = re.compile(r"seen:(?P<seen>[0-9]{1,5})|(?P<size>[0-9]{1,12}(\.[0-9]{1,6})?) ?(?P<unit>[kMG])B")
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 
-Tokens = Callable[[int], Int32Array]  # the tokens of a document by its number. Called several times for each
+Tokens = Callable[[int], Int32Array]  # document number -> tokens; called several times for each
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is kept. seen: documents until every context that is seen so often is in one of them. size: as many bytes.
-
+    """The goal of pruning: a context that is `seen` so often stays in some document, or the index has `size` bytes.
     Exactly one of them is above 0.
     """
 
@@ -61,7 +60,7 @@ class Target:
 
     @staticmethod
     def parse(text: str) -> Target:
-        """`seen:2` or `200MB` (kB, MB or GB, decimal). Raises OptionError for anything else."""
+        """Parse `seen:2` or `200MB` (kB, MB or GB, decimal). Raises OptionError for anything else."""
         found = _TARGET.fullmatch(text)
         if found and found["seen"] and 2 <= int(found["seen"]) <= _MOST:
             return Target(seen=int(found["seen"]))
@@ -75,7 +74,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The documents, tokens (a separator for each document included) and bytes of an index, before and after."""
+    """The documents, tokens (with a separator for each document) and bytes of an index, before and after."""
 
     documents: tuple[int, int]
     tokens: tuple[int, int]
@@ -89,8 +88,8 @@ class Pruned:
 def prune(
     path: Path, target: Target, *, vocabulary_hash: str | None = None, files: Files | None = None, dry: bool = False
 ) -> Pruned:
-    """Delete documents from the index for a vocabulary, None: the first one, until it is as `target` says. One atomic
-    commit; an open reader keeps what it opened. The recipe gets a field `pruned`. `dry`: only say what would be kept.
+    """Delete documents from the index for a vocabulary (None: the first one) until it meets `target`, in one atomic
+    commit. An open reader keeps what it opened. The recipe gets a field `pruned`. `dry` only computes the result.
 
     An `update` adds the deleted files again. Raises OptionError if nothing would be left, and DatastoreNotFound,
     DatastoreCorrupt, DatastoreVersion, DatastoreLocked, DatastoreUnwritable. After an error the index is as it was.
@@ -98,7 +97,7 @@ def prune(
     """
     directory = find(path, vocabulary_hash)
     if not holds_files(directory):
-        raise DatastoreNotFound(path)  # there is no directory to lock
+        raise DatastoreNotFound(path)  # no directory to lock
     clear(path, files)
     with locked(directory, WAIT_S), Datastore.open(directory, vocabulary_hash=vocabulary_hash) as store:
         stored = _Stored(store)
@@ -109,7 +108,7 @@ def prune(
         whole, changed = stored.divided(kept)
         if dry or not changed:
             return stored.expected(kept, before)
-        store.check([store.manifest.segments[index] for index in changed])  # damage must not get a valid checksum
+        store.check([store.manifest.segments[index] for index in changed])  # or damage would get a valid checksum
         manifest = commit(
             directory,
             stored.documents(kept, changed),
@@ -129,7 +128,7 @@ class _Stored:
         self._width = width_of(store.manifest.vocabulary.size)
         spans = [store.spans(index) for index in range(len(store.segments))]
         self._spans: Int64Array = np.concatenate(spans)
-        self._first = np.cumsum([0, *map(len, spans)])  # number of the first document of each segment
+        self._first = np.cumsum([0, *map(len, spans)])  # each segment's first document
         self._segment = np.repeat(np.arange(len(spans)), [len(span) for span in spans])
         held = (document for index in range(len(spans)) for document in store.documents(index))
         self.sizes: Int64Array = np.array([size_of(document, self._width) for document in held], np.int64)
@@ -144,14 +143,14 @@ class _Stored:
         return choose(self.sizes.tolist(), self.tokens, target, int((self._spans[:, 1] - self._spans[:, 0]).sum()))
 
     def divided(self, kept: Int64Array) -> tuple[tuple[SegmentEntry, ...], list[int]]:
-        """The segments that stay as they are, and the numbers of the others."""
+        """Return the segments that stay unchanged, and the numbers of the others."""
         entries = self.store.manifest.segments
         left = np.bincount(self._segment[kept], minlength=len(entries))
         changed = [i for i, entry in enumerate(entries) if left[i] < entry.documents]
         return tuple(entry for i, entry in enumerate(entries) if i not in changed), changed
 
     def documents(self, kept: Int64Array, segments: Sequence[int]) -> Iterator[Document]:
-        """The documents of these segments that are kept, in the order of the text."""
+        """Yield the kept documents of these segments, in the order of the text."""
         wanted = set(kept.tolist())
         for index in segments:
             for number, document in enumerate(self.store.documents(index), int(self._first[index])):
@@ -159,7 +158,7 @@ class _Stored:
                     yield document
 
     def expected(self, kept: Int64Array, before: tuple[int, int, int]) -> Pruned:
-        """The result of a dry run. The bytes are exact but for the number of segments."""
+        """Return the result of a dry run. The bytes are exact except for the number of segments."""
         spans = self._spans[kept]
         tokens, fixed = int((spans[:, 1] - spans[:, 0] + 1).sum()), len(self.store.segments) * _fixed(self._width)
         size = min(int(self.sizes[kept].sum()) + fixed, before[2])
@@ -167,22 +166,23 @@ class _Stored:
 
 
 def size_of(document: Document, width: int) -> int:
-    """The bytes that a document takes in the files of a segment."""
+    """Return the bytes that a document takes in the files of a segment."""
     states = sum(STATE_BYTES + len(encoded(state.name)) for state in document.states)
     return (len(document.tokens) + 1) * (width + 4) + 16 + len(encoded(document.name)) + states
 
 
 def _fixed(width: int) -> int:
-    """The bytes of a segment without documents."""
+    """Return the bytes of a segment without documents."""
     return PADDING * width + DOCUMENTS_HEAD + 16 + STATES_HEAD + 8
 
 
 def choose(sizes: Sequence[int], tokens: Tokens, target: Target, total: int) -> Int64Array:
-    """The numbers of the documents to keep, ascending: int64. sizes: bytes of each; total: number of all tokens.
+    """Return the numbers of the documents to keep, ascending: int64. `sizes` are their bytes, `total` counts all
+    tokens.
 
     Always takes the document with the most new contexts for its size, weighed as the module says, as long as it fits.
-    Equal inputs give equal results. Contexts with one hash count as one, which rarely matters: the table has four
-    slots for a token, up to 2^27 in all.
+    Equal inputs give equal results. Contexts with one hash count as one, which rarely matters: the table has four slots
+    for a token, up to 2^27 in all.
     """
     if target.size and sum(sizes) <= target.size:
         return np.arange(len(sizes))
@@ -202,9 +202,8 @@ def choose(sizes: Sequence[int], tokens: Tokens, target: Target, total: int) -> 
 def _best_first(
     sizes: Sequence[int], tokens: Tokens, counts: npt.NDArray[np.uint16], shift: np.uint64
 ) -> Iterator[tuple[int, Int64Array]]:
-    """(number, slots of its contexts) of each document, the most valuable for its size first, until none has value.
-
-    The value of a document only falls as others are taken. So it is computed again only when it is the highest.
+    """Yield (number, slots of its contexts) of each document, the most valuable for its size first, until none has
+    value. The value of a document only falls as others are taken. So it is computed again only when it is the highest.
     """
     heap = [(-float("inf"), number) for number in range(len(sizes))]
     while heap:
@@ -220,7 +219,7 @@ def _best_first(
 
 
 def contexts_of(tokens: Int32Array, shift: np.uint64) -> Int64Array:
-    """The slots of the contexts of a document: int64 [tokens - CONTEXT], each a hash of 64 - shift bits."""
+    """Return the slots of a document's contexts: int64 [tokens - CONTEXT], each a hash of 64 - shift bits."""
     count = max(len(tokens) - CONTEXT, 0)
     hashes = np.zeros(count, np.uint64)
     for start in range(CONTEXT + 1):
@@ -230,7 +229,7 @@ def contexts_of(tokens: Int32Array, shift: np.uint64) -> Int64Array:
 
 
 def _count(documents: int, tokens: Tokens, shift: np.uint64, slots: int) -> npt.NDArray[np.uint16]:
-    """By slot, the number of places of its contexts in all documents."""
+    """Count the places of each slot's contexts in all documents."""
     counts = np.zeros(slots, np.uint16)
     for number in range(documents):
         found, times = np.unique(contexts_of(tokens(number), shift), return_counts=True)
@@ -239,5 +238,5 @@ def _count(documents: int, tokens: Tokens, shift: np.uint64, slots: int) -> npt.
 
 
 def _slots(total: int) -> int:
-    """The size of the table of counts for so many tokens: a power of 2."""
+    """Return the size of the count table for so many tokens: a power of 2."""
     return int(min(max(1 << (_SLOTS_A_TOKEN * total).bit_length(), LEAST_SLOTS), MOST_SLOTS))

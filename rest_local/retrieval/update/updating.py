@@ -1,13 +1,13 @@
-"""Brings a datastore up to date with its sources, and adds documents or sources to it.
+"""Bring a datastore up to date with its sources, and add documents or sources to it.
 
     updated = update(path, vocabulary=model.vocabulary)
     print(updated.added, updated.changed, updated.deleted)
 
-A file of the same size and time of change is not read. Only new content is tokenized. The old text of a changed or
-deleted file is masked by a bit in the manifest until a merge writes its segment again.
+A file of the same size and time of change is not read, and only new content is tokenized. A bit in the manifest masks
+the old text of a changed or deleted file until a merge writes its segment again.
 
 Files are read and tokenized without the writers' lock. A few tokens are then written under it, as a segment that takes
-up the small ones before it; more tokens are written as segments of their own in a staging directory, and only published
+up the small ones before it; more tokens are written as separate segments in a staging directory, and only published
 under the lock. If another writer committed meanwhile, the deletions are found anew in its commit; if that one changed
 the same files or the recipe, everything is done again.
 """
@@ -44,31 +44,29 @@ from rest_local.retrieval.sources.recipes import from_recipe
 from rest_local.retrieval.sources.source import Reading, Render, Skipped, Source
 from rest_local.retrieval.sources.walk import Python, Walk, resolved
 from rest_local.retrieval.staging import Staged, clear, staging
-from rest_local.retrieval.update.merging import Entries, live_states, merge, unstated, without
+from rest_local.retrieval.update.merging import Entries, live_states, merge, segments_without, unstated
 
 log = logging.getLogger("rest_local.datastore")
 
-AT_ONCE = 1 << 20  # tokens that `add` merges at once after its commit: a quarter of a second
+AT_ONCE = 1 << 20  # `add` merges up to so many tokens after its commit, in a quarter of a second
 
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Updated:
-    """What an update did, in files. unchanged: also files of another time of change and the same content; tokens: of
-    the files that were tokenized; manifest: of the newest commit; skipped: what the walk left out.
-    """
+    """The result of an update, in files."""
 
     added: int
     changed: int
     deleted: int
-    unchanged: int
-    tokens: int
-    manifest: Manifest
-    skipped: Skipped
+    unchanged: int  # includes files with another time of change and the same content
+    tokens: int  # tokens of the tokenized files
+    manifest: Manifest  # the newest commit's
+    skipped: Skipped  # files that the walk left out
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready. tokens: of what was tokenized; total, documents: of the index, without deleted documents."""
+        """Return JSON-ready fields. `total` and `documents` describe the index, without deleted documents."""
         segments = self.manifest.segments
         return {
             "vocabulary": self.manifest.vocabulary.name,
@@ -82,7 +80,7 @@ class Updated:
 
 
 class _Moved(Exception):
-    """Another writer's commit makes what was read useless."""
+    """Another writer's commit makes this attempt useless."""
 
 
 def update(
@@ -96,13 +94,13 @@ def update(
     progress: Progress | None = None,
     files: Files | None = None,
 ) -> Updated:
-    """Read the recorded sources of the index for a vocabulary again, as far as they may have changed, and commit what
-    changed, if anything did.
+    """Read the recorded sources of the index for a vocabulary again, as far as they may have changed, and commit
+    changes.
 
-    only: absolute paths of files, or of deleted folders, to look at alone; sources that do not walk are left out then.
-    render: for transcripts of chats (`sources.source.Render`). missing: a recorded path that is gone or
-    empty means that its files are deleted; otherwise that is refused, because a drive may not be mounted. merging: then
-    merge the segments that are due, which may take seconds.
+    `only` has absolute paths of files or deleted folders to look at alone; sources that do not walk are left out then.
+    `render` is for transcripts of chats (`sources.source.Render`). `missing` says that the files of a recorded path
+    that is gone or empty are deleted; otherwise that is refused, because a drive may not be mounted. `merging` then
+    merges the segments that are due, which may take seconds.
 
     Raises DatastoreNotFound, DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked,
     DatastoreUnwritable, DatastoreError for text of another origin, InputInvalid for a missing path, CorpusEmpty if no
@@ -122,7 +120,7 @@ def add_sources(
     progress: Progress | None = None,
     files: Files | None = None,
 ) -> Updated:
-    """Add sources to the index for a vocabulary, read only these, and record them in the commit. As `update` else."""
+    """Add sources to the index for a vocabulary, read only these, and record them. Otherwise as `update`."""
     given = _Given(path, vocabulary, progress or no_progress, files or Files(), render)
     prepared = [source.prepared() for source in sources]
     return _again(given, merging, lambda base: _add_sources(given, base, prepared))
@@ -131,7 +129,7 @@ def add_sources(
 def _merge(
     path: Path, vocabulary_hash: str, files: Files, mmap: bool | None, most: int = SEGMENT_TOKENS
 ) -> Manifest | None:
-    """Merge what is due after a commit, which is not undone if that fails."""
+    """Merge the due segments after a commit, which is not undone if that fails."""
     try:
         return merge(path, vocabulary_hash=vocabulary_hash, most=most, files=files, mmap=mmap)
     except DatastoreError as error:
@@ -148,13 +146,13 @@ def add(
     files: Files | None = None,
     mmap: bool | None = None,
 ) -> Manifest:
-    """Add documents, each a name and token ids, to the index for this vocabulary, instead of those with the same names.
-    Creates a datastore that does not exist, but not an index that an existing one lacks, which would hold these
-    documents alone.
+    """Add documents (name, token ids) to the index for this vocabulary, in place of those with the same names. Creates
+    a datastore that does not exist, but not an index that an existing one lacks, which would hold these documents
+    alone.
 
-    `recipe`: of a new datastore; `mmap`: as for `Datastore.open`, False reads all of it. Raises
-    DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary, DatastoreLocked, DatastoreUnwritable, and CorpusEmpty
-    without any token. After an error the existing datastore is intact.
+    `recipe` is that of a new datastore. Raises DatastoreCorrupt, DatastoreVersion, DatastoreVocabulary,
+    DatastoreLocked, DatastoreUnwritable, and CorpusEmpty without any token. After an error the existing datastore is
+    intact.
     """
     files, directory = files or Files(), find(path, vocabulary.hash)
     new = [Document(name, tokens) for name, tokens in documents]
@@ -165,14 +163,14 @@ def add(
         except DatastoreNotFound:
             return commit(directory, new, vocabulary=vocabulary, recipe=recipe, files=files)
         with store:
-            entries = without(store, {document.name for document in new})
+            entries = segments_without(store, {document.name for document in new})
             manifest = put(store, entries, new, store.manifest.recipe, files)
     return _merge(path, vocabulary.hash, files, mmap, AT_ONCE) or manifest
 
 
 @dataclass(frozen=True)
 class _Given:
-    """What the caller of an update gave."""
+    """The arguments of an update."""
 
     path: Path
     vocabulary: DocumentTokenizer
@@ -181,19 +179,19 @@ class _Given:
     render: Render | None
 
     def open(self) -> Datastore:
-        """Mapped, because only parts of it are read."""
+        """Open the index, mapped, because only parts of it are read."""
         known = self.vocabulary
         return Datastore.open(self.path, vocabulary_hash=known.hash, vocabulary_name=known.name, mmap=True)
 
 
 def _again(given: _Given, merging: bool, attempt: Callable[[Datastore], Updated]) -> Updated:
-    """The result of an attempt that no other writer disturbed, and of the merge after it."""
+    """Repeat an attempt until no other writer disturbs it, then merge."""
     clear(given.path, given.files)
     for _ in range(_ATTEMPTS):
         with given.open() as base:
             try:
                 updated = attempt(base)
-            except (_Moved, FileNotFoundError):  # a newer commit deleted a file, or `forget` a staging directory
+            except (_Moved, FileNotFoundError):  # A newer commit deleted a file, or `forget` a staging directory.
                 continue
         merged = _merge(given.path, given.vocabulary.hash, given.files, None) if merging else None
         return replace(updated, manifest=merged) if merged else updated
@@ -217,11 +215,12 @@ def _update(given: _Given, base: Datastore, only: Collection[str] | None, missin
         return _stored(given, base, walk, texts, recipe, True)
     roots = [os.path.realpath(path) for path in roots_of(sources)]
     below = tuple(os.path.join(root, "") for root in roots)
-    loose = {name for name in unstated(base) if name.startswith(below) or name in roots}  # of an earlier version
+    # An earlier version stored no states.
+    loose = {name for name in unstated(base) if name.startswith(below) or name in roots}
     walk = Rereading(live_states(base), loose)
     texts = walk.texts(present(sources, walk.known, missing), given)
     now = [source.prepared() if isinstance(source, Git) else source for source in recorded]
-    if now != recorded:  # a revision of git means another commit by now
+    if now != recorded:  # a git revision means another commit by now
         recipe = {**recipe, **recipe_of(now)}
     return _stored(given, base, walk, texts, recipe, True)
 
@@ -238,7 +237,7 @@ def _add_sources(given: _Given, base: Datastore, sources: Sequence[Source]) -> U
 def _stored(
     given: _Given, base: Datastore, walk: Rereading, texts: Iterator[Text], recipe: Mapping[str, Any], is_complete: bool
 ) -> Updated:
-    """Read `texts` and commit what is new. is_complete: known files that are not among them are gone."""
+    """Read `texts` and commit new ones. If they are complete, known files that are not among them are gone."""
     with contextlib.ExitStack() as stack:
         documents, staged = _collected(given, base, walk, texts, stack)
         if is_complete:
@@ -247,14 +246,16 @@ def _stored(
         if names or recipe != manifest.recipe:
             stack.enter_context(locked(base.directory, WAIT_S))
             store = base
-            if read_manifest(base.directory) != manifest:  # by another writer, maybe of the same files or the recipe
+            if (
+                read_manifest(base.directory) != manifest
+            ):  # Another writer may have changed the same files or the recipe.
                 store = stack.enter_context(given.open())
                 same = store.manifest.recipe == manifest.recipe
                 if not same or live_states(base, names) != live_states(store, names):
                     raise _Moved
             if staged and not staged.is_there():
                 raise _Moved
-            entries = without(store, names)
+            entries = segments_without(store, names)
             manifest = put(store, entries, documents, recipe, given.files, given.progress, staged)
         deleted = len(walk.gone)
         return Updated(walk.added, walk.changed, deleted, walk.unchanged, walk.tokens, manifest, walk.skipped)
@@ -292,13 +293,13 @@ def put(
     progress: Progress = no_progress,
     staged: Staged | None = None,
 ) -> Manifest:
-    """Commit, under the lock: what is left of the segments of `store`, what is staged, and new documents. If there are
-    some of these, their segment takes up all small ones.
+    """Commit, under the lock, the rest of the segments of `store`, the staged ones, and new documents, whose segment
+    takes up all small ones.
     """
     keep: list[SegmentEntry] = []
     documents: list[Document] = []
     small = [i for i, entry in enumerate(entries) if new and entry and entry.tokens <= SMALL_SEGMENT]
-    store.check([store.manifest.segments[index] for index in small])  # damage must not get a new, valid checksum
+    store.check([store.manifest.segments[index] for index in small])  # or damage would get a new, valid checksum
     for index, entry in enumerate(entries):
         if index in small:
             documents += store.each_document(index, entry)
@@ -319,25 +320,21 @@ def put(
     )
 
 
+# If only the time of change of files is new, an update stores up to so many bytes of them again, so that the next ones
+# need not read them. Further files follow at the next updates.
 RESTATED_BYTES = 1 << 20
-"""Bytes of files whose time of change alone is new that one update stores again with it, so that the next ones need not
-read them. Beyond that the others follow at the next updates."""
 
 
 @dataclass
 class Rereading:
-    """Reads sources, compares the files with their states in the datastore, and counts.
+    """A reader of sources that compares the files with their states in the datastore, and counts."""
 
-    known: the states that may be compared, by name; unstated: the names of documents without a state, which were
-    stored by an earlier version or come from no file. read: names of all new content; gone: names to delete.
-    """
-
-    known: Mapping[str, FileState]
-    unstated: Collection[str] = ()
+    known: Mapping[str, FileState]  # the states to compare, by name
+    unstated: Collection[str] = ()  # documents without a state, from an earlier version or from no file
     skipped: Skipped = field(default_factory=Skipped)
-    read: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)  # names of all new content
     seen: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)  # names to delete
     added: int = 0
     changed: int = 0
     unchanged: int = 0
@@ -349,7 +346,7 @@ class Rereading:
         return state is not None and state.mtime_ns != 0 and (state.size, state.mtime_ns) == (size, mtime_ns)
 
     def texts(self, sources: Sequence[Source], given: _Given, only: Collection[str] | None = None) -> Iterator[Text]:
-        """The texts of sources. Raises as `Source.texts`."""
+        """Yield the texts of sources. Raises as `Source.texts`."""
         report = given.progress
         reading = Reading(self.skipped, self.is_unchanged, only, lambda size: report("read", size), given.render)
         return chain.from_iterable([source.texts(reading) for source in sources])
@@ -371,7 +368,7 @@ class Rereading:
             yield text
 
     def _is_same(self, known: FileState, found: FileState) -> bool:
-        """Whether the content is the same, and nothing is to be stored."""
+        """Return True if the content is the same, and nothing is to be stored."""
         if known.sha256 != found.sha256:
             return False
         if found.mtime_ns in (0, known.mtime_ns) or self._restated + found.size > RESTATED_BYTES:
@@ -381,7 +378,7 @@ class Rereading:
 
 
 def _is_gone(name: str) -> bool:
-    """Whether a file that no walk finds is deleted or left out by now, not only out of reach."""
+    """Return True if a file that no walk finds is deleted or left out by now, not only out of reach."""
     try:
         os.lstat(name)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -396,7 +393,7 @@ def roots_of(sources: Sequence[Source]) -> list[str]:
 
 
 def united(held: Sequence[Source], more: Sequence[Source]) -> list[Source]:
-    """Recorded sources and more of them, each once. Walks with the same filters become one."""
+    """Return recorded sources and more of them, each once. Walks with the same filters become one."""
     found = list(held)
     for source in more:
         walk = replace(source, paths=()) if isinstance(source, Walk) else None
@@ -411,8 +408,8 @@ def united(held: Sequence[Source], more: Sequence[Source]) -> list[Source]:
 
 
 def present(sources: Sequence[Source], known: Mapping[str, FileState], missing: bool) -> list[Source]:
-    """The sources, of a walk only the paths that are there. Raises InputInvalid for one that is gone, or is empty while
-    files of it are known, unless that may be.
+    """Return the sources, each walk only with the paths that are there. Unless `missing`, raises InputInvalid for a
+    path that is gone, or empty while files of it are known.
     """
     found: list[Source] = []
     for source in sources:

@@ -1,9 +1,9 @@
-"""Keeps datastores up to date with the files they were built from, as long as it runs.
+"""Keep datastores up to date with the files they were built from, as long as it runs.
 
     watcher = Watcher([Target("mycode", path, vocabulary)], update, report=print)
     watcher.run(stop)
 
-The library watchfiles tells of changed files, some 50 to 100 ms after the last of them. An update looks at these files
+The library watchfiles reports changed files, some 50 to 100 ms after the last change. An update looks at these files
 only. Notifications are not complete: a directory that was renamed is one event, files in a new directory may have none,
 and a queue may overflow. So a full update follows
 
@@ -11,7 +11,7 @@ and a queue may overflow. So a full update follows
 - soon after an event that may stand for many files
 - some time after every activity, so that nothing is missed for good
 
-and takes a small share of the time at most. Where the system cannot watch, full updates take the place of the events.
+and takes a small share of the time at most. If the system cannot watch, full updates take the place of the events.
 
 A path that vanishes, or is an empty directory all at once, may be a drive that is not mounted: its files stay in the
 datastore, with a warning, until there is something again. Nothing that goes wrong with one datastore ends the others.
@@ -48,25 +48,23 @@ from rest_local.retrieval.update.updating import Updated
 
 log = logging.getLogger("rest_local.watching")
 
-MANY = 2000  # changed files at once, from which on a walk over all of them costs no more
+MANY = 2000  # above so many changed files a walk over all files costs no more
 SETTLE_S = 10.0
 SOON = (10, 60.0)  # a full update waits so many times as long as the one before took, and so many seconds at most
 SETTLED = (50, 600.0)
-RETRY_S = 1.0  # for a lock or a disk to be free
+RETRY_S = 1.0  # a locked index or a full disk is tried again after this
 _NEVER_HELD = frozenset({"__pycache__", "node_modules"})
 _GITIGNORE = ".gitignore"
 
-ADDED, MODIFIED, DELETED = 1, 2, 3  # of `watchfiles.Change`
+ADDED, MODIFIED, DELETED = 1, 2, 3  # the values of `watchfiles.Change`
 
-Batch = Collection[tuple[int, str]]  # changes, each its kind and an absolute path
-
-
+Batch = Collection[tuple[int, str]]  # (kind, absolute path) of each change
 Update = Callable[..., Updated]  # `retrieval.update.updating.update`, called with the path, `vocabulary` and `only`
 
 
 @dataclass(frozen=True)
 class Target:
-    """One index to keep up to date. name: for messages; path: of the datastore."""
+    """An index to keep up to date. Messages contain its `name`."""
 
     name: str
     path: Path
@@ -87,8 +85,8 @@ class Commit:
 
 @dataclass
 class Root:
-    """A recorded path. include: globs of the wanted files, none for the usual kinds; identity: None while it is gone;
-    another one for another directory of the same name.
+    """A recorded path. `include` has globs of the wanted files, none for the usual kinds. `identity` is None while the
+    path is gone, and another directory of the same name has another one.
     """
 
     path: Path
@@ -97,24 +95,26 @@ class Root:
     is_directory: bool = False
 
     def holds(self, path: str) -> str | None:
-        """The path below this one; None for any other, and while this one is gone."""
+        """Return the rest of a path below this one, or None for any other path and while this one is gone."""
         base = os.path.join(self.path, "")
         return path[len(base) :] if self.identity and path.startswith(base) else None
 
     def wants(self, relative: str) -> bool:
-        """Whether a walk would look at a file of this name."""
+        """Return True if a walk would look at a file of this name."""
         if self.include:
             return GitIgnoreSpec.from_lines(self.include).match_file(relative)
         return by_extension(os.path.basename(relative))
 
     def look(self, may_be_empty: Callable[[Path], bool]) -> bool:
-        """Whether it is another one than before. may_be_empty: whether an empty directory is as it should be."""
+        """Return True if the path was replaced since the last call. Unless it `may_be_empty`, an empty directory is
+        gone.
+        """
         before = self.identity
         try:
             status = os.stat(self.path)
             self.is_directory = stat.S_ISDIR(status.st_mode)
             self.identity = (status.st_dev, status.st_ino)
-            if not self.is_directory:  # a save may replace it or not
+            if not self.is_directory:  # saving may replace a file or not
                 self.identity += (status.st_mtime_ns, status.st_size)
             elif not _has_entries(self.path) and not may_be_empty(self.path):
                 self.identity = None
@@ -125,7 +125,7 @@ class Root:
 
 @dataclass(eq=False)
 class Watched:
-    """The index of one target. pending: files to look at."""
+    """The index of one target. `pending` has the files to look at."""
 
     target: Target
     update: Update
@@ -156,7 +156,7 @@ class Watched:
             self.roots = [Root(path, include) for path, include in wanted]
 
     def look_at_roots(self) -> bool:
-        """Whether a recorded path vanished, came back or was replaced."""
+        """Return True if a recorded path vanished, came back or was replaced."""
         changed = [root for root in self.roots if root.look(self._holds_nothing_of)]
         if changed:
             self._full_at = self.clock()
@@ -192,7 +192,7 @@ class Watched:
                     self.pending.add(path)
                 elif kind == ADDED and os.path.isdir(path) and not os.path.islink(path):
                     self.pending.update(self._below(path, root))
-                elif kind == DELETED and path not in added:  # it may have been a directory
+                elif kind == DELETED and path not in added:  # the path may have been a directory
                     unsettled = True
                     if not os.path.splitext(path)[1]:
                         self.pending.add(path)
@@ -205,7 +205,7 @@ class Watched:
             self._full_when_settled()
 
     def _below(self, directory: str, root: Root) -> Iterator[str]:
-        """Wanted files in a new directory: those that were there before it was watched have no events."""
+        """Yield wanted files in a new directory. They have no events if they were there before it was watched."""
         for folder, folders, names in os.walk(directory):
             folders[:] = [name for name in folders if _may_hold(name)]
             for path in (os.path.join(folder, name) for name in names if _may_hold(name)):
@@ -236,11 +236,11 @@ class Watched:
             self._full_when_settled()
 
     def _update(self, only: Collection[str] | None) -> float:
-        """Update the index, and return how many seconds it took. What could not be done is due again later."""
+        """Update the index, and return how many seconds it took. An update that fails is due again later."""
         began = self.clock()
         try:
             counts = self.update(self.target.path, vocabulary=self.target.vocabulary, only=only)
-        except DatastoreLocked:  # another writer: its commit comes first
+        except DatastoreLocked:  # another writer's commit comes first
             self._again(only)
         except (DatastoreNotFound, DatastoreVocabulary) as error:
             self.is_gone = True
@@ -274,12 +274,12 @@ def _has_entries(directory: Path) -> bool:
 
 
 def _may_hold(relative: str) -> bool:
-    """Whether a walk looks at a path at all: no part of it is hidden, or a folder of packages."""
+    """Return True if a walk looks at a path at all: no part of it is hidden, or a folder of packages."""
     return not any(part.startswith(".") or part in _NEVER_HELD for part in relative.split(os.sep))
 
 
 def walks_of(recipe: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The walks among the sources of a recipe, each with `paths` and maybe `include`."""
+    """Return the walks among the sources of a recipe, each with `paths` and maybe `include`."""
     sources = [] if "kind" in recipe else recipe.get("sources", [])
     return [one for one in sources if one.get("kind") == "walk" and one.get("paths")]
 
@@ -287,14 +287,14 @@ def walks_of(recipe: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 STEP_MS = 50
 DEBOUNCE_MS = 400
 TICK_MS = 250
-POLL_S = 5.0  # between full updates where the system cannot watch
+POLL_S = 5.0  # interval of full updates if the system cannot watch
 
+# Yields batches of changes below directories, an empty one now and then, until the event is set. Raises OSError.
 Events = Callable[[Sequence[Path], threading.Event], Generator[Batch, None, None]]
-"""Batches of changes below directories, an empty one now and then, until the event is set. Raises OSError."""
 
 
 def system_events(roots: Sequence[Path], stop: threading.Event) -> Generator[Batch, None, None]:
-    """The events of the system below directories. Raises OSError, RuntimeError where it cannot watch them."""
+    """Return the system's events below directories. Raises OSError, RuntimeError if it cannot watch them."""
     from watchfiles import watch
 
     return watch(
@@ -310,11 +310,9 @@ def system_events(roots: Sequence[Path], stop: threading.Event) -> Generator[Bat
 
 
 class Watcher:
-    """Watches the recorded paths of `targets`.
-
-    report: called after each commit; more: called several times a second, gives targets that have come since, None once
-    there will be no more; poll_s: make a full update so often and do not watch. Raises DatastoreError for an index that
-    was not built from files.
+    """A watcher of the recorded paths of `targets`. Raises DatastoreError for an index that was not built from files.
+    `report` is called after each commit. `more` is called several times a second and returns targets that have come
+    since, or None once there will be no more. With `poll_s` full updates replace watching.
     """
 
     def __init__(
@@ -340,13 +338,13 @@ class Watcher:
             roots = {root.path for index in self.indexes for root in index.roots if root.is_directory}
             try:
                 self._watch(sorted(roots), stop)
-            except FileNotFoundError:  # it vanished just now
+            except FileNotFoundError:  # a root vanished just now
                 stop.wait(TICK_MS / 1000)
-            except (OSError, RuntimeError) as error:  # watchfiles raises RuntimeError for what notify reports
+            except (OSError, RuntimeError) as error:  # watchfiles turns errors of the system into RuntimeError
                 self._give_up(error)
 
     def _watch(self, roots: Sequence[Path], stop: threading.Event) -> None:
-        """Watch until the roots are others."""
+        """Watch until the roots change."""
         batches = self._polls(stop) if self._poll_s or not roots else self._events(roots, stop)
         with contextlib.closing(batches) as batches:
             for batch in batches:
@@ -362,7 +360,7 @@ class Watcher:
                     return
 
     def _has_some(self) -> bool:
-        """Whether there is an index to watch, or may be one later."""
+        """Return True if there is an index to watch, or may be one later."""
         more = self._more()
         self.indexes += [self._index(target) for target in more or ()]
         return bool(self.indexes) or more is not None
