@@ -60,8 +60,13 @@ docs: $(TOOLS)  ## write docs/CLI.md, and the documentation as a site into build
 	$(BIN)/python scripts/reference.py
 	$(SITE)
 
-dist: $(TOOLS)  ## build sdist and wheel into dist/ and test both; FULL=1 installs all libraries anew
-	$(BIN)/python scripts/dist.py $(if $(FULL),--full) $(if $(EXTRAS),--extras $(EXTRAS))
+dist: $(TOOLS)  ## build sdist and wheel into dist/, and use the wheel in an empty environment of PYTHON
+	rm -rf dist build/dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/dist
+	$(BUILD) build/dist/bin/python -m pip install --quiet "$$(echo dist/*.whl)[smollm2]"
+	cd build/dist && bin/rest-local --version && bin/rest-local demo
 
 clean:  ## remove what make made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
