@@ -14,7 +14,7 @@ followed byte by byte. Counted by keyword:
 - accepted, rejected: valid instances that an answer may be, and invalid ones that it cannot be;
 - restricted: valid instances that an answer cannot be, with the cause: `order` (the members come in another order),
   `closed` (further members, large numbers: limits of ours), `digits` (an integer is written as 1.0), `other`;
-- broken: invalid instances that an answer may be. Every one is a fault or a limit that docs/howto/schemas.md names.
+- broken: invalid instances that an answer may be. Every one is a fault or a limit that docs/howto/json.md names.
 
 `--compositions` then composes so many pairs of schemas of draft 2020-12 at random, and compares with a validator which
 of the instances of both an answer may be. Ends in one line of JSON. Takes ten seconds, 1 000 compositions another 14.

@@ -4,7 +4,7 @@
 
 It completes prompts greedily, each with every type in a server of its own, and writes the prompts and answers as
 tokens, with the counts of the server's `timings`. Then it goes through the same answers with the rules of
-`benchmarks.peers` and `benchmarks.ngram_peers`. A test compares both; docs/howto/peer-drafts.md has the sums.
+`benchmarks.peers` and `benchmarks.ngram_peers`. A test compares both.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks peer_drafts record FILE --server LLAMA_SERVER --target GGUF --head TYPE[=GGUF]
     python -m benchmarks peer_drafts compare FILE --target GGUF --head TYPE[=GGUF] [--json]
 
-docs/howto/peer-drafts.md says how to build `llama-server`. TYPE is its `--spec-type`: `draft-simple`, `draft-eagle3` or
+docs/howto/measure.md says how to build `llama-server`. TYPE is its `--spec-type`: `draft-simple`, `draft-eagle3` or
 `draft-mtp`. Without a file, the MTP layers are those of the target's own.
 
 `record` completes PROMPTS greedily and writes, for every decode step, the drafted tokens with their probabilities and
@@ -12,6 +12,9 @@ not depend on the version of Python.
 
 `compare` goes through the same steps with the drafter of this project: it drafts a chain at each step, then accepts
 what the recording accepted, whatever the drafter said. A step that differs so does not change those after it.
+
+tests/benchmarks/test_peer_drafts.py makes the models of the recordings in tests/data/peer-drafts again. `draft-simple`
+was recorded with `--tokens 64`, `draft-mtp-chained` with `--tokens 48`.
 """
 
 from __future__ import annotations

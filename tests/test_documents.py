@@ -142,8 +142,12 @@ def test_commands_that_are_not_run_have_options_that_exist() -> None:
                 if wrong is not None and "Missing" not in wrong:
                     said.append(f"{name_of(document)}: {' '.join(words)}: {wrong}")
     assert said == []
-    assert n > 40
+    assert n > 20
     assert refused(["serve", "--no-such-option"]), "it does look"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text_of(ROOT / "README.md").split()) <= 650
 
 
 def cited_tests() -> list[tuple[str, str]]:

@@ -36,13 +36,10 @@ from models.mimo2 import convert
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-ELSEWHERE = {
-    DOCS / "howto" / "peer-drafts.md",  # compiles llama.cpp's server, which takes ten minutes
-    DOCS / "howto" / "cluster.md",  # run by retrieval/test_clusters.py
-}
+CLUSTER = DOCS / "howto" / "cluster.md"  # run by retrieval/test_clusters.py
 TUTORIAL = DOCS / "tutorial.md"
 PAGES = [TUTORIAL, ROOT / "README.md", DOCS / "index.md", DOCS / "DRAFTERS.md"]
-PAGES += sorted({*(DOCS / "howto").glob("*.md")} - ELSEWHERE)
+PAGES += sorted({*(DOCS / "howto").glob("*.md")} - {CLUSTER})
 UNTIL_STOPPED = "<!-- not run: runs until it is stopped -->"
 BLOCK = re.compile(rf"^({re.escape(UNTIL_STOPPED)})?\n```(sh|python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FRESH = Path(sys.executable).parent

@@ -66,7 +66,7 @@ def gbnf(text: str) -> Grammar:
 
 
 def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
-    """The JSON values that a schema (drafts 4 to 2020-12) allows. docs/howto/schemas.md lists the keywords.
+    """The JSON values that a schema (drafts 4 to 2020-12) allows. docs/howto/json.md lists the keywords.
 
     Raises OptionError for a schema that cannot be kept exactly: keywords that llguidance does not support, unknown
     formats, references outside the schema; and for schemas that allow nothing, are too deep or too large.

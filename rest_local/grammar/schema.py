@@ -3,7 +3,7 @@
 Contract: `json_rule` allows only values that are valid for the schema as it was given. What cannot be kept is an
 OptionError that names it. llguidance ignores keywords that it does not know, as the standard says; keywords of draft 3
 and formats are checked here, because ignoring them would allow invalid values. `widened` is for callers that prefer
-some of the schema to nothing. Knows nothing about tokens. docs/howto/schemas.md has what the public test suite says.
+some of the schema to nothing. Knows nothing about tokens. docs/howto/json.md has what the public test suite says.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def test_another_choice_of_the_target_is_told_from_a_near_tie(
 
 @pytest.fixture(scope="module")
 def rough(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model without its middle layer, which docs/howto/peer-drafts.md records as a draft model."""
+    """Return the demo model without its middle layer, the draft model of draft-simple.jsonl."""
     return thinned(demo_model(), tmp_path_factory.mktemp("rough") / "rough.gguf", [0, 2])
 
 
