@@ -8,7 +8,6 @@ import fnmatch
 import http.client
 import json
 import os
-import plistlib
 import re
 import shlex
 import shutil
@@ -255,14 +254,3 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     wrong = tmp_path / SYSTEM.name
     wrong.write_text(SYSTEM.read_text("utf-8").replace("ProtectSystem", "ProtectSysem"))
     assert "ProtectSysem" in verified(folders[2], wrong), "it does look"
-
-
-def test_the_unit_of_launchd() -> None:
-    text = (ROOT / "packaging" / "launchd" / "rest-local.plist").read_text("utf-8")
-    unit = plistlib.loads(text.replace("@HOME@", "/Users/me").encode())
-    command = unit["ProgramArguments"]
-    assert command[:2] == ["/Users/me/.local/bin/rest-local", "serve"]
-    serve().make_context("serve", command[2:])
-    assert unit["ExitTimeOut"] > DRAIN_SECONDS + SAVING_SECONDS
-    assert unit["KeepAlive"] == {"SuccessfulExit": False}
-    assert unit["Umask"] == 0o077
