@@ -48,7 +48,7 @@ from rest_local.decoding.results import Statistics
 from rest_local.decoding.scheduler import Scheduler
 from rest_local.decoding.stream import Answer
 from rest_local.drafting.sources import Sources
-from rest_local.drafting.tree import Calibrated
+from rest_local.drafting.tree import Calibrated, Draft
 from rest_local.kv_cache.backend import Capability
 from rest_local.kv_cache.slot import Slot
 from rest_local.llama.context import Context, ContextSettings
@@ -106,20 +106,17 @@ class FixedBudget(AlwaysLooksUp):
     def __init__(self, nodes: int) -> None:
         super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
         self.nodes = nodes
-        self.acceptance = HighAcceptance()
-        self.calibrator = NoCalibration()
+        self.shared.acceptance = HighAcceptance()
+        self.shared.calibrator = NoCalibration()
 
-    def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
-        super().joint_plan(n_ctx, limit, n_other)
+    def plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
+        """Return a plan for the same number of nodes at the usual cost, whatever the budget."""
+        super().plan(n_ctx, limit, n_other)
+        self.budget.credit = 20.0
         free = [0.0] * (self.nodes + 1)
         plan = Plan([20.0] * len(free), free, 1.0)  # Such slow steps are calibrated by token.
         plan.best_rate = 0.0
         return plan
-
-    def plan(self, n_ctx: int, limit: int) -> Plan:
-        """Plan the same number of nodes for a sequence that drafts alone, at the usual cost."""
-        super().plan(n_ctx, limit)
-        return self.joint_plan(n_ctx, limit, self._n_other)
 
 
 class SlowModel(Auto):
@@ -128,9 +125,11 @@ class SlowModel(Auto):
     def __init__(self) -> None:
         super().__init__(CostCurve.from_points([0], [1, 64], [[20.0, 60.0]]))
 
-    def account(self, done: StepCost) -> None:
+    def account(self, drafted: Draft, done: StepCost) -> None:
         n_tokens = 1 + done.n_other + done.n_nodes + done.n_other_nodes
-        super().account(done._replace(decode_ms=float(self.curve.at(0)[n_tokens - 1]), updates_curve=False))
+        super().account(
+            drafted, done._replace(decode_ms=float(self.shared.curve.at(0)[n_tokens - 1]), updates_curve=False)
+        )
 
 
 class _TimedDecode:

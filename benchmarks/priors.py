@@ -38,11 +38,11 @@ from rest_local.drafting.sources import (
     Lookup,
     Sources,
 )
-from rest_local.drafting.tree import Draft
+from rest_local.drafting.tree import Draft, Growth
 from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Vocabulary
 from rest_local.planning.acceptance import PRIORS, Acceptance, TokenCalibrator
-from rest_local.planning.plan import draft
+from rest_local.planning.plan import grow
 from rest_local.planning.policy import Policy, StepContext, StepCost
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.growing import GrowingText
@@ -78,16 +78,10 @@ class Threshold(Policy):
         begun = time.perf_counter()
         rows = sources.rows(depth=self._depth)
         lookup_us = 1e6 * (time.perf_counter() - begun)
-        result = draft(
-            rows,
-            self.acceptance.estimate,
-            lambda p: p >= self.least,
-            limit,
-            at.leaves,
-            calibrate=self.calibrator.calibrate,
-        )
-        result.lookup_us = lookup_us
-        return result
+        growth = Growth(rows, self.acceptance.estimate, limit, at.leaves, self.calibrator.calibrate)
+        grow([growth], lambda p: p >= self.least, limit)
+        growth.draft.lookup_us = lookup_us
+        return growth.draft
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Learn like `auto`."""

@@ -302,7 +302,7 @@ def _replayed(answers: Sequence[Recorded], make: Callable[[], Sources], drafter:
         return made
 
     policy = Auto(load_curve(curve))
-    policy.drafter = drafter
+    policy.shared.drafter = drafter
     return replay(answers, sources, policy, load_curve(curve))
 
 

@@ -500,7 +500,7 @@ class Engine(Closing):
         result, statistics = state.answer.result, state.statistics
         plain_ms = statistics.plain_step_ms(context.tuning.curve, context.tuning.final)
         if plain_ms:
-            result.draft = replace(result.draft, plain_step_ms=plain_ms + context.auto.driver.step)
+            result.draft = replace(result.draft, plain_step_ms=plain_ms + context.auto.shared.driver.step)
         self.totals.add(statistics, len(result.tokens))
         if self._history is not None:
             self._history.add(result.tokens)

@@ -1,25 +1,30 @@
 """The policy `auto`: when to draft and how much, by expected gain over measured cost.
 
-- `draft` is called before each step, `learn` after it.
-- One rule decides: submit the n nodes that maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding,
-  among those that the request's budget allows (`rest_local.planning.plan`, docs/DESIGN.md section 6).
-- A trigger decides whether a step makes a lookup at all (`rest_local.planning.plan`).
-- A drafting model is asked where a pass is worth its time (`rest_local.planning.draft_scheduler`).
+`Auto.draft` is the entry of a lookup, and four files answer what it asks:
+
+1. `rest_local.drafting.sources`, what the sources say: rows of text that follow the newest tokens.
+2. `rest_local.planning.acceptance`, what is likely: the probability that a proposed token is accepted.
+3. `rest_local.planning.plan`, what is worth its price: whether to look up, how many nodes to submit.
+4. `rest_local.drafting.tree`, what the tree is: it grows by its likeliest node while the plan says that this is worth
+   it.
+
+One rule decides: submit the n nodes that maximise (1 + expected accepted) / t(n + 1), where n = 0 is plain decoding,
+among those that the request's budget allows (DESIGN.md section 6). A drafting model is asked where a pass is worth its
+time (`rest_local.planning.draft_scheduler`).
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rest_local.calibration.cost import LARGEST, CostCurve
 from rest_local.drafting.models.drafter import Drafter, DraftText
-from rest_local.drafting.sources import DEPTH, GRAMMAR, Lookup, PrecedingBigram, SourceRows
-from rest_local.drafting.tree import Draft, DraftModelBudget, DraftTree, Growth, Promise
+from rest_local.drafting.sources import DEPTH, GRAMMAR, Lookup
+from rest_local.drafting.tree import Draft, DraftModelBudget, DraftTree, Growth
 from rest_local.planning.acceptance import Acceptance, TokenCalibrator
 from rest_local.planning.draft_scheduler import DraftModelScheduler, ModelStats
 from rest_local.planning.plan import (
@@ -36,7 +41,7 @@ from rest_local.planning.plan import (
     longest_wait,
     refuse,
 )
-from rest_local.planning.policy import NO_CHECKPOINT, NOTHING, Policy, StepContext, StepCost
+from rest_local.planning.policy import NOTHING, Policy, StepContext, StepCost
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,9 +50,10 @@ LEARNED_TOGETHER = 16  # The cost curve learns from so many plain steps at once.
 # Entropies are computed where one costs at most this share of a plain step. Without them there are rests, in which the
 # driver takes a third of its time.
 ENTROPY_SHARE = 0.0025
-OUTLIER_CLIP = 2.0  # a draft is charged at most this many times its expected cost: a busy machine slows plain steps too
-SKIPPED = Draft(DraftTree(), skipped=True)  # of every step without a lookup: nothing changes an empty draft
-SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # of a step in which nothing had to be decided
+OUTLIER_CLIP = 2.0  # A draft is charged at most so many times its expected cost: a busy machine slows plain steps too.
+SKIPPED = Draft(DraftTree(), skipped=True)  # The draft of every step without a lookup. It is never changed.
+SKIPPED_STEP = Draft(DraftTree(), skipped=True)  # The draft of a step in which nothing had to be decided.
+BEFORE_ALL = StepContext(0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -57,14 +63,61 @@ class Prepared:
     tokens: Sequence[int]
     growth: Growth
     depth: int
-    estimates: int  # `Acceptance.changes` when it was grown
-    right: bool = False  # the step has given `tokens`
+    estimates: int  # `Acceptance.changes` when it was grown.
+    right: bool = False  # The step has given `tokens`.
+
+
+class Shared:
+    """What the requests of an engine learn together: prices, acceptance, and what lookups and drafts save."""
+
+    def __init__(self, curve: CostCurve, drafter: Drafter | None) -> None:
+        self.curve = curve
+        self.acceptance = Acceptance()
+        self.calibrator = TokenCalibrator()
+        self.driver = StepOverhead()
+        self.prices = Prices(curve, self.driver)
+        self.gains = Gains()
+        self.savings = Savings()
+        self.drafter = drafter
+        self.model_stats = ModelStats()
+        self.unlearned: list[tuple[Draft, Sequence[int]]] = []
+        self.unlearned_plain: list[StepCost] = []
+
+    def plain_ms(self, n_ctx: int, n_other: int) -> float:
+        """Return one request's share of a step without drafts, in milliseconds."""
+        return self.prices.at(n_ctx)[0][n_other] / (1 + n_other)
+
+    def learn_plain(self) -> None:
+        """Learn from the steps of one token since the last call. Many together cost little more than one."""
+        steps = self.unlearned_plain
+        if steps:
+            self.curve.observe_all([(1, step.n_ctx, step.decode_ms) for step in steps])
+            self.prices.count_steps(len(steps))
+            for step in steps:
+                if step.lookup_ms is None:
+                    self.driver.learn_step(0, step.driver_ms)
+            steps.clear()
+
+    def text_to_ask(self, text: DraftText | None, plain: float) -> DraftText | None:
+        """Return the text of a request in the drafting model, or None if it cannot be asked in this step."""
+        if text is None or self.drafter is None:
+            return None
+        try:
+            saves_ms = max(TRIAL_SHARE, self.model_stats.gain) * plain
+            return text if text.can_ask and text.caught_up(saves_ms) else None
+        except Exception as error:  # It costs drafts, never an answer.
+            self.drafter.give_up("failed", error)
+            return None
+
+    def answers(self, plan: Plan, budgets: Sequence[DraftModelBudget]) -> Answers:
+        """Make what asks the drafting model for the trees of these requests."""
+        if self.drafter is None or not budgets:
+            return refuse
+        return DraftModelScheduler(self.drafter, plan, self.model_stats, budgets)
 
 
 class Auto(Policy):
-    """Owns the acceptance estimates, their calibration by token, the trigger and the budget, and refines the cost
-    curve. There is one fork for each request; forks share everything except the budget and the trigger's timer. Not
-    thread safe.
+    """The planner of one request. `fork` makes that of another, which has only `shared` in common. Not thread safe.
 
     With other requests in the same forward pass, the price of a plain step is the request's share of the pass, and the
     price of a draft is what it adds to the pass. The sum over the requests is then the time that all of them lost or
@@ -74,120 +127,112 @@ class Auto(Policy):
     name = "auto"
 
     def __init__(self, curve: CostCurve, drafter: Drafter | None = None) -> None:
-        """`drafter`: a model that drafts, for all requests."""
-        self.curve = curve
-        self.acceptance = Acceptance()
-        self.calibrator = TokenCalibrator()
-        self.driver = StepOverhead()
-        self.drafter = drafter
-        self.model_stats = ModelStats()
-        self.watches_entropy = True
-        self._prices = Prices(curve, self.driver)
-        self._savings = Savings()
-        self._unlearned: list[tuple[Draft, Sequence[int]]] = []  # of all requests
-        self._unlearned_plain: list[StepCost] = []  # likewise
-        self._make_own(Gains())
+        """Plan by `curve`, which is refined, and with `drafter`, a model that drafts for all requests."""
+        self.shared = Shared(curve, drafter)
+        self._make_own()
 
-    def _make_own(self, gains: Gains) -> None:
-        """Everything that belongs to one request. Forks share the rest, `gains` included."""
+    def _make_own(self) -> None:
+        """Make everything that belongs to one request."""
         self.budget = Budget()
-        self.pass_budget = Budget()  # of passes of a drafting model, which other sources do not pay for
-        self.trigger = Trigger(gains)
-        self._n_other = 0  # roots of other requests in the current step
-        self._n_again, self._checkpoint = 0, NO_CHECKPOINT  # of the current step
-        self._run = 0  # accepted tokens since a drafted one was rejected
-        self._saving = 0.0  # milliseconds that the current draft is expected to save
-        self._to_skip = 0  # further steps in which nothing has to be decided
-        self._skipped = 0  # steps of the rest so far
+        self.pass_budget = Budget()  # For passes of a drafting model: other sources do not pay for them.
+        self.trigger = Trigger(self.shared.gains)
+        self.watches_entropy = True
+        self._at = BEFORE_ALL  # What was known before the current step.
+        self._run = 0  # Accepted tokens since a drafted one was rejected.
         self._prepared: Prepared | None = None
-        self._dropped: Prepared | None = None  # `catch_up` frees it, so that no pass waits for that
-        self._unknown = False  # whether a drafting model is asked first, in the current step
+        self._dropped: Prepared | None = None  # `catch_up` frees it, so that no pass waits for that.
+        self._unknown = False  # A drafting model is asked first in the current step.
 
     def fork(self) -> Self:
         """Make the policy of another request, with its own budget and timer."""
         other = copy.copy(self)
-        other._make_own(self.trigger.gains)
+        other._make_own()
         return other
-
-    def plain_ms(self, n_ctx: int) -> float:
-        """This request's share of a step without drafts, in milliseconds."""
-        return self._prices.at(n_ctx)[0][self._n_other] / (1 + self._n_other)
 
     def begin(self, n_ctx: int) -> None:
         """Start a new request."""
-        self._end_rest()
-        self._learn_plain()
-        self._n_other = 0
+        shared = self.shared
+        shared.learn_plain()
+        self._at = BEFORE_ALL
         self._run = 0
-        plain = self.plain_ms(n_ctx)
-        credit = plain * self.model_stats.initial_credit if self.drafter else 0.0
-        self.budget.begin(plain, credit + self._savings.begin(plain))
+        plain = shared.plain_ms(n_ctx, 0)
+        credit = plain * shared.model_stats.initial_credit if shared.drafter else 0.0
+        self.budget.begin(plain, credit + shared.savings.begin(plain))
         self.pass_budget.begin(plain, credit)
         self.trigger.begin()
 
-    def joint_plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
-        """The rule over the trees of all requests: best first, by marginal gain under t(n)."""
-        cost, slope = self._prices.at(n_ctx)
-        first = min(n_other + self._n_again, LARGEST - 1)
+    def plan(self, n_ctx: int, limit: int, n_other: int) -> Plan:
+        """Make the rule for a step at `n_ctx` committed tokens with room for `limit` nodes of all requests."""
+        shared, at = self.shared, self._at
+        cost, slope = shared.prices.at(n_ctx)
+        first = min(n_other + at.n_again, LARGEST - 1)
         limit = max(0, min(limit, LARGEST - 1 - first))
         n_requests = 1.0 + n_other
-        rate = self.model_stats.speedup * n_requests / cost[n_other] if self.drafter else None
+        rate = shared.model_stats.speedup * n_requests / cost[n_other] if shared.drafter else None
         prices = cost[first : first + limit + 1]
-        free, ms, rejected, again = self._checkpoint
+        free, ms, rejected, again = at.checkpoint
         if limit > free:
             ms += rejected * (cost[min(n_other + round(again), LARGEST - 1)] - cost[n_other])
             prices = [*prices[: free + 1], *(price + ms for price in prices[free + 1 :])]
         return Plan(prices, slope[first:], n_requests, rate=rate)
 
-    def plan(self, n_ctx: int, limit: int) -> Plan:
-        """The rule for a step at `n_ctx` committed tokens with room for `limit` nodes, within the budget."""
-        plan = self.joint_plan(n_ctx, limit, self._n_other)
-        affordable = bisect_right(plan.cost, plan.cost[0] + self.budget.credit)
-        plan.cost = plan.cost[: max(1, affordable)]
-        return plan
-
     def draft(self, sources: Lookup, at: StepContext) -> Draft:
-        """The tree with the best expected rate, often empty. With other requests in the pass, the result also holds the
-        growth from which all trees are grown together.
+        """Return the tree with the best expected rate, often empty. With other requests in the pass, the result also
+        holds the growth from which all trees are grown together.
         """
+        shared, trigger = self.shared, self.trigger
         prepared = self._dropped = self._prepared
         self._prepared = None
-        if self._to_skip and not at.n_other and at.limit and at.forced is None:
-            self._to_skip -= 1
-            self._skipped += 1
+        if trigger.free_steps and not at.n_other and at.limit and at.forced is None:
+            trigger.rest(1)
             return SKIPPED_STEP
-        if self._to_skip or self._skipped:
-            self._end_rest()
-        self._n_other = at.n_other
-        self._n_again, self._checkpoint = at.n_again, at.checkpoint
-        self._saving = 0.0
-        plain = self.plain_ms(at.n_ctx)
+        if trigger.rested or trigger.free_steps:
+            self.budget.earn_again(trigger.end_rest())
+        self._at = at
+        plain = shared.plain_ms(at.n_ctx, at.n_other)
         self.budget.earn(plain)
         self.pass_budget.earn(plain, TRIAL_SHARE)
         if at.limit < 1:
             return NOTHING
         wanted = self.looks_up(at, sources.repeats)
         forced = at.forced(()) if at.forced else ()
-        text = self._text_to_ask(sources, at.n_ctx)
+        text = shared.text_to_ask(sources.draft_text, plain)
         if not wanted and not forced and not text:
             return SKIPPED
         begun = time.perf_counter()
-        if not wanted or forced or text or (prepared and not self._fits(prepared, at)):
+        depth = _depth(self._run)
+        if prepared and not (
+            wanted
+            and not forced
+            and not text
+            and prepared.right
+            and (prepared.depth, prepared.estimates) == (depth, shared.acceptance.changes)
+            and prepared.growth.draft.tree.max_leaves == at.leaves
+        ):
             prepared = None
-        found = sources.rows(depth=_depth(self._run)) if wanted and prepared is None else []
+        found = sources.rows(depth=depth) if wanted and prepared is None else []
         lookup_us = 1e6 * (time.perf_counter() - begun)
         if not (found or forced or text or prepared or at.n_other):
             return Draft(DraftTree(), lookup_us=lookup_us)
-        plan = self.plan(at.n_ctx, at.limit)
+        plan = self.plan(at.n_ctx, at.limit, at.n_other)
+        plan.afford(self.budget.credit)
         most = len(plan.cost) - 1 if at.n_other else at.limit
         if prepared:
             growth = prepared.growth
             growth.rewind(most)
         else:
-            promise = self.model_stats.promise if text else None
-            growth = self._growth([*found, *forced], most, at, at.newest, promise)
+            growth = Growth(
+                [*found, *forced],
+                shared.acceptance.estimate,
+                most,
+                at.leaves,
+                shared.calibrator.calibrate,
+                at.forced,
+                shared.model_stats.promise if text else None,
+                at.newest,
+            )
         self._unknown = growth.promised > growth.best
-        if not self._unknown:  # found text goes on here: what such a step yields says nothing about one without it
+        if not self._unknown:  # Found text goes on here: what such a step yields says nothing about one without it.
             plan.rate = None
         result = growth.draft
         model_budget = DraftModelBudget(growth, text, self.pass_budget.credit / 2) if text else None
@@ -195,185 +240,130 @@ class Auto(Policy):
             result.growth, result.model_budget = growth, model_budget
         else:
             if not prepared or growth.grow_again(plan.worth):
-                grow([growth], plan.worth, most, self._answers(plan, [model_budget] if model_budget else []))
+                grow([growth], plan.worth, most, shared.answers(plan, [model_budget] if model_budget else []))
             result.tree = result.tree.cut(plan.best)
-            if set(result.tree.source) != {GRAMMAR}:  # else the lookup has nothing to do with it
-                self._saving = plan.saving
+            if set(result.tree.source) != {GRAMMAR}:  # Otherwise the lookup has nothing to do with it.
+                result.saving = plan.saving
         result.lookup_us, result.skipped = (lookup_us, False) if wanted else (None, True)
         return result
 
     def prepare(self, sources: Lookup, at: StepContext, tokens: Sequence[int]) -> None:
-        """As `Policy.prepare`: the lookup, and a tree as large as it would be in the step at work."""
+        """Make the next draft ahead (see `Policy.prepare`): the lookup, and a tree as large as it would be in the step
+        at work.
+        """
         depth = _depth(self._run + len(tokens) - 1)
         found = sources.rows_after(tokens, depth)
         if found:
-            before, last = [at.newest[1], *tokens][-2:]
-            growth = self._growth(found, at.limit, at, (before, last))
-            grow([growth], self.plan(at.n_ctx, at.limit).worth, at.limit)
-            self._prepared = Prepared(tokens, growth, depth, self.acceptance.changes)
-
-    def _fits(self, prepared: Prepared, at: StepContext) -> bool:
-        """Whether the draft of this step would be the same."""
-        same = (prepared.depth, prepared.estimates) == (_depth(self._run), self.acceptance.changes)
-        return prepared.right and same and prepared.growth.draft.tree.max_leaves == at.leaves
-
-    def _growth(
-        self,
-        found: list[SourceRows],
-        most: int,
-        at: StepContext,
-        newest: PrecedingBigram,
-        promise: Promise | None = None,
-    ) -> Growth:
-        """What grows from these rows, which follow the tokens `newest`."""
-        estimate, calibrate = self.acceptance.estimate, self.calibrator.calibrate
-        return Growth(found, estimate, most, at.leaves, calibrate, at.forced, promise, newest)
+            shared = self.shared
+            estimate, calibrate = shared.acceptance.estimate, shared.calibrator.calibrate
+            growth = Growth(found, estimate, at.limit, at.leaves, calibrate, at.forced)
+            plan = self.plan(at.n_ctx, at.limit, at.n_other)
+            plan.afford(self.budget.credit)
+            grow([growth], plan.worth, at.limit)
+            self._prepared = Prepared(tokens, growth, depth, shared.acceptance.changes)
 
     def grow_together(self, drafts: Sequence[Draft], n_ctx: int, limit: int, n_other: int) -> tuple[list[int], int]:
         """Grow the trees of several requests best first, by marginal gain under t(n)."""
-        plan = self.joint_plan(n_ctx, limit, n_other)
+        plan = self.plan(n_ctx, limit, n_other)
         budgets = [budget for drafted in drafts if (budget := drafted.model_budget)]
         growths = [growth for drafted in drafts if (growth := drafted.growth)]
-        order = grow(growths, plan.worth, limit, self._answers(plan, budgets))
+        order = grow(growths, plan.worth, limit, self.shared.answers(plan, budgets))
         for number, growth in enumerate(growths):  # Nodes that were not added again leave the tree.
             growth.draft.tree = growth.draft.tree.cut(order.count(number))
         return order, plan.best
 
-    def _answers(self, plan: Plan, budgets: Sequence[DraftModelBudget]) -> Answers:
-        """What asks the drafting model for the trees of these requests."""
-        if self.drafter is None or not budgets:
-            return refuse
-        return DraftModelScheduler(self.drafter, plan, self.model_stats, budgets)
-
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
-        """Whether this step makes a lookup. `repeats`: see `Sources.repeats`."""
-        plain = self.plain_ms(at.n_ctx)
-        price = self.driver.lookup / plain
+        """Return True if this step makes a lookup. `repeats` is `Sources.repeats`."""
+        shared = self.shared
+        plain = shared.plain_ms(at.n_ctx, at.n_other)
+        price = shared.driver.lookup / plain
         self.watches_entropy = longest_wait(price) > 1 and at.entropy_ms <= ENTROPY_SHARE * plain
         if self.trigger.fires(at.entropies if self.watches_entropy else (), repeats, price):
             return True
-        if not (self.watches_entropy or at.n_other or at.forced or self.drafter):
-            self._to_skip = max(0, min(self.trigger.skip_steps(repeats), self._prices.steps_left(at.n_ctx)))
+        if not (self.watches_entropy or at.n_other or at.forced or shared.drafter):
+            self.trigger.allow_rest(repeats, shared.prices.steps_left(at.n_ctx))
         return False
-
-    def _end_rest(self) -> None:
-        """Do what its steps left undone, as if each had done it."""
-        rested, self._skipped, self._to_skip = self._skipped, 0, 0
-        self.trigger.count_skipped(rested)
-        self.budget.earn_again(rested)
-
-    def _learn_plain(self) -> None:
-        """Learn from the steps of one token since the last call. Many together cost little more than one."""
-        steps = self._unlearned_plain
-        if steps:
-            self.curve.observe_all([(1, step.n_ctx, step.decode_ms) for step in steps])
-            self._prices.count_steps(len(steps))
-            for step in steps:
-                if step.lookup_ms is None:
-                    self.driver.learn_step(0, step.driver_ms)
-            steps.clear()
-
-    def _text_to_ask(self, sources: Lookup, n_ctx: int) -> DraftText | None:
-        """The text of this request in the drafting model; None if it cannot be asked in this step."""
-        text = sources.draft_text
-        if text is None or self.drafter is None:
-            return None
-        saves_ms = max(TRIAL_SHARE, self.model_stats.gain) * self.plain_ms(n_ctx)
-        try:
-            return text if text.can_ask and text.caught_up(saves_ms) else None
-        except Exception as error:  # costs drafts, never an answer
-            self.drafter.give_up("failed", error)
-            return None
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
         """Account for the step, and keep its proposals, which `tokens` decide, for `catch_up` to count."""
+        shared = self.shared
         if (prepared := self._prepared) is not None:
             prepared.right = prepared.tokens == tokens
         if drafted.proposals:
-            self._unlearned.append((drafted, tokens))
-        if done.query_ms:
-            self.model_stats.learn(drafted.confidences(tokens))
-            self._settle_passes(drafted.added(tokens), done)
-        self.account(done)
+            shared.unlearned.append((drafted, tokens))
+        if done.query_ms:  # Charge the passes with their time, and credit the tokens that they alone gave.
+            plain = shared.plain_ms(done.n_ctx, self._at.n_other)
+            saved = drafted.added(tokens) * plain - done.query_ms
+            shared.model_stats.learn(drafted.confidences(tokens))
+            shared.model_stats.learn_gain(saved / plain)
+            self.pass_budget.settle(saved)
+        self.account(drafted, done)
+
+    def account(self, drafted: Draft, done: StepCost) -> None:
+        """Charge what the draft cost beyond a plain step and credit what it saved; refine the cost curve and the
+        driver's times.
+        """
+        shared, n_other = self.shared, done.n_other
+        if not (done.n_nodes or n_other or done.n_again or done.prompted or shared.drafter):
+            self._run = 0
+            shared.unlearned_plain.append(done)
+            if done.lookup_ms is not None:
+                shared.driver.learn_lookup(done.lookup_ms)
+                self.trigger.learn(0.0)
+            if len(shared.unlearned_plain) >= LEARNED_TOGETHER:
+                shared.learn_plain()
+            return
+        shared.learn_plain()
+        self._run = done.n_accepted + (self._run if 0 < done.n_accepted == done.n_nodes else 0)
+        own = done.n_nodes + done.n_again
+        size = n_other + own + done.n_other_nodes
+        if done.updates_curve:  # Once per pass, not once per request.
+            shared.curve.observe(1 + size, done.n_ctx, done.decode_ms)
+            shared.prices.count_steps()
+        if done.n_nodes or done.lookup_ms is None:
+            shared.driver.learn_step(done.n_nodes, done.driver_ms)
+        else:
+            shared.driver.learn_lookup(done.lookup_ms)
+        cost, _ = shared.prices.at(done.n_ctx)
+        plain = shared.plain_ms(done.n_ctx, self._at.n_other)
+        spent = min(done.decode_ms + done.driver_ms, OUTLIER_CLIP * cost[min(size, LARGEST - 1)])
+        if shared.drafter and self._unknown:
+            shared.model_stats.learn_step(1 + done.n_accepted, (spent / (1 + n_other) + done.query_ms) / plain)
+        if not own and done.lookup_ms is None and not done.query_ms:
+            return
+        saved = -done.query_ms
+        if own:
+            share = (spent - cost[n_other]) * own / (own + done.n_other_nodes)
+            saved += done.n_accepted * plain - share - done.checkpoint_ms
+        self.budget.settle(saved)
+        shared.savings.add(saved)
+        if done.lookup_ms is not None:
+            self.trigger.learn((max(saved, 0.0) if n_other else drafted.saving) / plain)
 
     @property
     def free_steps(self) -> int:
         """Return how many of the next steps are known to draft nothing."""
-        return self._to_skip
+        return self.trigger.free_steps
 
     def learn_free(self, steps: Sequence[StepCost]) -> None:
         """Keep the costs of steps of a rest, to be counted when it ends."""
-        self._to_skip -= len(steps)
-        self._skipped += len(steps)
-        self._unlearned_plain += steps
-
-    def _settle_passes(self, added: int, done: StepCost) -> None:
-        """Charge the passes of this step with their time, and credit the tokens that they alone gave."""
-        plain = self.plain_ms(done.n_ctx)
-        saved = added * plain - done.query_ms
-        self.pass_budget.settle(saved)
-        self.model_stats.learn_gain(saved / plain)
+        self.trigger.rest(len(steps))
+        self.shared.unlearned_plain += steps
 
     def catch_up(self) -> None:
         """Count the proposals of the newest steps, submitted or not."""
-        for drafted, tokens in self._unlearned:
-            self.acceptance.learn(drafted.outcomes(tokens))
-            self.calibrator.learn(drafted.calibrations(tokens))
-        self._unlearned.clear()
+        shared = self.shared
+        for drafted, tokens in shared.unlearned:
+            shared.acceptance.learn(drafted.outcomes(tokens))
+            shared.calibrator.learn(drafted.calibrations(tokens))
+        shared.unlearned.clear()
         self._dropped = None
-
-    def account(self, done: StepCost) -> None:
-        """Charge what the draft cost beyond a plain step and credit what it saved; refine the cost curve and the
-        driver's times.
-        """
-        if not (done.n_nodes or done.n_other or done.n_again or done.prompted or self.drafter):
-            self._run = 0
-            self._unlearned_plain.append(done)
-            if done.lookup_ms is not None:
-                self.driver.learn_lookup(done.lookup_ms)
-                self.trigger.learn(0.0)
-            if len(self._unlearned_plain) >= LEARNED_TOGETHER:
-                self._learn_plain()
-            return
-        self._learn_plain()
-        self._run = done.n_accepted + (self._run if 0 < done.n_accepted == done.n_nodes else 0)
-        if done.updates_curve:
-            size = 1 + done.n_other + done.n_nodes + done.n_again + done.n_other_nodes
-            self.curve.observe(size, done.n_ctx, done.decode_ms)
-            self._prices.count_steps()  # once per pass, not once per request
-        if done.n_nodes or done.lookup_ms is None:
-            self.driver.learn_step(done.n_nodes, done.driver_ms)
-        else:
-            self.driver.learn_lookup(done.lookup_ms)
-        plain = self.plain_ms(done.n_ctx)
-        if self.drafter and self._unknown:
-            spent = self._spent(done) / (1 + done.n_other) + done.query_ms
-            self.model_stats.learn_step(1 + done.n_accepted, spent / plain)
-        charged = done.n_nodes or done.n_again
-        if not charged and done.lookup_ms is None and not done.query_ms:
-            return
-        saved = (self._saved(done) if charged else 0.0) - done.query_ms
-        self.budget.settle(saved)
-        self._savings.add(saved)
-        if done.lookup_ms is not None:
-            expected = max(saved, 0.0) if done.n_other else self._saving
-            self.trigger.learn(expected / plain)
-
-    def _saved(self, done: StepCost) -> float:
-        """Milliseconds that this request's draft saved for all requests of the pass; negative if it failed."""
-        own = done.n_nodes + done.n_again
-        extra = self._spent(done) - self._prices.at(done.n_ctx)[0][done.n_other]
-        share = extra * own / (own + done.n_other_nodes)
-        return done.n_accepted * self.plain_ms(done.n_ctx) - share - done.checkpoint_ms
-
-    def _spent(self, done: StepCost) -> float:
-        """Milliseconds of the pass, as they are charged."""
-        size = min(done.n_other + done.n_nodes + done.n_again + done.n_other_nodes, LARGEST - 1)
-        return min(done.decode_ms + done.driver_ms, OUTLIER_CLIP * self._prices.at(done.n_ctx)[0][size])
 
 
 def _depth(run: int) -> int:
-    """How long a draft may be after so many accepted tokens without a rejected one: as long as a batch once they were
-    as many as another draft has. Without this bound, drafts grow long where two texts part, and edits lose 3 to 5%.
+    """Return how long a draft may be after `run` accepted tokens without a rejected one.
+
+    It is as long as a batch once they were as many as another draft has. Without this bound, drafts grow long where two
+    texts part, and edits lose 3 to 5%.
     """
     return LARGEST - 1 if run >= DEPTH else DEPTH

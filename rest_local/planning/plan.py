@@ -1,4 +1,4 @@
-"""How many nodes to submit in one step: the best rate of tokens per millisecond that the request's budget allows.
+"""What is worth its price: whether a step looks up, and how many nodes it submits.
 
 - `Prices` gives the milliseconds of a step by its number of tokens: the cost curve plus the driver's own time.
 - `Budget` bounds what a request may lose to drafts that fail, in milliseconds. It begins with a share of what drafts
@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
@@ -28,18 +28,24 @@ from typing import Protocol
 import numpy as np
 
 from rest_local.calibration.cost import COUNTS, LARGEST, CostCurve
-from rest_local.drafting.sources import SourceRows
-from rest_local.drafting.tree import Calibrate, Draft, Estimate, Force, Growth
 
-ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0, inf)  # nats: upper ends of the buckets
-REPEATS = (1, 2, 3, 8)  # lengths of the newest tokens that are searched in the request's own text
-LOOKUP_MS = 0.15  # milliseconds of a lookup, and of other work of the driver, before any is measured
-TRIAL_SHARE = 0.01  # of plain time, for each of what is tried though it is not expected to pay: lookups, passes of a
-# drafting model, an entropy
+ENTROPIES = (0.05, 0.2, 0.5, 1.0, 1.8, 3.0, inf)  # Upper ends of the buckets, in nats.
+REPEATS = (1, 2, 3, 8)  # Lengths of the newest tokens that are searched in the request's own text.
+LOOKUP_MS = 0.15  # Milliseconds of a lookup, and of other work of the driver, before any is measured.
+# The share of plain time for each of what is tried though it is not expected to pay: lookups, and passes of a drafting
+# model.
+TRIAL_SHARE = 0.01
 PATIENCE = 4  # Trials in vain make the next ones rarer, until they take TRIAL_SHARE / PATIENCE.
-SMOOTHING = 1 / 16  # weight of what was seen last: of a lookup, a request, a step with a drafting model
+SMOOTHING = 1 / 16  # The weight of the newest lookup, request, or step with a drafting model in a mean.
 POOLED = 4  # After so many lookups, a bucket's own mean counts as much as the mean of all buckets.
-START = 0.3  # plain steps that a lookup is expected to save before any is made; with 0.1 a fast model loses up to 17%
+START = 0.3  # Plain steps that a lookup is expected to save before any is made. With 0.1 a fast model loses up to 17%.
+REFRESH_MS = 200.0  # The price table is computed again after so many milliseconds of plain steps. That takes 0.2 ms.
+# The share of what a draft costs beyond a plain step that it must be expected to save. The tree that looks best has the
+# luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them.
+RETURN = 0.25
+ALLOWANCE = 0.03  # The share of plain decoding time that failed drafts may lose.
+SAVINGS_SHARE = 0.05  # The share of what drafts save for a request that the next one may lose at once.
+FIRST_SAVING = 40.0  # Plain steps that drafts are taken to save for a request before there was one.
 
 
 class Gains:
@@ -48,7 +54,7 @@ class Gains:
     """
 
     def __init__(self) -> None:
-        self.learned = 0  # calls of `learn`
+        self.learned = 0
         self._any = [_Mean(START) for _ in range(len(REPEATS) + 1)]
         self._own = [[_Mean(0.0) for _ in self._any] for _ in range(len(ENTROPIES) + 1)]
 
@@ -82,21 +88,24 @@ class Trigger:
 
     def __init__(self, gains: Gains | None = None) -> None:
         self.gains = gains or Gains()
-        self._decided: tuple[int, float, int] | None = None  # what `_pays` was decided from
         self.begin()
 
     def begin(self) -> None:
         """Start a new request."""
-        self._cell = 0, 0  # bucket of the entropy, and lengths that repeat
-        self._since = 0  # steps since the last lookup
-        self._is_trial = False  # the last lookup was not expected to pay
-        self._patience = 1  # how many times as long it waits for a trial, after trials in vain
-        self._decided = None
+        self._cell = 0, 0  # The bucket of the entropy, and how many lengths repeat.
+        self._since = 0  # Steps since the last lookup.
+        self._is_trial = False  # The last lookup was not expected to pay.
+        self._patience = 1  # It waits so many times as long for a trial, after trials in vain.
+        self._decided: tuple[int, float, int] | None = None  # What `_pays` was decided from.
+        self.free_steps = 0  # So many of the next steps cannot fire: nothing has to be decided in them.
+        self.rested = 0  # Steps of this rest so far.
 
     def fires(self, entropies: Sequence[float], repeats: Callable[[int], bool], price: float) -> bool:
-        """Whether to make a lookup at a price in plain steps. `repeats(n)`: whether the newest n tokens occur earlier
-        in the request's own text; False for n implies False for more. One call decides unless there is a lookup, and
-        none where no number of repeated tokens makes a lookup pay. 1 us and that call.
+        """Return True if a lookup is to be made at a price in plain steps.
+
+        `repeats(n)` tells whether the newest n tokens occur earlier in the request's own text; False for n implies
+        False for more. One call decides unless there is a lookup, and none where no number of repeated tokens makes a
+        lookup pay. It takes 1 us and that call.
         """
         bucket = 1 + bisect_left(ENTROPIES, entropies[-1]) if entropies else 0
         known = (self.gains.learned, price, bucket)
@@ -114,24 +123,32 @@ class Trigger:
         self._is_trial = waited and not self._pays[length]
         return waited or self._pays[length]
 
-    def skip_steps(self, repeats: Callable[[int], bool]) -> int:
-        """After `fires` said no: how many of the next steps cannot fire either, if each adds one token and no lookup,
-        entropy or price comes in between. A text that repeats fewer than n/2 of its newest tokens needs more than n/2
-        further tokens to repeat n.
-        """
-        most, least = self._longest_wait - 1 - self._since, self._least_paying
-        if least > len(REPEATS):
-            return most
-        needed = REPEATS[least - 1] if least else 0
-        half = needed // 2
-        return min(most, needed - half) if half and not repeats(half) else 0
+    def allow_rest(self, repeats: Callable[[int], bool], most: int) -> None:
+        """Find out, after `fires` said no, how many of the next steps cannot fire either, `most` at most, if each adds
+        one token and no lookup, entropy or price comes in between.
 
-    def count_skipped(self, steps: int) -> None:
-        """Count steps for which `fires` was not called."""
-        self._since += steps
+        A text that repeats fewer than n/2 of its newest tokens needs more than n/2 further tokens to repeat n.
+        """
+        free, least = self._longest_wait - 1 - self._since, self._least_paying
+        if least <= len(REPEATS):
+            needed = REPEATS[least - 1] if least else 0
+            half = needed // 2
+            free = min(free, needed - half) if half and not repeats(half) else 0
+        self.free_steps = max(0, min(free, most))
+
+    def rest(self, steps: int) -> None:
+        """Count steps in which nothing had to be decided."""
+        self.free_steps -= steps
+        self.rested += steps
+
+    def end_rest(self) -> int:
+        """Do what the steps of the rest left undone, and return how many they were."""
+        rested, self.rested, self.free_steps = self.rested, 0, 0
+        self._since += rested
+        return rested
 
     def _decide(self, known: tuple[int, float, int]) -> None:
-        """By the number of lengths in REPEATS that repeat: whether a lookup pays; and the least such number."""
+        """Find out with how many lengths of REPEATS that repeat a lookup pays, and the least such number."""
         self._decided = known
         _, price, bucket = known
         self._longest_wait = longest_wait(price * self._patience)
@@ -139,19 +156,19 @@ class Trigger:
         self._least_paying = next((length for length, pays in enumerate(self._pays) if pays), len(self._pays))
 
     def learn(self, saving: float) -> None:
-        """Count the lookup of this step. `saving`: plain steps that its draft is expected to save, 0 without one."""
+        """Count the lookup of this step, whose draft is expected to save `saving` plain steps, 0 without one."""
         self.gains.learn(*self._cell, saving)
         self._patience = min(2 * self._patience, PATIENCE) if self._is_trial and not saving else 1
         self._since = 0
 
 
 def longest_wait(price: float) -> int:
-    """Steps after which a lookup is made in any case. `price`: of a lookup, in plain steps."""
+    """Return after how many steps a lookup is made in any case. Its price is in plain steps."""
     return max(1, ceil(price / TRIAL_SHARE))
 
 
 def in_words(plain_ms: float) -> str:
-    """A phrase for the user: when lookups are made if a plain step takes `plain_ms`."""
+    """Tell the user when lookups are made if a plain step takes `plain_ms`."""
     share = LOOKUP_MS / plain_ms
     wait = longest_wait(share)
     if wait == 1:
@@ -159,16 +176,6 @@ def in_words(plain_ms: float) -> str:
     return (
         f"if the expected saving exceeds the time of one ({share:.1%} of a plain step), and at least every {wait} steps"
     )
-
-
-# The price table is computed again after so many milliseconds of plain steps. That takes 0.2 ms.
-REFRESH_MS = 200.0
-RETURN = 0.25  # of what a draft costs beyond a plain step, that it must be expected to save: the tree that looks best
-# has the luckiest estimates, so drafts give 83 to 95% of the tokens that are expected of them
-
-ALLOWANCE = 0.03  # share of plain decoding time that failed drafts may lose
-SAVINGS_SHARE = 0.05  # of what drafts save for a request, that the next one may lose at once
-FIRST_SAVING = 40.0  # plain steps that drafts are taken to save for a request before there was one
 
 
 class Savings:
@@ -201,7 +208,7 @@ class Budget:
         self._plain = 1.0
 
     def begin(self, plain: float, credit: float = 0.0) -> None:
-        """Start a new request whose plain step takes `plain` ms. `credit`: what it may lose at once."""
+        """Start a new request whose plain step takes `plain` ms, and which may lose `credit` ms at once."""
         self._plain = plain
         self.credit = credit
 
@@ -211,7 +218,7 @@ class Budget:
         self.credit += allowance * plain
 
     def earn_again(self, steps: int) -> None:
-        """As `earn`, for steps at the price of the last one."""
+        """Start steps at the price of the last one. They are added one by one, so that the sum is the same."""
         for _ in range(steps):
             self.earn(self._plain)
 
@@ -224,15 +231,17 @@ class Budget:
 class StepOverhead:
     """The driver's own time in a step, in milliseconds, learned from real steps."""
 
-    lookup: float = LOOKUP_MS  # a lookup, with all drafting if nothing is submitted
-    step: float = LOOKUP_MS  # any step: batch, sampling, bookkeeping
-    tree: float = LOOKUP_MS  # what a step with a draft takes in addition
-    NODE = 0.014  # what each drafted node takes in addition: growing, laying out and walking the tree
+    lookup: float = LOOKUP_MS  # A lookup, with all drafting if nothing is submitted.
+    step: float = LOOKUP_MS  # Any step: batch, sampling, bookkeeping.
+    tree: float = LOOKUP_MS  # What a step with a draft takes in addition.
+    NODE = 0.014  # What each drafted node takes in addition: growing, laying out and walking the tree.
 
     def learn_lookup(self, ms: float) -> None:
+        """Count a step that looked up and submitted nothing."""
         self.lookup = _smoothed(self.lookup, ms)
 
     def learn_step(self, n_nodes: int, ms: float) -> None:
+        """Count a step without a lookup, or with a draft of `n_nodes`."""
         if n_nodes:
             self.tree = _smoothed(self.tree, max(0.01, ms - self.step - self.NODE * n_nodes))
         else:
@@ -245,8 +254,9 @@ def _smoothed(now: float, ms: float) -> float:
 
 
 class Prices:
-    """Milliseconds of a step by its number of tokens, and the smallest slope from each size on. Computed again every
-    REFRESH_MS, and every LARGEST tokens of context, which takes 60 us.
+    """Milliseconds of a step by its number of tokens, and the smallest slope from each size on.
+
+    They are computed again every REFRESH_MS, and every LARGEST tokens of context, which takes 60 us.
     """
 
     def __init__(self, curve: CostCurve, driver: StepOverhead) -> None:
@@ -260,15 +270,15 @@ class Prices:
         self._refresh_in -= n
 
     def steps_left(self, n_ctx: int) -> int:
-        """For how many steps of one token after the one at `n_ctx` the prices stay as they are."""
+        """Return for how many steps of one token after the one at `n_ctx` the prices stay as they are."""
         return min(self._refresh_in - 1, LARGEST - 1 - n_ctx % LARGEST)
 
     def at(self, n_ctx: int) -> tuple[list[float], list[float]]:
-        """Cost and slope at `n_ctx` tokens of context, [64] each, indexed by the number of tokens less one."""
+        """Return cost and slope at `n_ctx` tokens of context, [64] each, indexed by the number of tokens less one."""
         if self._bucket != n_ctx // LARGEST or self._refresh_in <= 0:
             cost = self._curve.at(n_ctx) + self._driver.step
             cost[1:] += self._driver.tree + self._driver.NODE * COUNTS[:-1]
-            cost = np.minimum.accumulate(cost[::-1])[::-1]  # a size that costs more than a larger one is padded
+            cost = np.minimum.accumulate(cost[::-1])[::-1]  # A size that costs more than a larger one is padded.
             rise = cost[None, :] - cost[:, None]
             slope = np.divide(rise, _GAPS, out=np.full_like(rise, np.inf), where=_GAPS > 0).min(axis=1)
             self._tables = (cost.tolist(), slope.tolist())
@@ -289,25 +299,29 @@ class Plan:
     run.
     """
 
-    cost: list[float]  # milliseconds of a step with n drafted nodes, n = 0..limit
-    slope: list[float]  # smallest cost in milliseconds of a further node, from each number of nodes on
-    guaranteed: float  # tokens that the step yields without any draft: one for each request
+    cost: list[float]  # Milliseconds of a step with n drafted nodes, n = 0..limit.
+    slope: list[float]  # The smallest cost in milliseconds of a further node, from each number of nodes on.
+    guaranteed: float  # Tokens that the step yields without any draft: one for each request.
     rate: float | None = None
     best: int = 0
-    expected: float = 0.0  # accepted nodes that are expected of all that were counted
-    saving: float = 0.0  # milliseconds that the `best` nodes are expected to save
-    grown: int = 0  # nodes that were counted
+    expected: float = 0.0  # Accepted nodes that are expected of all that were counted.
+    saving: float = 0.0  # Milliseconds that the `best` nodes are expected to save.
+    grown: int = 0  # Nodes that were counted.
     best_rate: float = field(init=False)
     _plain: float = field(init=False)
-    _beyond: float = 0.0  # tokens that the `best` nodes are expected to give beyond `rate`
+    _beyond: float = 0.0  # Tokens that the `best` nodes are expected to give beyond `rate`.
 
     def __post_init__(self) -> None:
         self._plain = self.cost[0] / self.guaranteed
         self.best_rate = 1 / self._plain
 
+    def afford(self, credit: float) -> None:
+        """Leave only the sizes that cost at most `credit` ms more than a plain step."""
+        self.cost = self.cost[: max(1, bisect_right(self.cost, self.cost[0] + credit))]
+
     @property
     def price_of_time(self) -> float:
-        """Tokens that a millisecond is worth in this step."""
+        """Return how many tokens a millisecond is worth in this step."""
         return self.rate or self.best_rate
 
     def worth(self, probability: float) -> bool:
@@ -329,8 +343,8 @@ class Plan:
         return True
 
 
-Worth = Callable[[float], bool]  # joint probability of the next best node -> add it?
-Answers = Callable[[], bool]  # asks a drafting model about the open nodes in one pass, or decides against it: False
+Worth = Callable[[float], bool]  # Tells whether to add a node, by its joint probability.
+Answers = Callable[[], bool]  # Asks a drafting model about the open nodes in one pass, or decides against it: False.
 
 
 class Growable(Protocol):
@@ -393,22 +407,8 @@ def grow(growths: Sequence[Growable], worth: Worth, limit: int = LARGEST, answer
 
 
 def _likeliest(growths: Sequence[Growable]) -> list[tuple[float, int]]:
+    """Make the heap of the trees by their likeliest node, known or promised."""
     keys = (max(growth.best, growth.promised) for growth in growths)
     heap = [(-key, number) for number, key in enumerate(keys) if key]
     heapify(heap)
     return heap
-
-
-def draft(
-    sources: Sequence[SourceRows],
-    estimate: Estimate,
-    worth: Worth,
-    limit: int,
-    leaves: int,
-    calibrate: Calibrate | None = None,
-    force: Force | None = None,
-) -> Draft:
-    """A tree of at most `limit` nodes and `leaves` leaves, grown by `worth` alone."""
-    growth = Growth(sources, estimate, limit, leaves, calibrate, force)
-    grow([growth], worth, limit)
-    return growth.draft

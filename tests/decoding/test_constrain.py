@@ -217,9 +217,9 @@ class GrammarAlone(Auto):
     def looks_up(self, at: StepContext, repeats: object) -> bool:
         return False
 
-    def account(self, done: StepCost) -> None:
-        ms = float(self.curve.at(done.n_ctx)[done.n_nodes])
-        super().account(done._replace(decode_ms=ms, driver_ms=0.1, updates_curve=False))
+    def account(self, drafted: Draft, done: StepCost) -> None:
+        ms = float(self.shared.curve.at(done.n_ctx)[done.n_nodes])
+        super().account(drafted, done._replace(decode_ms=ms, driver_ms=0.1, updates_curve=False))
 
 
 @pytest.fixture(scope="module")

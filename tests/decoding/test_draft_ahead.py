@@ -163,7 +163,8 @@ def answers(prompts: list[list[int]], ahead: bool, seeds: bool, n: int, monkeypa
             )  # fmt: skip
         scheduler = scheduler_of(device, capability=SHORT, overlaps=True)
         run(scheduler, sequences)
-        learned = copy.deepcopy((policy.acceptance._hits, policy.acceptance._seen, policy.calibrator._weights))
+        shared = policy.shared
+        learned = copy.deepcopy((shared.acceptance._hits, shared.acceptance._seen, shared.calibrator._weights))
         return [state.result.tokens for state in sequences], policy.drafts, learned, Recorder.used
 
 

@@ -14,6 +14,7 @@ from support.prices import FLAT
 from support.spelling import twin_of
 
 from rest_local.drafting.sources import SOURCE_NUMBER, SourceRows, grammar_cell
+from rest_local.drafting.tree import Draft
 from rest_local.grammar import Grammar, gbnf, json_schema, lark
 from rest_local.grammar.constraint import CERTAIN, Constraint, ForcedText
 from rest_local.kv_cache.backend import Capability
@@ -47,7 +48,7 @@ class Blind(Auto):
     def looks_up(self, at: StepContext, repeats: object) -> bool:
         return False
 
-    def account(self, done: Any) -> None:
+    def account(self, drafted: Draft, done: Any) -> None:
         self.budget.credit = 5.0
 
 
@@ -177,11 +178,11 @@ def test_a_source_that_lies_is_believed_less_and_less(vocabulary: Vocabulary, mo
     lying, policy = Lying(vocabulary, 1), Blind()
     monkeypatch.setattr(Constraint, "forced", lambda self, most, path=(): lying(self, most, path))
     cell = grammar_cell(CERTAIN, False, 0)
-    estimates, drafted = [policy.acceptance.estimate(cell)], []
+    estimates, drafted = [policy.shared.acceptance.estimate(cell)], []
     assert estimates[0] >= 0.9
     for seed in range(8):
         task = generate(vocabulary, Sampling(grammar=GRAMMARS["digits"]), TREE, policy.fork(), seed, 40)
-        estimates.append(policy.acceptance.estimate(cell))
+        estimates.append(policy.shared.acceptance.estimate(cell))
         drafted.append(task.statistics.drafts / task.statistics.steps)
     assert estimates[-1] < 0.3 < estimates[0]
     assert drafted[0] > 0.3

@@ -252,7 +252,7 @@ def test_a_draft_model_changes_no_bit_of_an_exact_answer(
             if drafter is not other and name == "llama":
                 assert accepted["auto"] > 20
                 assert sum(accepted.values()) > 100
-                assert engine.context.auto.model_stats.promise(0) > 0.5  # random weights are not confident
+                assert engine.context.auto.shared.model_stats.promise(0) > 0.5  # random weights are not confident
 
 
 def test_relaxed_is_asked_for_by_request_and_refused_where_it_cannot_be(tiny_model: TinyModel) -> None:

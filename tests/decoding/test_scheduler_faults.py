@@ -352,8 +352,8 @@ def test_what_a_pass_that_broke_off_took_is_not_booked_with_the_next(monkeypatch
     monkeypatch.setattr(sources, "draft_text", Silenced(), raising=False)
     sequence = ask(scheduler_of(backend), [3] * 40, 30, None, sources, policy)
     assert sequence.result.tokens == said([3] * 40, 30)
-    assert 0.0 < policy.driver.lookup < 10.0
-    assert 0.0 < policy.driver.step < 10.0
+    assert 0.0 < policy.shared.driver.lookup < 10.0
+    assert 0.0 < policy.shared.driver.step < 10.0
     assert sequence.statistics.model_ms == 0.0
 
 

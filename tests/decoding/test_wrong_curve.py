@@ -38,7 +38,7 @@ class Always(Auto):
 
     def __init__(self, curve: CostCurve) -> None:
         super().__init__(curve)
-        self.acceptance = Certain()
+        self.shared.acceptance = Certain()
 
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
         return True

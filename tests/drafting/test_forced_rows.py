@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from support.fake_sources import grown
 
 from rest_local.drafting.sources import (
     CELLS_PER_SOURCE,
@@ -16,7 +17,6 @@ from rest_local.drafting.sources import (
 from rest_local.drafting.tree import Draft
 from rest_local.grammar.constraint import CERTAIN, CHARACTER, LAST, N_KINDS
 from rest_local.planning.acceptance import grammar_rates
-from rest_local.planning.plan import draft
 from rest_local.retrieval.rows import Rows
 
 CONTEXT = SOURCE_NUMBER["context"]
@@ -43,7 +43,7 @@ def grow(*sources: SourceRows, least: float = 0.0) -> Draft:
     forced = {
         grammar_cell(kind, apart, depth) for kind in range(N_KINDS) for apart in (False, True) for depth in range(9)
     }
-    return draft(sources, lambda cell: 0.9 if cell in forced else 0.6, lambda p: p >= least, 20, 8)
+    return grown(sources, lambda cell: 0.9 if cell in forced else 0.6, lambda p: p >= least, 20, 8)
 
 
 def test_cells_are_distinct_and_rates_begin_near_one() -> None:
@@ -92,7 +92,7 @@ def test_the_grammar_is_asked_below_likely_nodes_of_other_sources_only() -> None
 
     estimates = {CONTEXT: 0.7, GRAMMAR: 0.9}
     rows = context([41, 42, 43, 44], [41, 9])
-    tree = draft([rows], lambda cell: estimates[cell // CELLS_PER_SOURCE], lambda p: p > 0.1, 20, 8, force=force).tree
+    tree = grown([rows], lambda cell: estimates[cell // CELLS_PER_SOURCE], lambda p: p > 0.1, 20, 8, force=force).tree
     paths = {tuple(tree.path(node)): node for node in range(len(tree))}
     assert asked == [(41,), (41, 42), (41, 9)]  # 0.7 and 0.49; 43 is below 0.4
     assert tree.source[paths[41, 42, 50, 60]] == GRAMMAR

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_sources import grown
 
 from rest_local.drafting.models.drafter import BRANCHES
 from rest_local.drafting.prediction import MIN_PROBABILITY
 from rest_local.drafting.sources import Merged, PrecedingBigram, SourceRows, Sources, model_cell
 from rest_local.drafting.tree import ROOT, Calibrate, Calibrated, Draft, Growth
 from rest_local.planning.acceptance import model_rates
-from rest_local.planning.plan import draft, grow
+from rest_local.planning.plan import grow
 from rest_local.retrieval.rows import Rows
 
 TOKENS = 6
@@ -67,7 +68,7 @@ def test_a_silent_draft_model_changes_nothing(
 ) -> None:
     sources = [_rows(number, texts, matches) for number, (texts, matches) in enumerate(found)]
     calibrate = _calibrate if calibrated else None
-    quick = draft(sources, _estimate, lambda probability: probability >= least, most, leaves, calibrate=calibrate)
+    quick = grown(sources, _estimate, lambda probability: probability >= least, most, leaves, calibrate=calibrate)
     assert _content(quick) == _content(_slow(sources, least, most, leaves, calibrate))
     paths = [quick.tree.path(node) for node in range(len(quick.tree))]
     for path in paths[-3:]:

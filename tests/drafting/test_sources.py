@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_sources import grown
 
 from rest_local.drafting.origins import Origin, origins_of
 from rest_local.drafting.sources import Candidate, SourceRows, Sources, cell_of
 from rest_local.drafting.tree import propose
 from rest_local.errors import DatastoreCorrupt
-from rest_local.planning.plan import draft
 from rest_local.retrieval.building.build import build
 from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.format import VocabularyId
@@ -150,7 +150,7 @@ def origins_in(path: Path) -> list[Origin | None]:
     with Datastore.open(path) as store:
         sources = Sources([store], 1000)
         sources.restart(TEXT[:10])
-        drafted = draft(sources.rows(), lambda cell: 0.9, lambda probability: True, 2, 1)
+        drafted = grown(sources.rows(), lambda cell: 0.9, lambda probability: True, 2, 1)
         return origins_of(drafted, [*TEXT[10:12], 1], lambda tokens: "line\n" * len(tokens))
 
 

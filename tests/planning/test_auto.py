@@ -27,7 +27,7 @@ GPU = CostCurve.from_points([512], [1, 8, 16, 32, 64], [[10, 11.5, 14.5, 21, 36]
 
 
 def grown(planner: Auto, probabilities: list[float]) -> Plan:
-    plan = planner.joint_plan(512, 63, 0)
+    plan = planner.plan(512, 63, 0)
     for p in probabilities:
         if not plan.worth(p):
             break
@@ -38,7 +38,7 @@ def grown(planner: Auto, probabilities: list[float]) -> Plan:
 def test_the_plan_maximises_tokens_per_time(raw: list[float], curve: CostCurve) -> None:
     probabilities = sorted(raw, reverse=True)
     planner = Auto(curve)
-    cost = planner.joint_plan(512, 63, 0).cost
+    cost = planner.plan(512, 63, 0).cost
     rates = [(1 + sum(probabilities[:n])) / cost[n] for n in range(len(probabilities) + 1)]
     best = grown(planner, probabilities).best
     paying = [n for n in range(1, len(rates)) if sum(probabilities[:n]) * cost[0] > 1.26 * (cost[n] - cost[0])]
@@ -57,7 +57,7 @@ def test_a_draft_is_priced_after_what_the_pass_evaluates_anyway(n_other: int, n_
     """Roots of others, and tokens of rejected drafts; where they are more than the curve has, nothing is drafted."""
     policy = Auto(CPU)
     policy.draft(Silent(), StepContext(512, 63, 1, n_other=n_other, n_again=n_again))
-    assert policy.joint_plan(512, 63, n_other).cost == Auto(CPU).joint_plan(512, 63, 0).cost[before:]
+    assert policy.plan(512, 63, n_other).cost == Auto(CPU).plan(512, 63, 0).cost[before:]
 
 
 NOTHING_DRAFTED = Draft(DraftTree())
@@ -71,7 +71,7 @@ def test_drafts_at_every_other_step_keep_the_price_of_plain_steps_right(machine:
     for _ in range(300):
         policy.learn(NOTHING_DRAFTED, [1], StepCost(64, 4, 1, float(true[4]), 0.0))
         policy.learn(NOTHING_DRAFTED, [1], StepCost(64, 0, 0, float(true[0]) + 0.15, 0.0))
-    assert policy.curve.at(64)[0] == pytest.approx(true[0], abs=0.4)
+    assert policy.shared.curve.at(64)[0] == pytest.approx(true[0], abs=0.4)
 
 
 class Simulated:
@@ -79,14 +79,14 @@ class Simulated:
 
     def __init__(self, policy: Auto, lookup_ms: float = 0.15) -> None:
         self.policy, self.lookup_ms = policy, lookup_ms
-        policy.driver.step = policy.driver.tree = policy.driver.NODE = 0.0
+        policy.shared.driver.step = policy.shared.driver.tree = policy.shared.driver.NODE = 0.0
         self.steps = self.tokens = self.lookups = 0
         self.spent = 0.0
         self.sizes: list[int] = []
 
     def step(self, sources: Lookup, follow: Callable[[DraftTree], list[int]], at: StepContext) -> list[int]:
         """Run one step in which the model generates `follow(tree)`; return these tokens."""
-        ms = self.policy.curve.at(at.n_ctx).tolist()
+        ms = self.policy.shared.curve.at(at.n_ctx).tolist()
         drafted = self.policy.draft(sources, at)
         looked = None if drafted.lookup_us is None else self.lookup_ms
         tokens = follow(drafted.tree)
@@ -130,7 +130,7 @@ def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(curve: CostCu
     """Every lookup finds a long match from which the text then diverges; the worst estimates never learn it."""
     policy = Auto(curve)
     if certain:
-        policy.acceptance, policy.calibrator = AlwaysCertain(), NeverLearns()
+        policy.shared.acceptance, policy.shared.calibrator = AlwaysCertain(), NeverLearns()
     machine, plain = Simulated(policy, lookup_ms=0.0), float(curve.at(512)[0])
     stored = list(range(1000, 1100))
     policy.begin(512)
@@ -144,7 +144,7 @@ def test_drafts_that_always_fail_lose_a_bounded_share_at_any_point(curve: CostCu
 def test_a_copy_of_stored_text_is_drafted_from_the_first_step_on() -> None:
     """The request has no credit yet; earlier requests taught that long matches continue."""
     policy = Auto(GPU)
-    policy.acceptance.learn((cell, True) for cell in range(N_CELLS) for _ in range(30))
+    policy.shared.acceptance.learn((cell, True) for cell in range(N_CELLS) for _ in range(30))
     machine = Simulated(policy.fork())
     machine.policy.begin(512)
     stored = list(range(1000, 1200))
@@ -155,7 +155,7 @@ def test_a_copy_of_stored_text_is_drafted_from_the_first_step_on() -> None:
 def test_a_copy_goes_past_the_size_from_which_tokens_are_dear() -> None:
     """Nine tokens cost much more than eight, and 32 cost less each than eight."""
     policy = Auto(STEPPED)
-    policy.acceptance, policy.calibrator = AlwaysCertain(), NeverLearns()
+    policy.shared.acceptance, policy.shared.calibrator = AlwaysCertain(), NeverLearns()
     machine = Simulated(policy)
     policy.begin(512)
     stored, at = list(range(1000, 1400)), 40
@@ -178,7 +178,7 @@ def test_requests_share_what_is_learned_but_not_their_losses() -> None:
     assert [token for token, _, _ in drafted.proposals[ROOT].calibrated] == [3]
     one.learn(drafted, [9], StepCost(5, 8, 0, 60.0, 0.0, 0.15))
     other.catch_up()  # on any fork
-    ((_, probability, _),) = planner.calibrator.calibrate((1, 2), {3: (0.5, 1, [])})
+    ((_, probability, _),) = planner.shared.calibrator.calibrate((1, 2), {3: (0.5, 1, [])})
     assert probability < 0.5
     assert (one.budget.credit < credits[0], other.budget.credit) == (True, credits[1])
 
@@ -191,10 +191,10 @@ def test_deferred_learning_happens_once() -> None:
     drafted = policy.draft(sources, StepContext(5, 8, 8))
     (_, ((_, cell, _),)) = drafted.proposals[ROOT].by_source[0]
     policy.learn(drafted, [3], StepCost(5, 0, 0, 10.0, 0.0, 0.15))
-    assert policy.acceptance.seen(cell) == 0
+    assert policy.shared.acceptance.seen(cell) == 0
     for _ in range(3):
         policy.catch_up()
-    assert policy.acceptance.seen(cell) == 1
+    assert policy.shared.acceptance.seen(cell) == 1
 
 
 def test_a_fast_model_makes_few_lookups_in_noise_and_notices_stored_text() -> None:
@@ -230,7 +230,7 @@ def test_entropies_are_not_computed_if_they_cost_more_than_they_save() -> None:
     sources = Sources([], 100)
     sources.restart([1, 2, 3])
     for policy in (fast, slow):
-        policy.driver.lookup = 0.2
+        policy.shared.driver.lookup = 0.2
         policy.begin(3)
         policy.draft(sources, StepContext(3, 8, 8, (1.0,), 0, 0.008))
     assert fast.watches_entropy
@@ -254,9 +254,9 @@ def _credit_after(done: StepCost) -> float:
     """What a failed step adds to the credit of a request whose plain step takes 10 ms and each node 1 ms more."""
     policy = Auto(CostCurve([0], np.array([[10.0 + n for n in range(LARGEST)]])))
     policy.begin(0)
+    policy.draft(Silent(), StepContext(0, 0, 0, n_other=done.n_other))
     begun_with = policy.budget.credit
-    policy._n_other = done.n_other
-    policy.account(done._replace(updates_curve=False))
+    policy.learn(NOTHING_DRAFTED, [1], done._replace(updates_curve=False))
     return policy.budget.credit - begun_with
 
 

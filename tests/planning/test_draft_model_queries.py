@@ -72,8 +72,9 @@ def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 1200
     story = list(range(n_tokens + 200))
     drafter = Scripted(story, right, pass_ms)
     sources, policy = OnlyDraftModel(drafter), Auto(curve)
-    policy.driver.lookup, policy.driver.step, policy.driver.tree = LOOKUP_MS, 0.0, 0.0
-    policy.drafter = cast(Any, drafter)
+    driver = policy.shared.driver
+    driver.lookup, driver.step, driver.tree = LOOKUP_MS, 0.0, 0.0
+    policy.shared.drafter = cast(Any, drafter)
     spent, begun = 0.0, -each
     ms = curve.at(512).tolist()
     while drafter.at < n_tokens:

@@ -22,9 +22,9 @@ SLOW_ENTROPY = 1.0  # ms: none is computed, so that none can change a decision
 class Restless(Auto):
     """The oracle decides at every step."""
 
-    def _make_own(self, gains):  # type: ignore[no-untyped-def]
-        super()._make_own(gains)
-        self.trigger.skip_steps = lambda repeats: 0  # type: ignore[method-assign]
+    def _make_own(self) -> None:
+        super()._make_own()
+        self.trigger.allow_rest = lambda repeats, most: None  # type: ignore[method-assign]
 
 
 @dataclass
@@ -53,7 +53,7 @@ def play(policy: Auto, texts: list[list[int]], together: bool, seed: int) -> Pla
     """Decode the texts one after another; or `together`, while two requests last for half of their steps only."""
     played = Played()
     times, loads = np.random.default_rng(seed), np.random.default_rng(seed + 1)
-    table = policy.curve.copy()
+    table = policy.shared.curve.copy()
     forks, sources, at = [], [], []
     for text in texts:
         forks.append(policy.fork())
@@ -118,9 +118,9 @@ def test_decisions_and_what_is_learned_are_those_of_steps_without_a_rest(
     assert played.sizes == expected.sizes
     for bucket in range(len(ENTROPIES) + 1):
         assert policy.trigger.gains.saving(bucket) == oracle.trigger.gains.saving(bucket)
-    assert (policy.curve.ms == oracle.curve.ms).all()
-    assert (policy.curve.covariance == oracle.curve.covariance).all()
-    assert policy.driver == oracle.driver
+    assert (policy.shared.curve.ms == oracle.shared.curve.ms).all()
+    assert (policy.shared.curve.covariance == oracle.shared.curve.covariance).all()
+    assert policy.shared.driver == oracle.shared.driver
 
 
 def test_the_budget_of_a_rest_is_that_of_its_steps() -> None:
@@ -144,8 +144,8 @@ def test_a_rest_ends_where_there_is_something_to_decide(reason: str) -> None:
     sources = Sources([], 40_000)
     sources.restart(range(50))
     policy.begin(50)
-    policy._prices.at(50)
-    policy._to_skip = 5
+    policy.shared.prices.at(50)
+    policy.trigger.free_steps = 5
     at = {
         "another request": StepContext(50, 12, 8, n_other=1),
         "no room for a node": StepContext(50, 0, 8),
@@ -153,4 +153,4 @@ def test_a_rest_ends_where_there_is_something_to_decide(reason: str) -> None:
     }[reason]
     assert policy.draft(sources, StepContext(50, 12, 8)) is SKIPPED_STEP
     assert policy.draft(sources, at) is not SKIPPED_STEP
-    assert policy._skipped == 0
+    assert policy.trigger.rested == 0

@@ -7,7 +7,9 @@ import pytest
 from support.fake_backend import END, N_VOCAB, logits_of
 
 from rest_local.drafting.sources import SOURCE_NUMBER, SourceRows
-from rest_local.planning.auto import Auto, Plan
+from rest_local.drafting.tree import Calibrate, Draft, Estimate, Force, Growth
+from rest_local.planning.auto import Auto
+from rest_local.planning.plan import Plan, Worth, grow
 from rest_local.planning.policy import StepContext, StepCost
 from rest_local.retrieval.rows import Rows
 
@@ -18,21 +20,36 @@ class Keen(Auto):
     def looks_up(self, at: StepContext, repeats: Callable[[int], bool]) -> bool:
         return True
 
-    def account(self, done: StepCost) -> None:
+    def account(self, drafted: Draft, done: StepCost) -> None:
         return
 
 
 def always_draft(monkeypatch: pytest.MonkeyPatch, most: int = 16) -> None:
     """Makes `auto` draft at every step whatever there is, `most` nodes at most: no measured time decides."""
 
-    def plan(self: Auto, n_ctx: int, limit: int) -> Plan:
+    def plan(self: Auto, n_ctx: int, limit: int, n_other: int) -> Plan:
         plan = Plan([1.0] * (min(limit, most) + 1), [0.0] * 64, 1.0)
         plan.best_rate = 0.0
         return plan
 
     monkeypatch.setattr(Auto, "looks_up", lambda self, at, repeats: True)
     monkeypatch.setattr(Auto, "plan", plan)
-    monkeypatch.setattr(Auto, "account", lambda self, done: None)
+    monkeypatch.setattr(Auto, "account", lambda self, drafted, done: None)
+
+
+def grown(
+    rows: Sequence[SourceRows],
+    estimate: Estimate,
+    worth: Worth,
+    limit: int,
+    leaves: int,
+    calibrate: Calibrate | None = None,
+    force: Force | None = None,
+) -> Draft:
+    """Grow a tree of at most `limit` nodes and `leaves` leaves by `worth` alone."""
+    growth = Growth(rows, estimate, limit, leaves, calibrate, force)
+    grow([growth], worth, limit)
+    return growth.draft
 
 
 class Fortune:

@@ -65,7 +65,7 @@ def forget_learned(engine: Engine) -> None:
     engine.forget()
     for context in engine.contexts:
         auto = decode_context.Auto(context.tuning.curve)
-        auto.drafter = context.auto.drafter
+        auto.shared.drafter = context.auto.shared.drafter
         context.auto = context._policies[auto.name] = auto
 
 

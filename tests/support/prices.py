@@ -50,10 +50,10 @@ class FixedAuto(Auto):
     """Is told that steps take what its curve says, and the driver what it took before."""
 
     def learn(self, drafted: Draft, tokens: Sequence[int], done: StepCost) -> None:
-        driver, nodes = self.driver, done.n_nodes + done.n_other + done.n_other_nodes
+        driver, nodes = self.shared.driver, done.n_nodes + done.n_other + done.n_other_nodes
         own = driver.tree + driver.NODE * done.n_nodes if done.n_nodes else 0.0
         told = done._replace(
-            decode_ms=float(self.curve.expected(done.n_ctx)[min(nodes, LARGEST - 1)]),
+            decode_ms=float(self.shared.curve.expected(done.n_ctx)[min(nodes, LARGEST - 1)]),
             driver_ms=driver.step + own,
             lookup_ms=None if done.lookup_ms is None else driver.lookup,
             query_ms=QUERY_MS if done.query_ms else 0.0,
