@@ -27,10 +27,9 @@ PLAN = "plan.json"  # A staging directory with a plan is kept, so that a later b
 # A merge always has this directory, so that its lock keeps a second merge away.
 MERGE = "staging-6d65726765000000"
 
-# Directories next to a datastore whose names begin so are being deleted or imported.
-REMOVED, IMPORTING = ".removed-", ".importing-"
+REMOVED = ".removed-"  # The name of a datastore that is being deleted begins so.
 
-_LEFT = re.compile(r"\.(removed|importing)-[0-9a-f]{16}\Z")
+_LEFT = re.compile(r"\.removed-[0-9a-f]{16}\Z")
 _ATTEMPTS = 10
 _NAME = re.compile(r"(plan|shard-[0-9a-f]{16})\.json(\.new-[0-9a-f]{16})?\Z")
 

@@ -1,4 +1,4 @@
-"""`rest-local index check`, `export`, `import` and `stats`."""
+"""`rest-local index check`, and what reaches a terminal."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from index_calls import answer, call
 
 from rest_local.cli import terminal
-from rest_local.errors import DatastoreError, DatastoreExists, DatastoreNotFound, InputInvalid, OptionError
+from rest_local.errors import DatastoreNotFound, OptionError
 from rest_local.retrieval import VocabularyId, build, datastore_path
 from rest_local.retrieval.documents import Document, FileState
 from rest_local.retrieval.format import file_name
@@ -79,7 +79,7 @@ def test_a_repair_with_loss_asks_first_and_names_what_is_lost(corpus, monkeypatc
     assert done.exit_code == 0
     assert "sub/b.py" in done.stdout
     assert "`rest-local index update mine` reads those files again" in done.stdout
-    assert answer("stats", "mine")["indexes"][0]["documents"] == 2
+    assert answer("info", "mine")["indexes"][0]["documents"] == 2
 
 
 def test_what_cannot_be_repaired_exits_with_1(corpus):
@@ -88,36 +88,6 @@ def test_what_cannot_be_repaired_exits_with_1(corpus):
     assert done.exit_code == 1
     assert "not repaired" in done.stdout
     assert "build it again" in done.stdout
-
-
-def test_export_and_import_by_file_and_by_pipe(corpus, tmp_path):
-    done = call("export", "mine")
-    assert "in mine.tar" in done.stdout
-    with pytest.raises(DatastoreError, match="exists already"):
-        call("export", "mine")
-    assert call("export", "mine", "--replace").exit_code == 0
-    with pytest.raises(DatastoreExists):
-        call("import", "mine.tar")
-    told = call("import", "mine.tar", "-o", "copy").stdout
-    assert f"`rest-local index update` and `rebuild` will read here: {corpus}" in told
-    assert "in here.tar" in call("export", "mine", "here.tar").stdout
-    assert "give one of them" in call("export", "mine", "here.tar", "-o", "there.tar").stderr
-    piped = call("export", "mine", "-", "--without-recipe")
-    assert piped.stdout_bytes.startswith(b"rest-local-export-1.json")
-    assert "standard output" in piped.stderr
-    told = call("import", "-", "-o", "piped", stdin=piped.stdout_bytes).stdout
-    assert "will read" not in told
-    assert "for bytes" in told
-    for name in ("copy", "piped"):
-        assert answer("check", name)["ok"]
-        assert answer("stats", name)["indexes"][0]["tokens"] == 143
-    found = answer("import", "mine.tar", "--replace")
-    assert (found["sources"], found["vocabularies"]) == ([str(corpus)], ["bytes"])
-    (tmp_path / "other.txt").write_text("x")
-    with pytest.raises(DatastoreError, match=r"other\.txt: this is no datastore"):
-        call("import", "other.txt")
-    with pytest.raises(InputInvalid, match="No such file"):
-        call("import", "missing.tar")
 
 
 def test_control_characters_of_a_file_reach_no_terminal(corpus):
@@ -131,5 +101,5 @@ def test_control_characters_of_a_file_reach_no_terminal(corpus):
         vocabulary=identity,
         recipe={"sources": [{"kind": "walk", "paths": [evil]}]},
     )
-    for arguments in (("stats", "mine"), ("export", "mine"), ("import", "mine.tar", "-o", "copy")):
+    for arguments in (("info", "mine"), ("list",), ("check", "mine")):
         assert call(*arguments).stdout.replace("\n", "").isprintable()

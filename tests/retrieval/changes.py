@@ -16,12 +16,11 @@ from rest_local.retrieval.staging import stagings
 from rest_local.retrieval.update import merging, updating
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.pruning import Target, prune
 from rest_local.retrieval.update.updating import add, add_sources
 
 SMALL = 30
 MUCH = "much\n" * 20
-HOW = ["update", "add", "add sources", "forget", "merge", "prune", "rebuild"]
+HOW = ["update", "add", "add sources", "forget", "merge", "rebuild"]
 
 
 def prepared(directory: Path) -> Folder:
@@ -59,8 +58,6 @@ def change(folder: Folder, how: str, files: Files) -> None:
         forget(folder.path, {str(folder.source / "s.py")}, files=files)
     elif how == "merge":
         merge(folder.path, everything=True, files=files)
-    elif how == "prune":
-        prune(folder.path, Target(size=2500), files=files)
     elif how == "rebuild":
         build_datastore(folder.path, [folder.source], vocabulary=known, files=files)
 

@@ -91,8 +91,6 @@ def path_of(descriptor: int) -> Path:
 def _part(path: Path) -> str:
     if STAGING.match(path.name):
         return "staging"
-    if ".importing-" in str(path):
-        return "import"
     return "index" if any(path.glob(f"{MANIFEST}*")) or path.name.startswith("vocabulary-") else "parent"
 
 

@@ -172,7 +172,6 @@ def test_what_killed_processes_left_is_listed_with_its_size(store):
     for directory in (
         store / f"staging-{'0' * 16}",
         store.parent / f".removed-{'3' * 16}",
-        store.parent / ".importing-0123456789abcdef",
     ):
         directory.mkdir()
         (directory / "lock").touch()
@@ -181,19 +180,17 @@ def test_what_killed_processes_left_is_listed_with_its_size(store):
         ("orphan", 10),
         ("orphan", 20),
         ("staging", 30),
-        ("importing", 30),
         ("removed", 30),
     ]
 
 
 def test_the_files_of_a_running_writer_are_no_fault(store):
     (store / f"{'0' * 16}.order.bin").write_bytes(b"x")
-    staging, place = store / f"staging-{'0' * 16}", store.parent / ".importing-0123456789abcdef"
+    staging = store / f"staging-{'0' * 16}"
     staging.mkdir()
-    place.mkdir()
-    with locked(store), locked(staging), locked(place):
+    with locked(store), locked(staging):
         assert faults(store) == []
-    assert [fault.kind for fault in faults(store)] == ["orphan", "staging", "importing"]
+    assert [fault.kind for fault in faults(store)] == ["orphan", "staging"]
 
 
 def test_a_commit_in_the_meantime_is_no_damage(store, monkeypatch):

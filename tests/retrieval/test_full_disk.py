@@ -18,7 +18,6 @@ from rest_local.retrieval.building import indexing, shards
 from rest_local.retrieval.building.indexing import build_datastore, build_from_texts
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.maintenance.checking import size_of
-from rest_local.retrieval.maintenance.moving import export, import_datastore
 from rest_local.retrieval.update.forgetting import forget
 
 pytestmark = pytest.mark.usefixtures("forked_builds")
@@ -76,17 +75,7 @@ def update(folder: Folder, files: Files) -> None:
     folder.update(files=files)
 
 
-def bring(folder: Folder, files: Files) -> None:
-    away = folder.path.parent.parent / "away"
-    if not away.exists():
-        build_datastore(away / "store", [folder.source], vocabulary=Bytes())
-        with (away / "x.tar").open("wb") as output:
-            export(away / "store", [away / "store"], output)
-    with (away / "x.tar").open("rb") as source:
-        import_datastore(source, folder.path, replace=True, files=files)
-
-
-WAYS: list[Work] = [other_build, rebuild, rebuild_in_processes, update, bring]
+WAYS: list[Work] = [other_build, rebuild, rebuild_in_processes, update]
 
 
 @pytest.mark.parametrize("work", WAYS)
@@ -137,7 +126,7 @@ def test_a_real_disk(tmp_path: Path) -> None:
         for number in range(10):
             folder.write(f"large{number}.py", "x = 1\n" * 20_000 + str(number))
         free = os.statvfs(disk).f_bavail
-        for work in (rebuild, update, other_build, bring):
+        for work in (rebuild, update, other_build):
             with pytest.raises(DatastoreUnwritable, match="ENOSPC"):
                 work(folder, Files())
             assert free - os.statvfs(disk).f_bavail <= 4, "pages"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from edited import texts_in
 from failpoints import Disk, put_tree
-from test_traces import WAYS, Work, secret_files, with_other_text, with_secret
+from test_traces import WAYS, Work, secret_files, with_secret
 
 from rest_local.errors import DatastoreError, DatastoreNotFound
 from rest_local.retrieval.files import Files
@@ -17,7 +17,7 @@ from rest_local.retrieval.format import MANIFEST
 from rest_local.retrieval.staging import clear
 
 Texts = dict[str, str] | None
-POWER = ["import", "import over another", "repair", "repair of a manifest", "merge", "removal"]
+POWER = ["repair", "repair of a manifest", "merge", "removal"]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_any_power_cut_leaves_a_whole_commit(base: Path, way: str) -> None:
     disk, home, work = cut(base, way)
     after = base / "after"
     old: Texts | str = "damaged" if "repair" in way else None
-    if way in ("import over another", "merge", "removal"):
+    if way in ("merge", "removal"):
         WAYS[way][0](base / "old")
         old = texts_or_none(base / "old")
     new, seen = texts_or_none(home), []
@@ -79,14 +79,11 @@ def test_any_power_cut_leaves_a_whole_commit(base: Path, way: str) -> None:
     assert seen[-1] == new
 
 
-@pytest.mark.parametrize("way", ["import over another", "repair"])
-def test_a_sync_that_the_disk_did_not_do_is_no_wrong_text(base: Path, way: str) -> None:
+def test_a_sync_that_the_disk_did_not_do_is_no_wrong_text(base: Path) -> None:
     """No protocol survives that. But what is there is the old or the new text, or is found to be damaged."""
+    way = "repair"
     syncs, noticed = cut(base, way)[0].syncs, 0
     old = new = texts_or_none(base / "cut-0")
-    if way == "import over another":
-        with_other_text(base / "old")
-        old = texts_or_none(base / "old")
     after, seen = base / "after", set()
     for lost in range(1, syncs + 1):
         disk, home, _ = cut(base, way, lost)

@@ -164,14 +164,12 @@ def test_what_killed_processes_left_is_deleted(store):
     left = [
         store / f"staging-{'1' * 16}",
         store.parent / f".removed-{'3' * 16}",
-        store.parent / f".importing-{'2' * 16}",
     ]
     for directory in left:
         directory.mkdir()
         (directory / "lock").touch()
     (left[0] / "inside").mkdir()
     (left[0] / "inside" / "plan.json").touch()
-    (left[2] / MANIFEST).touch()
     before = read_manifest(store)
     plans = repaired(store)
     assert sum(len(planned.left) for planned in plans) == len(orphans(store)) + len(left) + 5

@@ -3,7 +3,6 @@
 Looked for are the text and its tokens, in both directions and all widths, in every byte of every file (`traces`).
 """
 
-import io
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -27,11 +26,9 @@ from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files, locked
 from rest_local.retrieval.format import MANIFEST, file_name
 from rest_local.retrieval.history import History, forget_history, history_home, list_histories
-from rest_local.retrieval.home import indexes, read_manifest
+from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.maintenance.checking import look, plan, repair
-from rest_local.retrieval.maintenance.moving import export, import_datastore
 from rest_local.retrieval.staging import clear, remove, staging
-from rest_local.retrieval.update import pruning
 from rest_local.retrieval.update.forgetting import forget, names_in
 from rest_local.retrieval.update.merging import merge
 from rest_local.retrieval.update.updating import add, update
@@ -69,11 +66,6 @@ def _merge(home: Path, files: Files) -> None:
 
 def _forget(home: Path, files: Files) -> None:
     forget(home / "store", {str(home.parent / SOURCE / NAME)}, files=files)
-
-
-def _import(home: Path, files: Files) -> None:
-    data = (home.parent / "export.tar").read_bytes()
-    import_datastore(io.BytesIO(data), home / "store", replace=True, files=files)
 
 
 def _repair(home: Path, files: Files) -> None:
@@ -135,8 +127,6 @@ WAYS: dict[str, tuple[Callable[[Path], None], Work]] = {
     "merge": (with_secret, _merge),
     "rebuild": (with_secret, _build),
     "forget": (with_secret, _forget),
-    "import": (nothing, _import),
-    "import over another": (with_other_text, _import),
     "repair": (damaged, _repair),
     "removal": (with_secret, _remove),
     "watch": (with_other_text, _watch),
@@ -149,16 +139,13 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def secret_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files, one of them secret, and an export of a datastore of them."""
+    """Make files, one of them secret."""
     set_small(monkeypatch.setattr)
     source = tmp_path / SOURCE
     source.mkdir()
     for name, text in (("a.py", "alpha " * 20), (NAME, SECRET), ("z.py", "omega " * 20)):
         (source / name).write_text(text)
         os.utime(source / name, (1e9, 1e9))
-    _build(tmp_path / "exported", Files())
-    with (tmp_path / "export.tar").open("wb") as output:
-        export(tmp_path / "exported" / "store", indexes(tmp_path / "exported" / "store"), output)
     return tmp_path
 
 
@@ -206,7 +193,7 @@ def test_a_watch_that_was_killed_at_any_step_goes_on(base: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "way"),
-    [("list", "import"), ("list", "removal"), ("list", "update and merge"), ("update", "import over another")],
+    [("list", "removal"), ("list", "update and merge"), ("update", "update and merge")],
 )
 def test_other_commands_clear_as_well(base: Path, way: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a dead writer left is gone after `list` or an update: what there is, a commit names."""
@@ -228,25 +215,22 @@ def test_other_commands_clear_as_well(base: Path, way: str, command: str, monkey
 
 
 def test_what_a_living_writer_uses_stays(base: Path) -> None:
-    """An import that is received, an update that is staged, and segments that are about to be committed."""
+    """An update that is staged, and segments that are about to be committed."""
     home = base / "home"
     with_secret(home)
-    store, place = home / "store", home / f".importing-{'1' * 16}"
-    place.mkdir()
+    store = home / "store"
     segment = file_name("2" * 16, "tokens")
-    with locked(place), staging(store, Files()) as staged:
-        for folder in (place, staged):
-            (folder / segment).write_bytes(b"in use")
+    with staging(store, Files()) as staged:
+        (staged / segment).write_bytes(b"in use")
         with locked(store):
             (store / segment).write_bytes(b"in use")
             clear(store, everything=True)
             assert (store / segment).exists()
         clear(store, everything=True)
         assert not (store / segment).exists()
-        assert (place / segment).exists()
+        assert (staged / segment).exists()
         assert (staged / segment).exists()
     clear(store)
-    assert not place.exists()
     assert not staged.exists()
 
 
@@ -257,7 +241,6 @@ def left_by_dead_writers(store: Path) -> list[Path]:
         store / tokens,
         store / f"staging-{'1' * 16}" / tokens,
         store / f"staging-{'2' * 16}" / "plan.json",
-        store.parent / f".importing-{'1' * 16}" / tokens,
         store.parent / f".removed-{'1' * 16}" / tokens,
     ]
     for path in left:
@@ -266,7 +249,7 @@ def left_by_dead_writers(store: Path) -> list[Path]:
     return left
 
 
-@pytest.mark.parametrize("way", ["forget", "prune", "merge", "add", "build"])
+@pytest.mark.parametrize("way", ["forget", "merge", "add", "build"])
 def test_every_writer_clears_before_it_writes(base: Path, way: str) -> None:
     """So that a full disk has room again: the first new file comes when all that is gone."""
     home = base / "home"
@@ -281,7 +264,6 @@ def test_every_writer_clears_before_it_writes(base: Path, way: str) -> None:
 
     work: dict[str, Callable[[], object]] = {
         "forget": lambda: forget(home / "store", {str(base / SOURCE / "a.py")}, files=First()),
-        "prune": lambda: pruning.prune(home / "store", pruning.Target(seen=2), files=First(), dry=True),
         "merge": lambda: merge(home / "store", files=First()),
         "add": lambda: _add(home, First()),
         "build": lambda: _build(home, First()),

@@ -8,7 +8,6 @@ before a random file operation, or after a random time. Then the datastore must 
 for the commit before the change or after it. Sometimes two children change it at once, in either order.
 """
 
-import io
 import os
 import random
 import re
@@ -36,17 +35,14 @@ from failpoints import Named
 
 from rest_local.errors import DatastoreLocked
 from rest_local.retrieval.building.indexing import build_datastore
-from rest_local.retrieval.datastore import Datastore
 from rest_local.retrieval.files import Files
 from rest_local.retrieval.format import VocabularyId, file_name
 from rest_local.retrieval.home import read_manifest
 from rest_local.retrieval.maintenance.checking import look, plan, repair
-from rest_local.retrieval.maintenance.moving import export, import_datastore
 from rest_local.retrieval.sources import Walk, from_recipe
 from rest_local.retrieval.update import watching
 from rest_local.retrieval.update.forgetting import forget
 from rest_local.retrieval.update.merging import merge
-from rest_local.retrieval.update.pruning import Target, prune
 from rest_local.retrieval.update.updating import add, add_sources, roots_of, update
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "10000"))
@@ -103,7 +99,6 @@ class Chain:
             self.edit(self.other)
         self.run(self.build(), Files())
         self.state = state_of(self.path)
-        self.export()
 
     def text(self) -> str:
         """A new text, which never was in the datastore before."""
@@ -121,12 +116,6 @@ class Chain:
                 self.folder.clock += 10
                 os.utime(file, (self.folder.clock, self.folder.clock))
         (source / "always.py").write_text("always")
-
-    def export(self) -> None:
-        """Keep the present commit to import it later."""
-        output = io.BytesIO()
-        export(self.path, [self.path], output)
-        self.exported, self.kept = output.getvalue(), self.state
 
     # The changes
 
@@ -178,26 +167,6 @@ class Chain:
     def merge(self) -> Change:
         return Change("merge", lambda path, files: merge(path, everything=True, files=files), lambda state: state)
 
-    def prune(self) -> Change:
-        """The model is a prune of a copy."""
-        with Datastore.open(self.path) as store:
-            target = Target(size=1000 + int(store.info()["bytes"] * self.draw.uniform(0.5, 1.0)))
-        copy = self.path.with_name("copy")
-        shutil.copytree(self.path, copy)
-        prune(copy, target)
-        left = state_of(copy)
-        shutil.rmtree(copy)
-        assert left.texts <= self.state.texts
-        return Change("prune", lambda path, files: prune(path, target, files=files), lambda _: left)
-
-    def put_back(self) -> Change:
-        data, kept = self.exported, self.kept
-        return Change(
-            "import",
-            lambda path, files: import_datastore(io.BytesIO(data), path, replace=True, files=files),
-            lambda _: kept,
-        )
-
     def watch(self) -> Change:
         """A watch that sees one event, and ends: a full update."""
         model = self.update().model
@@ -214,11 +183,10 @@ class Chain:
 
         return Change("watch", work, model)
 
-    def any(self, alone: bool = True) -> Change:
-        """Any change. alone: no other writer may change what the model of it supposes."""
+    def any(self) -> Change:
+        """Return any change."""
         often = [self.update, self.add, self.add_sources, self.forget, self.merge, self.watch]
-        kinds = [*often, *often, self.put_back, self.build, *([self.prune] if alone else ())]
-        return self.draw.choice(kinds)()
+        return self.draw.choice([*often, *often, self.build])()
 
     # Doing them
 
@@ -256,7 +224,7 @@ class Chain:
         self.edit(self.folder.source if self.draw.random() < 0.7 else self.other)
         mode = self.draw.random()
         if mode < 0.15:
-            changes = [self.any(alone=False), self.any(alone=False)]
+            changes = [self.any(), self.any()]
         else:
             changes = [self.any()]
         files = [self.killed(change) if mode < 0.8 else Files() for change in changes]
@@ -321,14 +289,13 @@ class Chain:
         change = self.any()
         self.run(change, Files())
         self.check([change], [0])
-        for last in (self.put_back, self.update, self.add):
+        for last in (self.update, self.add):
             change = last()
             self.run(change, Files())
             self.check([change], [0])
         plans = {place.name for place in self.path.glob("staging-*/plan.json")}
         assert not left_over(self.path) or plans
         assert list(self.path.parent.glob(".*")) == []
-        self.export()
         self.forget_everything_old()
 
     def forget_everything_old(self) -> None:

@@ -1,4 +1,4 @@
-"""`index build`, `rebuild`, `prune` and `recipes`, and the options that say which text an index is built from."""
+"""`index build`, `rebuild` and `recipes`, and the options that say which text an index is built from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import click
 from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.index import group
-from rest_local.cli.index.group import index, indexes_of, model_option, path_of, replace_option, vocabulary_option
+from rest_local.cli.index.group import index, model_option, replace_option
 from rest_local.cli.options import jobs_option, memory_option, ray_option
 from rest_local.cli.sections import option, with_options
 from rest_local.cli.terminal import columns, counted, json_option, print_json, without_messages_of_ray
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rest_local.retrieval.building.indexing import Built
     from rest_local.retrieval.format import Manifest
     from rest_local.retrieval.sources.source import Render, Source
-    from rest_local.retrieval.update.pruning import Pruned, Target
 
 _source = partial(option, configurable=False)
 _sources = partial(_source, multiple=True, shell_complete=completion.paths)
@@ -174,48 +173,6 @@ def recipes(as_json: bool) -> None:
     return click.echo("\n".join(columns(rows)))
 
 
-prune_option = option(
-    "--prune seen:N|SIZE", "Then keep what matters most, as `index prune` does, such as seen:2.", configurable=False
-)
-
-
-@index.command()
-@click.argument("name", shell_complete=completion.datastores)
-@click.argument("target", metavar="seen:N|SIZE")
-@vocabulary_option
-@option("--dry-run", "Only say what would be left.", configurable=False)
-@json_option
-def prune(name: str, target: str, vocabulary: str | None, dry_run: bool, as_json: bool) -> None:
-    """Make a datastore smaller: keep the files with the most common contexts.
-
-    seen:2 keeps files until every context that occurs twice is in one of them, and 200MB keeps that much for each
-    vocabulary. A context is 4 tokens and what follows them. `index update` and `index rebuild` bring the other files
-    back.
-    """
-    from rest_local.retrieval.home import read_manifest
-    from rest_local.retrieval.update.pruning import Target
-    from rest_local.retrieval.update.pruning import prune as prune_documents
-
-    meant = Target.parse(target)
-    rows = []
-    for directory in indexes_of(name, vocabulary):
-        identity = read_manifest(directory).vocabulary
-        pruned = prune_documents(path_of(name), meant, vocabulary_hash=identity.hash, dry=dry_run)
-        rows.append({"vocabulary": identity.name, **pruned.to_dict()})
-        if not as_json:
-            click.echo(described(pruned, "would be left" if dry_run else "left"))
-    if as_json:
-        print_json({"path": str(path_of(name)), "target": str(meant), "dry_run": dry_run, "indexes": rows})
-
-
-def described(pruned: Pruned, left: str = "left") -> str:
-    (documents, kept), (tokens, kept_tokens), (size, kept_size) = pruned.documents, pruned.tokens, pruned.bytes
-    return (
-        f"{left}: {kept:,} of {documents:,} files, {kept_tokens:,} of {tokens:,} tokens, "
-        f"{in_bytes(kept_size)} of {in_bytes(size)}"
-    )
-
-
 @index.command()
 @source_options
 @option(
@@ -228,22 +185,18 @@ def described(pruned: Pruned, left: str = "left") -> str:
 @memory_option
 @jobs_option
 @ray_option
-@prune_option
 @replace_option
 @json_option
-def build(name: str | None, model: str | None, prune: str | None, replace: bool, as_json: bool, **given: Any) -> None:
+def build(name: str | None, model: str | None, replace: bool, as_json: bool, **given: Any) -> None:
     """Index the text files below PATH... and other text for one model's vocabulary.
 
     Hidden, git-ignored, binary, oversized and minified files are skipped, and so is text that looks like secrets.
     Indexes for other vocabularies stay. PATH may also be FILE:FIELD, as in --text, or - for the standard input.
     """
-    from rest_local.retrieval.update.pruning import Target
-
-    target = None if prune is None else Target.parse(prune)
     how = {what: given.pop(what) for what in ("memory", "jobs", "ray")}
     chosen = chosen_sources(**given)
     path = group.model_path(model)
-    _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, replace, as_json, target, **how)
+    _build(name or chosen.name or "default", path, chosen.sources, chosen.recorded, replace, as_json, **how)
 
 
 @index.command()
@@ -275,7 +228,6 @@ def _build(
     fields: Mapping[str, str],
     replace: bool,
     as_json: bool,
-    target: Target | None = None,
     *,
     memory: int | None,
     jobs: int | None,
@@ -283,7 +235,6 @@ def _build(
 ) -> None:
     from rest_local.retrieval.building.cluster import Cluster
     from rest_local.retrieval.building.indexing import build_from_sources
-    from rest_local.retrieval.update.pruning import prune as prune_documents
 
     recipe = {**fields, "model": str(model.absolute())}
     with group.open_vocabulary(model) as vocabulary:
@@ -303,10 +254,7 @@ def _build(
                 jobs=jobs or os.cpu_count() or 1,
                 cluster=cluster,
             )
-        pruned = None
-        if target is not None:
-            pruned = prune_documents(path_of(name), target, vocabulary_hash=vocabulary.hash)
-    _report(built, time.perf_counter() - began, as_json, pruned)
+    _report(built, time.perf_counter() - began, as_json)
 
 
 def renderer(path: Path, sources: Sequence[Source]) -> Render | None:
@@ -343,16 +291,14 @@ def _about(manifest: Manifest) -> str:
     return f"{tokens:,} tokens{f' of {what}' if what else ''}, built {manifest.created[:10]}"
 
 
-def _report(built: Built, seconds: float, as_json: bool, pruned: Pruned | None) -> None:
+def _report(built: Built, seconds: float, as_json: bool) -> None:
     if as_json:
         fields = {**built.to_dict(), "seconds": round(seconds, 3)}
-        return print_json(fields if pruned is None else {**fields, "pruned": pruned.to_dict()})
+        return print_json(fields)
     click.echo(
         f"{built.path}: {built.tokens:,} tokens of {counted(built.documents, 'file')}, {in_bytes(built.bytes)}, "
         f"in {seconds:.1f} s; skipped: {built.skipped.summary()}"
     )
-    if pruned is not None:
-        click.echo(described(pruned))
     for secret in built.skipped.secrets:
         click.echo(f"looks like it holds a secret, left out (--allow-secrets takes it): {secret}")
     for other in _others(built):

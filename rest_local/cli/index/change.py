@@ -1,13 +1,10 @@
-"""`index add`, `update`, `merge`, `forget`, `remove`, `export` and `import`."""
+"""`index add`, `update`, `forget` and `remove`."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +14,11 @@ from rest_local.catalog.quantization import in_bytes
 from rest_local.cli import completion, terminal
 from rest_local.cli.history import keeps_answers_or_prompts
 from rest_local.cli.index import group
-from rest_local.cli.index.build import chosen_sources, described_sources, renderer, source_options
+from rest_local.cli.index.build import chosen_sources, renderer, source_options
 from rest_local.cli.index.group import index, indexes_of, info_of, model_option, path_of, vocabulary_option, yes_option
 from rest_local.cli.sections import option
 from rest_local.cli.terminal import counted, json_option, print_json, warn
-from rest_local.errors import DatastoreError, DatastoreNotFound, InputInvalid, OptionError, printable
+from rest_local.errors import DatastoreError, DatastoreNotFound, OptionError, printable
 
 if TYPE_CHECKING:
     from rest_local.llama.vocabulary import Vocabulary
@@ -122,36 +119,6 @@ def _report(name: str, row: dict[str, Any]) -> None:
     click.echo(printable(f"{name} ({row['vocabulary']}): {done}; {held}, in {row['seconds']:.1f} s"))
     for secret in row["secrets"]:
         click.echo(f"looks like it holds a secret, left out: {secret}")
-
-
-@index.command()
-@click.argument("name", shell_complete=completion.datastores)
-@vocabulary_option
-@json_option
-def merge(name: str, vocabulary: str | None, as_json: bool) -> None:
-    """Rewrite a datastore's segments as few, without deleted text. An update merges by itself when it is due."""
-    from rest_local.retrieval.home import read_manifest
-    from rest_local.retrieval.update.merging import merge
-
-    rows = []
-    for directory in indexes_of(name, vocabulary):
-        before, began = read_manifest(directory), time.perf_counter()
-        known = before.vocabulary.hash
-        with terminal.build_bar(as_json) as progress:
-            after = merge(path_of(name), vocabulary_hash=known, everything=True, progress=progress) or before
-        old, new = len(before.segments), len(after.segments)
-        large, small = (
-            sum(file.size for segment in each.segments for file in segment.files.values()) for each in (before, after)
-        )
-        seconds, about = round(time.perf_counter() - began, 3), before.vocabulary.name
-        rows.append({"vocabulary": about, "segments": [old, new], "bytes": [large, small], "seconds": seconds})
-        if not as_json:
-            done = f"{old} segments are {new} now, {in_bytes(large)} are {in_bytes(small)}, in {seconds:.1f} s"
-            if (old, large) == (new, small):
-                done = f"nothing to merge; {counted(new, 'segment')}, {in_bytes(small)}"
-            click.echo(printable(f"{name} ({about}): {done}"))
-    if as_json:
-        print_json({"name": name, "path": str(path_of(name)), "indexes": rows})
 
 
 _SHOWN = 10
@@ -316,84 +283,3 @@ def _held(directory: Path) -> str:
     except DatastoreError:
         return "damaged"
     return f"{row['vocabulary']['name']}: {row['tokens']:,} tokens, {in_bytes(row['bytes'])}"
-
-
-@index.command()
-@click.argument("name", shell_complete=completion.datastores)
-@click.argument("target", required=False, metavar="[FILE|-]", shell_complete=completion.paths)
-@option(
-    "-o --output FILE|-",
-    "The same as the argument FILE.  [default: NAME.tar]",
-    to="file",
-    shell_complete=completion.paths,
-)
-@vocabulary_option
-@option("--without-recipe", "Leave out the paths that the text came from.", configurable=False)
-@option("--replace", "Replace an existing file.", configurable=False)
-@json_option
-def export(
-    name: str,
-    target: str | None,
-    file: str | None,
-    vocabulary: str | None,
-    without_recipe: bool,
-    replace: bool,
-    as_json: bool,
-) -> None:
-    """Write a datastore into one file with a checksum, for another machine.
-
-    The file has the text as token ids and the names of the documents, also without its recipe. It is a tar archive, not
-    compressed. To send it: `rest-local index export NAME - | ssh HOST rest-local index import -`.
-    """
-    from rest_local.retrieval.maintenance.moving import export, export_file
-
-    if target is not None and file is not None:
-        raise click.UsageError("FILE and --output are the same; give one of them")
-    file = target or file
-    path, directories = path_of(name), indexes_of(name, vocabulary)
-    if file == "-":
-        if sys.stdout.isatty():
-            raise OptionError("the standard output is a terminal; give a file, or pipe it to a program")
-        output = sys.stdout.buffer
-        moved = export(path, directories, output, recipe=not without_recipe)
-        output.flush()
-    else:
-        output_file = Path(file or f"{path.name}.tar").expanduser()
-        moved = export_file(path, directories, output_file, recipe=not without_recipe, overwrite=replace)
-    told = "the standard output" if file == "-" else str(output_file)
-    if as_json:
-        return click.echo(json.dumps({**moved.to_dict(), "file": told}), err=file == "-")
-    return click.echo(f"{path}: {moved.tokens:,} tokens, {in_bytes(moved.bytes)}, in {told}", err=file == "-")
-
-
-@index.command(name="import")
-@click.argument("file", metavar="FILE|-", shell_complete=completion.paths)
-@option("-o --output NAME", "Name or path.  [default: the name that it had]", to="name")
-@option("--replace", "Replace what the datastore has for these vocabularies.", configurable=False)
-@json_option
-def import_(file: str, name: str | None, replace: bool, as_json: bool) -> None:
-    """Make a datastore from a file of `index export`, or from the standard input for -.
-
-    Everything is checked before anything is visible. With --replace, indexes for other vocabularies stay.
-    """
-    from rest_local.retrieval.maintenance.moving import import_datastore
-
-    if file == "-":
-        moved = import_datastore(sys.stdin.buffer, name, replace=replace)
-    else:
-        try:
-            source = Path(file).expanduser().open("rb")
-        except OSError as error:
-            raise InputInvalid("export", file, f"{error.strerror or error}; give a file of `index export`") from error
-        with source:
-            moved = import_datastore(source, name, replace=replace, label=file)
-    sources = list(dict.fromkeys(chain.from_iterable(described_sources(each.recipe) for each in moved.manifests)))
-    if as_json:
-        return print_json({**moved.to_dict(), "sources": sources})
-    held = ", ".join(manifest.vocabulary.name for manifest in moved.manifests)
-    click.echo(printable(f"{moved.path}: {moved.tokens:,} tokens for {held}, {in_bytes(moved.bytes)} read"))
-    if moved.also:
-        click.echo(printable(f"for vocabulary {', '.join(moved.also)} it still holds what it held"))
-    if sources:
-        click.echo(printable(f"`rest-local index update` and `rebuild` will read here: {', '.join(sources)}"))
-    return None

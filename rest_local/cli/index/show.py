@@ -1,9 +1,9 @@
-"""`index info`, `list`, `search`, `stats` and `check`."""
+"""`index info`, `list`, `search` and `check`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +22,7 @@ from rest_local.cli.index.group import (
     vocabulary_option,
 )
 from rest_local.cli.sections import option
-from rest_local.cli.terminal import age, columns, counted, json_option, print_json
+from rest_local.cli.terminal import columns, counted, json_option, print_json
 from rest_local.errors import DatastoreError, DatastoreNotFound, printable
 
 if TYPE_CHECKING:
@@ -166,51 +166,6 @@ def _search(store: Datastore, vocabulary: Vocabulary, text: str) -> dict[str, An
             for text in sorted(weights, key=lambda text: -weights[text])[:CONTINUATIONS]
         ],
     }
-
-
-@index.command()
-@click.argument("name", shell_complete=completion.datastores)
-@vocabulary_option
-@option("--changes", "Look at every recorded file, and count those that look changed.")
-@json_option
-def stats(name: str, vocabulary: str | None, changes: bool, as_json: bool) -> None:
-    """Show a datastore in numbers: files, tokens, segments, bytes, duplicates and deleted text.
-
-    Tokens are shown for the ten largest folders, extensions and files.
-    """
-    from rest_local.retrieval.maintenance.statistics import statistics
-
-    found = [statistics(directory, changes=changes) for directory in indexes_of(name, vocabulary)]
-    if as_json:
-        return print_json({"name": name, "indexes": found})
-    return click.echo("\n\n".join("\n".join((*columns([*_facts(one)]), *_largest(one))) for one in found))
-
-
-def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    vocabulary, dead, sizes = found["vocabulary"], found["dead"], dict(found["bytes"])
-    everything = sizes.pop("all")
-    kinds = ", ".join(f"{kind} {in_bytes(size)}" for kind, size in sizes.items())
-    ago = "" if found["age_s"] is None else f", {age(found['age_s'])} ago"
-    yield "path", str(found["path"])
-    yield "vocabulary", f"{vocabulary['name']}, {vocabulary['size']:,} ids, {vocabulary['hash'][:12]}"
-    yield "commit", f"{found['revision']}, {found['created']}{ago}"
-    yield from (("source", source) for source in described_sources(found["recipe"]))
-    yield "files", f"{found['files']:,}, {found['duplicates']:,} of them duplicates"
-    yield "documents", f"{found['documents']:,}, and {dead['documents']:,} deleted ones that wait for a merge"
-    yield "tokens", f"{found['tokens']:,}, and {dead['tokens']:,} deleted ones"
-    yield "bytes", f"{in_bytes(everything)}, {found['bytes_a_token']:.2f} a token: {kinds}"
-    for tier in found["tiers"]:
-        size = f"up to {tier['up_to']:,} tokens" if tier["up_to"] else "larger"
-        yield "segments", f"{tier['segments']} {size}: {tier['tokens']:,} tokens"
-    if "changed" in found:
-        yield "since then", ", ".join(f"{count:,} {what}" for what, count in found["changed"].items())
-
-
-def _largest(found: Mapping[str, Any]) -> Iterator[str]:
-    for title, key in (("folders", "folders"), ("extensions", "extensions"), ("files", "largest")):
-        yield f"largest {title}"
-        for row in found[key]:
-            yield printable(f"{row['tokens']:>15,} {row['tokens'] / found['tokens']:6.1%}  {row['name']}")
 
 
 @index.command()

@@ -1,1 +1,1 @@
-"""Check, repair and describe an index, and move it between machines."""
+"""Check and repair an index."""

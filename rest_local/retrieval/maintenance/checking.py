@@ -34,10 +34,10 @@ from rest_local.retrieval.files import Files, digest_of, is_held, locked, unwrit
 from rest_local.retrieval.format import MANIFEST, Manifest, SegmentEntry, VocabularyId, file_name, owns
 from rest_local.retrieval.home import folders, read_manifest, stagings
 from rest_local.retrieval.rows import MAX_DEPTH, MAX_MATCH, PADDING, from_big_endian, order_of, width_of
-from rest_local.retrieval.staging import IMPORTING, delete, delete_unnamed, leftovers
+from rest_local.retrieval.staging import delete, delete_unnamed, leftovers
 
 # These kinds of faults are only leftovers of killed processes. They take room and do no harm.
-LEFT = ("orphan", "staging", "removed", "importing")
+LEFT = ("orphan", "staging", "removed")
 
 _SAMPLE = 1000
 _ATTEMPTS = 5
@@ -254,8 +254,7 @@ def _removed(directory: Path) -> Iterator[Fault]:
     """Yield leftovers of killed removals and imports in a directory."""
     for path in leftovers(directory):
         if not is_held(path):
-            kind, what = ("importing", "an import") if path.name.startswith(IMPORTING) else ("removed", "a removal")
-            yield Fault(directory, path.name, kind, f"is of {what} that was killed", bytes=size_of(path))
+            yield Fault(directory, path.name, "removed", "is of a removal that was killed", bytes=size_of(path))
 
 
 def size_of(directory: Path) -> int:
@@ -345,7 +344,7 @@ def repair(planned: RepairPlan, *, files: Files | None = None) -> None:
         with unwritable(path):
             if fault.kind == "removed" and path.exists():
                 delete(path, files)
-            elif fault.kind in ("staging", "importing") and path.exists():
+            elif fault.kind == "staging" and path.exists():
                 with contextlib.suppress(DatastoreLocked), locked(path):  # a process may have taken it up
                     files.unlink_tree(path)
 
