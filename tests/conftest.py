@@ -79,7 +79,7 @@ SLOW = (
     "llama/test_special", "planning/test_draft_model_queries", "planning/test_rests", "planning/test_trigger",
     "retrieval/test_any_edits", "retrieval/test_datastore.py", "retrieval/test_full_disk", "retrieval/test_moving",
     "retrieval/test_power", "retrieval/test_traces", "retrieval/test_updating_faults",
-    "test_sandbox",
+    "test_gpu_check", "test_sandbox",
 )  # fmt: skip
 
 
