@@ -1,9 +1,9 @@
 """The tools of a request to the Responses API: what the model is offered, and which tool a call then means.
 
 Chat templates know functions with JSON arguments only, so every tool is offered as one (docs/howto/responses.md). The
-call of a `custom` tool is text: it becomes a function with one argument, `input`, and a grammar enforces its format if
-that can be written as one regular expression (`expression_of`). Tools that OpenAI's servers run are left out if the
-model can answer without them, and refused if the client depends on their results.
+call of a `custom` tool is text: it becomes a function with one argument, `input`. The model is told its format, and a
+forced call keeps it if it is a regular expression. Tools that OpenAI's servers run are left out if the model can answer
+without them, and refused if the client depends on their results.
 """
 
 from __future__ import annotations
@@ -230,10 +230,9 @@ def schema_of_text(wanted: Mapping[str, Any], place: str) -> tuple[dict[str, Any
     if syntax not in ("lark", "regex"):
         raise wrong(f"{place}.syntax", 'give "lark" or "regex"')
     note = f"The argument `input` is the text of the call. It must match this {syntax} grammar:\n{definition}"
-    expression = definition if syntax == "regex" else expression_of(definition)
-    if expression is None:
+    if syntax == "lark":
         return plain, note, False
-    return plain | {"pattern": f"^(?:{expression})$"}, note, True
+    return plain | {"pattern": f"^(?:{definition})$"}, note, True
 
 
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
@@ -301,119 +300,3 @@ def _decoded(text: str) -> str:
         return encodable(json.loads(f'"{text}"', strict=False))
     except ValueError:  # an escape that JSON lacks, such as \d
         return text
-
-
-MAX_CHARACTERS = 20_000  # limits grammar and expression, which repeats a rule wherever it is used
-_COMMON = {
-    "LF": r"\n",
-    "CR": r"\r",
-    "NEWLINE": r"(?:\r?\n)+",
-    "WS": r"[ \t\f\r\n]+",
-    "WS_INLINE": r"[ \t]+",
-    "DIGIT": "[0-9]",
-    "HEXDIGIT": "[0-9a-fA-F]",
-    "INT": "[0-9]+",
-    "NUMBER": r"[0-9]+(?:\.[0-9]+)?",
-    "LETTER": "[a-zA-Z]",
-    "LCASE_LETTER": "[a-z]",
-    "UCASE_LETTER": "[A-Z]",
-    "WORD": "[a-zA-Z]+",
-    "CNAME": "[a-zA-Z_][a-zA-Z0-9_]*",
-    "ESCAPED_STRING": r'"(?:[^"\\\n]|\\.)*"',
-}
-_TOKEN = re.compile(
-    r"""(?P<rule>^[ \t]*[!?]?(?P<named>[_a-zA-Z]\w*)(?:\.-?\d+)?[ \t]*:)
-    |(?P<skipped>[ \t]+|[\r\n]|//[^\n]*|->[ \t]*\w+)
-    |(?P<range>"(?P<first>(?:[^"\\\n]|\\.)*)"[ \t]*\.\.[ \t]*"(?P<last>(?:[^"\\\n]|\\.)*)")
-    |(?P<string>"(?P<text>(?:[^"\\\n]|\\.)*)"(?P<any_case>i?))
-    |(?P<regex>/(?P<written>(?:[^/\\\n]|\\.)+)/(?![a-z]))
-    |(?P<repeat>[?*+]|~[ \t]*\d+(?:[ \t]*\.\.[ \t]*\d+)?)
-    |(?P<name>[_a-zA-Z]\w*)
-    |(?P<command>%[^\n]*)
-    |(?P<sign>.)""",
-    re.VERBOSE | re.MULTILINE,
-)
-_IMPORT = re.compile(r"%import\s+common\.(\w+)(?:\s*->\s*(\w+))?\s*")
-Rules = dict[str, list[re.Match[str]] | str]  # the tokens of each rule's body, or its finished expression
-
-
-class _Unread(Exception):
-    """Raised for a grammar with a feature that is not supported here."""
-
-
-def expression_of(text: str) -> str | None:
-    """Translate a grammar with a rule `start` into a regular expression without anchors, or return None."""
-    if len(text) > MAX_CHARACTERS:
-        return None
-    rules: Rules = {}
-    body: list[re.Match[str]] = []
-    try:
-        for token in _TOKEN.finditer(text):
-            if token.lastgroup == "rule":
-                body = rules[token["named"]] = []
-            elif token.lastgroup == "command":
-                found = _IMPORT.fullmatch(token[0])
-                if found is None or found[1] not in _COMMON:
-                    raise _Unread
-                rules[found[2] or found[1]] = _COMMON[found[1]]
-            elif token.lastgroup != "skipped":
-                body.append(token)
-        return _expression(rules, "start")
-    except (_Unread, RecursionError):
-        return None
-
-
-def _expression(rules: Rules, name: str) -> str:
-    """Return the expression of a rule, building it once. Raises _Unread for a rule that is unknown or recursive."""
-    body = rules.pop(name, None)  # a recursive rule does not find itself
-    if body is None:
-        raise _Unread
-    expression = rules[name] = body if isinstance(body, str) else _joined(rules, body)
-    if len(expression) > MAX_CHARACTERS:
-        raise _Unread
-    return expression
-
-
-def _joined(rules: Rules, body: Sequence[re.Match[str]]) -> str:
-    """Join the tokens of a rule. Lark and expressions differ only in square brackets and in the number after `~`."""
-    parts: list[str] = []
-    closing: list[str] = []
-    repeatable = False  # True after a token that may be repeated
-    for token in body:
-        kind, sign, was_repeatable = token.lastgroup, token[0], repeatable
-        repeatable = sign in (")", "]") or kind in ("range", "string", "regex", "name")
-        if kind == "range":
-            parts.append(f"[{re.escape(_plain(token['first']))}-{re.escape(_plain(token['last']))}]")
-        elif kind == "string":
-            parts.append(f"(?{'i' * bool(token['any_case'])}:{re.escape(_plain(token['text']))})")
-        elif kind == "regex":
-            parts.append(f"(?:{token['written']})".replace(r"\/", "/"))
-        elif kind == "name":
-            parts.append(f"(?:{_expression(rules, sign)})")
-        elif kind == "repeat" and was_repeatable:
-            times = "".join(sign[1:].split()).replace("..", ",")
-            parts.append(f"{{{times}}}" if times else sign)
-        elif sign in ("(", "["):
-            parts.append("(?:" if sign == "(" else "(?:(?:")
-            closing.append(")" if sign == "(" else "]")
-        elif closing and sign == closing[-1]:
-            parts.append(")" if closing.pop() == ")" else ")?)")
-        elif sign == "|":
-            parts.append("|")
-        else:
-            raise _Unread
-    if closing:
-        raise _Unread
-    return "".join(parts)
-
-
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
-
-
-def _plain(text: str) -> str:
-    def one(found: re.Match[str]) -> str:
-        if found[1] not in _ESCAPES:
-            raise _Unread
-        return _ESCAPES[found[1]]
-
-    return re.sub(r"\\(.)", one, text)

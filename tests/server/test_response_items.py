@@ -1,7 +1,6 @@
 """Items of the Responses API: what becomes which message, texts of custom tools, and items that nobody expects."""
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -12,12 +11,11 @@ from pydantic import ValidationError
 from rest_local.api.bodies import NamedFunction, NamedTool
 from rest_local.api.errors import ApiError
 from rest_local.api.response_storage import ResponseStorage
-from rest_local.api.response_tools import InputText, Toolbox, expression_of
+from rest_local.api.response_tools import InputText, Toolbox
 from rest_local.api.responses import ResponseBody, TranslatedRequest, seal, unseal
 from rest_local.api.responses_answer import Writer
 from rest_local.chat.tools import CallArguments, CallStart, Content, Reasoning
 from rest_local.errors import OptionError
-from rest_local.grammar import json_schema
 from rest_local.llama.options import Sampling
 
 USER = {"role": "user", "content": "Hi"}
@@ -127,6 +125,13 @@ def test_the_text_of_a_custom_call_keeps_its_expression() -> None:
     (tool,) = turn(USER, tools=[{"type": "custom", "name": "list", "format": form}]).chat.tools or ()
     assert tool["function"]["parameters"]["properties"]["input"]["pattern"] == "^(?:add|remove)$"
     assert tool["function"]["strict"] is True
+
+
+def test_the_model_is_told_a_lark_grammar_of_a_custom_call() -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "add" | "remove"'}
+    (tool,) = turn(USER, tools=[{"type": "custom", "name": "list", "format": form}]).chat.tools or ()
+    assert form["definition"] in tool["function"]["description"]
+    assert "strict" not in tool["function"]
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
@@ -303,83 +308,3 @@ def test_any_items_are_a_chat_or_an_error_with_a_place(items: Any, tools: Any, c
     assert made.chat.messages
     assert len(made.places) == len(made.chat.messages)
     json.dumps(made.response("demo", Sampling(), "completed"))
-
-
-# ---- Lark grammars as regular expressions --------------------------------------------------------------------------
-
-
-PATCH = r"""
-// an edit of files
-start: begin hunk+ end
-begin: "*** Begin" LF
-end: "*** End" LF?
-?hunk: "*** Add: " name LF added+   -> add
-     | "*** Delete: " name LF       -> delete
-name: /(.+)/
-added.2: "+" /(.*)/ LF -> line
-%import common.LF
-"""
-MATCHES = [
-    ('start: "a"', ["a"], ["", "b", "aa"]),
-    ('start: "a" "b"?', ["a", "ab"], ["b", "abb"]),
-    ('start: ("a" | "b")* "c"', ["c", "abac"], ["", "ab", "cc"]),
-    ('start: "a" | "b" "c"', ["a", "bc"], ["ac", "b"]),
-    ('start: ["a"] "b"', ["b", "ab"], ["a"]),
-    ('start: "a"~2', ["aa"], ["a", "aaa"]),
-    ('start: "a" ~ 1..3', ["a", "aaa"], ["", "aaaa"]),
-    ('start: x "-" x\nx: "a".."c" | DIGIT\n%import common.DIGIT', ["a-1", "0-c"], ["d-1", "a-"]),
-    ('start: "Yes"i', ["yes", "YES"], ["y"]),
-    (r'start: "a.\"\n\\" /\/[^\/]+/', ['a."\n\\/x'], ['ab"\n\\/x', 'a."\n\\//']),
-    ('start: N W\nN: INT\nW: /[a-z]+/\n%import common.INT', ["12ab"], ["ab", "12"]),
-    ('start: a?b\na: "a"\nb: "b"', ["b", "ab"], ["a"]),
-    ('!start: _x\n_x: "a" // the end\n', ["a"], ["b"]),
-    ('start: "a"\n     | "b"\n     | ', ["a", "b", ""], ["ab"]),
-    ("%import common.NEWLINE -> NL\nstart: NL", ["\n", "\r\n\n"], ["", "a"]),
-    (PATCH, ["*** Begin\n*** Add: a b\n+x\n+\n*** Delete: c\n*** End", "*** Begin\n*** Delete: c\n*** End\n"],
-     ["*** Begin\n*** End", "*** Begin\n*** Add: a\nx\n*** End", "*** Begin\n*** Add: \n+x\n*** End"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("grammar", "right", "wrong"), MATCHES)
-def test_an_expression_matches_what_the_grammar_derives(grammar: str, right: list[str], wrong: list[str]) -> None:
-    expression = expression_of(grammar)
-    assert expression is not None
-    for text in right:
-        assert re.fullmatch(expression, text), text
-    for text in wrong:
-        assert not re.fullmatch(expression, text), text
-    json_schema({"type": "string", "pattern": f"^(?:{expression})$"})
-
-
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        "",
-        'rule: "a"',
-        'start: "(" start? ")"',
-        "start: a\na: b\nb: a",
-        "start: missing",
-        'start: "a"\n%ignore " "',
-        "start: WORD\n%import common.SQL_COMMENT",
-        "start: x\n%import other.x",
-        'start: twice{"a"}\ntwice{x}: x x',
-        "start: /a/i",
-        'start: ("a"',
-        'start: "a")',
-        'start: ("a"]',
-        'start: "\\x41"',
-        'start: "a',
-        "start: <[1]>",
-        "start: " + "(" * 5000,
-        "start: a a\n" + "".join(f"{x}: {y} {y}\n" for x, y in zip("abcdefghijklmnop", "bcdefghijklmnopq", strict=True))
-        + 'q: "x"',
-    ],
-)  # fmt: skip
-def test_a_grammar_that_cannot_be_written_as_one_has_none(grammar: str) -> None:
-    assert expression_of(grammar) is None
-
-
-@given(st.text('start:ab "|()[]?*+~1.%/\n\\->', max_size=40))
-def test_any_text_has_an_expression_or_none(text: str) -> None:
-    expression_of(text)
-    expression_of("start: " + text)
