@@ -82,6 +82,12 @@ def names() -> list[str]:
     return [model.name for model in stored_models()]
 
 
+def name_of(path: Path) -> str:
+    """Return the name that `-m` takes for this file, or for a file outside of the stores its own without the ending."""
+    real = os.path.realpath(path)
+    return next((model.name for model in stored_models() if os.path.realpath(model.path) == real), stem_of(path.name))
+
+
 def _all() -> Iterator[StoredModel]:
     for folder in own_folders():
         for path in _model_files(folder):

@@ -40,7 +40,6 @@ MOST_LOOKED_AT = 20  # Reading a header takes up to 50 ms the first time.
 _SUGGESTED = ((12, "7B"), (6, "3B"), (3, "1.5B"), (0, "0.5B"))
 # A machine with so few processors is treated as if it had no more memory than this, since larger models are slow.
 FEW_PROCESSORS, SMALL_GB = 4, 4.0
-DRAFTING = {"tree": "trees", "chain": "chains", "none": "no"}
 
 
 @click.command(cls=SectionedCommand)
@@ -50,9 +49,9 @@ def models(as_json: bool) -> None:
 
     Looks into the cache of huggingface_hub, the stores of Ollama and LM Studio, and the folders that the environment
     names in REST_LOCAL_MODELS. MEMORY is an estimate for 4,096 tokens of context and, of a hybrid
-    or recurrent model, one slot's state with its snapshots (--rollback). DRAFTING says whether trees or only
-    chains of draft tokens can be verified, which datastores fit (`name?`: perhaps, known after the first use), and
-    whether the costs of this machine are known (estimated from a few steps, or measured).
+    or recurrent model, one slot's state with its snapshots (--rollback). DRAFTING says whether drafts can be verified,
+    which datastores fit (`name?` means perhaps, until the first use), and whether the costs of this machine are known
+    (estimated from a few steps, or measured).
     """
     from rest_local.catalog.describe import list_models
     from rest_local.catalog.stores import DEFAULT, PACKAGE
@@ -83,7 +82,7 @@ def row_of(facts: ModelFacts) -> tuple[str, ...]:
     if facts.error:
         return (printable(facts.name), f"cannot be used: {printable(facts.error)}")
     header = facts.header
-    drafting = [DRAFTING.get(header.drafting, header.drafting)]
+    drafting = ["no" if header.drafting == "none" else "yes"]
     if header.state_bytes:
         number = snapshots_of(header)
         drafting.append(f"{number} snapshots of {in_bytes(header.state_bytes)}" if number else "checkpoints")

@@ -107,11 +107,9 @@ def _blocks(lines: Sequence[str], fences: Sequence[_Fence]) -> list[Sequence[str
         elif not opened or fence.nests(opened[-1]):
             opened.append(fence)
     first, last = fences[0], fences[-1]
-    if opened:
-        if not last.ends(first) or any(map(str.strip, lines[last.line + 1 :])):
-            raise NoFile("the block of code in the answer has no end")
-        return [_between(lines, first, last)]
-    return blocks if len(blocks) == 1 else [*blocks, _between(lines, first, last)]
+    if opened and (not last.ends(first) or any(map(str.strip, lines[last.line + 1 :]))):
+        raise NoFile("the block of code in the answer has no end")
+    return blocks if len(blocks) == 1 and not opened else [*blocks, _between(lines, first, last)]
 
 
 def _between(lines: Sequence[str], begin: _Fence, end: _Fence) -> Sequence[str]:

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from rest_local.catalog.quantization import is_model_file, label_of
-from rest_local.catalog.stores import HubName, hub_cache, hub_name, model_file, projector_of, stored_models
+from rest_local.catalog.stores import HubName, hub_cache, hub_name, model_file, name_of, projector_of, stored_models
 from rest_local.errors import ModelInvalid, ModelNotFound, ModelNotHere
 
 Put = Callable[..., Path]
@@ -187,6 +187,7 @@ def test_the_default_model_is_the_file_of_its_package(default_package: Path) -> 
     assert model_file(None) == model_file("smollm2") == path
     (found,) = [model for model in stored_models() if model.store == "package"]
     assert (found.name, found.path, found.label) == ("SmolLM2", path, "Q4_1")
+    assert (name_of(path), name_of(Path("other.gguf"))) == ("SmolLM2", "other")
 
 
 def test_a_model_of_the_same_name_is_told_apart(default_package: Path, store: Put) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,7 +98,7 @@ class FakeEngine:
     speeds: dict[str | None, float] = field(default_factory=lambda: {"off": 100.0, None: 150.0})
     model: Any = field(
         default_factory=lambda: SimpleNamespace(
-            path="model.gguf", name="fake", description="fake 1M Q8_0", n_params=1_000_000, size_bytes=1_100_000,
+            path=Path("model.gguf"), name="fake", description="fake 1M Q8_0", n_params=1_000_000, size_bytes=1_100_000,
             n_ctx_train=1024, n_vocab=4096, chat_template=None, template_variables={}, options=ModelOptions(),
             vocabulary=SimpleNamespace(piece=lambda token: bytes([token % 128])),
         )

@@ -6,11 +6,13 @@ markdown   a text with headings, a list, code and a table, a few characters at a
 code       code without a fence
 long       300 lines
 endless    words until Ctrl-C
+until ...  words until something is typed
 think      reasoning, then an answer
 control    escape sequences
 else       the question as Python writes it, so that blanks and line ends are seen
 """
 
+import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -50,12 +52,16 @@ ANSWERS = {
 class Endless(FakeStream):
     """Words for ever, slowly enough that the processor is not spent on them."""
 
+    ends_with_a_key = False
+
     def __iter__(self) -> Iterator[FakePiece]:
         for number in range(10**6):
             time.sleep(0.02)
             piece = FakePiece(f"word{number} ", (119,), ("target",))
             self._said.append(piece)
             yield piece
+            if self.ends_with_a_key and select.select([sys.stdin], [], [], 0)[0]:
+                break
 
 
 class TerminalEngine(FakeEngine):
@@ -63,8 +69,10 @@ class TerminalEngine(FakeEngine):
 
     def chat(self, messages: Sequence[dict[str, str]], **arguments: Any) -> FakeStream:
         question = messages[-1]["content"]
-        if question == "endless":
-            return Endless([], 500.0)
+        if question in ("endless", "until a key"):
+            stream = Endless([], 500.0)
+            stream.ends_with_a_key = question == "until a key"
+            return stream
         text = ANSWERS.get(question, f"{len(messages)}: {question!r}")
         pieces = [text[begin : begin + 4] for begin in range(0, len(text), 4)]
         sources = ("datastore", "target")

@@ -263,7 +263,7 @@ def test_datastores_are_added_removed_and_listed(
 
 def test_another_model_goes_on_and_the_old_one_where_it_cannot_be_opened(engine: Any, said: Said) -> None:
     other: Any = FakeEngine([list(HELLO)])
-    other.model.name = "other"
+    other.model.path = Path("other.gguf")
 
     def reopen(config: Any) -> Any:
         if str(config.model) == "missing.gguf":

@@ -49,6 +49,7 @@ def chat(data: Path, tmp_path: Path) -> Iterator[Open]:
 def test_what_is_typed_and_pasted_is_one_message(chat: Open) -> None:
     """With its indentation; Windows line ends are line ends, a path is no command, and Ctrl-D leaves."""
     terminal = chat(width=200, height=60)
+    assert "model: /help for help" in terminal.screen(), "the name that -m takes, not the one in the file"
     terminal.type("hello", "Enter")
     assert "1: 'hello'" in answered(terminal)
     terminal.paste(PASTED)
@@ -97,6 +98,30 @@ def test_ctrl_c_stops_the_answer_drops_the_line_and_twice_at_an_empty_one_it_lea
     terminal.wait_until(lambda screen: screen.count("another Ctrl-C") == 2 and prompted(screen), "warning")
     terminal.type("C-c")
     assert terminal.wait_for_exit() == 130
+
+
+def test_ctrl_c_right_after_enter_stops_the_answer(chat: Open) -> None:
+    """Both keys are read at once, so the prompt gets Ctrl-C as a key before the terminal sends signals again."""
+    terminal = chat()
+    terminal.type("endless")
+    terminal.press("Enter", "C-c")
+    terminal.wait_until(lambda screen: "stopped" in screen and prompted(screen), "end of the answer")
+    assert "another Ctrl-C" not in terminal.screen()
+    terminal.type("/regen", "Enter")
+    terminal.wait_until(being_written, "answer to the question that was stopped")
+
+
+def test_a_text_that_is_pasted_during_an_answer_is_one_message(chat: Open) -> None:
+    """Else each line would be a message, and the system would cut a line of more than 4,095 bytes."""
+    terminal = chat(width=200, height=100)
+    terminal.type("until a key", "Enter")
+    terminal.wait_until(being_written, "answer")
+    pasted = " ".join(map(str, range(1200))) + "\n" + PASTED.rstrip()
+    terminal.paste(pasted)
+    terminal.wait_for("return 1")
+    terminal.type("Enter")
+    answered(terminal, 2)
+    assert f"3: {pasted!r}" in terminal.screen(copied=True)
 
 
 def test_an_answer_is_copied_as_the_model_wrote_it_and_no_control_sequence_reaches_the_terminal(chat: Open) -> None:

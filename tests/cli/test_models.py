@@ -226,7 +226,7 @@ FACTS = (
 
 def test_the_table_in_one_line_each_where_there_is_room() -> None:
     rows = [row_of(facts) for facts in FACTS]
-    assert rows[0][1:] == ("4.7 GB", "Q4_K_M", "32,768", "yes", "5.0 GB", "trees, mycode, other?, costs measured")
+    assert rows[0][1:] == ("4.7 GB", "Q4_K_M", "32,768", "yes", "5.0 GB", "yes, mycode, other?, costs measured")
     assert rows[2] == ("bad\ufffd[2J", "cannot be used: is truncated: 5 bytes")
     lines = list(table(rows, 200))
     assert len(lines) == 4

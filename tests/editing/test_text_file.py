@@ -181,6 +181,7 @@ NEW = "import os\n\n\ndef f(b):\n    return b\n"
         f"```py\n{NEW}```".replace("\n", "\r\n"),
         f"First install it:\n\n```sh\npip install f\n```\n\nThen:\n\n```py\n{NEW}```\n",
         f"```py\n{NEW}```\n\nRun it with\n\n```sh\npython f.py\n```\n",
+        f"```py\n{NEW}```\n\nI renamed `a` to `b`. Run it with\n\n```\n",
         "1. The file:\n\n   ```py\n" + "".join(f"   {line}\n".replace("   \n", "\n") for line in NEW.split("\n")[:-1])
         + "   ```\n",
     ],

@@ -58,6 +58,10 @@ class Terminal:
             named = key in ("Enter", "Tab", "Up", "Down", "BSpace", "Escape", "Space") or key.startswith(("C-", "M-"))
             self._tmux("send-keys", *([] if named else ["-l"]), "--", key)
 
+    def press(self, *keys: str) -> None:
+        """Press keys that tmux has a name for, so that the program reads them together."""
+        self._tmux("send-keys", "--", *keys)
+
     def paste(self, text: str) -> None:
         """Paste, in brackets where the program has asked for them."""
         self._tmux("load-buffer", "-", stdin=text)

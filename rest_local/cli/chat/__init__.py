@@ -127,12 +127,13 @@ def _open(config: EngineConfig, template: str | None, live: Live) -> Engine:
 
 def converse(talk: Talk, *, keep: bool, greet: bool) -> None:
     """Read messages and answer them until the user leaves. Ctrl-C twice at an empty line raises KeyboardInterrupt."""
+    from rest_local.catalog.stores import name_of
     from rest_local.cli.chat.commands import Leave, completions, perform
     from rest_local.cli.chat.prompt import Prompt
     from rest_local.cli.chat.talk import note
 
     if greet:
-        note(f"{talk.engine.model.name}: /help for help, /bye to leave")
+        note(f"{name_of(talk.engine.model.path)}: /help for help, /bye to leave")
     prompt = Prompt(lambda text: completions(talk, text), keep)
     warned = False
     while True:
@@ -151,7 +152,7 @@ def converse(talk: Talk, *, keep: bool, greet: bool) -> None:
             return
         try:
             if text.strip():
-                perform(talk, text)
+                perform(talk, text, prompt.interrupted)
         except Leave:
             return
         except KeyboardInterrupt:  # It came while a command ran.

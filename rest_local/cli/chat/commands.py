@@ -45,10 +45,17 @@ class Command:
     help: str
 
 
-def perform(talk: Talk, text: str) -> None:
-    """Run the command or answer the question that the user typed. Errors are shown and end nothing. Raises Leave."""
+def perform(talk: Talk, text: str, interrupted: bool = False) -> None:
+    """Run the command or answer the question that the user typed. Errors are shown and end nothing.
+
+    If that was `interrupted` already, do neither; a question then waits for `/retry`. Raises Leave, KeyboardInterrupt.
+    """
     try:
         found = _COMMAND.fullmatch(text.strip())
+        if interrupted:
+            if found is None:
+                talk.conversation.ask(text)
+            raise KeyboardInterrupt
         if found is None:
             talk.ask(text)
         elif found[1] in COMMANDS:
@@ -308,12 +315,14 @@ def _stats(talk: Talk, argument: str) -> None:
 
 
 def _model(talk: Talk, argument: str) -> None:
+    from rest_local.catalog.stores import name_of
+
     if not argument:
         model = talk.engine.model
-        note(f"{model.name}: {model.description}, context {talk.engine.n_ctx} tokens, {model.path}")
+        note(f"{name_of(model.path)}: {model.description}, context {talk.engine.n_ctx} tokens, {model.path}")
         return
     talk.use_model(unwrapped(argument))
-    note(f"{talk.engine.model.name} goes on with the conversation")
+    note(f"{name_of(talk.engine.model.path)} goes on with the conversation")
 
 
 def _bye(talk: Talk, argument: str) -> None:

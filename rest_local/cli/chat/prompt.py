@@ -38,8 +38,8 @@ class Prompt:
     """The prompt of a chat. `complete` completes the text before the cursor, and `keep` keeps on disk what is typed."""
 
     def __init__(self, complete: Complete, keep: bool) -> None:
-        self._dumb = is_dumb()
-        self._session = None if self._dumb else _session(complete, _history(keep))
+        self._session = None if is_dumb() else _session(complete, _history(keep))
+        self.interrupted = False  # Ctrl-C came right after the newest message was sent.
 
     def ask(self) -> str | None:
         """Return the next message, or None at the end of input (Ctrl-D).
@@ -63,11 +63,12 @@ class Prompt:
         begun.reset()  # A Ctrl-C before the library reads is one at an empty line.
         try:
             text: str = self._session.prompt()
-            return text
         except KeyboardInterrupt:
             if begun.text.strip():
                 return None
             raise
+        self.interrupted = _interrupted(self._session.input)
+        return text
 
 
 def is_dumb() -> bool:
@@ -135,6 +136,19 @@ def _session(complete: Complete, history: History) -> Any:
     )
 
 
+def _interrupted(keyboard: Any) -> bool:
+    """Return True if Ctrl-C came after Enter as a key, because the terminal was not back in its usual mode."""
+    from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+    from prompt_toolkit.keys import Keys
+
+    with keyboard.raw_mode():
+        keys = [*get_typeahead(keyboard), *keyboard.read_keys()]
+    if any(key.key == Keys.ControlC for key in keys):
+        return True
+    store_typeahead(keyboard, keys)
+    return False
+
+
 def _keys() -> Any:
     from prompt_toolkit.enums import DEFAULT_BUFFER
     from prompt_toolkit.filters import has_focus
@@ -180,8 +194,11 @@ def _history(keep: bool) -> History:
 
 
 @contextlib.contextmanager
-def quiet_keyboard() -> Iterator[None]:
-    """Keep typed keys for the next prompt, without showing them in the answer. Do nothing in the background."""
+def quiet_keyboard(prompts: bool = False) -> Iterator[None]:
+    """Keep typed keys for what reads next, without showing them in the answer. Do nothing in the background.
+
+    If a prompt reads next (`prompts`), the terminal marks a pasted text, so that it is one message there.
+    """
     import termios
 
     if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
@@ -191,12 +208,18 @@ def quiet_keyboard() -> Iterator[None]:
     before = termios.tcgetattr(terminal)
     silent = [*before]
     silent[3] = before[3] & ~termios.ECHO
+    screen, mark, unmark = 1 if os.isatty(1) else 2, b"", b""
+    if prompts and not is_dumb():
+        silent[3] &= ~termios.ICANON  # The system would cut a line of more than 4,095 bytes.
+        mark, unmark = b"\x1b[?2004h", b"\x1b[?2004l"
 
     def put_back() -> None:
+        os.write(screen, unmark)
         termios.tcsetattr(terminal, termios.TCSANOW, before)
 
     interrupt.at_end.append(put_back)
     try:
+        os.write(screen, mark)
         termios.tcsetattr(terminal, termios.TCSANOW, silent)
         yield
     finally:

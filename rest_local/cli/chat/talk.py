@@ -121,7 +121,7 @@ class Talk(Closing):
 
     def _answer(self, sampling: Sampling) -> bool:
         display = self._display()
-        with quiet_keyboard():
+        with quiet_keyboard(prompts=self.interactive):
             display.wait(max(self._n_characters() - self._n_cached, 0))
             try:
                 stream = self.engine.chat(
