@@ -198,17 +198,19 @@ def _cell(gain: Gain | None, best: float) -> str:
 def headline(races: Sequence[Found]) -> str:
     """Return the table of the README, and how many answers were those of plain decoding."""
     told, same, prompts = [], 0, 0
+    models = {found["model"] for found in races}
     for found in races:
         for workload, by_side in summaries(found).items():
             side = next((name for name in (f"{OURS} -d", OURS) if workload.endswith("code") and name in by_side), OURS)
             if side in by_side and (gain := by_side[side].gain) and (peer := best_peer(by_side)):
-                told.append([workload, found["model"], f"{gain.mean:.2f}", f"{peer[1]:.2f} (`{peer[0]}`)"])
+                request = f"{workload}, {found['model']}" if len(models) > 1 else workload
+                told.append([request, f"{gain.mean:.2f}", f"{peer[1]:.2f} (`{peer[0]}`)"])
                 if (equal := by_side[side].same) is not None:
                     same, prompts = same + equal, prompts + by_side[side].prompts
-    head = ["", "model", "rest-local", "best of llama-server's sides"]
-    ran = f"{races[0]['machine']}, commit {races[0]['revision']}"
+    head = ["request", "rest-local", "best of llama-server"]
+    ran = f"{' and '.join(sorted(models))} on {races[0]['machine']}, commit {races[0]['revision']}"
     kept = f"\n\n{same} of {prompts} answers were those of plain decoding." if prompts else ""
-    return f"Times the speed of llama-server as it comes, whole requests ({ran}):\n\n{_table([head, *told])}{kept}"
+    return f"Whole requests, times the speed of llama-server without drafts ({ran}):\n\n{_table([head, *told])}{kept}"
 
 
 def put(path: Path, name: str, text: str) -> None:

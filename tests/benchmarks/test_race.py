@@ -264,7 +264,8 @@ def test_tables_and_headline_are_made_of_the_results(tmp_path: Path) -> None:
     assert "`chat: ngram-x` was left out: ends with 1." in text
     assert "old" not in text
     headline = race_report.headline([results()])
-    assert "| copy | M | 3.00 | 2.83 (`ngram-mod`) |" in headline
+    assert "| copy | 3.00 | 2.83 (`ngram-mod`) |" in headline
+    assert "| copy, N | 3.00 | " in race_report.headline([results(), results() | {"model": "N"}])
     assert "\n\n2 of 4 answers were " in headline
 
 

@@ -10,7 +10,7 @@ import pytest
 from live import Live, Scripted
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = ("README.md", "docs/SERVER.md", "docs/CLIENTS.md", "docs/tutorial.md", "docs/howto/editor.md")
+DOCUMENTS = ("docs/SERVER.md", "docs/CLIENTS.md", "docs/tutorial.md", "docs/howto/editor.md")
 ADDRESS = "http://127.0.0.1:8012"
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
