@@ -16,8 +16,8 @@
 - Documents and search results become text. Nothing is fetched, so URLs are refused.
 
 docs/SERVER.md says which tools are translated, left out or refused. Tools that Anthropic defines and the client runs
-have no schema in a request, because Anthropic's models were trained with it: other models get it here. Tools that
-Anthropic's servers run are left out if there are others, because agents offer them to every model. Alone or forced,
+have no schema in a request, because Anthropic's models were trained with it: other models are told the arguments. Tools
+that Anthropic's servers run are left out if there are others, because agents offer them to every model. Alone or forced,
 they are refused: a client would take what the model makes up for the result of a search.
 """
 
@@ -464,11 +464,14 @@ def _document(place: str, block: JsonObject) -> list[JsonObject]:
 
 
 _RUN_THERE = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-_PATH = {"type": "string", "description": "Absolute path of a file or directory."}
-_LINES = {
-    "type": "array",
-    "items": {"type": "integer"},
-    "description": "For view: the first and the last line, from 1 on; -1 for the end of the file.",
+# Descriptions of the tools that Anthropic defines and clients run.
+_RUN_BY_CLIENTS = {
+    "bash_": "Run `command` in a bash shell that keeps its state between calls, or start it anew with `restart`: true.",
+    "text_editor_": "View and edit the text file `path`. `command` is one of: view (perhaps with `view_range`: "
+    "[first, last]), create (with `file_text`), str_replace (`old_str`, which occurs once, and `new_str`), insert "
+    "(`insert_line`, the line before it, and `insert_text`).",
+    "memory_": "Keep notes in files below /memories, which outlive the conversation. `command` is one of: view, create, "
+    "str_replace, insert, delete (with `path` and the arguments of a text editor), rename (`old_path`, `new_path`).",
 }
 
 
@@ -518,62 +521,11 @@ def _function(tool: JsonObject, kind: str, name: str, place: str) -> JsonObject:
         if not isinstance(schema, dict):
             raise _wrong(f"{place}.input_schema", "give a JSON schema")
     else:
-        description, schema = _known(kind, place)
+        description = next((text for prefix, text in _RUN_BY_CLIENTS.items() if kind.startswith(prefix)), "")
+        if not description:
+            raise _wrong(f"{place}.type", f"tools of type {kind[:64]!r} are not supported")
+        schema = {"type": "object"}
     function: JsonObject = {"name": name, "description": description, "parameters": schema}
     if tool.get("strict") is True:
         function["strict"] = True
     return {"type": "function", "function": function}
-
-
-def _known(kind: str, place: str) -> tuple[str, JsonObject]:
-    """Return the description and schema of a tool that Anthropic defines and clients run."""
-    if kind.startswith("bash_"):
-        return "Runs a command in a bash shell that keeps its state between calls.", _schema(
-            {
-                "command": {"type": "string", "description": "The command to run."},
-                "restart": {"type": "boolean", "description": "True to start the shell anew, without a command."},
-            }
-        )
-    if kind.startswith("text_editor_"):
-        return "Views, creates and edits text files.", _editor(kind)
-    if kind.startswith("memory_"):
-        return "Keeps notes in files below /memories, which outlive the conversation.", _memory()
-    raise _wrong(f"{place}.type", f"tools of type {kind[:64]!r} are not supported")
-
-
-def _editor(kind: str) -> JsonObject:
-    """Return the schema of the text editor.
-
-    Before 20250429 an edit could be undone. Before 20250728 `new_str` was also the text to insert.
-    """
-    date = kind.removeprefix("text_editor_")
-    commands = ["view", "create", "str_replace", "insert", *(["undo_edit"] if date < "20250429" else [])]
-    inserts = "insert_text" if date >= "20250728" else "new_str"
-    fields: JsonObject = {
-        "command": {"type": "string", "enum": commands},
-        "path": _PATH,
-        "view_range": _LINES,
-        "file_text": {"type": "string", "description": "For create: the text of the file."},
-        "old_str": {"type": "string", "description": "For str_replace: text that occurs once in the file."},
-        "new_str": {"type": "string", "description": "For str_replace: the text in its place."},
-        "insert_line": {"type": "integer", "description": f"For insert: the line after which {inserts} goes."},
-    }
-    if inserts == "insert_text":
-        fields["insert_text"] = {"type": "string", "description": "For insert: the text."}
-    return _schema(fields, "command", "path")
-
-
-def _memory() -> JsonObject:
-    commands = ["view", "create", "str_replace", "insert", "delete", "rename"]
-    names = ("file_text", "old_str", "new_str", "insert_line", "insert_text", "old_path", "new_path")
-    fields: JsonObject = {
-        "command": {"type": "string", "enum": commands},
-        "path": {"type": "string", "description": "A path below /memories; for rename use old_path and new_path."},
-        "view_range": _LINES,
-    }
-    fields |= {name: {"type": "integer" if name == "insert_line" else "string"} for name in names}
-    return _schema(fields, "command")
-
-
-def _schema(properties: JsonObject, *required: str) -> JsonObject:
-    return {"type": "object", "properties": properties, "required": list(required)}
