@@ -16,9 +16,9 @@
 - Documents and search results become text. Nothing is fetched, so URLs are refused.
 
 docs/SERVER.md says which tools are translated, left out or refused. Tools that Anthropic defines and the client runs
-have no schema in a request, because Anthropic's models were trained with it: other models are told the arguments. Tools
-that Anthropic's servers run are left out if there are others, because agents offer them to every model. Alone or forced,
-they are refused: a client would take what the model makes up for the result of a search.
+have no schema in a request, because Anthropic's models were trained with it: other models are told the arguments.
+Tools that Anthropic's servers run are left out if there are others, because agents offer them to every model. Alone or
+forced, they are refused: a client would take what the model makes up for the result of a search.
 """
 
 from __future__ import annotations
@@ -470,8 +470,8 @@ _RUN_BY_CLIENTS = {
     "text_editor_": "View and edit the text file `path`. `command` is one of: view (perhaps with `view_range`: "
     "[first, last]), create (with `file_text`), str_replace (`old_str`, which occurs once, and `new_str`), insert "
     "(`insert_line`, the line before it, and `insert_text`).",
-    "memory_": "Keep notes in files below /memories, which outlive the conversation. `command` is one of: view, create, "
-    "str_replace, insert, delete (with `path` and the arguments of a text editor), rename (`old_path`, `new_path`).",
+    "memory_": "Keep notes in files below /memories, which outlive the conversation. `command` is one of: view, "
+    "create, str_replace, insert, delete (with `path` and the arguments of a text editor), rename (`old_path`, `new_path`).",
 }
 
 
