@@ -80,3 +80,19 @@ def test_generate_drafts_from_an_indexed_package_and_says_so(
     done = call("generate", prompt, *given)
     assert done.code == 0
     assert re.search(r"[1-9]\d*% from .*shopcode", done.err), done.err
+
+
+def test_a_home_that_cannot_be_written_costs_warnings_only(
+    call: Call, smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file, so that nobody can make a directory below it, not even root")
+    for name in ("REST_LOCAL_CACHE", "REST_LOCAL_DATA", "REST_LOCAL_DATASTORES"):
+        monkeypatch.setenv(name, str(home / name))
+    done = call("generate", "The capital of France is", "-m", str(smollm2), "-n", "4", "--temp", "0")
+    assert done.code == 0
+    assert done.out.strip()
+    warned = [line for line in done.err.splitlines() if "warning" in line]
+    assert any("no history is kept" in line for line in warned)
+    assert any("the cache directory cannot be used" in line for line in warned)
+    assert all("Not a directory" in line for line in warned)
