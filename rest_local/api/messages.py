@@ -471,7 +471,7 @@ _RUN_BY_CLIENTS = {
     "[first, last]), create (with `file_text`), str_replace (`old_str`, which occurs once, and `new_str`), insert "
     "(`insert_line`, the line before it, and `insert_text`).",
     "memory_": "Keep notes in files below /memories, which outlive the conversation. `command` is one of: view, "
-    "create, str_replace, insert, delete (with `path` and the arguments of a text editor), rename (`old_path`, `new_path`).",
+    "create, str_replace, insert, delete (with `path` and a text editor's arguments), rename (`old_path`, `new_path`).",
 }
 
 
