@@ -1,8 +1,8 @@
-"""What is known of the models on the disk without loading them: size, quantization, context, memory, drafting.
+"""Describe the models on the disk without loading them: size, quantization, context, memory, drafting.
 
-From headers, the names of files, the datastores' manifests and the cost curves' files. A header takes up to 50 ms the
-first time (its vocabulary has to be walked over) and is kept in the cache directory for as long as the file stays the
-same: `models.json`, one entry a file. So the first list of 300 models takes seconds, and the next one milliseconds.
+The facts come from headers, file names, the datastores' manifests and the cost curves' files. A header takes up to 50
+ms the first time (its vocabulary has to be walked over) and is cached in `models.json` until the file changes. So the
+first list of 300 models takes seconds, and the next one milliseconds.
 """
 
 from __future__ import annotations
@@ -28,78 +28,61 @@ CACHE, FORMAT = "models.json", 2
 _F32 = 4  # bytes of a number of recurrent state
 _F16 = 2  # bytes of a cached key or value by default
 
-# Architectures whose recurrent state llama.cpp can roll back, for the estimate of memory before loading; then that is
-# found by trying. A test compares them with llama.cpp. Keys tell whether a model has such a state.
+# Architectures whose recurrent state llama.cpp can roll back, for the estimate of memory before loading. Loading finds
+# it out by trying. A test compares them with llama.cpp. Keys tell whether a model has such a state.
 ROLLED_BACK = frozenset({
     "bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35",
     "qwen35moe", "qwen4exp",
 })  # fmt: skip
 _RECURRENT_KEYS = (".ssm.", ".wkv.", ".shortconv.", ".kda.")
-INTERVALS = {"minimax-01": 8, "qwen35": 4, "qwen35moe": 4, "qwen3next": 4, "qwen4exp": 4}  # each such layer attends
+INTERVALS = {"minimax-01": 8, "qwen35": 4, "qwen35moe": 4, "qwen3next": 4, "qwen4exp": 4}  # every n-th layer attends
 BOTH = frozenset({"falcon-h1"})  # layers with attention and recurrent state
 _NO_MODEL = ("adapter", "mmproj", "imatrix", "vocabulary")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What one header says.
+    """The facts in the header of one file."""
 
-    kind            "model", or what else the file is: "adapter", "mmproj", "imatrix", "vocabulary"
-    parameters      as the file calls it, such as "7B"; may be empty
-    n_ctx_train     tokens of context it was trained for; 0 where the file does not say
-    kv_bytes        bytes of the KV cache for each token of context
-    state_bytes     bytes of the recurrent state of a text, and of each snapshot of it; 0: it has none, or the keys do
-                    not say
-    drafting        "tree": whole trees of draft tokens can be verified; "chain": chains, since recurrent state can be
-                    rolled back only a few tokens; "none": decoded plainly
-    vocabulary      name of the tokenizer, as datastores record it; others may have the same name
-    """
-
-    kind: str = "model"
+    kind: str = "model"  # or "adapter", "mmproj", "imatrix", "vocabulary"
     architecture: str = ""
-    parameters: str = ""
+    parameters: str = ""  # the size in the file's words, such as "7B"; may be empty
     quantization: str = ""
-    n_ctx_train: int = 0
+    n_ctx_train: int = 0  # context in tokens; 0 if unknown
     chat_template: bool = False
-    kv_bytes: int = 0
-    state_bytes: int = 0
+    kv_bytes: int = 0  # KV cache for each token of context
+    state_bytes: int = 0  # recurrent state of a text, and of each snapshot; 0 if there is none, or it is unknown
+    # "tree" if whole trees of draft tokens can be verified, "chain" if recurrent state can be rolled back only a few
+    # tokens, "none" for plain decoding.
     drafting: str = "none"
-    vocabulary: str = ""
+    vocabulary: str = ""  # the tokenizer's name, as datastores record it; others may have the same name
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """A model in the list.
-
-    name, path, store   as in StoredModel
-    bytes               of all its files
-    memory_bytes        estimated: weights, the KV cache for LARGEST_DEFAULT tokens or what it was trained for, and a
-                        recurrent state with its snapshots
-    header              see Header
-    datastores          names of those that it can draft from
-    perhaps             names of those that were built for a tokenizer of the same name; known after its first use
-    costs               "measured", "estimated" (after its first use), or empty: no cost curve yet
-    error               why it cannot be used; empty for most
-    """
+    """A model in the list. Name, path and store are those of StoredModel."""
 
     name: str
     path: str
     store: str
-    bytes: int = 0
+    bytes: int = 0  # size of all its files
+    # Estimate: weights, a KV cache for LARGEST_DEFAULT tokens or the trained context, a recurrent state and snapshots.
     memory_bytes: int = 0
     header: Header = Header()
-    datastores: tuple[str, ...] = ()
-    perhaps: tuple[str, ...] = ()
-    costs: str = ""
-    error: str = ""
+    datastores: tuple[str, ...] = ()  # names of those that it can draft from
+    perhaps: tuple[str, ...] = ()  # names of those for a tokenizer of the same name; its first use decides
+    costs: str = ""  # "measured", "estimated" (after its first use), or empty without a cost curve
+    error: str = ""  # why it cannot be used
 
 
 def list_models(
     stored: Sequence[StoredModel] | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[ModelFacts]:
-    """The models on the disk, or those of `stored`. `progress`: called with how many were looked at, of how many.
+    """List the models on the disk, with a damaged file's error and without adapters, projectors and vocabularies.
 
-    Adapters, projectors and vocabularies are left out; a damaged file is listed with its error.
+    Args:
+        stored: models to describe, by default all on the disk
+        progress: called with the number of models that were looked at, and of all
     """
     stored = stored_models() if stored is None else stored
     headers, known, stores = _Headers.load(), known_models(), _vocabularies()
@@ -151,7 +134,7 @@ def _facts(
 
 
 def _vocabularies() -> list[_Store]:
-    """The vocabularies of the datastores that have a name; damaged ones are left out."""
+    """Return the vocabularies of the named datastores, without damaged ones."""
     from rest_local.retrieval.home import datastore_path, list_datastores, manifests
 
     found = []
@@ -166,7 +149,7 @@ def _vocabularies() -> list[_Store]:
 
 
 class _Headers:
-    """Headers by file, read once for each state of a file."""
+    """The headers by file, read once for each state of a file."""
 
     def __init__(self, known: dict[str, list[Any]]) -> None:
         self._known, self._changed = known, False
@@ -180,7 +163,7 @@ class _Headers:
         return cls({})
 
     def of(self, path: Path, key: tuple[str, int, int]) -> Header:
-        """The header of a file. Raises ModelError."""
+        """Return the header of a file. Raises ModelError."""
         with suppress(KeyError, TypeError, ValueError):
             size, time, fields = self._known[key[0]]
             if (size, time) == key[1:]:
@@ -191,7 +174,7 @@ class _Headers:
         return header
 
     def store(self) -> None:
-        """Keep what was read; a cache that cannot be written only costs time later."""
+        """Write the cache. If that fails, it only costs time later."""
         if self._changed:
             with suppress(OSError):
                 content = json.dumps({"format": FORMAT, "headers": self._known})
@@ -199,7 +182,7 @@ class _Headers:
 
 
 def header_of(metadata: Gguf, path: Path) -> Header:
-    """What the keys of a header say. `path`: its name may say the quantization where the keys do not."""
+    """Read the keys of a header. The name in `path` may tell the quantization if the keys do not."""
     architecture = metadata.text("general.architecture")
     counted = metadata.counts.get("tokenizer.ggml.tokens", 0)
     tokenizer, pre = metadata.text("tokenizer.ggml.model") or "unknown", metadata.text("tokenizer.ggml.pre")
@@ -229,7 +212,7 @@ def _drafting(metadata: Gguf, architecture: str) -> str:
 
 
 def _kv_bytes(metadata: Gguf, architecture: str) -> int:
-    """Keys and values of all layers with attention, as f16; a sliding window takes less."""
+    """Return the size of keys and values of all layers with attention, as f16. A sliding window takes less."""
 
     def number(key: str, default: int = 0) -> int:
         return metadata.number(f"{architecture}.{key}", default)
@@ -238,20 +221,20 @@ def _kv_bytes(metadata: Gguf, architecture: str) -> int:
     width = number("embedding_length") // heads if heads else 0
     size = number("attention.key_length", width) + number("attention.value_length", width)
     kv_heads = metadata.values.get(f"{architecture}.attention.head_count_kv", heads)
-    if isinstance(kv_heads, list):  # of each layer
+    if isinstance(kv_heads, list):  # one number for each layer
         return sum(int(count) for count in kv_heads) * size * _F16
     attending = number("block_count") - (0 if architecture in BOTH else _recurrent_layers(metadata, architecture))
     return number("attention.head_count_kv", heads) * attending * size * _F16
 
 
 def snapshots_of(header: Header, wanted: int | None = None) -> int:
-    """How many snapshots of its recurrent state llama.cpp keeps for each text, where `wanted` are asked for."""
+    """Return how many snapshots of its recurrent state llama.cpp keeps for each text if `wanted` are asked for."""
     most = MOST_SNAPSHOTS if wanted is None else wanted
     return most if header.state_bytes and header.architecture in ROLLED_BACK else 0
 
 
 def _recurrent_layers(metadata: Gguf, architecture: str) -> int:
-    """Layers with recurrent state (`llama_hparams::is_recr`); 0 where no key says that there is any."""
+    """Count the layers with recurrent state (`llama_hparams::is_recr`); 0 if no key says that there is any."""
     has_keys = any(key.startswith(f"{architecture}{part}") for key in metadata.values for part in _RECURRENT_KEYS)
     if not has_keys and architecture != "minimax-01":
         return 0
@@ -270,7 +253,7 @@ def _recurrent_layers(metadata: Gguf, architecture: str) -> int:
 
 
 def _state_bytes(metadata: Gguf, architecture: str) -> int:
-    """`llama_hparams::n_embd_r` and `n_embd_s` of all recurrent layers."""
+    """Return the bytes of `llama_hparams::n_embd_r` and `n_embd_s` of all recurrent layers."""
 
     def number(key: str, default: int = 0) -> int:
         return metadata.number(f"{architecture}.{key}", default)

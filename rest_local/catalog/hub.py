@@ -1,9 +1,9 @@
-"""Downloads models from a hub that speaks the API of the Hugging Face Hub, into the cache of `huggingface_hub`.
+"""Download models from a hub with the API of the Hugging Face Hub, into the cache of `huggingface_hub`.
 
 Contract:
 
 - Requests, tokens, redirects and the layout of the cache are those of `huggingface_hub`, with its environment:
-  `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. What it has downloaded is not fetched again.
+  `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`. Its downloads are not fetched again.
 - A download that ended early goes on where it stopped, also in another process. `huggingface_hub` itself deletes the
   part it has and begins anew (2.0 on), so the part is kept here, next to the blob that it becomes.
 - Every file is compared with the sha256 that the hub names before it gets its name. Other bytes are deleted.
@@ -52,25 +52,25 @@ from rest_local.catalog.stores import PACKAGE, HubName, StoredModel, hub_cache, 
 from rest_local.errors import DownloadFailed, HubError, ModelError, ModelNotOurs
 from rest_local.llama.gguf import part_of, shards_of
 
-TIMEOUT_S = 20.0  # for the answer about a repository; the library's own limits hold for its files
-LARGEST = constants.MAX_HTTP_DOWNLOAD_SIZE  # bytes: a larger file comes only through the library's other protocol
+TIMEOUT_S = 20.0  # limit of a question about a repository; the library has its own limits for files
+LARGEST = constants.MAX_HTTP_DOWNLOAD_SIZE  # a file with more bytes comes only through the library's other protocol
 
+# Called with the bytes that are there and the bytes of all files, about every 10 MB.
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are there and the bytes of all files, about every 10 MB."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository. size: bytes; sha256: hex, empty where the hub does not name it."""
+    """A file of a repository."""
 
     name: str
     size: int
-    sha256: str
+    sha256: str  # hexadecimal, empty if the hub does not name it
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """One model of a repository: its files in order, more than one where it comes in parts."""
+    """One model of a repository: its files in order, several if it comes in parts."""
 
     label: str
     files: tuple[RemoteFile, ...]
@@ -82,7 +82,7 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class Repository:
-    """What a repository offers at one commit, the smallest model first. `projectors`: for images, one file each."""
+    """The models of a repository at one commit, the smallest first, and its `projectors` for images."""
 
     name: str
     commit: str
@@ -90,10 +90,8 @@ class Repository:
     projectors: tuple[ModelFiles, ...] = ()
 
     def choose(self, label: str | None) -> tuple[ModelFiles, str]:
-        """The model of a quantization (or of a file's name), or the projector of a file's name; and why it was taken
-        where none was named.
-
-        Raises HubError for one that is not there, and where several are meant; it lists what there is.
+        """Return the model of a quantization or file name, or the projector of a file name, and the reason if none was
+        named. Raises HubError, which lists all models, if there is none or several are meant.
         """
         if label is not None:
             return self._named(label), ""
@@ -109,7 +107,7 @@ class Repository:
         exact = [choice for choice in meant if choice.label.casefold() == label.casefold()] or meant
         exact = exact or [choice for choice in self.projectors if choice.label == stem_of(label)]
         if len({stem_of(choice.files[0].name) for choice in exact}) == 1:
-            return min(exact, key=lambda choice: len(choice.files))  # as one file, where it comes in parts as well
+            return min(exact, key=lambda choice: len(choice.files))  # One file is preferred to parts.
         if exact:
             files = ", ".join(choice.files[0].name for choice in exact)
             raise HubError(self.name, f"{label} is the name of {len(exact)} models: {files}", "give a file's name")
@@ -123,14 +121,14 @@ class Repository:
 
 
 class Hub:
-    """A hub and the cache that its files go to. Without arguments those of the environment."""
+    """A hub and the cache for its files, by default those of the environment."""
 
     def __init__(self, endpoint: str | None = None, cache: Path | None = None) -> None:
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self.cache = cache or Path(constants.HF_HUB_CACHE).expanduser()
 
     def repository(self, name: str) -> Repository:
-        """Ask what a repository offers: one request. Raises HubError."""
+        """Ask for the models of a repository, in one request. Raises HubError."""
         with _explained(name, self.endpoint):
             about = HfApi(endpoint=self.endpoint).model_info(name, files_metadata=True, timeout=TIMEOUT_S)
             files = [
@@ -154,10 +152,9 @@ class Hub:
         progress: Progress = lambda done, total: None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> Path:
-        """Download what is missing, and return the path of the (first) file.
-
-        `notice`: called with what the library warns of meanwhile, such as a connection that was lost and is made anew.
-        KeyboardInterrupt leaves the part that is there. Raises HubError, DownloadFailed.
+        """Download missing files, and return the path of the (first) file. `notice` gets warnings of the library, for
+        example about a lost connection. KeyboardInterrupt leaves the part that is there. Raises HubError,
+        DownloadFailed.
         """
         name, missing = repository.name, self.missing(repository, choice)
         folder = next(folder for folder in (self.cache, *self.cache.parents) if folder.is_dir())
@@ -181,7 +178,7 @@ class Hub:
     def _file(self, repo: str, file: RemoteFile, progress: Callable[[int], None]) -> Path:
         if file.sha256 and file.size <= LARGEST:
             self._fetch(repo, file, progress)
-        found = hf_hub_download(  # finds the blob by its sha256, and makes the snapshot that names it
+        found = hf_hub_download(  # it finds the blob by its sha256, and makes the snapshot that names it
             repo,
             file.name,
             cache_dir=self.cache,
@@ -193,7 +190,7 @@ class Hub:
         return Path(found)
 
     def _fetch(self, repo: str, file: RemoteFile, progress: Callable[[int], None]) -> None:
-        """Make the blob of a file, from the part that is there. Raises what the library raises, and DownloadFailed."""
+        """Make the blob of a file, from the part that is there. Raises DownloadFailed, and the library's errors."""
         blob, part = self._blob(repo, file), self._part(repo, file)
         if blob.exists():
             return
@@ -204,7 +201,7 @@ class Hub:
                 opened.truncate()
             http_get(
                 hf_hub_url(repo, file.name, endpoint=self.endpoint),
-                _Counted(opened, progress),  # type: ignore[arg-type]  # what the library uses of a file
+                _Counted(opened, progress),  # type: ignore[arg-type]  # the library uses no more of a file
                 resume_size=opened.tell(),
                 headers=build_hf_headers(library_name="rest-local", library_version=__version__),
                 expected_size=file.size,
@@ -222,7 +219,7 @@ class Hub:
 
     @contextmanager
     def _locked(self, repo: str, file: RemoteFile) -> Iterator[None]:
-        """The lock that the library takes for the same file."""
+        """Hold the library's lock of the same file."""
         path = self.cache / ".locks" / _folder(repo) / f"{file.sha256}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -232,7 +229,7 @@ class Hub:
             raise DownloadFailed(repo, f"another process downloads {file.name}", "wait for it, or end it") from error
 
     def _present(self, repo: str, file: RemoteFile) -> int:
-        """Bytes of a file that need no download."""
+        """Return the bytes of a file that need no download."""
         if not file.sha256:
             return 0
         for path in (self._blob(repo, file), self._part(repo, file)):
@@ -244,15 +241,22 @@ class Hub:
         return self.cache / _folder(repo) / "blobs" / file.sha256
 
     def _part(self, repo: str, file: RemoteFile) -> Path:
-        """As older versions of the library called it, which go on from there as well."""
+        """Return the path of a part, as older versions of the library called it, which go on from there as well."""
         return self.cache / _folder(repo) / "blobs" / f"{file.sha256}.incomplete"
 
 
 def pull_model(name: str, *, progress: Progress = lambda done, total: None, hub: Hub | None = None) -> Path:
-    """Download a model by its name on the hub, and return its (first) file.
+    """Download a model by its name on the hub, and return its (first) file. Files on the disk are not downloaded again.
 
-    `name`: `user/repo:QUANT`, or `user/repo`, which takes a usual quantization (about 5 bits a weight); QUANT may also
-    be the name of a file. What is on the disk is not downloaded again. Raises HubError, DownloadFailed.
+    Args:
+        name: `user/repo:QUANT`, or `user/repo`, which takes a usual quantization (about 5 bits a weight); QUANT may
+            also be the name of a file
+        progress: called with the bytes that are there and the bytes of all files
+        hub: by default that of the environment
+
+    Raises:
+        HubError: the hub has no such model, refuses it, or cannot be reached
+        DownloadFailed: the download broke off, found no room, or gave other bytes
     """
     hub, wanted = hub or Hub(), parsed(name)
     repository = hub.repository(wanted.repo)
@@ -261,7 +265,7 @@ def pull_model(name: str, *, progress: Progress = lambda done, total: None, hub:
 
 
 def parsed(name: str) -> HubName:
-    """`hub_name`, raising HubError for what is none."""
+    """Parse a name with `hub_name`. Raises HubError if it is none."""
     wanted = hub_name(name)
     if wanted is None:
         raise HubError(name, "is no name of a hub", "give user/repo, or user/repo:QUANT")
@@ -269,7 +273,7 @@ def parsed(name: str) -> HubName:
 
 
 class _Counted:
-    """A file that the library writes to, and may take back; says how much there is after each write."""
+    """A file that the library writes to and may truncate. It reports its size after each change."""
 
     def __init__(self, file: IO[bytes], progress: Callable[[int], None]) -> None:
         self._file, self._progress = file, progress
@@ -288,7 +292,7 @@ class _Counted:
 
 
 def _choices(files: Sequence[RemoteFile]) -> tuple[ModelFiles, ...]:
-    """The models among the files, complete ones only, the smallest first."""
+    """Return the complete models among the files, the smallest first."""
     parts: dict[tuple[str, int], list[RemoteFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
         if is_model_file(file.name):
@@ -306,7 +310,7 @@ def _folder(repo: str) -> str:
 
 @contextmanager
 def _forwarded(notice: Callable[[str], None]) -> Iterator[None]:
-    """What the library logs as a warning goes to `notice`, in one line; its own bars are off."""
+    """Send warnings that the library logs to `notice`, in one line, and turn its progress bars off."""
 
     class Forward(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -326,7 +330,7 @@ def _forwarded(notice: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def _explained(name: str, endpoint: str) -> Iterator[None]:
-    """Errors of the library, the network and the disk as HubError or DownloadFailed."""
+    """Turn errors of the library, the network and the disk into HubError or DownloadFailed."""
     try:
         yield
     except HubError:
@@ -336,7 +340,7 @@ def _explained(name: str, endpoint: str) -> Iterator[None]:
 
 
 def _as_ours(name: str, endpoint: str, error: BaseException) -> HubError:
-    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:  # the library wraps what happened
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:  # the library wraps the cause
         return _as_ours(name, endpoint, error.__cause__)
     if isinstance(error, OfflineModeIsEnabled):
         return HubError(name, "HF_HUB_OFFLINE is set, so the hub is not asked", "unset it to download")
@@ -349,7 +353,7 @@ def _as_ours(name: str, endpoint: str, error: BaseException) -> HubError:
         return HubError(name, cause, "check the network; the same command goes on where it stopped")
     if isinstance(error, OSError):
         return _failed(name, error)
-    cause = f"{endpoint} does not answer as a hub does: {_short(error)}"  # no JSON, or not of this API
+    cause = f"{endpoint} does not answer as a hub does: {_short(error)}"  # no JSON, or another API
     return HubError(name, cause, "check HF_ENDPOINT")
 
 
@@ -383,21 +387,21 @@ def _failed(name: str, error: OSError) -> HubError:
 
 
 def _short(error: BaseException) -> str:
-    """The first line of an error's text, without addresses of requests."""
+    """Return the first line of an error's text, without addresses of requests."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:120]
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What would be deleted. bytes: of the disk that it frees; run: deletes it, raising ModelError where it cannot."""
+    """A planned deletion. It frees `bytes` of the disk; `run` executes it, and raises ModelError if it fails."""
 
     bytes: int
     run: Callable[[], None]
 
 
 def removal_of(model: StoredModel) -> Removal:
-    """Plan the deletion of a model. Raises ModelNotOurs for one that no download of a hub put there, and ModelError."""
+    """Plan the deletion of a model. Raises ModelError, and ModelNotOurs for one that no hub download put there."""
     if model.store == "ollama":
         raise ModelNotOurs(model.name, "Ollama", f"`ollama rm {model.name.removeprefix('ollama/')}` deletes it")
     if model.store == "lmstudio":
@@ -427,7 +431,7 @@ def _from_hub_cache(model: StoredModel) -> Removal:
     chosen = [file for revision, file in all_files if os.path.relpath(file.file_path, revision.snapshot_path) in names]
     if not chosen:
         raise ModelError(f"model {model.name}: is not in {cache} any more; `rest-local models` lists what is")
-    if len(chosen) == len(all_files):  # nothing else of the repository is there
+    if len(chosen) == len(all_files):  # the repository has nothing else here
         plan = info.delete_revisions(*(revision.commit_hash for revision in revisions))
     else:
         plan = info.delete_files(*chosen)
@@ -441,7 +445,7 @@ def _from_hub_cache(model: StoredModel) -> Removal:
 
 
 def _files(model: StoredModel) -> list[os.PathLike[str]]:
-    """All files of a model; where parts are missing, the first alone."""
+    """Return all files of a model, or only the first if parts are missing."""
     with suppress(ModelError):
         return [*shards_of(model.path)]
     return [model.path]

