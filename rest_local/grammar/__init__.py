@@ -1,7 +1,7 @@
-"""Constrained answers: grammars as GBNF, Lark or JSON schemas, compiled by llguidance, and the state of one answer.
+"""Constrain answers by grammars: GBNF, Lark or JSON schemas, compiled by llguidance, and the state of one answer.
 
 - `grammar`: the notations; each becomes Lark. `Lark` builds grammars from parts.
-- `schema`: JSON schemas as llguidance reads them, and what is refused.
+- `schema`: JSON schemas as llguidance reads them, and refusals.
 - `compiler`: compiles grammars for a vocabulary, each in a child process first.
 - `constraint`: the state of one answer.
 

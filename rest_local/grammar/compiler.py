@@ -1,4 +1,4 @@
-"""Compiles grammars for a vocabulary, each in a child process first.
+"""Compile grammars for a vocabulary, each in a child process first.
 
 A hostile grammar can end the process that compiles it. With llguidance 1.9.1, a chain of 2 000 rules that refer to each
 other exhausts a stack of 1 MiB (SIGSEGV), and a schema with 200 patterns in `allOf` compiles for more than 30 s. So
@@ -26,22 +26,23 @@ from rest_local import sandbox
 from rest_local.errors import GenerationError, GrammarsBusy, OptionError
 from rest_local.sandbox import Worker
 
-SECONDS = 5.0  # of processor time for one grammar; an enum of 50 000 integers takes 0.4 s
-WAIT_SECONDS = 10.0  # for grammars of other requests: a waiting request occupies a thread of the server
+SECONDS = 5.0  # processor time of one grammar; an enum of 50 000 integers takes 0.4 s
+WAIT_SECONDS = 10.0  # maximum wait for other grammars, as a waiting request occupies a thread of the server
 MEMORY_BYTES = 1 << 30
-STACK_BYTES = 64 << 20  # of the thread that compiles in the child; this process uses twice as much
+STACK_BYTES = 64 << 20  # stack of the thread that compiles in the child; this process uses twice as much
 SMALL_STACK_BYTES = 256 << 10  # half of what macOS gives a thread: masks are computed in any thread
 _KEPT = 32  # compiled grammars, each twice; clients send the same schema or tools with every request
 _SPECIAL = b"\xff"  # the first byte of tokens that are not text, for llguidance
 
 _T = TypeVar("_T")
+# Some messages of llguidance contain only its name for the reason why a parser ends.
 _STOPS = dict.fromkeys(("NoExtension", "NoExtensionBias"), "it allows nothing") | dict.fromkeys(
     ("ParserTooComplex", "LexerTooComplex"), "it is too large"
-)  # llguidance's names for why a parser ends, which are all that some of its messages contain
+)
 
 
 def limits() -> LLParserLimits:
-    """Limits for one mask, and of lexer states, 1 to 2 kB each. By default 50 000, 200 000 and 250 000."""
+    """Limit a mask, and the lexer states, 1 to 2 kB each. The defaults are 50 000, 200 000 and 250 000."""
     return LLParserLimits(step_max_items=20_000, step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
 
 
@@ -58,14 +59,9 @@ class _Pieces:
 
 
 class Tokens:
-    """The tokens of one vocabulary.
-
-    pieces    the bytes of each token
-    special   tokens that match only their name in a grammar, never text
-    ends      tokens of which each is allowed where the text is complete; they count as special
-    encode    text to token ids
-
-    With 152 000 tokens this takes 0.4 s, in which llguidance holds the GIL: construct it before the first request.
+    """The tokens of one vocabulary. `special` tokens match only their name in a grammar, never text; `ends`, which
+    count as special, are allowed when the text is complete. With 152 000 tokens this takes 0.4 s, in which llguidance
+    holds the GIL: construct it before the first request.
     """
 
     def __init__(
@@ -85,18 +81,20 @@ class Tokens:
         self._lock = threading.Lock()
         self._encode = encode
         self.pieces = [b"" if token in hidden else piece for token, piece in enumerate(pieces)]
-        self.of_byte = [-1] * 256  # the token that is this byte alone, -1 where the vocabulary has none
+        self.of_byte = [-1] * 256  # the token that is this byte alone, or -1
         for token, piece in enumerate(self.pieces):
             if len(piece) == 1 and self.of_byte[piece[0]] < 0:
                 self.of_byte[piece[0]] = token
-        adds_space = b"".join(self.pieces[token] for token in encode(b"a")) != b"a"  # SentencePiece, to the first word
+        adds_space = (
+            b"".join(self.pieces[token] for token in encode(b"a")) != b"a"
+        )  # SentencePiece does, to the first word
         self._beginning = b"\n" if adds_space else b""
 
     def split(self, before: Sequence[int], text: bytes) -> dict[int, int]:
-        """How the vocabulary splits `text` after the tokens `before`: the tokens that begin in it, by their place.
-
-        A token can reach from `before` into the text; then none is at place 0. A character that is cut off at the end
-        of the text is left out. 12 us."""
+        """Return the tokens that the vocabulary splits `text` into after the tokens `before`, by their place in it. A
+        token can reach from `before` into the text; then none is at place 0. A character that is cut off at the end of
+        the text is left out. Takes 12 us.
+        """
         context = b"".join(self.pieces[token] for token in before) or self._beginning
         try:
             place = len(codecs.utf_8_decode(text, "strict", False)[0].encode())
@@ -112,11 +110,11 @@ class Tokens:
         return found
 
     def matcher(self, text: str, ahead: bool = False) -> LLMatcher:
-        """The state at the beginning of a text. Costs 0.02 ms for a grammar that was compiled before, 3 ms for a new
-        schema of 30 properties. `text`: `Grammar.compiled_text`.
+        """Return the state at the beginning of a text. `text` is `Grammar.compiled_text`. Costs 0.02 ms for a grammar
+        that was compiled before, 3 ms for a new schema of 30 properties.
 
-        `ahead`: for looking ahead. All matchers that were compiled together share the states of their lexer, which are
-        limited, and looking ahead in a text of 100 kB uses them up: that must not end an answer.
+        A matcher to look `ahead` is compiled apart: all matchers that were compiled together share the states of their
+        lexer, which are limited. Looking ahead in a text of 100 kB uses them up, and that must not end an answer.
         Raises OptionError for a grammar that cannot be compiled for this vocabulary: it names a special token that does
         not exist, or no token begins a text of its language.
         """
@@ -138,17 +136,18 @@ class Tokens:
 
 
 def on_large_stack(work: Callable[[], _T], stack_bytes: int) -> _T:
-    """Runs `work` in a thread with a stack of this size, and returns or raises what it does."""
+    """Run `work` in a thread with a stack of this size, and return its result or raise its error."""
     done: list[_T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            if sys.platform == "linux":  # of this thread alone: threads that decode have priority
+            # Threads that decode have priority. On Linux the value is the thread's, and only root may lower it again.
+            if sys.platform == "linux":
                 this = os.PRIO_PROCESS, threading.get_native_id()
-                os.setpriority(*this, max(os.getpriority(*this), 10))  # less than it has is for root alone
+                os.setpriority(*this, max(os.getpriority(*this), 10))
             done.append(work())
-        except BaseException as error:  # raised in the caller's thread
+        except BaseException as error:  # The caller's thread raises it.
             failed.append(error)
 
     with _stack_lock:  # the size applies to all threads that start now
@@ -168,7 +167,7 @@ _stack_lock = threading.Lock()
 
 
 def readable(message: str) -> str:
-    """The cause in a message of llguidance, as one line without its excerpt of the grammar."""
+    """Return the cause in a message of llguidance, as one line without its excerpt of the grammar."""
     lines = [line for line in message.splitlines() if line.strip()]
     first = lines[0] if lines else "it allows nothing"
     if first.endswith("regex parse error:"):  # the pattern and a mark below it follow, then the cause
@@ -190,13 +189,13 @@ def compile_apart(text: str) -> None:
 
 @lru_cache(maxsize=64)
 def convert(text: str) -> str:
-    """GBNF as Lark. Raises OptionError, and as `_ask`."""
+    """Translate GBNF to Lark. Raises OptionError, and as `_ask`."""
     return _ask("convert", text)
 
 
 def _ask(kind: str, text: str) -> str:
-    """The answer of the child. Raises OptionError for a grammar that fails, GrammarsBusy after WAIT_SECONDS,
-    GenerationError if there is no child process, ServiceClosed if the thread was stopped.
+    """Ask the child. Raises OptionError for a grammar that fails, GrammarsBusy after WAIT_SECONDS, GenerationError if
+    there is no child process, ServiceClosed if the thread was stopped.
     """
     try:
         answer = json.loads(_worker.ask(json.dumps([kind, text]).encode(), SECONDS))
@@ -228,14 +227,15 @@ def _answer(request: bytes) -> bytes:
         answer = {"text": _converted(text) if kind == "convert" else _compiled(text), "error": ""}
     except RecursionError:
         answer = {"text": "", "error": "brackets are nested too deeply"}
-    except Exception as error:  # any exception of llguidance says what is wrong with the grammar
+    except Exception as error:  # llguidance's exceptions name the fault of the grammar
         answer = {"text": "", "error": readable(str(error)) or type(error).__name__}
     return json.dumps(answer).encode()
 
 
 def _compiled(text: str) -> str:
     """Compile with the smallest vocabulary: all bytes, an end token, one token for all token numbers, special tokens by
-    name. Raises ValueError, and whatever llguidance raises."""
+    name. Raises ValueError, and the errors of llguidance.
+    """
     text = _TOKEN_NUMBERS.sub("<[257]>", text)
     names = sorted(set(_TOKEN_NAMES.findall(text)) - {"<[257]>"})
     tokens = [bytes([byte]) for byte in range(256)]
@@ -262,13 +262,13 @@ def _compiled(text: str) -> str:
 def _converted(text: str) -> str:
     from llguidance.gbnf_to_lark import RepetitionNode, gbnf_to_lark
 
-    RepetitionNode.is_atomic = lambda self: False  # type: ignore[method-assign]  # else `("a"?){2}` becomes `"a"?{2}`
+    RepetitionNode.is_atomic = lambda self: False  # type: ignore[method-assign]  # or `("a"?){2}` becomes `"a"?{2}`
     # A `root` of its own makes all of a grammar without recursion one regular expression.
     return str(gbnf_to_lark(_PARTS.sub(_plain, text) + "\nroot ::= root-all\n"))
 
 
 def _plain(part: re.Match[str]) -> str:
-    """A part of GBNF as the converter reads it correctly: it drops zeros of `\\u0041`, and `root` must be unused."""
+    """Rewrite a part of GBNF for the converter, which drops zeros of `\\u0041`, and needs the name `root` unused."""
     text = part[0]
     if text[0] in '"[':
         return _ESCAPES.sub(_character, text)

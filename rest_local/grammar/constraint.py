@@ -1,16 +1,15 @@
-"""Which tokens may come next: by a grammar, by the minimum length, by bans. Used by the sampler and to prune drafts.
+"""Restrict the next token by a grammar, the minimum length and bans, for the sampler and to prune drafts.
 
-Contract: `allows`, `allowed`, `longest` and `forced` only look, `advance` changes the state.
-Knows nothing about logits.
+Contract: `allows`, `allowed`, `longest` and `forced` only look; `advance` changes the state. Nothing here sees logits.
 
 Text that a grammar allows only one way (keys, punctuation, the rest of an enum, a forced call) is drafted. `Forced`
-gives the text that is likely to follow, `ForcedText` the tokens that it may be made of, each with its kind. It is
-verified like any other draft, so a wrong guess costs time and never changes a token.
+gives the text that is likely to follow, `ForcedText` its possible tokens, each with its kind. It is verified like any
+other draft, so a wrong guess costs time and never changes a token.
 
-Most grammars leave white space open between the tokens of JSON. There `Spacing` supplies what this answer wrote at the
-last place of the same kind. Models split text as the vocabulary does, but not always: a model that does not expect a
-key can begin it with a shorter token. So two tokens are proposed at each place, that of the vocabulary and the first
-character alone. The last token of a draft can merge with text that is not known yet, so it is a kind of its own.
+Most grammars leave white space open between the tokens of JSON. There `Spacing` repeats the white space of this answer
+at the last place of the same kind. Models split text as the vocabulary does, but not always: a model that does not
+expect a key can begin it with a shorter token. So two tokens are proposed at each place, that of the vocabulary and the
+first character alone. The last token of a draft can merge with text that is not known yet, so it is a kind of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class VocabularyLike(Protocol):
-    """What is read of `rest_local.llama.vocabulary.Vocabulary`."""
+    """The part of `rest_local.llama.vocabulary.Vocabulary` that is used here."""
 
     @property
     def size(self) -> int: ...
@@ -46,14 +45,13 @@ class VocabularyLike(Protocol):
 class Constraint:
     """The state of one generation, from its first token on. Not thread-safe.
 
-    min_tokens   end tokens are forbidden until this many tokens are generated
-    ignore_end   end tokens are always forbidden
-    banned       token ids that are never allowed, because their logit bias is minus infinity
+    End tokens are forbidden until `min_tokens` tokens are generated, or always with `ignore_end`, but allowed in any
+    case if the grammar allows nothing else. `banned` tokens are never allowed, because their logit bias is minus
+    infinity.
 
-    Where the grammar allows nothing but an end token, that is allowed in any case.
-
-    Measured with 152 000 tokens and a schema of 30 properties, one core of a Zen 4: a mask 18 us in the median and
-    165 us at most, its ids another 23 us, one step 2 us, 16 tokens of a draft 38 us."""
+    Measured with 152 000 tokens and a schema of 30 properties, one core of a Zen 4: a mask 18 us in the median and 165
+    us at most, its ids another 23 us, one step 2 us, 16 tokens of a draft 38 us.
+    """
 
     def __init__(
         self,
@@ -64,7 +62,7 @@ class Constraint:
         ignore_end: bool = False,
         banned: Collection[int] = (),
     ) -> None:
-        """Raises OptionError for a grammar that cannot be compiled for this vocabulary."""
+        """Compile the grammar. Raises OptionError if that is impossible for this vocabulary."""
         self.vocabulary = vocabulary
         self.ignore_end, self.min_tokens = ignore_end, min_tokens
         self._banned = frozenset(banned)
@@ -85,37 +83,37 @@ class Constraint:
 
     @property
     def never_forbids(self) -> bool:
-        """Whether every token is allowed at every place."""
+        """Return True if every token is allowed at every place."""
         return self._matcher is None and not self._banned and not self.ignore_end and not self.min_tokens
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is forbidden from here on."""
+        """Return True if nothing is forbidden from here on."""
         return self._matcher is None and not self._banned and not self.forbids_ends
 
     def allows(self, token: int) -> bool:
-        """Whether the token may come next; False for an id outside the vocabulary."""
+        """Return True if the token may come next, False for an id outside the vocabulary."""
         return self.longest([token]) == 1
 
     def longest(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first on, may follow in a row."""
+        """Return how many of these tokens, from the first on, may follow in a row."""
         allowed = next((n for n, token in enumerate(tokens) if not self._may(token, n)), len(tokens))
         if self._matcher is None or not allowed:
             return allowed
-        if self._matcher.is_stopped():  # the text is complete; llguidance then expects no end token
+        if self._matcher.is_stopped():  # llguidance expects no end token after a complete text
             return int(self.vocabulary.is_end(tokens[0]))
         return int(self._matcher.validate_tokens(list(tokens[:allowed])))
 
     def _may(self, token: int, n: int) -> bool:
-        """Whether the token is allowed n tokens from here, the grammar aside."""
+        """Return True if the token is allowed n tokens from here, apart from the grammar."""
         if not 0 <= token < self.vocabulary.size or token in self._banned:
             return False
         return not (self._forbids_ends_after(n) and self.vocabulary.is_end(token))
 
     def allowed(self) -> NDArray[np.int32] | None:
-        """The token ids that may come next, ascending, int32; None for all. The sampler applies logit biases.
-
-        Raises GenerationError where the grammar allows no token or needs too much work."""
+        """Return the token ids that may come next, ascending, int32, or None for all. The sampler applies logit biases.
+        Raises GenerationError if the grammar allows no token or needs too much work.
+        """
         if self._matcher is None and not self.forbids_ends:
             return None
         if self._matcher is None:
@@ -127,7 +125,7 @@ class Constraint:
         if self.forbids_ends:
             ends = allowed[self.vocabulary.ends]
             allowed[self.vocabulary.ends] = False
-            if not allowed.any():  # the text is complete: only an end can follow
+            if not allowed.any():  # only an end can follow a complete text
                 allowed[self.vocabulary.ends] = ends
         ids = np.flatnonzero(allowed).astype(np.int32)
         if not len(ids):
@@ -135,8 +133,9 @@ class Constraint:
         return ids
 
     def advance(self, token: int) -> None:
-        """Add a token to the text. Raises ValueError for a token that the grammar forbids, and leaves the state as it
-        was; GenerationError where the grammar needs too much work."""
+        """Add a token to the text. Raises ValueError for a token that the grammar forbids, without a change, and
+        GenerationError if the grammar needs too much work.
+        """
         matcher = self._matcher
         complete = matcher is None or (matcher.is_stopped() and self.vocabulary.is_end(token))
         if matcher is not None and not complete and matcher.try_consume_tokens([token]) != 1:
@@ -147,9 +146,9 @@ class Constraint:
             self._forced.extend(token)
 
     def forced(self, most: int, path: Sequence[int] = ()) -> ForcedText | None:
-        """Text for about `most` tokens that the grammar is likely to allow in no other way, after the tokens of `path`.
-
-        0.15 ms where there is some, 0.02 ms elsewhere (152 000 tokens, one core of a Zen 4)."""
+        """Return text for about `most` tokens that the grammar is likely to allow in no other way, after the tokens of
+        `path`. Takes 0.15 ms if there is some, else 0.02 ms (152 000 tokens, one core of a Zen 4).
+        """
         return None if self._forced is None else self._forced.draft(most, path)
 
     def _check(self) -> None:
@@ -158,7 +157,7 @@ class Constraint:
             raise GenerationError(f"the grammar cannot be followed further: {cause}; simplify it")
 
     def follow(self, token: int) -> bool:
-        """Add a token if it is allowed; False, and the state is unchanged, if it is not."""
+        """Add a token if it is allowed. Otherwise return False and change nothing."""
         if not self.allows(token):
             return False
         self.advance(token)
@@ -166,16 +165,16 @@ class Constraint:
 
 
 N_KINDS = 5
+# Kinds of a token: the grammar allows no other text; it holds white space as the answer wrote it before; it holds white
+# space as JSON is usually written; it is the last one; it is shorter than the vocabulary's own token.
 CERTAIN, REPEATED, ASSUMED, LAST, CHARACTER = range(N_KINDS)
-"""Kinds of a token: the grammar allows no other text; it holds white space as the answer wrote it before; it holds
-white space as JSON is usually written; it is the last one; it is shorter than the vocabulary's own token."""
 
-MOST_BYTES = 256  # of one draft
-MOST_CHOICES = 18  # of `_JSON`: a value begins with one of 17, or an array ends; where more can follow, it is free text
-TAIL_TOKENS = 4  # of the answer, tokenized together with the draft
-USUAL_MS, EXCESS_MS = 1.0, 25.0  # a draft takes 0.2 ms; what an answer may spend beyond `USUAL_MS` a draft
+MOST_BYTES = 256  # maximum bytes of one draft
+MOST_CHOICES = 18  # a value begins with one of 17 characters of `_JSON`, or an array ends; more mean free text
+TAIL_TOKENS = 4  # the last tokens of the answer are tokenized together with the draft
+USUAL_MS, EXCESS_MS = 1.0, 25.0  # a draft takes 0.2 ms; an answer may spend EXCESS_MS beyond USUAL_MS a draft
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")  # llguidance's name for a special token among forced bytes
-_MARK = b"\xff"  # stands for a special token in the text of a draft
+_MARK = b"\xff"  # replaces a special token in the text of a draft
 _WHITE = b" \t\r\n"
 _JSON = b'"-0123456789tfn{}[],:'
 _NOT_JSON = bytes(byte for byte in range(0x21, 0x7F) if byte not in _JSON)
@@ -183,7 +182,7 @@ _clock = time.thread_time
 
 
 class ForcedToken(NamedTuple):
-    """A token that may come next. `apart`: after text that the vocabulary would split differently; `end`: its place."""
+    """A token that may come next and ends at `end`. It is `apart` after text that the vocabulary splits otherwise."""
 
     token: int
     kind: int
@@ -192,9 +191,9 @@ class ForcedToken(NamedTuple):
 
 
 class ForcedText:
-    """Bytes that are likely to follow, and the tokens they can be made of.
-
-    `kinds`: by byte; `specials`: by the place of their mark in the text; `complete`: nothing but an end can follow."""
+    """Bytes that are likely to follow, and the tokens they can be made of. `kinds` has a kind for each byte, `specials`
+    the special tokens by the place of their mark in the text. If `complete`, nothing but an end can follow.
+    """
 
     def __init__(
         self,
@@ -207,15 +206,15 @@ class ForcedText:
     ) -> None:
         self.text, self._kinds, self._specials, self._complete = text, kinds, specials, complete
         self._tokens = tokens
-        self._own: dict[int, int] = {}  # the vocabulary's token, by place
-        self._apart: dict[int, int] = {}  # likewise, where an answer that split its text otherwise goes on
+        self._own: dict[int, int] = {}  # place -> the vocabulary's token
+        self._apart: dict[int, int] = {}  # likewise, for an answer that split its text otherwise
         self._split(0, tail, self._own)
 
     def __len__(self) -> int:
         return len(self.text)
 
     def at(self, place: int) -> list[ForcedToken]:
-        """The tokens that may come at a place of the text; none at its end."""
+        """Return the tokens that may come at a place of the text, none at its end."""
         if place in self._specials:
             return [ForcedToken(self._specials[place], CERTAIN, False, place + 1)]
         apart = place not in self._own
@@ -244,13 +243,13 @@ class ForcedText:
 
 
 class Forced:
-    """Follows one answer from its first token on. Not for several threads at once.
-
-    Measured with 152 000 tokens and seven JSON schemas: 0.10 to 0.17 ms in the median where there is
-    text, 0.01 to 0.02 ms elsewhere."""
+    """The text that follows in one answer, which is followed from its first token on. Not thread-safe. Measured with
+    152 000 tokens and seven JSON schemas: a draft takes 0.10 to 0.17 ms in the median if there is text, else 0.01 to
+    0.02 ms.
+    """
 
     def __init__(self, matcher: LLMatcher, tokens: Tokens) -> None:
-        """`matcher`: at the beginning of the text, and owned from here on: compiled for looking ahead."""
+        """Take over a `matcher` at the beginning of the text that was compiled to look ahead."""
         self._matcher: LLMatcher | None = matcher
         self._tokens = tokens
         self._pending: list[int] = []
@@ -259,11 +258,11 @@ class Forced:
         self._excess_ms = 0.0
 
     def extend(self, token: int) -> None:
-        """The token was confirmed. It is looked at by the next `draft`."""
+        """Note a confirmed token. The next `draft` looks at it."""
         self._pending.append(token)
 
     def draft(self, most: int, path: Sequence[int] = ()) -> ForcedText | None:
-        """Text for about `most` tokens, after the drafted tokens of `path`; None where nothing is likely enough."""
+        """Return text for about `most` tokens after the drafted tokens of `path`, or None if nothing is likely."""
         if self._matcher is None:
             return None
         begun = _clock()
@@ -271,12 +270,12 @@ class Forced:
         if self._follow(self._matcher):
             found = self._explore(self._matcher, min(MOST_BYTES, 8 * most), path)
         self._excess_ms += max(0.0, 1e3 * (_clock() - begun) - USUAL_MS)
-        if self._excess_ms > EXCESS_MS:  # of a grammar that makes this expensive, for the rest of the answer
+        if self._excess_ms > EXCESS_MS:  # This grammar is too expensive for the rest of the answer.
             self._matcher = None
         return found
 
     def _follow(self, matcher: LLMatcher) -> bool:
-        """Consume the pending tokens. False where that is impossible: the text has ended, or asks for too much work."""
+        """Consume the pending tokens. Return False if the text has ended, or asks for too much work."""
         pending, self._pending = self._pending, []
         if pending and matcher.try_consume_tokens(pending) != len(pending):
             self._matcher = None
@@ -287,9 +286,9 @@ class Forced:
         return True
 
     def _explore(self, matcher: LLMatcher, most: int, path: Sequence[int]) -> ForcedText | None:
-        """What follows `path`. The matcher is then where it was; where it cannot go back, nothing more is drafted."""
+        """Return text after `path`, and roll the matcher back. If that is impossible, nothing more is drafted."""
         pieces = self._tokens.pieces
-        if any(not 0 <= token < len(pieces) or not pieces[token] for token in path):  # an end, or no token at all
+        if any(not 0 <= token < len(pieces) or not pieces[token] for token in path):  # an end, or an invalid id
             return None
         text, kinds, specials = b"", b"", dict[int, int]()
         spacing, complete = self._spacing.clone(), False
@@ -315,7 +314,7 @@ class Forced:
         return ForcedText(self._tokens, tail, text, kinds, specials, complete) if text else None
 
     def _next(self, matcher: LLMatcher, spacing: Spacing, most: int) -> tuple[bytes, int, int | None] | None:
-        """A run of bytes with its kind, or a special token: forced, or likely white space with the byte after it."""
+        """Return a forced run of bytes with its kind, a special token, or likely white space with the byte after it."""
         run = matcher.compute_ff_bytes()
         if special := _SPECIAL.search(run):
             if special.start() == 0:
@@ -338,24 +337,24 @@ class Forced:
         return (run, kind, None) if run else None
 
     def _allows(self, matcher: LLMatcher, byte: int) -> bool:
-        """Whether this byte may follow. 0.4 us; a mask takes up to 0.3 ms where a string may begin."""
+        """Return True if this byte may follow. Takes 0.4 us; a mask takes up to 0.3 ms if a string may begin."""
         token = self._tokens.of_byte[byte]
         return token >= 0 and matcher.validate_tokens([token]) == 1
 
 
 class Spacing:
-    """How an answer puts white space between the tokens of JSON, by what stands before it, the depth and the bracket.
-
-    `white`: the white space since the last byte that is none, outside of strings. Text that is not JSON teaches it
-    nothing useful, and its expectations are then wrong at the price of a rejected draft."""
+    """The white space of an answer between the tokens of JSON, by the token before it, the depth and the bracket.
+    `white` is the white space since the last other byte outside strings. Text that is not JSON teaches it nothing
+    useful, and its expectations are then wrong at the price of a rejected draft.
+    """
 
     def __init__(self) -> None:
         self.white = b""
-        self._open = b""  # brackets
-        self._last = 0  # byte outside of strings that is not white space
+        self._open = b""  # open brackets
+        self._last = 0  # the last byte outside strings that is not white space
         self._in_string = self._escaped = False
         self._habits: dict[tuple[int, int, bytes], bytes] = {}
-        self._indentation = b"  "  # of one level
+        self._indentation = b"  "  # one level
         self._on_lines = False  # the newest member began on a line of its own
 
     def clone(self) -> Spacing:
@@ -364,10 +363,10 @@ class Spacing:
         return twin
 
     def feed(self, text: bytes) -> None:
-        """More of the answer. 0.2 us a byte."""
+        """Add more of the answer. Takes 0.2 us a byte."""
         for byte in text:
             if self._in_string:
-                ends = (byte == ord('"') and not self._escaped) or byte == ord("\n")  # JSON has no line end in a string
+                ends = (byte == ord('"') and not self._escaped) or byte == ord("\n")  # JSON strings have no line ends
                 self._escaped = byte == ord("\\") and not self._escaped
                 self._in_string = not ends
             elif byte in _WHITE:
@@ -382,7 +381,7 @@ class Spacing:
                 self.white, self._last = b"", byte
 
     def expected(self, following: int | None) -> tuple[bytes, int]:
-        """The white space that is still to come before the byte `following` (None: any value), and its kind."""
+        """Return the white space still to come before the byte `following` (None: any value), and its kind."""
         place = self._place(following)
         if place is None:
             white, kind = b"", REPEATED
@@ -390,13 +389,13 @@ class Spacing:
             white, kind = self._habits[place], REPEATED
         else:
             white, kind = self._usual(place), ASSUMED
-        if not white.startswith(self.white):  # another way than expected: a line end is followed by indentation
+        if not white.startswith(self.white):  # After an unexpected line end comes indentation.
             line = self._line(place)
             white, kind = line if line.startswith(self.white) else self.white, ASSUMED
         return white[len(self.white) :], kind
 
     def _place(self, following: int | None) -> tuple[int, int, bytes] | None:
-        """What decides about white space: a bracket, a comma or a colon, before it or after it."""
+        """Return what decides about white space: a bracket, a comma or a colon, before it or after it."""
         if following is not None and following in b"}]":
             return None if self._last in b"{[" else (ord("}"), len(self._open), self._open[-1:])
         if following is not None and following in b":,":
@@ -408,7 +407,7 @@ class Spacing:
         return None
 
     def _usual(self, place: tuple[int, int, bytes]) -> bytes:
-        """White space at a kind of place that was not seen yet."""
+        """Return the usual white space at a kind of place that was not seen yet."""
         before, depth, bracket = place
         if depth < 0:
             return b""
@@ -427,7 +426,7 @@ class Spacing:
         return first if first[:1] == b"\n" else others[-1] if others else b" "
 
     def _line(self, place: tuple[int, int, bytes] | None) -> bytes:
-        """A line end and the indentation of a place."""
+        """Return a line end and the indentation of a place."""
         levels = 0 if place is None else place[1] - (place[0] == ord("}"))
         return b"\n" + self._indentation * levels
 

@@ -1,4 +1,4 @@
-"""Grammars in the notations that callers use: GBNF, Lark, JSON schemas. Each becomes Lark, which is then compiled.
+"""Make grammars from the notations that callers use: GBNF, Lark, JSON schemas. Each becomes Lark, which is compiled.
 
 Contract: every function compiles the grammar in a child process (`compiler`) before it returns, so that each `Grammar`
 can be compiled in bounded time and memory. That takes 6 ms for a schema of 30 properties, and nothing for one of the 64
@@ -27,19 +27,26 @@ _HEADER = '\n%llguidance {"no_forcing": true}\n'
 
 @dataclass(frozen=True)
 class Grammar:
-    """A language over bytes. `lark`: its rules, `start` first. `source`: the text of the caller."""
+    """A language over bytes. `lark` has its rules, `start` first; `source` is the caller's text."""
 
     lark: str
     source: str
 
     @property
     def compiled_text(self) -> str:
-        """The text for llguidance. The options are the last line, so that line numbers in messages are the caller's."""
+        """Return the text for llguidance. Options come last, so that line numbers in messages are the caller's."""
         return self.lark + _HEADER
 
 
 def lark(text: str) -> Grammar:
-    """A grammar in llguidance's dialect of Lark, with a rule `start`. Raises OptionError."""
+    """Make a grammar from llguidance's dialect of Lark.
+
+    Args:
+        text: rules, one of them named `start`
+
+    Raises:
+        OptionError: the grammar cannot be compiled, or not within the limits
+    """
     _check_text(text, "Lark text with a rule `start`")
     grammar = Grammar(text, text)
     _try(grammar)
@@ -47,10 +54,16 @@ def lark(text: str) -> Grammar:
 
 
 def gbnf(text: str) -> Grammar:
-    """A grammar in llama.cpp's notation, with a rule `root`. llguidance's converter translates it to Lark.
+    """Make a grammar from llama.cpp's notation. llguidance's converter translates it to Lark.
 
     A grammar without recursion becomes one regular expression. Between the parts of other rules the longest match wins,
-    as in Lark. Raises OptionError, also for what the converter cannot read (references to tokens, `<think>`).
+    as in Lark.
+
+    Args:
+        text: rules, one of them named `root`
+
+    Raises:
+        OptionError: the grammar cannot be compiled, or the converter cannot read it (references to tokens, `<think>`)
     """
     from rest_local.grammar.compiler import convert
 
@@ -66,10 +79,14 @@ def gbnf(text: str) -> Grammar:
 
 
 def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
-    """The JSON values that a schema (drafts 4 to 2020-12) allows. docs/howto/json.md lists the keywords.
+    """Make a grammar of the JSON values that a schema allows. docs/howto/json.md lists the keywords.
 
-    Raises OptionError for a schema that cannot be kept exactly: keywords that llguidance does not support, unknown
-    formats, references outside the schema; and for schemas that allow nothing, are too deep or too large.
+    Args:
+        schema: of drafts 4 to 2020-12, True for any value
+
+    Raises:
+        OptionError: the schema cannot be kept exactly (keywords that llguidance does not support, unknown formats,
+            references outside the schema), allows nothing, or is too deep or too large
     """
     from rest_local.grammar.compiler import compile_apart
 
@@ -82,7 +99,7 @@ def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
 
 
 def any_object() -> Grammar:
-    """Any JSON object: `response_format` json_object."""
+    """Make the grammar of any JSON object, for `response_format` json_object."""
     return json_schema({"type": "object"})
 
 
@@ -102,24 +119,24 @@ def _try(grammar: Grammar) -> None:
         raise OptionError(f"grammar: {error}") from None
 
 
-_MARKS = re.compile(r"(<[^<>\s]+>|\[[A-Z_/]+\])")  # texts that may be special tokens
+_MARKS = re.compile(r"(<[^<>\s]+>|\[[A-Z_/]+\])")  # such texts may be special tokens
 Special = Callable[[str], int | None]
 
 
 def no_special(text: str) -> int | None:
-    """A vocabulary without special tokens."""
+    """Return None, for a vocabulary without special tokens."""
     return None
 
 
 class Lark:
-    """The rules of one grammar. `special`: the id of the special token with a text, None if there is none."""
+    """The rules of one grammar. `special` returns the id of the special token with a text, or None."""
 
     def __init__(self, special: Special = no_special) -> None:
         self._special = special
         self._rules: list[str] = []
 
     def add(self, body: str, options: str = "") -> str:
-        """Add a rule and return its name. `options`: llguidance's options of a rule, in brackets."""
+        """Add a rule and return its name. `options` are llguidance's options of a rule, in brackets."""
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
@@ -129,7 +146,7 @@ class Lark:
         return self.add(" | ".join(ways))
 
     def literal(self, text: str) -> str:
-        """Exactly this text. Parts of it that are special tokens match only those."""
+        """Return a term for exactly this text. Parts of it that are special tokens match only those."""
         parts = [part for part in _MARKS.split(text) if part]
         terms: list[str] = []
         plain = ""
@@ -143,16 +160,15 @@ class Lark:
         return " ".join([*terms, *([_quoted(plain)] if plain or not terms else [])])
 
     def until(self, marker: str) -> str:
-        """Any text up to and including the first `marker`."""
+        """Return a term for any text up to and including the first `marker`."""
         token = self._special(marker)
         if token is not None:
             return self.add(f"/(.|\\n)*/ <[{token}]>")
         return self.add("/(.|\\n)*/", f"[suffix={_quoted(marker)}]")
 
     def json(self, schema: Mapping[str, Any] | bool, strict: str = "", fallback: str = "{}", **options: str) -> str:
-        """The values of a schema. What cannot be kept is left out, or gives way to the schema `fallback`, JSON text.
-
-        `strict`: what the schema belongs to; then raises OptionError instead, with this in its message.
+        """Add a rule for the values of a schema, and return its name. A part that cannot be kept is left out, or the
+        schema gives way to `fallback`, JSON text. With `strict`, which names its owner, raises OptionError instead.
         """
         try:
             json_schema(schema)
@@ -163,12 +179,12 @@ class Lark:
         return self.add(json_rule(schema, **options))
 
     def grammar(self, start: str) -> Grammar:
-        """The grammar with this body as its start rule. Raises OptionError."""
+        """Compile the grammar with this body as its start rule. Raises OptionError."""
         return lark("\n".join([f"start: {start}", *self._rules]))
 
 
 def _kept(schema: Mapping[str, Any] | bool, fallback: str) -> Mapping[str, Any]:
-    """What can be kept of a schema that cannot be kept."""
+    """Return a wider schema that can be kept, or the fallback."""
     if isinstance(schema, Mapping) and (wider := schemas.widened(schema)) != schema:
         with contextlib.suppress(OptionError):
             json_schema(wider)
@@ -178,5 +194,5 @@ def _kept(schema: Mapping[str, Any] | bool, fallback: str) -> Mapping[str, Any]:
 
 
 def _quoted(text: str) -> str:
-    """A literal of Lark, whose escapes are those of JSON."""
+    """Write a literal of Lark, whose escapes are those of JSON."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f")

@@ -1,9 +1,9 @@
-"""JSON schemas as llguidance reads them: limits where there are none, other spellings, refusals by name.
+"""Rewrite JSON schemas for llguidance: add limits, spell keywords in its way, refuse others by name.
 
-Contract: `json_rule` allows only values that are valid for the schema as it was given. What cannot be kept is an
-OptionError that names it. llguidance ignores keywords that it does not know, as the standard says; keywords of draft 3
-and formats are checked here, because ignoring them would allow invalid values. `widened` is for callers that prefer
-some of the schema to nothing. Knows nothing about tokens. docs/howto/json.md has what the public test suite says.
+Contract: `json_rule` allows only values that are valid for the given schema. An OptionError names a part that cannot be
+kept. llguidance ignores keywords that it does not know, as the standard says; keywords of draft 3 and formats are
+checked here, because ignoring them would allow invalid values. `widened` is for callers that prefer some of the schema
+to nothing. Knows nothing about tokens. docs/howto/json.md has the results of the public test suite.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from rest_local.errors import OptionError
 
 MAX_BYTES = 1 << 20
-MAX_LEVELS = 100  # of a schema that are changed; the child refuses schemas that are nested deeper
+MAX_LEVELS = 100  # the child refuses schemas that are nested deeper
 LARGEST = 2**53 - 1  # 16 digits; readers that use doubles change larger integers (RFC 8259, section 6)
 FRACTION = 1e-10  # the smallest power of ten that llguidance 1.9.1 accepts for `multipleOf`
 # One space, or a line break with indentation: otherwise a model can write white space up to the token limit.
@@ -24,7 +24,7 @@ _JSON_OPTIONS = {"whitespace_pattern": "( |\\n[ \\t]{0,20})?"}
 
 Schema = Mapping[str, Any]
 
-_LITERAL = ("enum", "const", "default", "example", "examples")  # values, not schemas; and names that begin with x-
+_LITERAL = ("enum", "const", "default", "example", "examples")  # these hold values, as do names that begin with x-
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties")
 _EVALUATING = (*_COMPOSED, "$dynamicRef", "$recursiveRef", "dependencies", "contains")
@@ -51,21 +51,21 @@ _WRITTEN = {
     "base64": _BASE64,
     "byte": _BASE64,
 }
-_FORMATS = (*_NARROWED, "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")  # of llguidance
+_FORMATS = (*_NARROWED, "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")  # llguidance knows these
 _FREE = ("password", "binary")  # OpenAPI's; they limit nothing
 _BITS = {f"{kind}{bits}": (kind, bits) for kind in ("int", "uint") for bits in (8, 16, 32)}
 _NOT_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9bBk]")  # look-around, back-references, word boundaries
 
 
 def json_rule(schema: Schema | bool, **options: str) -> str:
-    """A term of a Lark rule for the values of a schema. `options`: for llguidance's compiler. Raises OptionError."""
+    """Return a term of a Lark rule for the values of a schema. llguidance gets the `options`. Raises OptionError."""
     if not isinstance(schema, (Mapping, bool)):
         raise OptionError(f"JSON schema: {type(schema).__name__} is not a schema; give an object or a boolean")
     document = {} if schema is True else schema
     try:
         if isinstance(document, Mapping):
             if "properties" in document and "type" not in document:
-                document = {"type": "object", **document}  # else a number would be valid too
+                document = {"type": "object", **document}  # or a number would be valid too
             document = _changed(_tightened(document), _respelled)
             document = {**document, "x-guidance": {**_JSON_OPTIONS, **options}}
         text = json.dumps(document, allow_nan=False)
@@ -77,15 +77,15 @@ def json_rule(schema: Schema | bool, **options: str) -> str:
 
 
 def widened(schema: Schema) -> Schema:
-    """The schema without keywords, formats and patterns that cannot be kept. It allows more values, never fewer.
-
-    `oneOf` becomes `anyOf`, as its alternatives may exclude each other in a way that cannot be kept."""
+    """Return the schema without keywords, formats and patterns that cannot be kept. It allows more values, never fewer.
+    `oneOf` becomes `anyOf`, as its alternatives may exclude each other in a way that cannot be kept.
+    """
     found: Schema = _changed(schema, _wider)
     return found
 
 
 def cause(message: str) -> str:
-    """What a message of llguidance says about a schema, with the way out where there is one."""
+    """Return the cause in a message of llguidance about a schema, with a way out if there is one."""
     message = re.sub(r"^\d+\(\d+\): ", "", message)
     if found := re.match(r"Unimplemented keys: \[(.*)\]", message):
         names = found[1].replace('"', "")
@@ -102,7 +102,7 @@ def cause(message: str) -> str:
 
 
 def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], levels: int = MAX_LEVELS) -> Any:
-    """The schema after `change` of the schemas in it, the inner ones first."""
+    """Apply `change` to all schemas in a schema, the inner ones first."""
     if not levels or not isinstance(schema, (list, Mapping)):
         return schema
     if isinstance(schema, list):
@@ -118,7 +118,7 @@ def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], le
     return change(found)
 
 
-# Limits where the schema sets none, so that a small model comes to an end of its answer.
+# These limits apply if the schema sets none, so that a small model comes to an end of its answer.
 
 _ANY = {"$ref": "#/$defs/any"}
 _NUMBERS = {"minimum": -LARGEST, "maximum": LARGEST, "multipleOf": FRACTION}
@@ -130,13 +130,13 @@ _OPEN = {
 
 
 def _tightened(schema: Schema) -> Schema:
-    """The schema with limits where it sets none.
+    """Return the schema with limits where it sets none.
 
     - Objects that name their properties have no others, unless others are required.
     - Integers and numbers lie between -LARGEST and LARGEST, or in the range of their format (`int32`); numbers have at
       most 10 digits after the point.
 
-    Schemas with `allOf` are left as they are, and objects that are composed of several schemas: closed parts could
+    Schemas with `allOf`, and objects that are composed of several schemas, are left unchanged: closed parts could
     contradict each other.
     """
     text = json.dumps(schema, default=str)
@@ -160,7 +160,7 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number_limits(schema: Schema, step: float | None) -> dict[str, float]:
-    """Limits of a schema of integers or numbers, where it sets none."""
+    """Return limits for a schema of integers or numbers that sets none."""
     kind = schema.get("type")
     types: list[Any] = kind if isinstance(kind, list) else [kind]
     if not ("integer" in types or "number" in types) or "enum" in schema or "const" in schema:
@@ -185,11 +185,11 @@ def _range(format_: Any) -> tuple[int, int]:
     return (0, 2**bits - 1) if kind == "uint" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-# Other spellings: the same values in keywords that llguidance knows.
+# The following functions spell the same values in keywords that llguidance knows.
 
 
 def _respelled(schema: dict[str, Any]) -> dict[str, Any]:
-    """One schema in llguidance's keywords. Raises OptionError for what would be ignored."""
+    """Rewrite one schema in llguidance's keywords. Raises OptionError for those that would be ignored."""
     for name in _DRAFT_3:
         if name in schema:
             raise OptionError(f"JSON schema: {name} is of draft 3 and cannot be kept; leave it out")
@@ -203,7 +203,7 @@ def _respelled(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _says_nothing(name: str, value: Any, schema: Schema) -> bool:
-    """Whether a keyword that llguidance does not know changes nothing."""
+    """Return True if a keyword that llguidance does not know changes nothing."""
     if name in ("uniqueItems", "not", "required"):
         return value is False
     if name in ("unevaluatedItems", "unevaluatedProperties"):
@@ -224,13 +224,13 @@ def _is_any(schema: Any) -> bool:
 
 
 def _limits_of_names(names: Schema) -> set[str]:
-    """The keywords of `propertyNames` that names do not satisfy in any case."""
+    """Return the keywords of `propertyNames` that names do not always satisfy."""
     said = {"title", "description", *(["type"] if names.get("type") == "string" else [])}
     return names.keys() - said
 
 
 def _unevaluated(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without other schemas that evaluate parts of the value, `unevaluated` is `additional`."""
+    """Turn `unevaluated` into `additional` if no other schemas evaluate parts of the value."""
     for name, next_to in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
         others = [each for each in _EVALUATING if each != name and each in schema]
         if name not in schema or others:
@@ -243,7 +243,7 @@ def _unevaluated(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _property_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """`propertyNames` with a pattern or a list of names, where nothing else names properties."""
+    """Rewrite `propertyNames` with a pattern or a list of names if nothing else names properties."""
     names = schema.get("propertyNames")
     if not isinstance(names, Mapping) or "properties" in schema or "patternProperties" in schema:
         return schema
@@ -260,7 +260,7 @@ def _property_names(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _formats(schema: dict[str, Any]) -> dict[str, Any]:
-    """Formats as patterns where llguidance does not know them, or is wider than the standard."""
+    """Rewrite formats as patterns if llguidance does not know them, or is wider than the standard."""
     name, kind = schema.get("format"), schema.get("type", "string")
     if name is None or "string" not in (kind if isinstance(kind, list) else [kind]):
         return schema
@@ -277,7 +277,7 @@ def _formats(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wider(schema: dict[str, Any]) -> dict[str, Any]:
-    """One schema without what cannot be kept."""
+    """Remove the parts of one schema that cannot be kept."""
     found = {name: value for name, value in schema.items() if name not in _REFUSED}
     if isinstance(found.get("required"), bool):
         del found["required"]
