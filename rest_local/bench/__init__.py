@@ -1,1 +1,1 @@
-"""Measurements: they return dataclasses; printing is the command line's. Nothing here is a timed test."""
+"""Measure, and return dataclasses, which the command line prints. Nothing here is a timed test."""

@@ -1,4 +1,4 @@
-"""The demo: a question and an edit of some code, each answered plain and drafted by the same engine.
+"""Compare plain and drafted answers of one engine to a question and to an edit of some code: the demo.
 
 - The edit changes a name in a passage of the user's file, else of one of the standard library. The first third of the
   answer is given, because a small model that is asked to repeat code often writes something else.
@@ -35,14 +35,14 @@ DEFINITION = re.compile(r"(?m)^(class|def|export|fn|func|function|impl|public|st
 PASSAGE = 1500  # characters to edit, some 400 tokens
 SIDES = ("plain", "drafted")
 CONTEXT = 2048
-LOOPING = 0.3  # share of repeated n-grams from which on an answer is said to repeat itself
+LOOPING = 0.3  # an answer with a larger share of repeated n-grams repeats itself
 NGRAM = 8
-DISTURBED = 1.3  # times the slowest of the plain runs; on a quiet machine they differ by 1 to 5%
+DISTURBED = 1.3  # largest ratio of plain runs; on a quiet machine they differ by 1 to 5%
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. `begun` is the beginning of the answer. `chat`: the text goes through the model's chat template."""
+    """A prompt. `begun` is the beginning of the answer. With `chat` the text goes through the chat template."""
 
     title: str
     text: str
@@ -57,9 +57,8 @@ def standard_library() -> Path:
 
 def prompts(code: Path | None, chat: bool) -> list[Prompt]:
     """Return the question, and the edit of a passage of `code` (a file, or one of a folder): its most common name is
-    changed. Without a chat template the model continues both texts.
-
-    Raises OptionError if there is nothing to edit, and OSError.
+    changed. Without a chat template the model continues both texts. Raises OptionError if there is nothing to edit, and
+    OSError.
     """
     path, text = _file_of(code)
     shown = passage(text)
@@ -100,7 +99,7 @@ def _file_of(code: Path | None) -> tuple[Path, str]:
 
 
 class Display(Protocol):
-    """Shows the first pair of runs."""
+    """A display of the first pair of runs."""
 
     def begin(self, prompt: Prompt) -> None: ...
 
@@ -111,7 +110,7 @@ class Display(Protocol):
 
 @dataclass(frozen=True)
 class Side:
-    """The timed runs of one side: the last result, and tokens per second of each."""
+    """The timed runs of one side: the last result, and the tokens per second of each run."""
 
     result: Result
     speeds: tuple[float, ...]
@@ -122,14 +121,14 @@ class Side:
 
     @property
     def drafted_share(self) -> float:
-        """The share of the tokens that were drafted, 0 to 1."""
+        """Return the share of the tokens that were drafted, 0 to 1."""
         return self.result.draft.accepted / max(len(self.result.tokens), 1)
 
     def to_json(self) -> dict[str, Any]:
         draft = self.result.draft.to_dict()
         return {
             "tokens_per_second": round(self.tokens_per_second, 2),
-            "runs": [round(speed, 2) for speed in self.speeds],  # how noisy the machine was
+            "runs": [round(speed, 2) for speed in self.speeds],  # shows how noisy the machine was
             **{name: draft[name] for name in ("mat", "accepted", "drafted", "by_source")},
             "n_tokens": len(self.result.tokens),
             "repeated_8grams": round(repeated_share(self.result.tokens), 4),
@@ -138,7 +137,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prompt. `same`: how many tokens both sides have in common, None if all runs of both give the same ones."""
+    """The comparison for one prompt. `same` counts the common tokens, None if all runs of both sides give the same
+    ones.
+    """
 
     prompt: Prompt
     plain: Side
@@ -148,7 +149,7 @@ class Comparison:
 
     @property
     def disturbed(self) -> bool:
-        """Whether plain runs of the same tokens differ so much that other programs must have run."""
+        """Return True if plain runs of the same tokens differ so much that other programs must have run."""
         return max(self.plain.speeds) > DISTURBED * min(self.plain.speeds)
 
     @property

@@ -1,10 +1,9 @@
-"""The time of a lookup, warm and cold, and the speed of sorting a datastore.
+"""Measure the time of a lookup, warm and cold, and the speed of sorting a datastore.
 
 The text is Python source of this machine, tokenized with the vocabulary of a model and continued with edited copies:
 the paragraphs of a file in another order, and EDITED of their tokens replaced. Without a model it is synthetic. Queries
-are contexts of 40 tokens from the datastore with one of the newest 33 replaced, so that matches have all lengths. Times
-are of this process, with whatever else the machine does: `best` is the median over queries of the shortest of PASSES
-times, which other load disturbs less.
+are contexts of 40 tokens from the datastore with one of the newest 33 replaced, so that matches have all lengths. Other
+load disturbs all times. It disturbs `best` less: the median over queries of the shortest of PASSES times.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from rest_local.retrieval.format import VocabularyId
 from rest_local.retrieval.rows import Int32Array, Rows, order_of, pack, width_of
 from rest_local.retrieval.sources.walk import walk
 
-SYNTHETIC_SIZE = 32_000  # ids of the synthetic text
-WALK = 5_000  # tokens of a synthetic document
+SYNTHETIC_SIZE = 32_000  # number of ids in the synthetic text
+WALK = 5_000  # length of a synthetic document in tokens
 
 
 def python_sources(vocabulary: Vocabulary, tokens: int) -> list[Int32Array]:
-    """Documents of up to `tokens` tokens: the Python files of the interpreter and its packages."""
+    """Tokenize the Python files of the interpreter and its packages, up to `tokens` tokens."""
     paths = sysconfig.get_paths()
     files = walk(dict.fromkeys((paths["stdlib"], paths["purelib"])), ["*.py"])
     return list(up_to(filter(len, (vocabulary.tokenize(text) for _, text, *_ in files)), tokens))
 
 
 def synthetic(random: np.random.Generator) -> Iterator[Int32Array]:
-    """Walks over a graph in which each of SYNTHETIC_SIZE tokens has 64 successors, chosen by Zipf's law."""
+    """Yield walks over a graph in which each of SYNTHETIC_SIZE tokens has 64 successors, chosen by Zipf's law."""
     successors = (random.zipf(1.2, (SYNTHETIC_SIZE, 64)) - 1) % SYNTHETIC_SIZE
     while True:
         walks = np.empty((WALK, 200), np.int32)
@@ -53,7 +52,7 @@ def synthetic(random: np.random.Generator) -> Iterator[Int32Array]:
 
 
 def up_to(documents: Iterable[Int32Array], tokens: int) -> Iterator[Int32Array]:
-    """Documents of `tokens` tokens in all; the last one is cut."""
+    """Yield documents of `tokens` tokens in all. The last one is cut."""
     for document in documents:
         yield document[:tokens]
         tokens -= len(document)
@@ -63,7 +62,7 @@ def up_to(documents: Iterable[Int32Array], tokens: int) -> Iterator[Int32Array]:
 
 PASSES = 3
 COLD_QUERIES = 100
-FLUSHED = 40_000_000  # bytes: more than a last-level cache
+FLUSHED = 40_000_000  # more bytes than a last-level cache has
 _SORT_SAMPLE = 5_000_000
 _OPENED = 5
 
@@ -79,8 +78,8 @@ def measure(
     cold: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Measure the datastore in `directory`, or one of so many tokens in a temporary directory, of text in the
-    vocabulary of `model`. Times in microseconds:
+    """Measure the datastore in `directory`, or else a temporary one of so many tokens in the vocabulary of `model`.
+    Times are in microseconds:
 
     - `lookup_us`, the headline: one `Datastore.rows` of 64 rows and 16 tokens, and their weighted trie
     - `first_lookup_us`: the same in the first pass over the queries
@@ -129,7 +128,7 @@ def _measure_store(path: Path, queries: int, cold: bool, random: np.random.Gener
         contexts = _contexts(store, queries, random)
         first = _times(store, contexts, _trie)
         passes = [_times(store, contexts, _trie) for _ in range(PASSES)]
-        best = float(np.median(np.min(passes, axis=0))) / 1000  # over queries, of the shortest of their times
+        best = float(np.median(np.min(passes, axis=0))) / 1000
         rows = _times(store, contexts, lambda rows: None)
         flushed = _times(store, contexts[:COLD_QUERIES], _trie, np.zeros(FLUSHED, np.uint8))
         info = store.info()
@@ -152,17 +151,17 @@ def _measure_store(path: Path, queries: int, cold: bool, random: np.random.Gener
 
 
 def _cold(store: Datastore, contexts: Sequence[Int32Array]) -> dict[str, Any]:
-    """Lookups that read all they need from the disk. `disk_kb` shows it: what the system read for one."""
+    """Measure lookups that read everything from the disk. `disk_kb` shows what the system read for one."""
     import resource
 
     files = [store.directory / name for name in os.listdir(store.directory) if name.endswith(".bin")]
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)  # a dirty page is not dropped
+        os.fsync(descriptor)  # the system drops neither dirty pages
         os.close(descriptor)
     times, read, faults = [], [], []
     for context in contexts:
-        store.trim()  # nor is a mapped one
+        store.trim()  # nor mapped ones
         for file in files:
             descriptor = os.open(file, os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -179,7 +178,7 @@ def _cold(store: Datastore, contexts: Sequence[Int32Array]) -> dict[str, Any]:
 
 
 def _contexts(store: Datastore, queries: int, random: np.random.Generator) -> list[Int32Array]:
-    """Contexts of 40 tokens of the datastore, each with a token replaced."""
+    """Cut contexts of 40 tokens from the datastore, each with a token replaced."""
     vocab_size = store.manifest.vocabulary.size
     ends = np.cumsum([len(segment) for segment in store.segments])
     contexts: list[Int32Array] = []
@@ -201,7 +200,7 @@ def _times(
     then: Callable[[Rows], object],
     flush: npt.NDArray[np.uint8] | None = None,
 ) -> Times:
-    """Nanoseconds of each lookup with `then` on its rows; `flush` is written to before each."""
+    """Return the nanoseconds of each lookup with `then` on its rows. `flush` is written to before each."""
     times = []
     for context in contexts:
         if flush is not None:
@@ -213,8 +212,8 @@ def _times(
 
 
 def _trie(rows: Rows) -> tuple[Int32Array, npt.NDArray[np.intp]]:
-    """The complete weighted trie of all rows: the sorted rows, in which a node is a run of rows and its weight the
-    length of the run, and the number of tokens that each row shares with the previous one.
+    """Return the complete weighted trie of all rows: the sorted rows, in which a node is a run of rows and its weight
+    the length of the run, and the number of tokens that each row shares with the previous one.
     """
     tokens = rows.continuations
     if len(tokens):

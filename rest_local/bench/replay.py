@@ -27,8 +27,8 @@ from rest_local.drafting.tree import DraftTree
 from rest_local.planning.policy import Policy, StepContext, StepCost
 
 SHORTEST_ANSWER = 3
-LOOKUP_MS = 0.15  # time of each lookup for the policy: with measured times a replay would not be repeatable
-FIRST_TOKENS = 160  # of an answer, which show the cost of starting up
+LOOKUP_MS = 0.15  # the policy's time of each lookup; measured times would make a replay unrepeatable
+FIRST_TOKENS = 160  # so many tokens of an answer show the cost of its start
 LEAVES = 64  # more than the sequence ids of one context allow, so that they are no limit
 FREE = CostCurve.from_points([0], [1, LARGEST], [[1.0, 1.0]])  # a curve on which drafts cost nothing
 
@@ -43,7 +43,7 @@ class Predictable(Lookup, Protocol):
 
 @dataclass
 class Tally:
-    """The counts. Times are milliseconds; `plain_ms` and `drafted_ms` by the curve, the latter with `queried_ms`."""
+    """The counts of a replay. The curve gives `plain_ms` and `drafted_ms`, and the latter includes `queried_ms`."""
 
     answers: int = 0
     steps: int = 0
@@ -60,9 +60,9 @@ class Tally:
     drafted_ms: float = 0.0
     looked_ms: float = 0.0  # time of the lookups, LOOKUP_MS each
     queried_ms: float = 0.0  # time of the queries to a drafting model
-    first_plain_ms: float = 0.0  # of the first FIRST_TOKENS tokens of each answer
+    first_plain_ms: float = 0.0  # the first FIRST_TOKENS tokens of each answer
     first_drafted_ms: float = 0.0
-    by_answer: list[tuple[float, str]] = field(default_factory=list)  # speed-up and name
+    by_answer: list[tuple[float, str]] = field(default_factory=list)  # (speed-up, name)
 
     def add(self, tree: DraftTree, path: Sequence[int], tokens: int) -> None:
         self.steps += 1
@@ -76,16 +76,16 @@ class Tally:
 
     @property
     def speedup(self) -> float:
-        """Plain over drafted time, which is that on the curve and of queries; 1 if nothing was replayed."""
+        """Return plain time over drafted time, which includes queries; 1 if nothing was replayed."""
         return self.plain_ms / self.drafted_ms if self.drafted_ms else 1.0
 
     @property
     def speedup_with_lookups(self) -> float:
-        """The speed-up with the time of the lookups included."""
+        """Return the speed-up with the time of the lookups included."""
         return self.plain_ms / (self.drafted_ms + self.looked_ms) if self.drafted_ms else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         steps = max(self.steps, 1)
         times = np.array(self.lookup_ms or [0.0])
         worst, name = min(self.by_answer, default=(1.0, ""))
@@ -116,13 +116,13 @@ class Tally:
 
 
 def counted(recorded: Sequence[Recorded]) -> list[Recorded]:
-    """The answers that are long enough to count."""
+    """Return the answers that are long enough to count."""
     return [answer for answer in recorded if len(answer.answer) >= SHORTEST_ANSWER]
 
 
 def begin(sources: Predictable, answer: Recorded) -> list[int]:
-    """Give the sources the prompt, the prediction and the first token of the answer, which the prefill yields. Returns
-    the text so far, which a drafting model follows: to it the caller appends what it gives to `Sources.extend`.
+    """Give the sources the prompt, the prediction and the first token of the answer, which the prefill yields. Return
+    the text so far. A drafting model follows this list: the caller appends what it gives to `Sources.extend`.
     """
     text = [*answer.prompt]
     sources.restart(text)
@@ -185,7 +185,7 @@ def _replay_answer(answer: Recorded, sources: Predictable, policy: Policy, curve
 
 
 def _follow(tree: DraftTree, answer: Sequence[int], at: int, tally: Tally) -> list[int]:
-    """Verify the tree against the recorded tokens from `at` on. Returns the tokens of the step."""
+    """Verify the tree against the recorded tokens from `at` on. Return the tokens of the step."""
     rest = iter(answer[at:])
     last = len(answer) - at
     taken = 0

@@ -1,4 +1,4 @@
-"""Replay with real forward passes: recorded tokens through a context of a real or synthetic model.
+"""Replay recorded tokens with real forward passes, in a context of a real or synthetic model.
 
 - Every step decodes the root and the tree in llama.cpp, with the slots, the sources and the policy of a real
   generation. Only the model's tokens come from the recording, so the weights may be random.
@@ -37,9 +37,9 @@ from rest_local.llama.model import Model
 from rest_local.llama.vocabulary import Detokenizer
 from rest_local.planning.policy import Off, Policy
 
-TOKENS = 160  # of each answer
+TOKENS = 160  # number of tokens to replay from each answer
 ROUNDS = 3
-Measured = tuple[float, float, Statistics]  # an answer: milliseconds plain and drafted, and counts of the drafted run
+Measured = tuple[float, float, Statistics]  # (plain ms, drafted ms, counts of the drafted run) of an answer
 MAX_CONTEXT = 16384  # longer prompts are left out, because their prefill alone takes minutes on a CPU
 
 
@@ -71,7 +71,7 @@ class Runner:
     slot: Slot
 
     def run(self, answer: Recorded, sources: Predictable, policy: Policy) -> tuple[float, Statistics]:
-        """Milliseconds from the first token of the answer to the last, and the statistics of its steps."""
+        """Return milliseconds from the first token of the answer to the last, and the statistics of its steps."""
         rest = answer.answer[1:]
         request = Request([*answer.prompt, answer.answer[0]], max_tokens=len(rest))
         recording = Answer(Statistics(), Detokenizer(self.model.vocabulary.piece), len(rest), (), lambda token: False)
@@ -98,10 +98,9 @@ def wall_clock(
     tokens: int = TOKENS,
     rounds: int = ROUNDS,
 ) -> tuple[CostCurve, dict[str, Any]]:
-    """Run the first `tokens` tokens of every answer `rounds` times, in a context for the longest answer. Returns the
-    model's cost curve after these runs, which is kept for later ones, and the object of `--json`.
-
-    Raises ModelError, DecodeFailed, OptionError where no answer fits or ids are those of another vocabulary.
+    """Run the first `tokens` tokens of every answer `rounds` times, in a context for the longest answer. Return the
+    model's cost curve after these runs, which is kept for later ones, and the object of `--json`. Raises ModelError,
+    DecodeFailed, OptionError if no answer fits or ids are those of another vocabulary.
     """
     cut = [replace(answer, answer=answer.answer[:tokens]) for answer in counted(recorded)]
     with Model.open(path) as model:
@@ -109,15 +108,15 @@ def wall_clock(
         fitting = [answer for answer in cut if len(answer.prompt) + len(answer.answer) <= most]
         _check(fitting, model, most)
         longest = max(len(answer.prompt) + len(answer.answer) for answer in fitting)
-        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes: each is tuned once
+        n_ctx = min(most, max(1024, (longest + 64 + 255) // 256 * 256))  # few different sizes, as each is tuned once
         context, tuning = tune(model, ContextSettings(n_ctx=n_ctx), "fast")
         with context:
             curve = tuning.curve
             curve.busy_now = load_meter(model, context).busy
             runner = Runner(model, Forward(context, capability_of(model, context, "fast")), Slot(context))
-            _round(runner, fitting, make_sources, make_policy, curve, -1)  # it only refines the curve
+            _round(runner, fitting, make_sources, make_policy, curve, -1)  # only refines the curve
             measured = [_round(runner, fitting, make_sources, make_policy, curve, number) for number in range(rounds)]
-            # a policy refines the curve that it gets
+            # A policy refines its curve, so each gets a copy.
             settled = CostCurve(curve.contexts, curve.ms.copy())
             implied = replay_by_curve(fitting, make_sources, make_policy(settled.copy()), settled).to_dict()
             report = _report(model.name, context.settings, measured, implied)
@@ -156,7 +155,7 @@ def _round(
 def _report(
     name: str, settings: ContextSettings, rounds: Sequence[Sequence[Measured]], implied: dict[str, Any]
 ) -> dict[str, Any]:
-    """The object of `--json`; each answer counts with the median of its rounds."""
+    """Return the object of `--json`. Each answer counts with the median of its rounds."""
     plain, drafted = (sum(median(run[side] for run in each) for each in zip(*rounds, strict=True)) for side in (0, 1))
     runs = [run[2] for row in rounds for run in row]
     tokens, steps = sum(run[2].generated for run in rounds[0]), sum(run.steps for run in runs)

@@ -1,6 +1,6 @@
-"""What a replay is driven by: recorded answers of real models, edits of a repository, earlier answers, datastores.
+"""Load the data of a replay: recorded answers of real models, edits of a repository, earlier answers, datastores.
 
-The fields of a line of a file tell its format: MT-Bench answers (with their questions in the same folder), AlpacaEval
+The fields of a line tell its format: MT-Bench answers (with their questions in the same folder), AlpacaEval
 outputs, HumanEval problems, or OpenAI batch lines with request and response. Any other line raises InputInvalid with
 file, line and cause.
 
@@ -34,12 +34,12 @@ VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-MAX_TEXT = 256 * 2**20  # characters of one unpacked file: a replay holds all of its tokens, at 36 bytes each
+MAX_TEXT = 256 * 2**20  # maximum characters of an unpacked file; a replay holds all of its tokens, at 36 bytes each
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One answer: token ids of its prompt, of the answer, and of the prediction that the client sends."""
+    """A recorded answer: the token ids of its prompt, of the answer, and of the prediction that the client sends."""
 
     name: str
     prompt: list[int]
@@ -48,7 +48,7 @@ class Recorded:
 
 
 def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
-    """Every answer of a file, in order. Raises InputInvalid for a wrong line or a file without answers, and OSError."""
+    """Read every answer of a file, in order. Raises InputInvalid for a wrong line or without answers, and OSError."""
     found = []
     for number, line in _lines(path):
         try:
@@ -66,7 +66,7 @@ def load(path: Path, vocabulary: Vocabulary) -> list[Recorded]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of the file with their line numbers from 1. One line is in memory at a time."""
+    """Yield the objects of the file with their line numbers from 1. One line is in memory at a time."""
     open_text = gzip.open if path.suffix == ".gz" else open
     read, number = 0, 0
     try:
@@ -90,7 +90,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[str, str, str]]:
-    """Name, prompt and answer."""
+    """Yield name, prompt and answer of each answer in a line."""
     if "choices" in line and "question_id" in line:
         yield from _mt_bench(line, path)
     elif "instruction" in line and "output" in line:
@@ -105,7 +105,7 @@ def _texts(line: Mapping[str, Any], path: Path, number: int) -> Iterator[tuple[s
 
 
 def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, str]]:
-    """The turns in Vicuna's conversation template, because the shipped answers are Vicuna's."""
+    """Yield the turns in Vicuna's conversation template, because the shipped answers are Vicuna's."""
     questions = {each["question_id"]: each for _, each in _lines(path.parent / "mt_bench_questions.jsonl")}
     turns = questions[line["question_id"]]["turns"]
     text = VICUNA
@@ -116,7 +116,7 @@ def _mt_bench(line: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str, s
 
 
 def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str]:
-    """A request and its response. Roles become words, because the model's chat template is unknown here."""
+    """Return a request and its response. Roles become words, because the model's chat template is unknown here."""
     name, body, answer = line.get("custom_id", str(number)), line["body"], line["response"]["body"]["choices"][0]
     if "messages" not in body:
         return name, body["prompt"], answer["text"]
@@ -125,22 +125,22 @@ def _batch(line: Mapping[str, Any], number: int) -> tuple[str, str, str]:
 
 
 def _plain(content: Any) -> str:
-    """The text of a message: a string, or its text parts. A refusal or a tool call has none."""
+    """Return the text of a message: a string, or its text parts. A refusal or a tool call has none."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content if part.get("type") == "text")
     return content or ""
 
 
-EDITS = 100  # per repository
-PER_COMMIT = 3  # changed files, so that one large commit is not the whole workload
-MAX_BYTES = 32 * 2**10  # of a file, about 10 000 tokens: the old and the new file together fit a context of 32 k
+EDITS = 100  # maximum edits per repository
+PER_COMMIT = 3  # maximum files per commit, so that one large commit is not the whole workload
+MAX_BYTES = 32 * 2**10  # about 10 000 tokens: the old and the new file together fit a context of 32 k
 MIN_BYTES = 200
-COMMITS = 5000  # searched
+COMMITS = 5000  # number of commits to search
 
 
 def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, predict: bool = False) -> list[Recorded]:
-    """The newest `most` changes of files in the history of HEAD, tokenized. `predict`: the rest of the old file is the
-    prediction. Raises InputInvalid if there is no repository or no such change, and RestLocalError without git.
+    """Tokenize the newest `most` changes of files in the history of HEAD. With `predict` the rest of the old file is
+    the prediction. Raises InputInvalid if there is no repository or no such change, and RestLocalError without git.
     """
     if not repository.is_dir():
         raise InputInvalid("repository", repository, "no such directory")
@@ -161,7 +161,7 @@ def load_edits(repository: Path, vocabulary: Vocabulary, most: int = EDITS, *, p
 
 
 def edits_of(repository: Path) -> Iterator[tuple[str, str, str, str, str]]:
-    """Each change of a text file within the limits, the newest first: commit, message, path, old and new text."""
+    """Yield (commit, message, path, old text, new text) of each change within the limits, the newest first."""
     log = run_git(
         repository, "log", f"--max-count={COMMITS}", "--no-merges", "--no-renames", "--diff-filter=M", "--raw",
         "--no-abbrev", "--no-color", "--format=%x00%H%x00%B%x00", "HEAD", "--",
@@ -179,7 +179,7 @@ def edits_of(repository: Path) -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def _text(data: bytes | None) -> str | None:
-    """The text of a blob; None if it is missing, not text, or outside the size limits."""
+    """Return the text of a blob, or None if it is missing, not text, or outside the size limits."""
     if data is None or len(data) < MIN_BYTES or b"\0" in data:
         return None
     try:
@@ -189,7 +189,9 @@ def _text(data: bytes | None) -> str | None:
 
 
 def whole_file_edit(path: str, message: str, old: str, new: str, vocabulary: Vocabulary) -> Recorded:
-    """The answer is the new file, from the first changed token on; the rest of the old file is the prediction."""
+    """Make a replay of an edit. The answer is the new file from the first change on, the prediction the old file's
+    rest.
+    """
     head, before, after = (
         vocabulary.tokenize(text, special=False).tolist() for text in (f"{message.strip()}\n\n{path}:\n", old, new)
     )
@@ -200,7 +202,7 @@ def whole_file_edit(path: str, message: str, old: str, new: str, vocabulary: Voc
 
 
 def _regular(changes: Sequence[str]) -> list[tuple[str, str, str]]:
-    """(path, old blob, new blob) from lines `:100644 100644 OLD NEW M<tab>PATH`."""
+    """Parse (path, old blob, new blob) from lines `:100644 100644 OLD NEW M<tab>PATH`."""
     found = []
     for line in changes:
         fields, _, path = line.partition("\t")
@@ -212,7 +214,7 @@ def _regular(changes: Sequence[str]) -> list[tuple[str, str, str]]:
 
 @dataclass
 class Workload:
-    """The data of a replay. `earlier`: answers that serve as the model's history; None without a history."""
+    """The data of a replay. `earlier` answers serve as the model's history; None means no history."""
 
     tested: list[Recorded]
     earlier: list[list[int]] | None
@@ -244,8 +246,8 @@ def open_workload(
     history: str | None = None,
     limit: int | None = None,
 ) -> Iterator[Workload]:
-    """Open files and datastores. `history`: "N" or "N:" tests the first N answers with the others as history; anything
-    else is a file of earlier answers. `limit`: the most answers to test. Raises OptionError, InputInvalid,
+    """Open files and datastores. A `history` of "N" or "N:" tests the first N answers with the others as history;
+    anything else is a file of earlier answers. At most `limit` answers are tested. Raises OptionError, InputInvalid,
     DatastoreError, OSError.
     """
     recorded = [answer for path in files for answer in load(path, vocabulary)]

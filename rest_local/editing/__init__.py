@@ -1,1 +1,1 @@
-"""Edits of files by a model: the text file on disk, the conversation that asks for it, and the file in the answer."""
+"""Let a model edit files: the text file on disk, the conversation about it, and the file in the answer."""

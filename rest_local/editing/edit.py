@@ -1,13 +1,13 @@
-"""One edit: the conversation that asks a model for the whole changed file, and the file that came back.
+"""Ask a model for a whole changed file, and find the file in its answer.
 
     stream = begin(engine, file, "rename width to w")
     for piece in stream: ...
     write_whole(file.target, changed(file, stream), like=file.target)
 
-The old text is the prediction of the answer, so what stays is drafted. The block of code in the answer may have text
-before and after it, and blocks in it; of several blocks, the one is taken that is most like the old file. An answer
-without a block counts as the file where it has a line of the old one. What is in doubt is refused: an answer without a
-file, and a block without an end. Nothing is written here.
+The old text is the prediction of the answer, so unchanged parts are drafted. The block of code in the answer may have
+text before and after it, and blocks in it. The block that is most like the old file is taken. An answer without a block
+counts as the file if it has a line of the old one. An answer without a file, or with a block without an end, is
+refused. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from rest_local.decoding.streaming import ChatStream
 
 _FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<mark>`{3,}|~{3,})(?P<info>[^`]*)")
-_SHORTEST = 3  # marks of a fence
-_INDENT = 3  # characters that an end may be indented more than its begin (CommonMark): deeper ones are in the block
-_SHOWN = 60  # characters of an answer without a file, in the message
+_SHORTEST = 3  # minimum marks of a fence
+_INDENT = 3  # an end may be indented by so many characters more than its begin (CommonMark)
+_SHOWN = 60  # the message quotes so many characters of an answer without a file
 
 
 class NoFile(ValueError):
-    """The answer holds no file that can be used; the message says why."""
+    """The answer has no file that can be used. The message says why."""
 
 
 class _Fence(NamedTuple):
-    """A line that begins or ends a block: its place among the lines, what is before the marks, they, and after."""
+    """A line that begins or ends a block: its number, its indentation, its marks, and the text after them."""
 
     line: int
     indent: str
@@ -46,23 +46,23 @@ class _Fence(NamedTuple):
     info: str
 
     def ends(self, begin: _Fence) -> bool:
-        """Whether it is the end of a block with that begin."""
+        """Return True if this is the end of a block with that begin."""
         alike = self.mark[0] == begin.mark[0] and len(self.mark) >= len(begin.mark)
         return alike and not self.info and len(self.indent) <= len(begin.indent) + _INDENT
 
     def nests(self, outer: _Fence) -> bool:
-        """Whether it begins a block within a block with that begin, whose end would else be mistaken."""
+        """Return True if this begins a block within a block with that begin."""
         return bool(self.info) and self.mark[0] == outer.mark[0] and len(self.mark) >= len(outer.mark)
 
 
 def fence_for(text: str, *, has_blocks: bool = False) -> str:
-    """A fence for the text, longer than every one in it. `has_blocks`: the text may get blocks where it has none."""
+    """Return a fence that is longer than all in the text. It may get blocks if it `has_blocks`."""
     longest = max((len(fence.mark) for fence in _fences(text.split("\n"))), default=_SHORTEST if has_blocks else 0)
     return "`" * max(longest + 1, _SHORTEST)
 
 
 def file_in(answer: str, old: str) -> str:
-    """The new text of the file whose text was `old`; it ends in a line feed. Raises NoFile."""
+    """Return the new text of the file whose text was `old`, with a line feed at its end. Raises NoFile."""
     if not answer.strip():
         raise NoFile("the model gave an empty answer")
     answer = answer.replace("\r\n", "\n")
@@ -79,7 +79,7 @@ def file_in(answer: str, old: str) -> str:
 
 
 def _plain(answer: str, old: str) -> str:
-    """An answer without a block: the file, if it has a line of the old one with a letter or digit."""
+    """Take an answer without a block for the file if it has a line of the old one with a letter or digit."""
     known = {line.strip() for line in old.split("\n") if any(map(str.isalnum, line))}
     if known and known.isdisjoint(line.strip() for line in answer.split("\n")):
         begin = " ".join(answer.split())
@@ -94,7 +94,7 @@ def _fences(lines: Sequence[str]) -> list[_Fence]:
 
 
 def _blocks(lines: Sequence[str], fences: Sequence[_Fence]) -> list[Sequence[str]]:
-    """The lines of each block that is in no other one, and of all of them as one if there are several: a block with
+    """Return the lines of each outermost block, and of all of them as one if there are several, because a block with
     blocks in it looks like that. Raises NoFile for a block without an end.
     """
     blocks: list[Sequence[str]] = []
@@ -113,12 +113,12 @@ def _blocks(lines: Sequence[str], fences: Sequence[_Fence]) -> list[Sequence[str
 
 
 def _between(lines: Sequence[str], begin: _Fence, end: _Fence) -> Sequence[str]:
-    """The lines between two fences, without the white space before the first one (a block in a list)."""
+    """Return the lines between two fences, without the indentation of the first one (a block in a list)."""
     return [line.removeprefix(begin.indent) for line in lines[begin.line + 1 : end.line]]
 
 
 def _likeness(block: Sequence[str], old: Sequence[str]) -> tuple[int, int]:
-    """How many lines with a letter or digit the two have in common, in order; of equals the shorter one."""
+    """Count the common lines with a letter or digit, in order. Of equals the shorter block is better."""
     before, after = ([line for line in lines if any(map(str.isalnum, line))] for lines in (old, block))
     same = sum(match.size for match in SequenceMatcher(None, before, after).get_matching_blocks())
     return same, -len(block)
@@ -128,14 +128,13 @@ _MARKDOWN = (".md", ".markdown", ".mdx", ".rmd", ".qmd")  # an edit may add bloc
 
 
 def begin(engine: Engine, file: TextFile, instruction: str, **options: Unpack[RequestOptions]) -> ChatStream:
-    """The stream of the answer. `options`: fields of `Request`, except for the prediction. Raises as `Engine.chat`.
-
-    The conversation is one message with the file first, so that a second edit of it finds it in the KV cache. The
-    answer most likely is the old text in its block.
+    """Return the stream of the answer. `options` are fields of `Request`, except the prediction. Raises as
+    `Engine.chat`. The conversation is one message with the file first, so that a second edit of it finds it in the KV
+    cache. The prediction is the old text in its block.
     """
     suffix = file.path.suffix.lower()
     closing = fence_for(file.text, has_blocks=suffix in _MARKDOWN)
-    opening = closing + _safe(suffix.removeprefix("."))  # with the suffix of the file as its language
+    opening = closing + _safe(suffix.removeprefix("."))  # the suffix names the language
     ended = file.text if file.text.endswith("\n") or not file.text else f"{file.text}\n"
     options["prediction"] = f"{opening}\n{ended}{closing}"
     text = (
@@ -148,8 +147,8 @@ def begin(engine: Engine, file: TextFile, instruction: str, **options: Unpack[Re
 
 
 def changed(file: TextFile, stream: ChatStream) -> bytes:
-    """The new content of the file, from a stream that has ended. Raises EditRefused for an answer that was cut off by a
-    limit, for one that was written without sight of the whole file, and for one without a whole file.
+    """Return the new content of the file, from a stream that has ended. Raises EditRefused for an answer that a limit
+    cut off, for one that was written without sight of the whole file, and for one without a whole file.
     """
     result = stream.result
     if result.finish_reason != "stop" or result.truncated:

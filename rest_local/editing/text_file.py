@@ -1,10 +1,10 @@
-"""A text file that is to be edited: read as text with line feeds, and replaced as a whole.
+"""Read a text file with line feeds as line ends, and replace it as a whole.
 
 Contract:
 
-- UTF-8 only, with or without a byte order mark. What is not UTF-8 text is refused, not guessed.
-- The byte order mark, the line ends and the presence of a last line feed stay as they were. In a file with mixed line
-  ends a line that is kept keeps its own, and a new line gets the one that is most common in the file.
+- UTF-8 only, with or without a byte order mark. Other text is refused, not guessed.
+- The byte order mark, the line ends and the presence of a last line feed stay unchanged. In a file with mixed line ends
+  an unchanged line keeps its own, and a new line gets the most common one.
 - A file is replaced in one step: a reader, or a crash, finds the old or the new content. Permissions, owner and
   extended attributes stay. A symbolic link stays, its target is replaced.
 
@@ -24,29 +24,27 @@ from pathlib import Path
 from rest_local.errors import InputInvalid
 
 BOM = b"\xef\xbb\xbf"
-_LINE = re.compile(r"([^\r\n]*(?:\r(?!\n)[^\r\n]*)*)(\r\n|\n|\Z)")  # a carriage return alone is a part of its line
+_LINE = re.compile(r"([^\r\n]*(?:\r(?!\n)[^\r\n]*)*)(\r\n|\n|\Z)")  # A lone carriage return is a part of its line.
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file as it was read. `path`: as it was named; `target`: what a symbolic link leads to; `content`: its bytes;
-    `text`: without byte order mark, each line end a line feed.
-    """
+    """A file as it was read. `path` is as named; `target` is where symbolic links lead."""
 
     path: Path
     target: Path
     content: bytes
-    text: str
+    text: str  # without byte order mark, with line feeds as line ends
 
     @classmethod
     def read(cls, path: Path) -> TextFile:
-        """Raises InputInvalid for what is no regular, writable file of UTF-8 text."""
+        """Read a file. Raises InputInvalid if it is not a regular, writable file of UTF-8 text."""
         try:
             target = path.resolve(strict=True)
             if not stat.S_ISREG(target.stat().st_mode):
                 raise InputInvalid("file", path, "is a directory" if target.is_dir() else "is not a regular file")
             content = target.read_bytes()
-        except RuntimeError as error:  # Python 3.10 to 3.12: a symbolic link that leads to itself
+        except RuntimeError as error:  # Python 3.10 to 3.12 raise it for a loop of symbolic links.
             raise InputInvalid("file", path, "is a loop of symbolic links") from error
         except OSError as error:
             raise InputInvalid("file", path, error.strerror or str(error)) from error
@@ -56,8 +54,8 @@ class TextFile:
         return cls(path, target, content, "".join(f"{line}\n" if end else line for line, end in lines_of(text)))
 
     def with_text(self, text: str) -> bytes:
-        """The bytes of the file with another text, whose lines end in line feeds. A last line feed is added or taken
-        away as the file had one or not; an empty file gets one. Raises UnicodeEncodeError for lone surrogates.
+        """Return the bytes of the file with another text, whose lines end in line feeds. The last line feed stays, or
+        stays away; an empty file gets one. Raises UnicodeEncodeError for lone surrogates.
         """
         old = lines_of(self.content.removeprefix(BOM).decode("utf-8"))
         new = text.removesuffix("\n").split("\n") if text else []
@@ -68,7 +66,7 @@ class TextFile:
         return (BOM if self.content.startswith(BOM) else b"") + joined.encode("utf-8")
 
     def is_unchanged(self) -> bool:
-        """Whether the path still leads to the bytes that were read."""
+        """Return True if the path still leads to the bytes that were read."""
         try:
             return self.path.resolve(strict=True) == self.target and self.target.read_bytes() == self.content
         except (OSError, RuntimeError):
@@ -76,12 +74,12 @@ class TextFile:
 
 
 def lines_of(text: str) -> list[tuple[str, str]]:
-    """The lines of a text, each with its end: a line feed, after a carriage return or not; empty at the end of all."""
+    """Return the lines of a text, each with its end: LF or CR LF, or nothing at the end of the text."""
     return [(found[1], found[2]) for found in _LINE.finditer(text) if found[0]]
 
 
 def _line_ends(old: list[tuple[str, str]], new: list[str]) -> list[str]:
-    """The end of each new line: that of the line it was, else the most common one, a line feed where there is none."""
+    """Return the end of each new line: that of the same old line, else the most common one, else a line feed."""
     counts = Counter(end for _, end in old if end)
     usual = max(("\n", "\r\n"), key=lambda end: counts[end])
     ends = [usual] * len(new)
@@ -108,9 +106,9 @@ def _decoded(path: Path, content: bytes) -> str:
 
 def write_whole(path: Path, content: bytes, like: Path) -> None:
     """Replace `path`, or make it, with permissions, owner and extended attributes of `like`. Content and name are
-    synced (`paths.replacing`). Raises InputInvalid; then `path` is as it was.
+    synced (`paths.replacing`). Raises InputInvalid; then `path` is unchanged.
     """
-    from rest_local.paths import replacing  # after --help
+    from rest_local.paths import replacing  # --help does not need it
 
     try:
         with replacing(path, durable=True) as file:
@@ -122,12 +120,12 @@ def write_whole(path: Path, content: bytes, like: Path) -> None:
 
 
 def _copy_attributes(source: Path, target: Path) -> None:
-    """Owner first, because a change of owner clears bits of the mode. What this user may not set is left out."""
+    """Copy the owner first, because its change clears bits of the mode. Forbidden changes are left out."""
     status = source.stat()
     for owner, group in ((status.st_uid, -1), (-1, status.st_gid)):
         with contextlib.suppress(PermissionError):
             os.chown(target, owner, group)
-    if hasattr(os, "listxattr"):  # not on macOS; access control lists are among them
+    if hasattr(os, "listxattr"):  # macOS lacks it; access control lists are among them
         for name in os.listxattr(source):
             with contextlib.suppress(OSError):  # some belong to the system
                 os.setxattr(target, name, os.getxattr(source, name))
