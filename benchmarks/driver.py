@@ -294,7 +294,7 @@ def _measure(model: Model, context: Context, policy: Policy, steps: int, length:
     rng = np.random.default_rng(5)
     timed = _TimedDecode(context)
     capability = Capability("none" if policy.name == "off" else "tree", "bench")
-    slots = [Slot(context, n * context.n_branches) for n in range(context.n_slots)]
+    slots = [Slot(context, n) for n in range(context.n_slots)]
     with ExitStack() as stack:
         forward = Forward(context, capability)
         sequences = []

@@ -164,7 +164,10 @@ def compare_drafts(
             begin = slot.n_past
             tree, path = make(text, begin, longest, backend.n_branches, rng)
             layout = tree.layout()
-            slot.fill_step(tree, layout)
+            slot.checkpoints.protect(len(tree), slot.n_past, slot.n_again)
+            batch = BatchBuilder()
+            batch.add_step(slot, tree, layout)
+            batch.load(backend.batch)
             if code := backend.decode():
                 raise DecodeFailed(code, 1 + len(tree))
             rows = backend.logits(1 + len(tree))
@@ -182,7 +185,7 @@ class _Neighbour:
     """A second sequence in the second slot, whose logits are not compared."""
 
     def __init__(self, backend: Backend, text: Sequence[int], rng: np.random.Generator) -> None:
-        self._slot = Slot(backend, backend.n_branches)
+        self._slot = Slot(backend, 1)
         self._backend, self._text, self._rng = backend, text, rng
 
     def step(self) -> None:
@@ -196,7 +199,7 @@ class _Neighbour:
         n = int(self._rng.integers(1, 4)) if slot.n_past else 24
         tokens = [int(self._text[i]) for i in self._rng.integers(0, len(self._text), n)]
         batch = BatchBuilder()
-        slot.add_prompt(batch, tokens)
+        batch.add_prompt(slot, tokens)
         batch.load(self._backend.batch)
         if code := self._backend.decode():
             raise DecodeFailed(code, n)

@@ -149,7 +149,7 @@ def probe_slot(slot: Slot, tokens: Sequence[int], meter: LoadMeter | None = None
     if slot.n_past + n > backend.n_ctx or n > min(backend.max_outputs, backend.n_batch):
         return None
     batch = BatchBuilder()
-    slot.add_prompt(batch, tokens)
+    batch.add_prompt(slot, tokens)
     batch.output = [1] * n
     batch.load(backend.batch)
     if meter:

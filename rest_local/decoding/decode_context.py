@@ -188,8 +188,9 @@ class DecodeContext:
         failed_stores: list[Searchable] | None = None,
         drafter: Drafter | None = None,
         busy: bool = False,
+        sessions_limit: int = 0,
     ) -> None:
-        """`busy`: other programs run now."""
+        """`busy`: other programs run now. `sessions_limit`: bytes on disk for the cells of texts, of all models."""
         self.model, self.backend, self.tuning, self.exact = model, backend, tuning, tuning.fidelity == "exact"
         capability, warning = _capability(model, backend, tuning)
         self.warnings = [told for told in (warning, _beyond_training(model, backend)) if told]
@@ -199,8 +200,15 @@ class DecodeContext:
         # have other bits, in 5 of 12.
         joins = tuning.fidelity == "same" and tuning.longest >= ALWAYS_CHECKED - 1
         joined = (backend.tiled - 1 if backend.tiled else backend.n_batch) if joins else 0
+        self.sessions = self._open_sessions(sessions_limit, capability.shares) if sessions_limit else None
         self.scheduler: Scheduler = Scheduler(
-            backend, capability, tuning.curve, frame_ms=FRAME_MS, drafter=drafter, joined=joined
+            backend,
+            capability,
+            tuning.curve,
+            frame_ms=FRAME_MS,
+            drafter=drafter,
+            joined=joined,
+            sessions=self.sessions,
         )
         self.failed_stores: list[Searchable] = [] if failed_stores is None else failed_stores
         self.drafter = drafter
@@ -208,8 +216,7 @@ class DecodeContext:
         if drafter:
             for slot in self.scheduler.slots.slots:
                 slot.draft_text = drafter.text()
-        self.sessions: Sessions | None = None
-        self._sources: dict[int, Sources] = {}  # by slot: the index of its text is kept with it
+        self._sources: dict[Slot, Sources] = {}  # The index of a slot's text is kept with the slot.
         self._others_run = busy and backend.threads > 1  # at the last look at the machine
         self._decoded_s, self._n_decodes = 0.0, 0  # since that look
         self._starved = load_meter(model, backend)
@@ -225,6 +232,7 @@ class DecodeContext:
         model: Model,
         settings: ContextSettings,
         fidelity: Fidelity,
+        sessions_limit: int = 0,
         failed_stores: list[Searchable] | None = None,
         opener: Opener = NO_DRAFTER,
     ) -> DecodeContext:
@@ -239,7 +247,7 @@ class DecodeContext:
         release_team()  # another thread may decode from now on
         try:
             drafter, refusal = _opened(opener, backend)
-            context = cls(model, backend, tuning, failed_stores, drafter, busy)
+            context = cls(model, backend, tuning, failed_stores, drafter, busy, sessions_limit)
             context.opener = opener
             context.warnings += [refusal] if refusal else []
             return context
@@ -262,9 +270,8 @@ class DecodeContext:
             if chosen.warning:
                 raise ModelError(f"{chosen.warning}; for exact requests open it with `repack=False`")
         settings = settings_for(model.options, backend.n_ctx, backend.settings.threads)
-        context = DecodeContext.open(model, settings, "exact", self.failed_stores, self.opener)
-        if self.sessions is not None:
-            context.keep_sessions(self.sessions.files.folder.limit)
+        limit = 0 if self.sessions is None else self.sessions.files.folder.limit
+        context = DecodeContext.open(model, settings, "exact", limit, self.failed_stores, self.opener)
         for told in context.warnings:
             if told not in self.warnings:
                 log.warning("%s", told)  # those of the engine were shown when it was loaded
@@ -286,11 +293,11 @@ class DecodeContext:
         """For a request that is admitted to a slot: those of the slot, which have its text indexed; or others, where a
         request that was sent back uses those and goes on in another slot.
         """
-        sources = self._sources.get(slot.first_id)
+        sources = self._sources.get(slot)
         states = (*self.scheduler.admitted, *self.scheduler.waiting)
         if sources is None or any(state.has_begun and state.sources is sources for state in states):
             sources = Sources([], self.model.n_vocab, failed_stores=self.failed_stores, spelling=self.model.vocabulary)
-            self._sources[slot.first_id] = sources
+            self._sources[slot] = sources
         return sources
 
     def step(self, number: int) -> bool:
@@ -309,23 +316,20 @@ class DecodeContext:
         """Tokens of a part of a text on disk. Of a sliding window, llama.cpp saves that before the last token alone."""
         return min(PART, self.backend.n_swa or PART)
 
-    def keep_sessions(self, limit: int) -> None:
-        """Keep the cells of texts in the user's cache, `limit` bytes for all models; else a warning."""
+    def _open_sessions(self, limit: int, shares: bool) -> Sessions | None:
+        """Keep the cells of texts in the user's cache; else a warning."""
         made = cell_format.made_with(self.model, self.backend.settings, self.exact)
         try:
             files = CellFiles(cache_dir() / SESSIONS, made, limit, part=self._part)
         except OSError as error:
             self.warnings.append(f"no sessions are kept on disk: {error.filename}: {error.strerror}")
-            return
-        slots, shares = self.scheduler.slots, self.capability.shares
-        self.sessions = Sessions(files, slots.slots, shares)
-        self.sessions.evict = slots.evict
-        slots.before_loss, slots.restore = self.sessions.lose, self.sessions.restore
+            return None
+        return Sessions(files, shares)
 
     @property
     def idle_work_in(self) -> float | None:
         """Seconds until `use_idle_time` has something to do; 0: now. None: never, as it looks now."""
-        saving = None if self.sessions is None else self.sessions.wakes_in()
+        saving = None if self.sessions is None else self.sessions.wakes_in(self.scheduler.slots.slots)
         measuring = self._calibration.wakes_in() if self._drafts else None
         return min((seconds for seconds in (saving, measuring) if seconds is not None), default=None)
 
@@ -339,7 +343,7 @@ class DecodeContext:
         time to; save a little of an idle text.
         """
         if self.sessions is not None:
-            self.sessions.after_pass(seconds)
+            self.sessions.after_pass(self.scheduler.slots.slots, seconds)
         self._decoded_s += seconds
         self._n_decodes += self.scheduler.n_decodes
         if self._decoded_s >= LOOK_S and self.backend.threads > 1:
@@ -354,8 +358,9 @@ class DecodeContext:
     def use_idle_time(self, seconds: float, number: int = 0) -> None:
         """Save idle texts for `seconds`, or time a doubtful batch. `number`: `abort`'s."""
         self.backend.number_decodes(number)
-        if self.sessions is not None and self.sessions.wakes_in() == 0:
-            self.sessions.use_idle_time(seconds)
+        slots = self.scheduler.slots.slots
+        if self.sessions is not None and self.sessions.wakes_in(slots) == 0:
+            self.sessions.use_idle_time(slots, seconds)
         elif self._drafts:
             self._calibration.use_idle_time()
 
@@ -423,7 +428,7 @@ class DecodeContext:
         try:
             if not self.model.closed:
                 if self.sessions is not None:
-                    self.sessions.close()
+                    self.sessions.close(self.scheduler.slots.slots)
                 self.tuning.store()
         finally:
             if self.drafter is not None:  # it may read the context of the target

@@ -133,8 +133,6 @@ class Engine(Closing):
             self.datastores = open_datastores(config, self.model, undo, unusable or build_missing(config))
             context = open_context(config, self.model, undo)
             self.contexts.append(context)
-            if config.sessions:
-                context.keep_sessions(config.sessions)
             advice, ignored = recommended(self.model.metadata)
             self.sampling = SamplingDefaults(config.sampling, advice)
             self._warnings += filter(None, (warning, no_images, *ignored))
@@ -199,7 +197,7 @@ class Engine(Closing):
             "passes": sum(context.scheduler.generating for context in self.contexts),
             "cells_used": sum(slot.n_past for slot in self.slots),
             "cells": self.context.backend.n_cells if self.contexts else 0,
-            "checkpoint_bytes": sum(slot.checkpoint_bytes for slot in self.slots),
+            "checkpoint_bytes": sum(slot.checkpoints.size for slot in self.slots),
             "cost_curve_age_s": round(self.context.tuning.age, 1) if self.contexts else 0.0,
         }
 

@@ -29,7 +29,7 @@ from rest_local.drafting.models.drafter import Drafter, Evaluated
 from rest_local.drafting.tree import Draft, DraftTree
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability, EvaluatesRows
-from rest_local.kv_cache.slot import BatchBuilder, Slot
+from rest_local.kv_cache.slot import BatchBuilder, Slot, rebuild
 from rest_local.kv_cache.slots import Slots
 from rest_local.planning.plan import TreeFailed
 from rest_local.planning.policy import StepCost
@@ -147,7 +147,7 @@ class Forward:
         n_other, n_again = len(running) - 1, sum(state.slot.n_again for state in running)
         for state in running:
             with _ErrorsOf(state):
-                leaves = state.slot.n_branches if self.capability.kind == "tree" else 1
+                leaves = state.slot.branches.n if self.capability.kind == "tree" else 1
                 limit = 0 if clock.prompted else self._limit(state, n_other + n_again)
                 state.draft(limit, leaves, clock.n_ctx, n_other, n_again)
                 if not n_other:
@@ -202,7 +202,7 @@ class Forward:
                 state.add_to(batch)
             for state, n in parts:
                 slot = state.slot
-                slot.add_prompt(batch, state.tokens[slot.n_past : slot.n_past + n])
+                batch.add_prompt(slot, state.tokens[slot.n_past : slot.n_past + n])
             if image is None:
                 batch.load(self.backend.batch)
             clock.submitting = time.perf_counter()
@@ -233,7 +233,7 @@ class Forward:
                 rebuilt = True
                 for state in states:
                     with _ErrorsOf(state):
-                        state.slot.rebuild(cut_back=code == ABORTED)
+                        rebuild(state.slot, cut_back=code == ABORTED)
                     state.tree = DraftTree()
             elif code == -1 and _simplify(running, states):  # refused, restored
                 continue
@@ -436,7 +436,7 @@ def _simplify(running: Sequence[RequestState], states: Sequence[RequestState]) -
         simpler |= len(state.tree) > 0
         state.tree = DraftTree()
     for state in states:
-        simpler |= state.slot.release_branches()
+        simpler |= state.slot.branches.release()
     return simpler
 
 

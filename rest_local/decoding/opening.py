@@ -41,7 +41,7 @@ from rest_local.errors import (
     OptionError,
     ProjectorInvalid,
 )
-from rest_local.kv_cache.slot import CHECKPOINT_BYTES, MOST_CHECKPOINTS
+from rest_local.kv_cache.checkpoints import CHECKPOINT_BYTES, MOST_CHECKPOINTS
 from rest_local.llama import library, load_fallback
 from rest_local.llama.context import ContextSettings
 from rest_local.llama.embedding import pooling_of
@@ -269,13 +269,13 @@ def open_context(config: EngineConfig, model: Model, undo: ExitStack) -> DecodeC
     settings = settings_for(model.options, size, threads, config.slots, config.cells)
     opener, refusal = _opener(config, model, size)
     try:
-        context = DecodeContext.open(model, settings, config.fidelity, opener=opener)
+        context = DecodeContext.open(model, settings, config.fidelity, config.sessions, opener=opener)
     except ModelError as error:
         if opener is NO_DRAFTER:
             raise
         opener.close()  # both may be too much for the memory
         refusal = f"{WITHOUT_DRAFTER}: next to it the model cannot be evaluated ({error})"
-        context = DecodeContext.open(model, settings, config.fidelity)
+        context = DecodeContext.open(model, settings, config.fidelity, config.sessions)
     undo.callback(context.close)
     if refusal:
         context.warnings.append(refusal)

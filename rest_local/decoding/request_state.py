@@ -34,8 +34,9 @@ from rest_local.drafting.origins import Decode, origins_of
 from rest_local.drafting.sources import NO_BIGRAM, SOURCES, ForcedRows, Lookup
 from rest_local.drafting.tree import ROOT, Draft, DraftTree, Layout
 from rest_local.errors import PromptEmpty, PromptTooLong, RestLocalError, Unexpected
+from rest_local.kv_cache.restoring import Restoring, begin_restoring
 from rest_local.kv_cache.slot import BatchBuilder, Slot
-from rest_local.kv_cache.slots import Restoring
+from rest_local.kv_cache.slots import Slots
 from rest_local.llama.projector import Rows
 from rest_local.planning.policy import NEWEST, NO_CHECKPOINT, Checkpoint, Policy, StepContext, StepCost
 
@@ -192,14 +193,16 @@ class RequestState:
         """Its owner does not wait for it any more: a pass that is broken off is not done again for it. Any thread."""
         self.left = True
 
-    def admit(self, slot: Slot, restore: Callable[[Slot], Restoring | None] = lambda slot: None) -> None:
-        """Go to work in `slot`, after a pause as well. `restore`: as of `Slots`. Raises PromptEmpty, PromptTooLong."""
+    def admit(self, slot: Slot, slots: Slots | None = None) -> None:
+        """Go to work in `slot`, after a pause as well. What `slots` lack of the text is restored from disk. Raises
+        PromptEmpty, PromptTooLong.
+        """
         begun = time.perf_counter()
         self._slot, self.result.slot = slot, slot.number
         if self.has_begun:
             self._again = True
             self._n_given = self._follow_text()
-            self._begin_to_restore(restore)
+            self._begin_to_restore(slots)
             return
         n_prompt, self._since = len(self.tokens), begun
         if not n_prompt:
@@ -213,11 +216,11 @@ class RequestState:
         self.statistics.prompt_tokens, self.statistics.cached_tokens = n_prompt, kept
         self.statistics.prompt_ms = 1e3 * (time.perf_counter() - begun)
         sources.predict(self.request.prediction)
-        self._begin_to_restore(restore)
+        self._begin_to_restore(slots)
 
-    def _begin_to_restore(self, restore: Callable[[Slot], Restoring | None]) -> None:
+    def _begin_to_restore(self, slots: Slots | None) -> None:
         begun = time.perf_counter()
-        self._restoring = restore(self.slot)
+        self._restoring = begin_restoring(slots, self.slot) if slots else None
         self._note_restored(time.perf_counter() - begun)
 
     @property
@@ -325,7 +328,7 @@ class RequestState:
     @property
     def _checkpoint(self) -> Checkpoint:
         """What a draft costs that needs one."""
-        costs = self.slot.costs
+        costs = self.slot.checkpoints.costs
         ms = costs.save_ms + costs.rejected * costs.restore_ms
         return Checkpoint(self.slot.backend.rollback, ms, costs.rejected, costs.again)
 
@@ -355,14 +358,16 @@ class RequestState:
         """Put root and tree into the batch, the tree as far as it can be taken back; before them the end of the prompt,
         where that is not evaluated yet.
         """
-        if (most := self.slot.protect(len(self.tree))) < len(self.tree):
+        slot = self.slot
+        most = slot.checkpoints.protect(len(self.tree), slot.n_past, slot.n_again)
+        if most < len(self.tree):
             self.tree = self.tree.cut(most)
         self.layout = self.tree.layout() if len(self.tree) else None
         self.n_prompt = self.n_pending
         if self.n_prompt:
             begin = self.slot.n_past
-            self.slot.add_prompt(batch, self.tokens[begin : begin + self.n_prompt])
-        self.slot.add_step(batch, self.tree, self.layout, self.n_prompt)
+            batch.add_prompt(self.slot, self.tokens[begin : begin + self.n_prompt])
+        batch.add_step(self.slot, self.tree, self.layout, self.n_prompt)
 
     def take(
         self, logits: NDArray[np.float32], done: PassClock, first: bool = True, overlaps: bool = False
@@ -380,13 +385,14 @@ class RequestState:
         self.clock.again = slot.n_again
         if not slot.accept(self.tree, self.layout, verdict.path):
             slot.clear()  # evaluated by the next pass: a decode now would overwrite the logits of the other requests
-        slot.checkpoint_answer()
+        if not slot.n_again:
+            slot.checkpoints.keep_in_answer(slot.n_past)
         self.tokens += tokens
         self.sources.extend(tokens)
         rows = self._rows_to_finish(logits, visited, overlaps)
         taken = VerifiedStep(verdict, relaxed, self.tree, self.drafted, rows, overlaps, told)
         self.clock.verify = 1e3 * (time.perf_counter() - begun)
-        self.clock.checkpoint = slot.checkpoint_ms
+        self.clock.checkpoint = slot.checkpoints.step_ms
         self._learn(tokens[: relaxed[0]] if relaxed else tokens, len(verdict.path), done, first)
         return taken
 
@@ -420,7 +426,7 @@ class RequestState:
     def note_free_steps(self, steps: Sequence[StepCost]) -> None:
         """Do what such steps have left, whose tokens are in the text."""
         self.sources.extend(self.tokens[-len(steps) :])
-        self.slot.checkpoint_answer()
+        self.slot.checkpoints.keep_in_answer(self.slot.n_past)
         self.policy.learn_free(steps)
         self.statistics.count_free(steps, self.drafted.skipped)
 

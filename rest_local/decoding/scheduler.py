@@ -30,6 +30,7 @@ from rest_local.decoding.request_state import RequestState, error_of
 from rest_local.drafting.models.drafter import Drafter
 from rest_local.errors import DecodeFailed, RestLocalError
 from rest_local.kv_cache.backend import Backend, Capability
+from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import LOST, Slot, count_cells
 from rest_local.kv_cache.slots import LEAST_SHARED, Match, Slots
 from rest_local.llama.placeholders import common_prefix, is_first, whole
@@ -85,10 +86,11 @@ class Scheduler:
         frame_ms: float = 0.0,
         drafter: Drafter | None = None,
         joined: int = 0,
+        sessions: Sessions | None = None,
     ) -> None:
         self.backend = backend
         in_order = capability.shares and capability.kind == "chain"
-        self.slots = Slots(backend, capability.shares, capability.copies, in_order)
+        self.slots = Slots(backend, capability.shares, capability.copies, in_order, sessions)
         self.forward = Forward(backend, capability, self.slots, overlaps, frame_ms, drafter)
         self.waiting: deque[RequestState] = deque()
         self.admitted: list[RequestState] = []  # the oldest first
@@ -198,8 +200,9 @@ class Scheduler:
             self._try(state, self._start, state, slot)
 
     def _start(self, state: RequestState, slot: Slot) -> None:
-        slot.own(state.request.owner, state.request.keep_prefix, bool(state.request.session))
-        state.admit(slot, self.slots.restore)
+        request = state.request
+        slot.owner = slot.owner.passed_to(request.owner, request.keep_prefix, bool(request.session))
+        state.admit(slot, self.slots)
         if not state.is_restoring:
             self._begin(state)
 
@@ -307,8 +310,7 @@ class Scheduler:
 
     def _leave(self, state: RequestState) -> None:
         """To the head of the queue, or of those in the background; its text stays, its cells are freed."""
-        self.slots.before_loss(state.slot)
-        state.slot.clear()
+        self.slots.free(state.slot)
         self._leave_slot(state)
         self._held = None
         self.waiting.insert(self._n_before_background if state.request.background else 0, state)

@@ -43,6 +43,7 @@ MOST_DAYS = 30.0
 PAUSE_S = 60.0  # Nothing is written for so long after a write that failed.
 SCANNED = 16  # The folder is scanned again when 1/16 of the limit was written.
 N_READERS = 2
+MOST_MARKS = 4096  # files whose marks are remembered
 
 T = TypeVar("T")
 
@@ -273,6 +274,7 @@ class CellFiles:
         self._fingerprint = hashlib.sha256(fingerprint.encode()).hexdigest()
         self.folder = CellFolder(home, self._fingerprint[:32], limit)
         self.writes = WriteQueue(self.folder, self.path)
+        self._marks: dict[str, list[tuple[int, str]]] = {}
         self._readers = Readers(N_READERS)
         self._readers.submit(self.folder.trim_at_start)
 
@@ -330,10 +332,20 @@ class CellFiles:
         waiting = self.writes.waiting.get(name)
         return waiting or self._checked(name, lambda reader: Cells(reader.head, list(reader.records()), reader.size))
 
-    def head(self, name: str) -> Head | None:
-        """Read the first record of a file in the calling thread; None where it cannot be used."""
-        waiting = self.writes.waiting.get(name)
-        return waiting.head if waiting else self._checked(name, lambda reader: reader.head)
+    def marks(self, name: str) -> list[tuple[int, str]]:
+        """Return where a text can be gone on with: lengths, and the names of the texts up to there. Reads the first
+        record of the file in the calling thread, once.
+        """
+        marks = self._marks.get(name)
+        if marks is None:
+            waiting = self.writes.waiting.get(name)
+            head = waiting.head if waiting else self._checked(name, lambda reader: reader.head)
+            if head is None:
+                return []
+            if len(self._marks) > MOST_MARKS:
+                self._marks.clear()
+            marks = self._marks[name] = list(zip(head.marks, head.names, strict=False))
+        return marks
 
     def _checked(self, name: str, read: Callable[[Reader], T]) -> T | None:
         path = self.path(name)

@@ -3,8 +3,8 @@
 A file is MAGIC and records: length (8 bytes, little-endian), SHA-256, content. The first record is JSON (`Head`): the
 tokens, what the cells were computed with, and what records follow:
 
-- `parts`: the states of PART tokens each (`Slot.part`), and of the rest.
-- `states`: the whole state, then checkpoints before it (`Slot.states`), where memory cannot be cut back, and
+- `parts`: the states of PART tokens each (`cell_states.part_of`), and of the rest.
+- `states`: the whole state, then checkpoints before it (`cell_states.states_of`), where memory cannot be cut back, and
   where the beginning of the text has left a sliding window. `marks` says how many tokens each has.
 
 The digest of a record covers its number and the digest of the first, and that of the first the name of the file where

@@ -13,6 +13,7 @@ from rest_local import stop
 from rest_local.errors import OptionError, ServiceClosed, SlotBusy
 from rest_local.kv_cache.cell_files import NAMED, CellFiles
 from rest_local.kv_cache.cell_format import LARGEST_STATE, SUFFIX, Head, Reader, Unusable, write
+from rest_local.kv_cache.cell_states import begin_anew, load_part, load_states, part_of, states_of
 from rest_local.kv_cache.slot import Slot
 from rest_local.kv_cache.slots import Slots
 
@@ -53,10 +54,10 @@ def plan(slot: Slot, made: Mapping[str, str], part: int, shares: bool, most: int
     bytes.
     """
     tokens = slot.tokens[: slot.n_past]
-    if shares and min(tokens) >= 0 and slot.part(0, min(part, len(tokens))):
+    if shares and min(tokens) >= 0 and part_of(slot, 0, min(part, len(tokens))):
         marks = [*range(part, len(tokens), part), len(tokens)]
-        return SavePlan(Head(made, tokens, "parts", marks), [], slot.backend.state_size(slot.first_id))
-    states = slot.states(most)
+        return SavePlan(Head(made, tokens, "parts", marks), [], slot.backend.state_size(slot.branches.first_id))
+    states = states_of(slot, most)
     if states is None:
         return None
     records = [state for _, state in states]
@@ -69,7 +70,7 @@ def save(slot: Slot, path: Path, planned: SavePlan, run: Run = directly) -> Move
     def copies() -> Iterator[bytes]:
         for begin, end in zip([0, *head.marks], head.marks, strict=False):
             stop.check()
-            yield run(partial(slot.part, begin, end))
+            yield run(partial(part_of, slot, begin, end))
 
     head = planned.head
     return Moved(len(head.tokens), write(path, head, planned.states or copies()))
@@ -80,7 +81,7 @@ def load(
     path: Path,
     made: Mapping[str, str],
     run: Run = directly,
-    begin: Callable[[Slot, list[int]], None] = Slot.begin_anew,
+    begin: Callable[[Slot, list[int]], None] = begin_anew,
 ) -> Moved:
     """Have the text of a file in a slot, in the place of what it held. `begin`: gives the slot its tokens. Raises
     OSError, and Unusable; the slot is empty then, or as it was.
@@ -88,9 +89,9 @@ def load(
     with Reader(path) as reader:
         reader.check(made, slot.backend.n_ctx)
         head, records = reader.head, zip(reader.head.marks, reader.records(), strict=True)
-        calls: Iterable[Callable[[], bool]] = (partial(slot.add_part, record, end) for end, record in records)
+        calls: Iterable[Callable[[], bool]] = (partial(load_part, slot, record, end) for end, record in records)
         if head.kind == "states":
-            calls = [partial(slot.load_states, list(records), len(head.tokens))]
+            calls = [partial(load_states, slot, list(records), len(head.tokens))]
         try:
             run(partial(begin, slot, list(head.tokens)))
             for call in calls:
@@ -131,7 +132,7 @@ class NamedSlots:
             return save(slot, path, planned, self._run)
 
     def _plan(self, slot: Slot, number: int) -> SavePlan:
-        if not slot.n_past or slot.user != self._user:
+        if not slot.n_past or slot.owner.user != self._user:
             raise OptionError(f"id_slot: slot {number} holds nothing")
         if min(slot.tokens[: slot.n_past]) < 0:
             raise OptionError(f"id_slot: slot {number} holds images, which are not saved")
@@ -152,14 +153,14 @@ class NamedSlots:
             raise SlotFileUnusable(name, str(error)) from error
 
     def _begin(self, slot: Slot, tokens: list[int]) -> None:
-        self._slots.before_loss(slot)
-        slot.begin_anew(tokens)
-        slot.own(self._user, is_kept=True)
+        self._slots.free(slot)
+        begin_anew(slot, tokens)
+        slot.owner = slot.owner.passed_to(self._user, is_kept=True)
 
     def erase(self, number: int) -> int:
         """Forget what a slot holds, and return how many tokens."""
         with self._held(number) as slot:
-            n = slot.n_past if slot.user == self._user else 0
+            n = slot.n_past if slot.owner.user == self._user else 0
             if n:
                 self._run(slot.clear)
             return n

@@ -123,7 +123,7 @@ def test_the_least_recently_used_idle_slot_goes_first() -> None:
     for text in (*texts, texts[0]):  # the first speaks again, so the second is the oldest
         ask(scheduler, text, 1)
     ask(scheduler, rng.integers(0, END, 100).tolist(), 1)
-    kept = [any(slot.common_prefix(text) >= 50 for slot in scheduler.slots.slots) for text in texts]
+    kept = [any(slot.reusable(text) >= 50 for slot in scheduler.slots.slots) for text in texts]
     assert kept == [True, False, True]
 
 
@@ -476,7 +476,7 @@ class Life(RuleBasedStateMachine):
     def cells_at_work_are_counted(self) -> None:
         """Each counts once, shared or not; and those to come."""
         at_work = [sequence for sequence in self.scheduler.admitted if sequence.is_admitted]
-        ids = sum((1 << each.slot.n_branches) - 1 << each.slot.first_id for each in at_work)
+        ids = sum((1 << each.slot.branches.n) - 1 << each.slot.branches.first_id for each in at_work)
         held = sum(bool(cell.mask & ids) for cell in self.backend.cells)
         to_come = sum(sequence.n_pending + 1 + sequence.slot.n_again for sequence in at_work)
         assert self.scheduler.cells_in_use() == held + to_come

@@ -133,7 +133,7 @@ BREAKS: dict[str, Callable[[RequestState], tuple[object, str]]] = {
     "prune": lambda sequence: (sequence, "prune"),
     "choose": lambda sequence: (sequence.chooser, "sample"),
     "learn": lambda sequence: (sequence.policy, "learn"),
-    "checkpoint": lambda sequence: (sequence.slot, "checkpoint"),
+    "checkpoint": lambda sequence: (sequence.slot.checkpoints, "keep"),
     "tell": lambda sequence: (sequence.answer, "take"),
     "end": lambda sequence: (sequence.chooser, "close"),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rest_local import Engine
-from rest_local.kv_cache import slot as slot_module
+from rest_local.kv_cache import checkpoints
 from rest_local.llama.options import ModelOptions
 
 TinyModel = Callable[..., Path]
@@ -133,12 +133,12 @@ def test_checkpoints_are_bounded_in_number_and_bytes(tiny_model: TinyModel, monk
         prompt = Session(engine, 1).words(6000)
         list(engine.generate(prompt, max_tokens=2))
         (slot,) = engine.slots
-        places = [at for at, _ in slot._checkpoints]
-        assert len(places) <= slot_module.MOST_CHECKPOINTS
+        places = [at for at, _ in slot.checkpoints.states]
+        assert len(places) <= checkpoints.MOST_CHECKPOINTS
         state = engine.statistics()["checkpoint_bytes"] // len(places)
-        monkeypatch.setattr(slot_module, "CHECKPOINT_BYTES", 6 * state + state // 2)
+        monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 6 * state + state // 2)
         list(engine.generate(prompt[::-1], max_tokens=2))
-        places = [at for at, _ in slot._checkpoints]
+        places = [at for at, _ in slot.checkpoints.states]
         assert len(places) == 6
         assert places[-1] == 5999
         ahead = [(at - before) / (6000 - before) for before, at in zip([0, *places], places, strict=False)]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.fake_backend import FakeBackend
 
 from rest_local.drafting.tree import ROOT, DraftTree
-from rest_local.kv_cache.slot import Slot
+from rest_local.kv_cache.slot import BatchBuilder, Slot
 from rest_local.llama.context import Batch
 
 
@@ -60,7 +60,9 @@ def test_a_batch_holds_the_layout(tree: DraftTree) -> None:
     layout, batch = tree.layout(), backend.batch
     slot = Slot(backend)
     slot.tokens, slot.n_past = [*[1] * 100, 7], 100
-    slot.fill_step(tree, layout)
+    builder = BatchBuilder()
+    builder.add_step(slot, tree, layout)
+    builder.load(batch)
     assert batch.struct.n_tokens == len(tree) + 1
     nodes = [(7, 0, 0, 8), *((tree.token[n], tree.depth[n], layout.low[n], layout.count[n]) for n in layout.order)]
     for i, (token, depth, low, count) in enumerate(nodes):

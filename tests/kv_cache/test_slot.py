@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from support.fake_backend import END, FakeBackend, Recurrent
 
 from rest_local.drafting.tree import ROOT, DraftTree
+from rest_local.kv_cache.cell_states import share_prefix
+from rest_local.kv_cache.sessions import Sessions
 from rest_local.kv_cache.slot import BatchBuilder, Slot, count_cells
 from rest_local.kv_cache.slots import LEAST_SHARED, Slots
 
@@ -44,14 +46,21 @@ def steps(draw: st.DrawFn) -> tuple[DraftTree, list[int]]:
 def step(slot: Slot, tree: DraftTree, path: Sequence[int]) -> None:
     layout = tree.layout() if len(tree) else None
     slot.tokens = [*slot.tokens[: slot.n_past], 1, *(tree.token[node] for node in path)]
-    slot.fill_step(tree, layout)
+    protect(slot, len(tree))
+    batch = BatchBuilder()
+    batch.add_step(slot, tree, layout)
+    batch.load(slot.backend.batch)
     assert slot.backend.decode() == 0
     assert slot.accept(tree, layout, path)
 
 
+def protect(slot: Slot, n: int) -> int:
+    return slot.checkpoints.protect(n, slot.n_past, slot.n_again)
+
+
 def prompt(slot: Slot, n: int) -> None:
     batch = BatchBuilder()
-    slot.add_prompt(batch, [2] * n)
+    batch.add_prompt(slot, [2] * n)
     batch.load(slot.backend.batch)
     assert slot.backend.decode() == 0
     slot.tokens = [*slot.tokens[: slot.n_past], *[2] * n]
@@ -61,8 +70,8 @@ def prompt(slot: Slot, n: int) -> None:
 def check(slot: Slot) -> None:
     """The first id holds all tokens, the others a beginning of them, and no id anything else."""
     assert isinstance(slot.backend, FakeBackend)
-    for branch in range(slot.n_branches):
-        seq = slot.first_id + branch
+    for branch in range(slot.branches.n):
+        seq = slot.branches.first_id + branch
         held = sorted((cell.pos, cell.token) for cell in slot.backend.cells if seq in cell.ids)
         assert held == list(enumerate(slot.tokens[: slot.n_past]))[: len(held) if branch else None]
 
@@ -73,7 +82,7 @@ def test_cells_are_those_of_the_committed_tokens(
     n_slots: int, doings: list[tuple[DraftTree, list[int]] | int], back: int
 ) -> None:
     backend = Counting(n_ctx=1000, n_slots=n_slots)
-    slot = Slot(backend, 8 * (n_slots - 1))
+    slot = Slot(backend, n_slots - 1)
     for doing in doings:
         if isinstance(doing, int):
             prompt(slot, doing)
@@ -88,7 +97,7 @@ def test_cells_are_those_of_the_committed_tokens(
     step(slot, DraftTree(), [])
     other = Slot(backend, 0)
     if n_slots > 1:
-        other.share_prefix(slot, slot.n_past)
+        share_prefix(other, slot, slot.n_past)
         check(other)
         assert other.tokens[: other.n_past] == slot.tokens[: slot.n_past]
         slot.clear()
@@ -104,7 +113,7 @@ def chain(n: int) -> DraftTree:
 
 def test_a_step_passes_over_the_cells_as_often_as_it_must() -> None:
     backend = Counting(n_ctx=1000, n_slots=8)
-    slot = Slot(backend, 8)
+    slot = Slot(backend, 1)
     prompt(slot, 20)
     step(slot, DraftTree(), [])
     assert (backend.removed, backend.copied) == (0, 0), "a plain step leaves nothing to free"
@@ -141,20 +150,22 @@ def test_a_rejected_draft_goes_back_to_the_state_before_the_step() -> None:
     backend = Recurrent()
     slot = Slot(backend, checkpoints=True)
     prompt(slot, 10)
-    assert slot.protect(0) == 0
+    assert protect(slot, 0) == 0
     step(slot, DraftTree(), [])
     assert (slot.n_past, slot.n_again, backend.restored) == (11, 0, [])
-    assert slot.protect(5) == 5
+    assert protect(slot, 5) == 5
     step(slot, chain(5), [0, 1])
     assert (slot.n_past, slot.n_again, backend.restored) == (14, 3, [11])
-    assert slot.protect(4) == 4
+    assert protect(slot, 4) == 4
     step(slot, chain(4), [0, 1])
     assert (slot.n_past, slot.n_again, backend.restored) == (17, 6, [11, 11]), "of the same state"
-    assert [slot.reusable(n) for n in (17, 12, 11, 10, 9)] == [11, 11, 11, 10, 0], "no more than the cells hold"
+    assert [slot.reusable(slot.tokens[:n]) for n in (17, 12, 11, 10, 9)] == [11, 11, 11, 10, 0], (
+        "no more than the cells hold"
+    )
     step(slot, DraftTree(), [])
     assert (slot.n_past, slot.n_again) == (18, 0)
     assert backend.is_right()
-    slot.protect(2)
+    protect(slot, 2)
     step(slot, chain(2), [0])
     assert slot.n_again == 2
     slot.rewind(20)
@@ -168,7 +179,7 @@ def test_what_a_slot_evaluates_again_leaves_the_others_their_places_in_the_batch
     prompt(slot, 10)
     again = []
     for _ in range(4):
-        slot.protect(2)
+        protect(slot, 2)
         step(slot, chain(2), [])
         again.append(slot.n_again)
     assert again == [1, 2, 3, 0]
@@ -181,7 +192,7 @@ def test_a_draft_is_no_longer_than_what_can_be_taken_back_where_no_checkpoint_ca
     backend.save = lambda *_, **how: b""  # type: ignore[method-assign]
     slot = Slot(backend, checkpoints=False)
     prompt(slot, 10)
-    assert (slot.protect(3), slot.protect(9)) == (3, 3)
+    assert (protect(slot, 3), protect(slot, 9)) == (3, 3)
 
 
 class Window(FakeBackend):
@@ -213,27 +224,27 @@ def test_a_text_whose_sliding_window_is_gone_is_given_up(first: int, back_to: in
 def test_tokens_that_are_taken_back_are_not_saved_any_more() -> None:
     slot = Slot(FakeBackend())
     prompt(slot, 20)
-    slot.n_saved = 16
+    slot.owner.n_persisted = 16
     slot.rewind(18)
-    assert slot.n_saved == 16
+    assert slot.owner.n_persisted == 16
     slot.rewind(7)
-    assert slot.n_saved == 7
+    assert slot.owner.n_persisted == 7
     slot.clear()
-    assert slot.n_saved == 0
+    assert slot.owner.n_persisted == 0
 
 
 def test_images_that_save_positions_count_from_their_end_on() -> None:
     """Rows 3 to 9 are an image of six rows that takes two positions; rows 12 to 16 one of four that takes one."""
     slot = Slot(FakeBackend())
-    slot.saved = [(9, 4), (16, 7)]
+    slot.image_offsets = [(9, 4), (16, 7)]
     assert [slot.position(n) for n in (0, 3, 8, 9, 10, 15, 16, 20)] == [0, 3, 8, 5, 6, 11, 9, 13]
 
 
 def test_cells_after_a_shared_prefix_count_for_each_slot() -> None:
     backend = FakeBackend(n_slots=2)
-    first, second = Slot(backend, 0), Slot(backend, 8)
+    first, second = Slot(backend, 0), Slot(backend, 1)
     prompt(first, 30)
-    second.share_prefix(first, 20)
+    share_prefix(second, first, 20)
     assert count_cells([(first, 30), (second, 20)]) == 30 == len(backend.cells)
     second.tokens = list(second.tokens[:20])
     prompt(second, 15)
@@ -246,9 +257,16 @@ def test_cells_after_a_shared_prefix_count_for_each_slot() -> None:
 
 def slots_of(*texts: list[int], in_order: bool = False) -> tuple[Slots, list[list[int]]]:
     """Idle slots with these texts, and what is told about before it is lost."""
-    slots = Slots(FakeBackend(n_ctx=1000, n_slots=len(texts)), shares=True, in_order=in_order)
     lost: list[list[int]] = []
-    slots.before_loss = lambda slot: lost.append(slot.tokens[: slot.n_past])
+
+    class Watching(Sessions):
+        def __init__(self) -> None:
+            pass
+
+        def save_lost(self, slot: Slot) -> None:
+            lost.append(slot.tokens[: slot.n_past])
+
+    slots = Slots(FakeBackend(n_ctx=1000, n_slots=len(texts)), True, in_order=in_order, sessions=Watching())
     for slot, tokens in zip(slots.slots, texts, strict=True):
         fill(slot, tokens)
     return slots, lost
@@ -257,7 +275,7 @@ def slots_of(*texts: list[int], in_order: bool = False) -> tuple[Slots, list[lis
 def fill(slot: Slot, tokens: list[int]) -> None:
     for begin in range(0, len(tokens), slot.backend.n_batch):
         batch, part = BatchBuilder(), tokens[begin : begin + slot.backend.n_batch]
-        slot.add_prompt(batch, part)
+        batch.add_prompt(slot, part)
         batch.load(slot.backend.batch)
         assert slot.backend.decode() == 0
         slot.tokens = [*slot.tokens[: slot.n_past], *part]
@@ -294,12 +312,12 @@ def test_a_beginning_that_costs_more_to_share_than_to_evaluate_is_not_shared() -
 
 def test_what_was_saved_for_one_user_has_to_be_saved_for_the_next() -> None:
     (slot,) = slots_of([1] * 40)[0].slots
-    slot.own("a", is_kept=True)
-    slot.n_saved = 40
-    slot.own("a", is_kept=True)
-    assert slot.n_saved == 40
-    slot.own("b", is_kept=True)
-    assert slot.n_saved == 0
+    slot.owner = slot.owner.passed_to("a", is_kept=True)
+    slot.owner.n_persisted = 40
+    slot.owner = slot.owner.passed_to("a", is_kept=True)
+    assert slot.owner.n_persisted == 40
+    slot.owner = slot.owner.passed_to("b", is_kept=True)
+    assert slot.owner.n_persisted == 0
 
 
 def test_evicted_and_forgotten_texts_are_saved_before() -> None:
@@ -350,7 +368,7 @@ def test_a_text_that_others_came_after_is_copied_with_its_tokens() -> None:
     assert (again.n_past, again.tokens[:40]) == (40, [2] * 40)
     backend = again.backend
     assert isinstance(backend, FakeBackend)
-    assert [(cell.pos, cell.token) for cell in backend.cells if cell.ids == {again.first_id}] == [
+    assert [(cell.pos, cell.token) for cell in backend.cells if cell.ids == {again.branches.first_id}] == [
         (pos, 2) for pos in range(40)
     ]
     other = take(slots, [*([2] * 30), 5])  # of the slot that runs

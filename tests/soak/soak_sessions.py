@@ -129,7 +129,7 @@ def _check_cells(service: Service, context: Any) -> None:
     def held(engine: Engine) -> None:
         slots = engine.slots
         for slot in slots:
-            assert context.end(slot.first_id) == slot.n_past
+            assert context.end(slot.branches.first_id) == slot.n_past
         engine.forget()
         assert all(context.end(seq) == 0 for seq in range(len(slots) * context.n_branches))
 

@@ -177,11 +177,11 @@ def check_cells(scheduler: Scheduler) -> None:
     held, ids = cells_of(backend.cells), 0
     for slot in scheduler.slots.slots:
         expected = list(enumerate(slot.tokens[: slot.n_past - slot.n_again]))
-        assert held(slot.first_id) == expected
-        for seq in range(slot.first_id + 1, slot.first_id + slot.n_branches):
+        assert held(slot.branches.first_id) == expected
+        for seq in range(slot.branches.first_id + 1, slot.branches.first_id + slot.branches.n):
             cells = held(seq)
             assert cells == expected[: len(cells)]
-        ids |= (1 << slot.n_branches) - 1 << slot.first_id
+        ids |= (1 << slot.branches.n) - 1 << slot.branches.first_id
     assert all(cell.mask & ~ids == 0 for cell in backend.cells)
 
 
