@@ -30,7 +30,7 @@ def shipped() -> tuple[str, ...]:
 
 
 def load_curve(name: str) -> CostCurve:
-    """A new copy of a curve, from a file or a shipped one. Raises InputInvalid if there is none of that name, or its
+    """Return a new copy of a curve, from a file or a shipped one. Raises InputInvalid if none has that name, or its
     times are not physical: not positive, falling with n by more than noise, or above n single steps.
     """
     path = Path(name) if Path(name).is_file() else _FOLDER / f"{name}.json"
@@ -54,7 +54,7 @@ def load_curve(name: str) -> CostCurve:
 
 
 def facts(name: str) -> dict[str, str]:
-    """What the file of a shipped curve says about it: "what", "machine", "backend", "source", as far as it does."""
+    """Return what the file of a shipped curve says about it: "what", "machine", "backend" and "source", if given."""
     points = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
     return {key: str(points[key]) for key in ("what", "machine", "backend", "source") if key in points}
 
@@ -97,7 +97,7 @@ def machine() -> str:
 
 
 def curve_file(curve: CostCurve, what: str) -> str:
-    """The text of a file for `load_curve`, with the sizes that are measured and the name of this machine."""
+    """Return the text of a file for `load_curve`, with the sizes that are measured and the name of this machine."""
     ms = [[round(float(row[size - 1]), 3) for size in SIZES] for row in curve.ms]
     fields = {"what": what, "machine": machine(), "contexts": curve.contexts, "sizes": list(SIZES), "ms": ms}
     return json.dumps(fields, indent=2) + "\n"

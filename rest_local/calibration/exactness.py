@@ -1,4 +1,4 @@
-"""Whether the logits are bit-identical with drafting on and off on this machine (docs/DESIGN.md section 4).
+"""Test whether the logits are bit-identical with drafting on and off on this machine (docs/DESIGN.md section 4).
 
 Real text is evaluated one token at a time (n = 1) and in batches, with and without rejected drafts between them, and
 every logit is compared bit by bit. llama.cpp chooses kernels by batch size, so a row can differ between the two by
@@ -115,7 +115,7 @@ class Runner:
         code = backend.decode()
         if code:
             raise DecodeFailed(code, len(tokens))
-        if goes_back:  # to the checkpoint before the step; what was accepted is evaluated again
+        if goes_back:  # The checkpoint before the step is restored, and accepted tokens are evaluated again.
             rows: Logits = backend.logits(len(tokens)).copy()
             if not backend.restore(0, state, partial=True, on_device=True) or not remove_tail(backend, self.n_past):
                 raise DecodeFailed(-1, len(tokens))
@@ -128,7 +128,7 @@ class Runner:
 
 
 def rows_alone(backend: Backend, text: Sequence[int]) -> Logits:
-    """The logits of the tokens of the text, evaluated one at a time: float32 [n, n_vocab].
+    """Return the logits of the tokens of the text, evaluated one at a time: float32 [n, n_vocab].
 
     Clears the KV cache before and after.
     """
@@ -182,7 +182,7 @@ def compare_drafts(
 
 
 class _Neighbour:
-    """A second sequence in the second slot, whose logits are not compared."""
+    """A second sequence in the second slot. Its logits are not compared."""
 
     def __init__(self, backend: Backend, text: Sequence[int], rng: np.random.Generator) -> None:
         self._slot = Slot(backend, 1)
@@ -210,7 +210,7 @@ class _Neighbour:
 def _random_chain(
     text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
 ) -> tuple[DraftTree, list[int]]:
-    """A chain below text[begin], right or with a wrong tail, and its nodes that follow the text."""
+    """Draft a chain below text[begin], right or with a wrong tail, and its nodes that follow the text."""
     size = int(rng.choice([n for n in BATCH_SIZES if n <= longest + 1]))
     truth = text[begin + 1 : begin + size]
     keep = int(rng.integers(0, len(truth) + 1)) if rng.random() < 0.5 else len(truth)
@@ -225,7 +225,7 @@ def _random_chain(
 def _random_tree(
     text: Sequence[int], begin: int, longest: int, leaves: int, rng: np.random.Generator
 ) -> tuple[DraftTree, list[int]]:
-    """A tree below text[begin], and its nodes that follow the text."""
+    """Draft a tree below text[begin], and return it with its nodes that follow the text."""
     tree = DraftTree(leaves)
     path: list[int] = []
     truth = text[begin + 1 : begin + 1 + int(rng.integers(0, 5))]
@@ -266,8 +266,10 @@ class Segment:
 
 
 def plan_segments(n_ctx: int, largest: int) -> list[Segment]:
-    """The rows to compare in a context of `n_ctx` tokens: LEAST_ROWS rows at its start, in a short context in several
-    rounds over different text, and half as many from DEPTH on if a chain of `largest` tokens fits after them.
+    """Return the rows to compare in a context of `n_ctx` tokens.
+
+    They are LEAST_ROWS rows at its start, in a short context in several rounds over different text, and half as many
+    from DEPTH on if a chain of `largest` tokens fits after them.
     """
     usable = min(LEAST_ROWS, max(n_ctx // 2, 1))
     segments = []
@@ -305,12 +307,12 @@ class SelfTest:
 
     @property
     def rows_needed(self) -> int:
-        """The number of rows of the whole plan."""
+        """Return the number of rows of the whole plan."""
         return sum(segment.n for segment in self.segments)
 
     @property
     def complete(self) -> bool:
-        """Whether the test has ended: every row was compared, or one of them differs."""
+        """Return True if the test has ended: every row was compared, or one of them differs."""
         return self.comparison.different > 0 or self.comparison.rows >= self.rows_needed
 
     def run(self, seconds: float) -> bool:
@@ -329,7 +331,7 @@ class SelfTest:
         return 0.0 if self.complete else 1e-3 * row_ms * (self.rows_needed - self.comparison.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result for JSON. `exact`: whether the guarantee holds."""
+        """Return the result for JSON. `exact`: whether the guarantee holds."""
         return {
             **self.comparison.to_dict(),
             "rows_needed": self.rows_needed,
@@ -386,20 +388,21 @@ class SelfTest:
             yield
 
     def _tokens(self, segment: Segment, begin: int, end: int) -> NDArray[np.int32]:
-        """A copy of the text at positions [begin, end), int32."""
+        """Return a copy of the text at positions [begin, end), int32."""
         places = np.arange(segment.offset + begin, segment.offset + end) % len(self._text)
         tokens: NDArray[np.int32] = self._text[places]
         return tokens
 
 
 def guarantees_exactness(found: Comparison, rows_needed: int) -> bool:
-    """Whether the comparison suffices for `--exact`: enough rows and no difference."""
+    """Return True if the comparison suffices for `--exact`: enough rows and no difference."""
     return found.different == 0 and found.rows >= max(rows_needed, LEAST_ROWS)
 
 
 def _checkpoint(backend: Backend, position: int) -> Callable[[], None]:
-    """A function that restores the KV cache to its present state at `position`. Recurrent state, which has one sequence
-    id, is restored from a copy, because it can be rolled back only within a step.
+    """Return a function that restores the KV cache to its present state at `position`.
+
+    Recurrent state, which has one sequence id, is restored from a copy: it can be rolled back only within a step.
     """
     state = backend.save(0) if backend.n_branches == 1 and position else b""
 

@@ -1,4 +1,4 @@
-"""Which model files have a cost curve on this machine, and which vocabulary they have, without loading anything.
+"""Say which model files have a cost curve on this machine, and which vocabulary, without loading anything.
 
 `rest_local.calibration.tuning` writes it with each curve. Reads those files, a few kB each; imports nothing heavy.
 """
@@ -24,14 +24,14 @@ FIELD = "model"  # of a curve's file
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a model file that was used here. vocabulary: its hash; final: a whole curve was measured."""
+    """A model file that was used here. vocabulary: its hash; final: a whole curve was measured."""
 
     vocabulary: str
     final: bool
 
 
 def note_of(model: Model) -> dict[str, Any]:
-    """What a curve's file says of its model: all its files with size and time, and the hash of its vocabulary. Nothing
+    """Return what a curve's file says of its model: all its files with size and time, and the hash of its vocabulary. Nothing
     where keys are overridden: they can change the vocabulary.
     """
     if model.options.override_kv:
@@ -55,6 +55,6 @@ def known_models() -> dict[tuple[str, int, int], Known]:
 
 
 def key_of(path: Path) -> tuple[str, int, int]:
-    """The key of a file in `known_models`. Raises OSError."""
+    """Return the key of a file in `known_models`. Raises OSError."""
     status = path.stat()
     return os.path.realpath(path), status.st_size, status.st_mtime_ns

@@ -39,11 +39,11 @@ from rest_local.errors import DecodeFailed
 from rest_local.kv_cache.backend import Backend, remove_tail
 from rest_local.kv_cache.slot import BatchBuilder, Slot
 
-ROUNDS = 5  # at first; three times as many if they disagree
+ROUNDS = 5  # There are three times as many if the first ones disagree.
 
 # A machine is busy when threads wait this share of their time for a processor. With one other program each, it is half.
 BUSY_DELAY = 0.25
-PREEMPTIONS_PER_SECOND = 20.0  # of the threads; 110 to 250 were counted on a busy machine
+PREEMPTIONS_PER_SECOND = 20.0  # The threads of a busy machine were preempted 110 to 250 times.
 
 
 class Timing(NamedTuple):
@@ -54,7 +54,7 @@ class Timing(NamedTuple):
 
     @property
     def valid(self) -> bool:
-        """Whether a clock can measure such a time: finite and positive."""
+        """Return True if a clock can measure such a time: finite and positive."""
         return math.isfinite(self.ms) and self.ms > 0
 
 
@@ -72,23 +72,23 @@ class LoadMeter:
         self._last = _usage()
 
     def start(self) -> None:
-        """Start the interval."""
+        """Start an interval."""
         self._last = _usage()
 
     def busy(self, ms: float, steps: int = 1) -> bool:
-        """Whether other processes used the machine since the last call. Of the interval, `steps` steps took `ms`."""
+        """Return True if other processes used the machine since the last call. `steps` steps took `ms` of that time."""
         last, self._last = self._last, _usage()
         wall, cpu, preempted = self._last[0] - last[0], self._last[1] - last[1], self._last[2] - last[2]
         if self._known_busy is not None and self._known_busy():
             return True
         threads = self._threads()
-        if not threads or not 0 < wall < 1e-3 * (1.5 * ms + steps):  # else it includes a pause of unknown load
+        if not threads or not 0 < wall < 1e-3 * (1.5 * ms + steps):  # The interval includes a pause.
             return False
         return cpu < (1 - BUSY_DELAY) * threads * wall and preempted > PREEMPTIONS_PER_SECOND * wall
 
 
 def _usage() -> tuple[float, float, float]:
-    """The clock and the process's CPU time in seconds, and the number of preemptions. Takes 1.5 us."""
+    """Return the clock, the process's CPU time in seconds and the number of preemptions. Takes 1.5 us."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return time.perf_counter(), usage.ru_utime + usage.ru_stime, float(usage.ru_nivcsw)
 
@@ -108,7 +108,7 @@ class DecodeProbe:
         self._n_past = -1
 
     def __call__(self, n: int, n_ctx: int) -> Timing:
-        """Raises DecodeFailed."""
+        """Time a decode after a plain step. Raises DecodeFailed."""
         if n > 1:
             self.alone(1, n_ctx)
         return self.alone(n, n_ctx)
@@ -160,7 +160,7 @@ def probe_slot(slot: Slot, tokens: Sequence[int], meter: LoadMeter | None = None
         backend.logits(n)
     ms = 1e3 * (time.perf_counter() - begun)
     busy = meter is not None and meter.busy(ms)
-    if code != 1:  # 1: no room, and no cell has changed
+    if code != 1:  # 1 means that there was no room, and no cell has changed.
         slot.rewind(slot.n_past)
     return Timing(ms, busy) if code == 0 else None
 
@@ -205,8 +205,9 @@ CHECKED = (
     3,
     16,
     31,
-)  # batch sizes, in this order; kernels change at powers of two, and some take odd rows apart
-ALWAYS_CHECKED = 16  # tokens; a larger batch only where FIRST_MS leaves time for it
+)
+"""The batch sizes to check, in this order. Kernels change at powers of two, and some take odd rows apart."""
+ALWAYS_CHECKED = 16  # A larger batch is checked only if FIRST_MS leaves time for it.
 FIRST_MS = 1000.0
 
 
@@ -293,7 +294,7 @@ def measure(
     done, disturbed, rows, spreads = 0, 0, list[NDArray[np.float64]](), list[float]()
     total = rounds * len(sizes) * len(contexts)
     for n_ctx in contexts:
-        probe(1, n_ctx)  # fills the KV cache
+        probe(1, n_ctx)  # It fills the KV cache.
         samples: list[list[float]] = [[] for _ in sizes]
         for number in range(3 * rounds):
             wanted = [i for i, times in enumerate(samples) if number < rounds or _spread(times) > CERTAIN]
@@ -318,7 +319,7 @@ def measure(
 def fitted(
     contexts: Sequence[int], sizes: Sequence[int], rows: Sequence[NDArray[np.float64]], noise: float
 ) -> CostCurve:
-    """The curve of these times; `rows[c][i]` is the time of `sizes[i]` tokens at `contexts[c]`. It has a table over the
+    """Return the curve of these times; `rows[c][i]` is the time of `sizes[i]` tokens at `contexts[c]`. It has a table over the
     sizes at the first length, and for each size an attention cost proportional to the context, fitted to all lengths.
     """
     times = np.stack([isotonic(row) for row in rows])
@@ -343,7 +344,7 @@ def _curve(
 
 
 def _spread(times: Sequence[float]) -> float:
-    """The relative spread of the rounds below their median. Disturbed batches lie above it and do no harm there."""
+    """Return the relative spread of the rounds below their median. Disturbed batches lie above it and do no harm there."""
     if not times:
         return 1.0
     low, middle = np.quantile(times, [0.125, 0.5])

@@ -1,4 +1,4 @@
-"""The settings of a context: what the user's options fix, and the combinations that they leave open.
+"""Choose the settings of a context: what the user's options fix, and the combinations that they leave open.
 
 A setting is a combination of flash attention and cache types, the rest is size. `tuning` chooses among the candidates;
 a child process tries them before the model is loaded (`rest_local.llama.load_fallback`).
@@ -40,7 +40,7 @@ the same either way (11.6 ms at 1 000 tokens of context, 17.4 and 17.0 at 3 500)
 EXACT: tuple[Choice, ...] = (
     *MIXED, (True, "bf16", "bf16"), (True, "q8_0", "q8_0"), (False, "f16", "f16"), (True, "f16", "f16"),
 )  # fmt: skip
-FAST: tuple[Choice, ...] = ((False, "f16", "f16"), (True, "f16", "f16"))  # on a GPU the other way round
+FAST: tuple[Choice, ...] = ((False, "f16", "f16"), (True, "f16", "f16"))
 
 NO_COPIES = ("deepseek4",)
 """Architectures of which llama.cpp copies whole sequences only, and ends the process where it is asked for a part (so
@@ -66,14 +66,14 @@ def capability_of(model: Model, context: Context, fidelity: Fidelity, longest: i
 
 
 def on_cpu(model: Model) -> bool:
-    """Whether the CPU computes all layers of the model."""
+    """Return True if the CPU computes all layers of the model."""
     return not (library.supports_gpu() and model.n_gpu_layers)
 
 
 def settings_for(
     options: ModelOptions, n_ctx: int, threads: int, n_slots: int = 1, n_cells: int | None = None
 ) -> ContextSettings:
-    """The context settings that the user's options fix; flash attention and cache types are still open. Without
+    """Return the context settings that the user's options fix; flash attention and cache types are still open. Without
     `n_cells`, every slot can hold a whole context.
     """
     return ContextSettings(
@@ -90,18 +90,18 @@ def settings_for(
 
 
 def for_memory_of(model: Model, wanted: ContextSettings) -> ContextSettings:
-    """The same settings; recurrent state gets one branch and snapshots."""
+    """Return the same settings; recurrent state gets one branch and snapshots."""
     recurrent = model.is_recurrent or model.is_hybrid
     return replace(wanted, n_branches=1, n_rs_seq=snapshots(model.options)) if recurrent else wanted
 
 
 def snapshots(options: ModelOptions) -> int:
-    """Of a recurrent state, for each slot. llama.cpp makes 0 of it where it cannot roll a model back."""
+    """Return how many snapshots of a recurrent state each slot keeps. llama.cpp keeps none if it cannot roll the model back."""
     return MOST_SNAPSHOTS if options.rollback is None else options.rollback
 
 
 def resized(stored: ContextSettings, wanted: ContextSettings) -> ContextSettings:
-    """Stored settings in the size that is wanted now."""
+    """Return stored settings in the size that is wanted now."""
     return replace(
         wanted,
         flash_attention=stored.flash_attention,
@@ -166,8 +166,8 @@ def preferred(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
 
 
 def usable(model: Model, wanted: ContextSettings) -> list[ContextSettings]:
-    """The candidates of fast mode that work: the first, which is in use, and those of the others in which a child
-    process can compute. Raises OSError if no process can be started.
+    """Return the candidates of fast mode that work: the first, which is in use, and those of the others in which a
+    child process can compute. Raises OSError if no process can be started.
     """
     first, *others = preferred(model, wanted)
     return [first, *(settings for settings in others if load_fallback.works(model, settings))]

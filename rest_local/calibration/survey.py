@@ -1,4 +1,4 @@
-"""The long form of the self-test: the exactness and the cost of every combination of settings on this machine.
+"""Measure the exactness and the cost of every combination of settings on this machine: the long self-test.
 
 - A model goes in. A row comes out for each combination of flash attention, cache type and number of threads that
   llama.cpp accepts.

@@ -63,7 +63,7 @@ from rest_local.llama.model import Model
 from rest_local.paths import cache_dir, write_atomically
 
 log = logging.getLogger("rest_local.tuning")
-progress = log.getChild("progress")  # messages about work that takes a while
+progress = log.getChild("progress")  # It reports work that takes a while.
 
 FORMAT = 9
 CONTEXTS = (64, 512, 2048)  # context lengths that `tune_thoroughly` measures, as far as they fit
@@ -99,7 +99,7 @@ class Tuning:
 
     @property
     def final(self) -> bool:
-        """Whether every time is certain at the shortest and at a usual context length. Otherwise the curve is
+        """Return True if every time is certain at the shortest and at a usual context length. Otherwise the curve is
         provisional, and measured further.
         """
         return self.curve.is_certain(0) and self.curve.is_certain(min(CONTEXTS[-1], self.settings.n_ctx))
@@ -110,7 +110,7 @@ class Tuning:
         return max(0.0, time.time() - self.measured_at)
 
     def state(self) -> dict[str, Any]:
-        """How certain the curve is, for the user and for JSON."""
+        """Say how certain the curve is, for the user and for JSON."""
         deviations = self.curve.uncertainty(0)
         return {
             "state": "final" if self.final else "provisional",
@@ -123,7 +123,7 @@ class Tuning:
 
     @property
     def testing(self) -> str:
-        """The progress of the self-test of `--exact` as a phrase; empty if it is complete or has found a difference."""
+        """Describe the progress of the self-test of `--exact`; empty if it is complete or has found a difference."""
         result = self.self_test
         if not result or result.get("complete", True) or self.settings in self.unsuitable:
             return ""
@@ -225,7 +225,7 @@ def _tune(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> tuple[Co
 
 
 def _all_tried(model: Model, tuning: Tuning) -> bool:
-    """Whether the self-test of `--exact` has ruled out all settings."""
+    """Return True if the self-test of `--exact` has ruled out all settings."""
     return all(one in tuning.unsuitable for one in candidates(tuning.settings, model.options, "exact", on_cpu(model)))
 
 
@@ -269,7 +269,7 @@ def _tune_anew(
 
 
 def load_meter(model: Model, context: Context, known_busy: Callable[[], bool] | None = None) -> LoadMeter:
-    """A meter that detects other processes if the CPU computes. `known_busy`: another way to know that."""
+    """Return a meter that detects other processes if the CPU computes. `known_busy`: another way to know that."""
     return LoadMeter(lambda: context.threads, known_busy) if on_cpu(model) else LoadMeter(lambda: 0)
 
 
@@ -423,14 +423,14 @@ def self_test_text(model: Model, n_ctx: int) -> list[int]:
 
 
 def real_text(model: Model, most: int) -> list[int]:
-    """The first `most` tokens of this source file."""
+    """Return the first `most` tokens of this source file."""
     source = Path(__file__).read_text("utf-8")[: 16 * most]  # no token of such text has more characters
     tokens = model.vocabulary.tokenize(source, special=False, add_special=True)
     return [int(t) for t in tokens[:most]]
 
 
 def _key(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> str:
-    """A hash of everything that a measurement depends on. The size of the context and the number of slots are no part
+    """Return a hash of everything that a measurement depends on. The size of the context and the number of slots are no part
     of it; a self-test of exact mode depends on the context size up to N_CTX.
     """
     n_ctx = min(wanted.n_ctx, N_CTX) if fidelity == "exact" else N_CTX
