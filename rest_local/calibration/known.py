@@ -31,8 +31,9 @@ class Known:
 
 
 def note_of(model: Model) -> dict[str, Any]:
-    """Return what a curve's file says of its model: all its files with size and time, and the hash of its vocabulary. Nothing
-    where keys are overridden: they can change the vocabulary.
+    """Return what a curve's file says of its model: all its files with size and time, and its vocabulary's hash.
+
+    It says nothing if keys are overridden, because they can change the vocabulary.
     """
     if model.options.override_kv:
         return {}

@@ -319,8 +319,10 @@ def measure(
 def fitted(
     contexts: Sequence[int], sizes: Sequence[int], rows: Sequence[NDArray[np.float64]], noise: float
 ) -> CostCurve:
-    """Return the curve of these times; `rows[c][i]` is the time of `sizes[i]` tokens at `contexts[c]`. It has a table over the
-    sizes at the first length, and for each size an attention cost proportional to the context, fitted to all lengths.
+    """Return the curve of these times; `rows[c][i]` is the time of `sizes[i]` tokens at `contexts[c]`.
+
+    It has a table over the sizes at the first length, and for each size a cost of attention that is proportional to the
+    context, fitted to all lengths.
     """
     times = np.stack([isotonic(row) for row in rows])
     error = max(STEP_ERROR, noise)
@@ -344,7 +346,7 @@ def _curve(
 
 
 def _spread(times: Sequence[float]) -> float:
-    """Return the relative spread of the rounds below their median. Disturbed batches lie above it and do no harm there."""
+    """Return the relative spread of the rounds below their median; disturbed batches lie above it."""
     if not times:
         return 1.0
     low, middle = np.quantile(times, [0.125, 0.5])

@@ -96,7 +96,7 @@ def for_memory_of(model: Model, wanted: ContextSettings) -> ContextSettings:
 
 
 def snapshots(options: ModelOptions) -> int:
-    """Return how many snapshots of a recurrent state each slot keeps. llama.cpp keeps none if it cannot roll the model back."""
+    """Return how many snapshots of a recurrent state each slot keeps. llama.cpp keeps none if it cannot use them."""
     return MOST_SNAPSHOTS if options.rollback is None else options.rollback
 
 

@@ -106,7 +106,7 @@ class Tuning:
 
     @property
     def age(self) -> float:
-        """Seconds since the measurement; 0 if the clock was set back since."""
+        """Return the seconds since the measurement; 0 if the clock was set back since."""
         return max(0.0, time.time() - self.measured_at)
 
     def state(self) -> dict[str, Any]:
@@ -430,8 +430,9 @@ def real_text(model: Model, most: int) -> list[int]:
 
 
 def _key(model: Model, wanted: ContextSettings, fidelity: Fidelity) -> str:
-    """Return a hash of everything that a measurement depends on. The size of the context and the number of slots are no part
-    of it; a self-test of exact mode depends on the context size up to N_CTX.
+    """Return a hash of everything that a measurement depends on.
+
+    The size of the context and the number of slots are no part of it. A self-test depends on the size up to N_CTX.
     """
     n_ctx = min(wanted.n_ctx, N_CTX) if fidelity == "exact" else N_CTX
     relevant = replace(wanted, n_ctx=n_ctx, n_cells=0, n_slots=1, threads=wanted.threads or default_threads())
