@@ -264,5 +264,5 @@ def vocabulary_of(shared_data: Callable[[str], Path], tiny_model: TinyModel) -> 
 
 @pytest.fixture(scope="session")
 def vocabulary(vocabulary_of: Callable[[str], Vocabulary]) -> Vocabulary:
-    """That of the tiny models."""
+    """Return the vocabulary of the tiny models."""
     return vocabulary_of("tiny")

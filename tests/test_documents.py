@@ -40,7 +40,7 @@ def text_of(path: Path) -> str:
 
 
 def prose_of(path: Path) -> str:
-    """The text without its blocks of code."""
+    """Return the text without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", text_of(path), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -54,7 +54,7 @@ def definitions_of(path: Path) -> frozenset[str]:
 
 @cache
 def anchors_of(path: Path) -> frozenset[str]:
-    """The anchors of the headings of a document, as GitHub and MkDocs make them."""
+    """Return the anchors of the headings of a document, as GitHub and MkDocs make them."""
     headings = re.findall(r"^#+ (.*)$", prose_of(path), re.MULTILINE)
     plain = (re.sub(r"[^\w\s-]", "", heading.strip().lower()) for heading in headings)
     return frozenset(re.sub(r"\s+", "-", heading) for heading in plain)
@@ -67,13 +67,13 @@ RUN_BY_TUTORIAL |= {path.name for path in ROOT.glob("docs/howto/*.md")}
 
 
 def blocks_of(text: str) -> Iterator[tuple[str, str, str]]:
-    """The line before each block, its language, and its lines."""
+    """Yield the line before each block, its language, and its lines."""
     for found in re.finditer(r"(?:^|(?<=\n))([^\n]*)\n```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield found[1], found[2], found[3]
 
 
 def not_run(text: str) -> list[str]:
-    """What no test runs, and no reason is given for: blocks of `console`, and commands outside of blocks."""
+    """Return what no test runs, and no reason is given for: blocks of `console`, and commands outside of blocks."""
     found = [lines for before, language, lines in blocks_of(text) if language == "console" and not REASON.match(before)]
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return found + [line for line in re.findall(r"^(?: {4}|\$ )(.*)$", prose, re.MULTILINE) if COMMAND.match(line)]
@@ -99,7 +99,7 @@ def test_every_command_is_run_by_a_test_or_says_why_not() -> None:
 
 
 def words_of(lines: str) -> Iterator[list[str]]:
-    """The arguments of each `rest-local` in lines of shell."""
+    """Yield the arguments of each `rest-local` in lines of shell."""
     for line in lines.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars="|&;<>")
         lexer.whitespace_split = True
@@ -118,7 +118,7 @@ def words_of(lines: str) -> Iterator[list[str]]:
 
 
 def refused(words: list[str]) -> str | None:
-    """What the command line says against arguments, of which no value is looked at."""
+    """Return what the command line says against arguments, without looking at any value."""
     command: click.Command = cli
     context = click.Context(cli)
     try:

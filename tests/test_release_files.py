@@ -117,7 +117,7 @@ def forbid_code_in_data() -> None:
 
 @contextlib.contextmanager
 def served(environment: dict[str, str], **options: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A server in a process of its own with nothing else in its environment; killed at the end if it still runs."""
+    """Run a server in a process with nothing else in its environment, and kill it at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "rest_local", "serve"],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment},
@@ -135,7 +135,7 @@ def served(environment: dict[str, str], **options: object) -> Iterator[subproces
 
 
 def check(port: int) -> bool:
-    """The image's own health check, as it stands there."""
+    """Run the image's own health check, as it stands there."""
     command = json.loads(arguments_of("HEALTHCHECK")[0].partition("CMD ")[2])
     assert command[:2] == ["python3", "-c"]
     ast.parse(command[2])
@@ -147,7 +147,7 @@ def check(port: int) -> bool:
 
 
 def health(port: int) -> int:
-    """The status of /health; 0 where nothing listens."""
+    """Return the status of /health, or 0 if nothing listens."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         client.request("GET", "/health")
@@ -226,7 +226,7 @@ def test_units_of_systemd(unit: Path) -> None:
 
 
 def verified(folder: Path, *units: Path) -> str:
-    """What `systemd-analyze verify` says of units and drop-ins whose programs are there."""
+    """Return what `systemd-analyze verify` says of units and drop-ins whose programs are there."""
     for unit in units:
         target = folder / unit.name
         if unit.suffix == ".conf":

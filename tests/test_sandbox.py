@@ -31,7 +31,7 @@ sandbox.serve(answer, 1 << 30)
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    """A child whose module is code: what it does before it answers with the request."""
+    """Yield a child whose module is code: what it does before it answers with the request."""
     monkeypatch.setattr(sandbox, "command", lambda code: [sys.executable, "-c", ECHO.format(does=code)])
     own = Worker("pass")
     yield own

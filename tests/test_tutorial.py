@@ -47,19 +47,19 @@ SHAPES = 'def area(width, height):\n    """The area of a rectangle."""\n    retu
 
 
 def blocks_of(page: Path) -> list[tuple[str, str]]:
-    """The language and the lines of each block that is run; `servers` for one that runs until it is stopped."""
+    """Return the language (`servers` if it runs until it is stopped) and lines of each block that is run."""
     found = [("servers" if mark else kind, lines) for mark, kind, lines in BLOCK.findall(page.read_text("utf-8"))]
     return [
         (kind, lines) for kind, lines in found if kind != "console" and not re.search("^curl ", lines, re.MULTILINE)
     ]
 
 
-PAGES = [page for page in PAGES if blocks_of(page)]  # of the others nothing can be run
+PAGES = [page for page in PAGES if blocks_of(page)]  # Nothing on the others can be run.
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with nothing but models and code under the names of the pages, in a checkout with a change."""
+    """Make a home with nothing but models and code under the names of the pages, in a checkout with a change."""
     home = tmp_path_factory.mktemp("template")
     checkout = Repository(home / "place")
     checkout.commit("one", {"src/shapes.py": SHAPES, "src/a.py": "size = 1\n"})
@@ -78,14 +78,14 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(page: Path, template: Path, tiny_model: Callable[..., Path]) -> Path:
-    """The checkout in a copy of `template`, always at the same path: a measured model is known by its path."""
+    """Copy the checkout of `template`, always to the same path, because a measured model is known by its path."""
     home, cache = template.with_name("home"), template.with_name("cache")
     if (home / ".cache").exists():
         shutil.rmtree(cache, ignore_errors=True)
         (home / ".cache").rename(cache)
     shutil.rmtree(home, ignore_errors=True)
     shutil.copytree(template, home)
-    if page.stem in ("exact", "measure"):  # which measure the model, whatever it says
+    if page.stem in ("exact", "measure"):  # They measure the model, whatever it says.
         shutil.copy(tiny_model("llama"), home / "place" / "model.gguf")
     if page != TUTORIAL:
         (home / ".config" / "rest-local").mkdir(parents=True)
@@ -97,7 +97,7 @@ def place(page: Path, template: Path, tiny_model: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Path]:
-    """The folder of programs that start at once, where processes can be forked."""
+    """Yield the folder of programs that start at once, where processes can be forked."""
     with contextlib.ExitStack() as stack:
         if can_fork():
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="warm-"))  # the path of a socket is short
@@ -112,7 +112,7 @@ def environment(place: Path, programs: Path) -> dict[str, str]:
 
 
 def run(language: str, block: str, place: Path, programs: Path) -> str:
-    """What it prints."""
+    """Run a block, and return what it prints."""
     command = ["sh", "-euc", block] if language == "sh" else [str(programs / "python"), "-c", block]
     done = subprocess.run(
         command, cwd=place, env=environment(place, programs), stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -142,7 +142,7 @@ def start_and_stop(lines: str, place: Path, programs: Path) -> None:
 
 
 def until_it_is_ready(process: subprocess.Popen[str]) -> str:
-    """What it has said when it watches, or when its server is healthy; all that it said where it has ended."""
+    """Return what it has said when it watches, when its server is healthy, or when it has ended."""
     assert process.stdout is not None
     said = ""
     while line := process.stdout.readline():

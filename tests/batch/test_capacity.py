@@ -25,7 +25,7 @@ def jobs_of(count: int, **body: Any) -> list[Job]:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that sets the free memory, in bytes."""
+    """Return a function that sets the free memory, in bytes."""
 
     def free(size: int) -> None:
         monkeypatch.setattr(worker, "free_memory", lambda config: size)

@@ -27,7 +27,7 @@ def jobs_of(*lines: dict[str, Any]) -> list[Job]:
 
 
 def answered(worker: Worker, *lines: dict[str, Any]) -> dict[str, Any]:
-    """The records by custom_id; every job has one."""
+    """Return the records by custom_id, of which every job has one."""
     jobs = jobs_of(*lines)
     found = [answer.record for answer in worker.answers(in_order(jobs))]
     assert sorted(record["custom_id"] for record in found) == sorted(job.custom_id for job in jobs)

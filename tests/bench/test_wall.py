@@ -30,7 +30,7 @@ class FixedCurve(CostCurve):
 
 
 def flat(curve: CostCurve) -> Policy:
-    """A policy that plans as if verification were free, so that it drafts on any machine."""
+    """Return a policy that plans as if verification were free, so that it drafts on any machine."""
     return make_policy("auto", FixedCurve.from_points([0], [1, 64], [[50.0, 50.0]]))
 
 

@@ -23,7 +23,7 @@ def curve_of(ms: list[float]) -> CostCurve:
 
 
 def least(longest: list[int], ms: list[float]) -> float:
-    """The least time over all sequences of right chains; a chain may be padded to a size that costs less."""
+    """Return the least time over all sequences of right chains. A chain may be padded to a size that costs less."""
 
     @cache
     def from_(at: int) -> float:

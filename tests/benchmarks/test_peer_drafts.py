@@ -27,8 +27,8 @@ from benchmarks.tiny_heads import tiny_mtp
 MODELS = Path(__file__).parents[2] / "models"
 RECORDED = Path(__file__).parents[1] / "data" / "peer-drafts"
 
-STEPS_OF_EACH = 12  # of every second answer; the benchmark follows all of them
-CHAINED_SEED = 8  # of the model in draft-mtp-chained.jsonl
+STEPS_OF_EACH = 12  # The benchmark follows all steps, and this test those of every second answer.
+CHAINED_SEED = 8  # draft-mtp-chained.jsonl was recorded with it.
 
 LOG = """
 0.1 D spec        draft:  - seq_id 0, draft candidate   0, pos   0:    264 (   0.255) 'or'
@@ -144,7 +144,7 @@ def rough(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model in the architecture that has MTP layers."""
+    """Return the demo model in the architecture that has MTP layers."""
     path = tmp_path_factory.mktemp("trunk") / "demo-mimo2.gguf"
     load_script(MODELS / "mimo2.py", "recipe_mimo2").convert(demo_model(), path)
     return path

@@ -42,7 +42,7 @@ def test_ngram_mod_keeps_other_requests_and_is_cleared_after_five_failures() -> 
     text = list(range(1000, 1200))
     peer = NgramMod()
     assert proposed(peer, text) == []
-    assert proposed(peer, [1, *text[:50]]) == text[50:113]  # from the previous request
+    assert proposed(peer, [1, *text[:50]]) == text[50:113]  # The text comes from the previous request.
     assert proposed(peer, [1, *text[:155]]) == []  # fewer than 48 of the next tokens are known
     peer = NgramMod([text])
     for failure in range(NgramMod.FAILURES):

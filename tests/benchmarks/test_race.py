@@ -74,7 +74,7 @@ def empty() -> dict[str, Any]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with three recorded questions and answers."""
+    """Return a folder with three recorded questions and answers."""
     folder = tmp_path / "data"
     folder.mkdir()
     rows: dict[str, dict[str, Any]] = {

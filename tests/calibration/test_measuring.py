@@ -33,7 +33,7 @@ class Clock:
 
 
 def worst(curve: CostCurve) -> float:
-    """The largest relative error of a ratio t(n)/t(1) at any length, beyond the last as well."""
+    """Return the largest relative error of a ratio t(n)/t(1) at any length, beyond the last as well."""
     errors = []
     for n_ctx in (64, 300, 2048, 6000):
         line = curve.expected(n_ctx)

@@ -21,7 +21,7 @@ Compute = Callable[[Sequence[int], int], np.ndarray]
 
 
 def rounds_after(position: int) -> Compute:
-    """A model that rounds differently in batches from a position on."""
+    """Make a model that rounds differently in batches from a position on."""
     return lambda history, n: logits_of(history) * np.float32(1 + (n > 1) * (len(history) > position) * 1e-3)
 
 

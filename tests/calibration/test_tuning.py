@@ -162,7 +162,7 @@ def test_the_first_run_times_few_steps_and_stays_provisional(tiny_model: TinyMod
 
 @pytest.fixture
 def tuned_model(own_cache: None, tiny_model: TinyModel) -> Path:
-    """A model whose tuning is the only one in the cache."""
+    """Return a model whose tuning is the only one in the cache."""
     path = tiny_model("llama")
     Engine.load(path, n_ctx=128).close()
     return path

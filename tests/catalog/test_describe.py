@@ -141,7 +141,7 @@ def test_recurrent_architectures_are_those_of_llama_cpp() -> None:
 
 
 def library_function(symbol: str, result: type, argument: type) -> Callable[..., Any]:
-    """A function of libllama that is no part of its interface; skips where this build of it has none of that name."""
+    """Return a function of libllama that is no part of its interface, or skip the test without one."""
     try:
         function = getattr(bindings._lib, symbol)
     except AttributeError:

@@ -18,7 +18,7 @@ Put = Callable[..., Path]
 
 
 def ollama(put: Put, *parts: str, digest: str = "sha256:ab12", layers: Any = None) -> Path:
-    """A model in Ollama's store, with a manifest at `parts`."""
+    """Make a model in Ollama's store, with a manifest at `parts`."""
     if layers is None:
         layers = [
             {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:ffff"},

@@ -22,7 +22,7 @@ CHATML = (
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 TOOLS_TOO = "{% for t in tools or [] %}<|tool|>{{ t | tojson }}{% endfor %}" + CHATML
-STRICT = (  # as Gemma 2 and the older Mistrals: no system role, turns, nothing but text
+STRICT = (  # Like Gemma 2 and the older Mistrals, it takes no system role, only turns of text.
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{% for m in messages %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
     "<{{ m.role }}>{{ m.content | trim }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -155,7 +155,7 @@ def _words(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """The text without JSON escapes, because some templates quote results."""
+    """Return the text without JSON escapes, because some templates quote results."""
     return re.sub(r"\\u([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text)
 
 

@@ -89,7 +89,7 @@ class FakeEngine:
     warnings: list[str] = field(default_factory=list)
     config: EngineConfig = field(default_factory=EngineConfig)
     prompts: list[Any] = field(default_factory=list)
-    messages: list[list[dict[str, str]]] = field(default_factory=list)  # of `chat`
+    messages: list[list[dict[str, str]]] = field(default_factory=list)
     datastores: Sequence[Any] = ()
     projector: Any = None
     n_ctx: int = 1024

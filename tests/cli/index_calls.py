@@ -49,6 +49,6 @@ def call(*arguments: str | Path, stdin: bytes | str = b"") -> Result:
 
 
 def answer(*arguments: str | Path, stdin: bytes | str = b"") -> dict[str, Any]:
-    """The one line of JSON that a command prints."""
+    """Run a command, and return the one line of JSON that it prints."""
     (line,) = call(*arguments, "--json", stdin=stdin).stdout.splitlines()
     return json.loads(line)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2])]  # that of this file is there
+sys.path[:0] = [str(Path(__file__).parents[2])]  # The folder of this file is there already.
 
 from fake_cli_engine import FakeEngine, FakePiece, FakeStream  # noqa: E402
 

@@ -33,7 +33,7 @@ def model(tiny_model: Callable[..., Path]) -> str:
 
 @pytest.fixture
 def replayed(call: Call, model: str) -> Callable[..., dict[str, Any]]:
-    """The report of a replay with the vocabulary of the tiny model."""
+    """Return a function that replays with the vocabulary of the tiny model, and returns the report."""
 
     def run(*arguments: str) -> dict[str, Any]:
         done = call("bench", "replay", *arguments, "--vocab", model, "--json")

@@ -73,7 +73,7 @@ class Screen:
 
 
 def shown(screen: Screen, parts: list[str]) -> Screen:
-    """The screen with an answer that comes in these parts."""
+    """Show an answer that comes in these parts, and return the screen."""
     answer = MarkdownDisplay(colours=True)
     for part in parts:
         answer.show(PIECE, [Content(part)])
@@ -82,7 +82,7 @@ def shown(screen: Screen, parts: list[str]) -> Screen:
 
 
 def rows(text: str, columns: int = 80) -> list[str]:
-    """The rows that a terminal makes of a text: its lines, cut where they are full."""
+    """Split a text into the rows of a terminal: its lines, cut where they are full."""
     made = []
     for line in text.rstrip("\n").expandtabs(8).split("\n"):
         row, width = "", 0

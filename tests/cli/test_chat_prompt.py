@@ -55,7 +55,7 @@ def test_a_history_that_cannot_be_written_costs_a_warning(
 
 @pytest.fixture
 def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The descriptor of a terminal that is the standard input, in whose foreground this process is."""
+    """Yield the descriptor of a terminal that is the standard input, with this process in its foreground."""
     master, slave = os.openpty()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, fileno=lambda: slave))
     monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: os.getpgrp())
@@ -73,7 +73,7 @@ def test_the_keyboard_is_quiet_meanwhile_and_put_back(keyboard: int) -> None:
     with quiet_keyboard():
         assert not echoes(keyboard)
         (put_back,) = interrupt.at_end
-        put_back()  # at a second interrupt
+        put_back()  # A second interrupt does this.
         assert echoes(keyboard)
     assert echoes(keyboard)
     with pytest.raises(KeyboardInterrupt), quiet_keyboard():

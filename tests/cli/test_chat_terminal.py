@@ -23,7 +23,7 @@ Open = Callable[..., Terminal]
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """The data directory of the chat."""
+    """Return the data directory of the chat."""
     return tmp_path / "data"
 
 

@@ -27,7 +27,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """A terminal that gives these answers; the list holds the questions."""
+    """Return a function for a terminal that gives these answers. The list that it returns holds the questions."""
 
     def give(*replies: str) -> list[str]:
         asked: list[str] = []

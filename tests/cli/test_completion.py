@@ -81,7 +81,7 @@ def test_everything_that_names_a_file_or_a_datastore_is_completed(offered: Offer
         (["generate", "-m", "lla"], ["llama3.2:3b", "llama3.2:70b"]),
         (["generate", "-m", "llama3.2", ":"], ["3b", "70b"]),
         (["generate", "-m", "llama3.2", ":", "7"], ["70b"]),
-        (["generate", "-m", "llama3.2:7"], ["llama3.2:70b"]),  # where COMP_WORDBREAKS has no colon
+        (["generate", "-m", "llama3.2:7"], ["llama3.2:70b"]),  # COMP_WORDBREAKS has no colon here.
         (["generate", "-m", "llama3.2", ":", "3b", "--temp", "1", "--pol"], ["--policy"]),
     ],
 )
@@ -112,7 +112,7 @@ def test_nothing_heavy_is_imported(offered: Offered, words: str) -> None:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    """A folder with a program `rest-local` that runs this checkout."""
+    """Return a folder with a program `rest-local` that runs this checkout."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "rest-local"

@@ -31,7 +31,7 @@ SPEED = "500 tokens/s, 2.0 x plain, 50% from the prediction"
 
 
 def answer(text: str, *after: Any) -> Script:
-    """An answer of four tokens, half of them drafted from the prediction; then what `FakeStream` may be given."""
+    """Script an answer of four tokens, half of them drafted from the prediction, and what may come `after` it."""
     half = len(text) // 2
     drafted, own = ("prediction",) * 2, ("target",) * 2
     return [FakePiece(text[:half], (1, 2), drafted), FakePiece(text[half:], (3, 4), own), *after]

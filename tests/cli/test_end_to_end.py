@@ -29,7 +29,7 @@ DRAFT = {"steps", "drafted", "accepted", "relaxed", "mat", "by_source", "lookup_
 
 @pytest.fixture
 def mycode(call: Call, tmp_path: Path) -> str:
-    """A datastore of one file, built by `index build`."""
+    """Build a datastore of one file with `index build`."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a.py").write_text(CODE * 3)
     done = call("index", "build", str(tmp_path / "src"), "-o", str(tmp_path / "mycode"))
@@ -82,7 +82,7 @@ def test_a_session_needs_no_prefill_and_damaged_cells_cost_one_warning_and_no_to
     sessions = tmp_path / "data" / "sessions"
 
     def ask(question: str) -> tuple[dict[str, Any], str]:
-        """The line of --json, and what was said on stderr."""
+        """Return the line of --json, and what was said on stderr."""
         given = ("-m", str(tiny_model("llama")), "-t", "1", "-n", "12", "--json", "--temp", "0", "--session", "work")
         done = call("chat", *given, question)
         assert done.code == 0, done.err

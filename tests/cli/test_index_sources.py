@@ -20,7 +20,7 @@ from rest_local.retrieval.sources import Jsonl, Parquet
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory, with a byte vocabulary in place of a model's."""
+    """Return a working directory, with a byte vocabulary in place of a model's."""
     replace_models(monkeypatch, tmp_path)
     return tmp_path.resolve()
 

@@ -18,7 +18,7 @@ VOCABULARY = VocabularyId("b0" * 32, 256, "bytes")
 
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The datastore "mine" of three files in three segments; two files have the same content."""
+    """Build the datastore "mine" of three files in three segments. Two files have the same content."""
     monkeypatch.setenv("REST_LOCAL_DATASTORES", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "source"

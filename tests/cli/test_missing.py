@@ -18,7 +18,7 @@ MODEL: Any = SimpleNamespace(path=Path("b model.gguf"), vocabulary=NamedVocabula
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The datastore `default`, for vocabulary "a"."""
+    """Build the datastore `default` for vocabulary "a"."""
     for name in ("DATASTORES", "CACHE"):
         monkeypatch.setenv(f"REST_LOCAL_{name}", str(tmp_path / name))
     (tmp_path / "source").mkdir()
@@ -28,7 +28,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A terminal: what is said to the questions, in order. No question may come that has no answer."""
+    """Answer the questions of a terminal in this order. No question may come that has no answer."""
     given: list[bool] = []
     monkeypatch.setattr(terminal, "can_ask", lambda: True)
     monkeypatch.setattr(terminal, "ask", lambda question, default: given.pop(0))

@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory without models."""
+    """Return a home directory without models."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("REST_LOCAL_MODELS", str(tmp_path / "models"))
@@ -53,7 +53,7 @@ def hub_server(tiny_model: TinyModel) -> Iterator[HubServer]:
 
 @pytest.fixture
 def command(call: Call, hub_server: HubServer, home: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Runs one command line in this process, with the hub on loopback."""
+    """Return a function that runs one command line in this process, with the hub on loopback."""
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub_server.url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", hub_server.url)
@@ -71,7 +71,7 @@ def typed(command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 
 def read_terminal(terminal: int, end: float) -> bytes:
-    """The next output; nothing at its end, or at that of the time."""
+    """Read the next output, or nothing at its end or when the time is over."""
     if not select.select([terminal], [], [], max(end - time.monotonic(), 0))[0]:
         return b""
     with suppress(OSError):  # Linux says EIO where the other side is closed
@@ -273,7 +273,7 @@ CONVERSING = [("chat", "who are you?"), ("generate", "--instruct", "who are you?
 
 @pytest.fixture(params=CONVERSING, ids=" ".join)
 def conversing(request: pytest.FixtureRequest, home: Path) -> list[str]:
-    """A command line that needs a model that can converse."""
+    """Return a command line that needs a model that can converse."""
     file = home / "a.py"
     file.write_text("x = 1\n")
     return [str(file) if word == "FILE" else word for word in request.param]
@@ -301,7 +301,7 @@ def test_without_a_model_those_that_converse_are_listed(call: Call, conversing: 
 
 @pytest.fixture
 def installed(default_package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The toy as the default model."""
+    """Install the toy as the default model."""
     monkeypatch.setattr("rest_local.catalog.stores._DEFAULT_BYTES", demo_model().stat().st_size)
     default_package.symlink_to(demo_model())
     return default_package

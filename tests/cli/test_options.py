@@ -56,7 +56,7 @@ def test_warnings_of_the_log_are_shown_but_not_those_of_llama_cpp(
 
 @pytest.fixture
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[EngineConfig]:
-    """The engines that commands ask for; none is opened."""
+    """Return the engines that commands ask for, without opening any."""
     configs: list[EngineConfig] = []
 
     def engine(config: EngineConfig, unusable: object) -> Any:

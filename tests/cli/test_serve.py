@@ -74,7 +74,7 @@ os.execv(sys.executable, [sys.executable, "-m", "rest_local", "serve", "--port",
 
 @contextlib.contextmanager
 def at_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int, str]]:
-    """A server at a terminal of its own: the process, the other end of the terminal, and its address once it serves."""
+    """Run a server at a terminal of its own. Yield its process, the other end of the terminal, and its address."""
     pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
     master, terminal = pty.openpty()
     try:

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"n_ctx": 512, "threads": 1, "policy": "off"}
 
 @pytest.fixture(scope="module")
 def expected() -> Iterator[dict[str, str]]:
-    """What the engine itself answers."""
+    """Yield what the engine itself answers."""
     with Engine.load(demo_model(), **OPTIONS) as engine:
         generated = "".join(piece.text for piece in engine.generate(PROMPT, max_tokens=20))
         yield {"generate": generated, "chat": "".join(piece.text for piece in engine.chat(QUESTION, max_tokens=20))}

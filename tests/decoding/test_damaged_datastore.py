@@ -24,7 +24,7 @@ ANSWER = plain(PROMPT, Greedy(), 6)
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A datastore of the very answer, so that an intact one drafts all of it."""
+    """Build a datastore of the very answer, so that an intact one drafts all of it."""
     path = tmp_path / "store"
     tokens = np.array([*PROMPT, *ANSWER], np.int32)
     build(path, [("a", tokens)], vocabulary=VocabularyId("0" * 64, N_VOCAB, "fake"), recipe={})

@@ -142,7 +142,7 @@ def in_any_time(forward: Forward, at_work: Pass) -> list[tuple[RequestState, Exc
 
 
 def answers(prompts: list[list[int]], ahead: bool, seeds: bool, n: int, monkeypatch: Any) -> tuple[Any, ...]:
-    """What was said, drafted and learned."""
+    """Return what was said, drafted and learned."""
     with monkeypatch.context() as patch:
         if not ahead:
             patch.setattr(RequestState, "draft_ahead", lambda state: None)

@@ -38,7 +38,7 @@ def answer(engine: Engine, n: int = 12, policy: str = "auto") -> list[int]:
 
 
 def renamed(path: Path) -> Path:
-    """The same file with another token in its vocabulary."""
+    """Write the same file with another token in its vocabulary."""
     path.write_bytes(path.read_bytes().replace(b"return", b"retorn"))
     return path
 
@@ -49,7 +49,7 @@ def cut(path: Path) -> Path:
 
 
 def with_nan(path: Path, name: str = "norm") -> Path:
-    """The same file, in which all tensors with such a name are not numbers."""
+    """Write the same file with NaN in all tensors of such a name."""
     found = [tensor for tensor in gguf.GGUFReader(path).tensors if name in tensor.name]
     assert found
     data = bytearray(path.read_bytes())
@@ -61,7 +61,7 @@ def with_nan(path: Path, name: str = "norm") -> Path:
 
 
 def refusal(engine: Engine, path: Path, caplog: pytest.LogCaptureFixture) -> str:
-    """The one line of an engine about the file at `path`; it drafts without."""
+    """Return the one line of an engine about the file at `path`, without which it drafts."""
     (line,) = engine.warnings
     assert line.startswith("going on without ")
     assert "\n" not in line
@@ -76,7 +76,7 @@ def refusal(engine: Engine, path: Path, caplog: pytest.LogCaptureFixture) -> str
 
 @contextmanager
 def opened(target: Path, drafter: Path | None, caplog: pytest.LogCaptureFixture, n_ctx: int = 256) -> Iterator[Engine]:
-    """An engine that drafts with a file, or with what is in the target's own; warnings are noted."""
+    """Open an engine that drafts with a file, or with what is in the target's own, and note its warnings."""
     given = {} if drafter is None else {"draft_model": drafter}
     with (
         caplog.at_level(logging.WARNING, "rest_local"),
@@ -87,7 +87,7 @@ def opened(target: Path, drafter: Path | None, caplog: pytest.LogCaptureFixture,
 
 @contextmanager
 def little_memory(n_bytes: int) -> Iterator[None]:
-    """This process gets at most `n_bytes` more of address space."""
+    """Give this process at most `n_bytes` more of address space."""
     import resource
 
     status = Path("/proc/self/status").read_text()
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """A model, and what it answers without what drafts."""
+    """Return a model, and what it answers without a drafter."""
     target = tiny_predictable(tmp_path_factory.mktemp("alone") / "target.gguf")
     with Engine.load(target, n_ctx=256, threads=1) as engine:
         return target, answer(engine)

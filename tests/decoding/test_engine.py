@@ -52,7 +52,7 @@ def finish(engine: Engine, prompt: str | list[int], n: int = 90, **options: obje
 
 @pytest.fixture
 def parrot(tmp_path: Path, tiny_model: TinyModel) -> Callable[[Engine, str], Path]:
-    """A datastore of what the model itself says, so that drafts are accepted."""
+    """Return a function that builds a datastore of what the model itself says, so that drafts are accepted."""
 
     def make(engine: Engine, prompt: str) -> Path:
         said = finish(engine, prompt, 90, policy="off").tokens

@@ -121,7 +121,7 @@ def test_an_exact_engine_gives_the_bits_of_plain_decoding_whatever_the_order() -
 
 
 def curve_of(weights: float, attention: float) -> FixedCurve:
-    """A pass of n tokens over c cells costs `weights + n * (0.1 + c * attention)`."""
+    """Return a curve by which a pass of n tokens over c cells costs `weights + n * (0.1 + c * attention)`."""
     n = np.arange(1, 65)
     contexts = [0, 100_000]
     return FixedCurve(contexts, np.stack([weights + n * (0.1 + c * attention) for c in contexts]))

@@ -53,7 +53,7 @@ def names(engine: StubEngine) -> list[list[str]]:
 
 
 def followed(path: Path) -> tuple[StubEngine, Follower]:
-    """An engine, and what follows its datastore and has looked once."""
+    """Return an engine, and a follower of its datastore that has looked once."""
     engine = StubEngine(path)
     follower = Follower(engine)
     follower.look()
@@ -212,7 +212,7 @@ def keen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def following(tmp_path: Path, tiny_model: TinyModel) -> Iterator[Engine]:
-    """An engine that follows a datastore without anything to draft."""
+    """Yield an engine that follows a datastore without anything to draft."""
     with Engine.load(tiny_model("llama", quant="Q8_0"), n_ctx=512, exact=True) as engine:
         identity = engine.model.vocabulary.identity
         build(tmp_path / "live", [("nothing", np.array([5, 6, 7]))], vocabulary=identity)
@@ -223,7 +223,7 @@ def following(tmp_path: Path, tiny_model: TinyModel) -> Iterator[Engine]:
 
 
 def save(engine: Engine, tokens: list[int]) -> None:
-    """A document in the datastore of the engine, as another process would write it."""
+    """Write a document into the datastore of the engine, as another process would."""
     (path,) = engine.config.datastores
     build(path, [("saved", np.array(tokens))], vocabulary=VocabularyId(*engine.model.vocabulary.identity))
 

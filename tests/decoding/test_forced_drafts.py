@@ -70,7 +70,7 @@ def generate(
     watch: Callable[[Alone], None] = lambda task: None,
     sources: Any = None,
 ) -> Alone:
-    """The generation at its end; its answer is `answer_of`."""
+    """Return the generation at its end. Its answer is `answer_of`."""
     backend = FakeBackend()
     backend.n_vocab = vocabulary.size
     backend.compute = lambda history, _: _row(vocabulary, seed, history)

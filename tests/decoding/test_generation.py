@@ -118,7 +118,7 @@ def test_a_draft_is_never_longer_than_the_room_in_the_context() -> None:
         task.sequence.answer.left = 1000
         task.forward.draft(task.forward.begin([task.sequence]))
         assert len(task.sequence.tree) < task.room
-        task.sequence.tokens.append(0)  # as if a token more was committed
+        task.sequence.tokens.append(0)  # One more token seems to be committed.
         task.slot.n_past += 1
     assert all(limit <= room - 1 for limit, room in limits)
     assert min(limit for limit, _ in limits) <= 1
@@ -189,7 +189,7 @@ class Clerk(Keen):
     def __init__(self, drafted: list[int], lookup_us: float | None) -> None:
         super().__init__(FLAT)
         self.drafted, self.lookup_us = drafted, lookup_us
-        self.watches_entropy = False  # which would look at the clock, too
+        self.watches_entropy = False  # It would look at the clock, too.
         self.told: list[StepCost] = []
 
     def draft(self, sources: Lookup, at: StepContext) -> Draft:

@@ -88,7 +88,7 @@ def fast(fast_engine: Engine) -> Engine:
 
 @pytest.fixture(scope="module")
 def wanted(files: Files) -> dict[str, list[int]]:
-    """What the model says alone, by sampling."""
+    """Return what the model says alone, by sampling."""
     with opened(files, draft_model="none", exact=True) as alone:
         return {name: answer(alone, policy="off", sampling=each).tokens for name, each in SAMPLINGS.items()}
 

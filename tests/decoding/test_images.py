@@ -28,7 +28,7 @@ Open = Callable[..., Engine]
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, list[Engine]]]:
-    """That no test uses now, by their options."""
+    """Yield the engines that no test uses now, by their options."""
     idle: dict[str, list[Engine]] = {}
     yield idle
     for engine in itertools.chain.from_iterable(idle.values()):
@@ -37,7 +37,7 @@ def engines() -> Iterator[dict[str, list[Engine]]]:
 
 @pytest.fixture
 def opened(engines: dict[str, list[Engine]], tiny_model, tmp_path: Path) -> Iterator[Open]:
-    """An engine that knows nothing. Those of one test are different ones, those of several tests the same."""
+    """Return a function that opens an engine without history. Only different tests share engines."""
     used: list[tuple[str, Engine]] = []
 
     def open_(arch: str = "llama", **options: Any) -> Engine:
@@ -141,7 +141,7 @@ def test_a_request_is_cancelled_while_its_image_is_encoded(opened: Open, held: H
         seeing = service.submit(engine.request(tokens, images=images, max_tokens=5))
         assert held.begun.wait(60)
         seeing.cancel()
-        assert service.submit(engine.request("abc", max_tokens=3)).wait(60).tokens  # in the only slot
+        assert service.submit(engine.request("abc", max_tokens=3)).wait(60).tokens  # There is only one slot.
         assert seeing.done
         assert seeing.result.finish_reason == "cancelled"
         held.go_on.set()
@@ -295,7 +295,7 @@ def test_a_draft_model_does_not_follow_a_text_with_images(opened: Open, tiny_mod
     given = prompt(engine, "abc {} what? ", 1)
     expected = answer(opened(exact=True, policy="off"), given, 40)
     assert answer(engine, given, 40) == expected
-    plain = engine.generate("abc abc abc", max_tokens=30, sampling=GREEDY).wait()  # in the same slot
+    plain = engine.generate("abc abc abc", max_tokens=30, sampling=GREEDY).wait()  # It gets the same slot.
     assert plain.tokens
     assert answer(engine, given, 40) == expected
 

@@ -15,7 +15,7 @@ from rest_local.drafting.sources import SourceRows
 from rest_local.planning.auto import Auto
 from rest_local.planning.policies import make_policy
 
-PLAIN_MS, ATTENTION = 10.0, 0.0002  # of a step; its share for each token of context
+PLAIN_MS, ATTENTION = 10.0, 0.0002  # The time of a step, and the share that each token of context adds.
 PROMPT = [1, 2, 3, 4, 5]
 
 
@@ -58,7 +58,7 @@ class InParts(Fortune):
 
 
 def estimate(factor: float = 1.0) -> CostCurve:
-    """What is known when a model is first loaded, perhaps wrongly."""
+    """Return what is known when a model is first loaded, perhaps wrongly."""
     return CostCurve.from_points([0], SIZES, [[factor * (9 + n) for n in SIZES]], ESTIMATED)
 
 

@@ -49,7 +49,7 @@ def prompts(n: int) -> list[list[int]]:
 
 
 def earlier() -> GrowingText:
-    """What the model answers to some of the prompts."""
+    """Return what the model answers to some of the prompts."""
     text = GrowingText()
     for prompt in prompts(20)[::2]:
         text.extend([*prompt, *plain(prompt, Greedy(), 40), -1])
@@ -119,7 +119,7 @@ def test_entropies_are_those_of_the_newest_three_tokens() -> None:
 
 
 def relaxed_by_hand(prompt: Sequence[int], rule: Relaxed, n: int) -> list[tuple[int, str]]:
-    """The second likeliest is drafted, 4 in a row: it passes where the rule lets it, else the model's own ends the
+    """Draft the second likeliest token, 4 in a row. It passes if the rule lets it, else the model's own ends the
     step.
     """
     history: list[int] = list(prompt)

@@ -84,11 +84,11 @@ def test_answers_are_those_without_drafts(engine: Engine, model: Path, tmp_path:
 
 
 def _check_size_of_state(engine: Engine, model: Path) -> None:
-    """The header says how large the state is."""
+    """Check that the header says how large the state is."""
     header = header_of(read_gguf(model), model)
     backend = engine.context.backend
     assert header.drafting == "chain"
-    if model.stem != BLOCKS:  # whose keys do not say
+    if model.stem != BLOCKS:  # The keys of BLOCKS do not say it.
         assert header.state_bytes <= len(backend.save(0, partial=True)) <= header.state_bytes + 1024
         assert describe.snapshots_of(header, 4) == backend.n_rs_seq
 

@@ -78,7 +78,7 @@ def test_between_steps_prices_heal_within_their_share_of_the_time(probed: Probed
     while scheduler.busy and steps < 300:
         scheduler.step()
         curve.observe(1, 10, 10.0)
-        calibrating.after_pass(0.050)  # with other work, so that 300 passes are enough
+        calibrating.after_pass(0.050)  # Other work makes this pass longer, so that 300 passes are enough.
         steps += 1
     spent = sum(float(TRUE.expected(0)[n - 1]) for n in probed.sizes)
     assert 0 < spent <= 1.2 * SHARE * steps * 50.0
@@ -131,7 +131,7 @@ def test_a_batch_takes_a_small_share_of_the_idle_time_before_it(probed: Probed, 
     calibrating = idle(curve)
     waits = calibrating.wakes_in()
     assert waits
-    assert waits >= 1.0  # at least a hundred plain steps, of 10 ms
+    assert waits >= 1.0  # That is at least a hundred plain steps of 10 ms.
     now[0] += 0.9 * waits
     assert calibrating.wakes_in() == pytest.approx(0.1 * waits)
     now[0] += 0.1 * waits

@@ -22,7 +22,7 @@ def open_engine(model: Path, **options: Any) -> Engine:
 
 
 def answer(engine: Engine, prompt: str | list[int], n: int = 12) -> tuple[list[int], int]:
-    """The tokens of an answer, and how many tokens of the prompt were in the cells."""
+    """Return the tokens of an answer, and how many tokens of the prompt were in the cells."""
     result = engine.generate(prompt, max_tokens=n).wait()
     return list(result.tokens), result.timings.cached_tokens
 
@@ -34,7 +34,7 @@ def saved_tokens(path: Path) -> int:
 
 @pytest.fixture
 def saved(tiny_model: TinyModel, tmp_path: Path) -> Path:
-    """The cells of TEXT."""
+    """Save the cells of TEXT."""
     path = tmp_path / "x.cells"
     with open_engine(tiny_model("llama")) as engine:
         answer(engine, TEXT, 1)

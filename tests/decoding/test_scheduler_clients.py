@@ -50,7 +50,7 @@ def submit(scheduler: Scheduler, backend: FakeBackend, clients: str, begin: int 
 
 
 def order(scheduler: Scheduler, sequences: list[RequestState]) -> str:
-    """The clients in the order in which their requests got slots."""
+    """Return the clients in the order in which their requests got slots."""
     found: list[RequestState] = []
     for _ in range(1000):
         found += [each for each in scheduler.admitted if each not in found]

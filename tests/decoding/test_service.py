@@ -78,7 +78,7 @@ def test_exact_requests_among_others_answer_like_an_exact_engine(tiny_model: Tin
 
 @contextlib.contextmanager
 def held(service: Service) -> Iterator[threading.Event]:
-    """The engine's thread is busy, and no request gets a slot, until the event is set."""
+    """Keep the engine's thread busy until the event is set, so that no request gets a slot."""
     begun, release = threading.Event(), threading.Event()
     blocker = threading.Thread(target=lambda: service.run(lambda engine: (begun.set(), release.wait(30))))
     blocker.start()
@@ -173,11 +173,11 @@ def test_a_late_abort_breaks_off_no_other_pass(engine: Engine, monkeypatch: pyte
         stream.cancel()
         monkeypatch.undo()
         assert len(others[0].wait(30).tokens) == 50
-    assert codes.count(ABORTED) <= 1  # that of the cancelled request
+    assert codes.count(ABORTED) <= 1  # Only the cancelled request may be aborted.
 
 
 def _codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What every decode from now on returns."""
+    """Return a list of what every decode from now on returns."""
     context, codes = engine.context.backend, []  # type: ignore[var-annotated]
     decode = context.decode
 
@@ -326,7 +326,7 @@ def test_a_request_sent_back_keeps_its_sources_to_itself(tiny_model: TinyModel) 
                 engine.step()
         left = moved.slot
         scheduler._send_back(moved)
-        engine.cancel(first)  # whose slot holds the same prompt
+        engine.cancel(first)  # Its slot holds the same prompt.
         engine.submit(last)
         engine.step()
         assert moved.slot is not left
@@ -362,7 +362,7 @@ def test_an_idle_service_trims_mapped_datastores_once(engine: Engine, monkeypatc
         for _ in range(3):
             assert len(service.submit(asked(engine, "a", 5)).wait(30).tokens) == 5
             assert trimmed.acquire(timeout=30)
-        service.run(lambda engine: None)  # which may have looked something up
+        service.run(lambda engine: None)  # A lookup may have happened.
         assert trimmed.acquire(timeout=30)
     assert not trimmed.acquire(blocking=False)
 

@@ -63,7 +63,7 @@ def opened(model: Path | None, **options: Any) -> Engine:
 
 
 def answer(engine: Engine, prompt: list[int], n: int = 12, **options: Any) -> tuple[list[int], int]:
-    """The tokens of an answer, and how many tokens of the prompt were not evaluated."""
+    """Return the tokens of an answer, and how many tokens of the prompt were not evaluated."""
     result = engine.generate(prompt, max_tokens=n, ignore_end=True, **options).wait()
     assert result.timings.cached_tokens + result.timings.prompt_tokens == len(prompt)
     return list(result.tokens), result.timings.cached_tokens
@@ -215,7 +215,7 @@ def empty(path: Path) -> None:
 
 
 def other_text(path: Path) -> None:
-    """The content of another file, which is whole, in the place of every file."""
+    """Replace every file by another one, which is whole."""
     if path == files()[0]:
         contents = [each.read_bytes() for each in files()]
         for each, content in zip(files(), [*contents[1:], contents[0]], strict=True):

@@ -40,7 +40,7 @@ class Session:
         return [self._start, 60 + role, *words, self._end, 33]
 
     def ask(self, text: list[int]) -> list[int]:
-        """The answer to a text, which ends with the header of one and a word that later turns leave out."""
+        """Answer a text, which ends with the header of one and a word that later turns leave out."""
         prompt = [*text, self._start, 61, 62, 63]
         result = self._engine.generate(prompt, max_tokens=SHORT, ignore_end=True).wait()
         answer = list(result.tokens)
@@ -57,7 +57,7 @@ def _same(one: list[int], other: list[int]) -> int:
 
 
 def agent(session: Session) -> Iterator[None]:
-    """A tool result each turn; the template trims the end of each answer."""
+    """Send a tool result each turn. The template trims the end of each answer."""
     while True:
         session.text += session.message(2, session.words(LONG))
         answer = session.ask(session.text)
@@ -66,7 +66,7 @@ def agent(session: Session) -> Iterator[None]:
 
 
 def thinking(session: Session) -> Iterator[None]:
-    """The template removes the first part of each answer from the next turn on."""
+    """Talk with a template that removes the first part of each answer from the next turn on."""
     while True:
         session.text += session.message(1, session.words(LONG))
         answer = session.ask(session.text)
@@ -75,7 +75,7 @@ def thinking(session: Session) -> Iterator[None]:
 
 
 def loop(session: Session) -> Iterator[None]:
-    """A user's message and four calls of tools, whose thinking is removed with the next message of the user."""
+    """Send a user's message and four calls of tools, whose thinking goes with the next message of the user."""
     while True:
         session.text += session.message(1, session.words(LONG))
         kept, full = list(session.text), list(session.text)
@@ -88,7 +88,7 @@ def loop(session: Session) -> Iterator[None]:
 
 
 def edited(session: Session) -> Iterator[None]:
-    """The user's last message is written anew every time, every fourth time after an answer was kept."""
+    """Edit the user's last message every time, and every fourth time keep an answer first."""
     for turn in range(1000):
         answer = session.ask([*session.text, *session.message(1, (last := session.words(LONG)))])
         if turn % 4 == 3:

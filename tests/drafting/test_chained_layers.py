@@ -60,7 +60,7 @@ def texts(place: ChainedPlace) -> list[HeadText]:
 
 @pytest.fixture
 def decoded(place: ChainedPlace, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each decode of the layers."""
+    """Return the rows of each decode of the layers."""
     rows: list[int] = []
     context, decode = place.head.context, place.head.context.decode
     monkeypatch.setattr(context, "decode", lambda: (rows.append(context.batch.n_tokens), decode())[1])

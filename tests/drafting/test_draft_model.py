@@ -31,7 +31,7 @@ def drafter(tiny_model: TinyModel) -> Iterator[DraftModel]:
 
 
 def alone(drafter: DraftModel, text: list[int]) -> np.ndarray:
-    """The probabilities after `text`, evaluated in one batch in a context of its own."""
+    """Return the probabilities after `text`, evaluated in one batch in a context of its own."""
     with Context(drafter.model, ContextSettings(n_ctx=N_CTX, n_branches=1, threads=1)) as context:
         context.batch.fill(text, np.arange(len(text)), 0, 1, [0] * (len(text) - 1) + [1])
         assert context.decode() == 0
@@ -71,7 +71,7 @@ def follow(drafter: DraftModel, text: list[int]) -> DraftModelText:
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=8))
 def test_queries_in_any_order(drafter: DraftModel, moves: list[tuple[int, int, int]]) -> None:
     """Three texts share two sequence ids; each is extended, cut back or queried along drafted paths."""
-    texts = [text_of(7, 30 + 25 * n) for n in range(3)]  # with a common prefix
+    texts = [text_of(7, 30 + 25 * n) for n in range(3)]  # They share a prefix.
     sequences = [follow(drafter, text) for text in texts]
     for which, move, n in moves:
         text, sequence = texts[which], sequences[which]
@@ -152,7 +152,7 @@ def test_a_long_prompt_waits_until_evaluating_it_would_have_paid(drafter: DraftM
     chunks = 0
     while not sequence.caught_up(0.0):
         chunks += 1
-    assert 3 <= chunks <= 4  # of 100 ms, so of 100 tokens
+    assert 3 <= chunks <= 4  # A chunk is 100 ms, so 100 tokens.
     assert sequence.step_ms > 0
     assert sequence.query_ms == 0
     check(drafter, sequence, text, [1])

@@ -36,7 +36,7 @@ def _calibrate(before: PrecedingBigram, candidates: Merged) -> list[Calibrated]:
 
 
 def _slow(sources: list[SourceRows], least: float, most: int, leaves: int, calibrate: Calibrate | None) -> Draft:
-    """The same tree, node by node, with a draft model that proposes nothing."""
+    """Grow the same tree node by node, with a draft model that proposes nothing."""
     growth = Growth(sources, _estimate, most, leaves, calibrate, promise=lambda depth: 0.6)
     while growth.promised > growth.best or growth.best >= least:
         if growth.promised > growth.best:
@@ -131,7 +131,7 @@ FIRST_OF_MODEL = model_cell(0, 0.0) // len(model_rates()) * len(model_rates())
 
 
 def estimate(cell: int) -> float:
-    """A model's candidate is as likely as its cell says, any other has RETRIEVED."""
+    """Estimate a model's candidate as its cell says, and any other with RETRIEVED."""
     place = cell - FIRST_OF_MODEL
     return model_rates()[place] if 0 <= place < len(model_rates()) else RETRIEVED
 
@@ -175,7 +175,7 @@ def test_of_two_tokens_that_contradict_each_other_one_is_right_at_most(calibrate
     grown = growth(rows([1, 2, 3]), promise=0.9, calibrate=calibrate)
     grown.answered(0, [(7, 0.9)])
     merged, sure = grown.draft.proposals[ROOT].merged, alone.best
-    neither = 1 - sure * RETRIEVED  # of the four cases all but the one in which both are right
+    neither = 1 - sure * RETRIEVED  # In all cases but one, at least one of the two is wrong.
     assert merged[7][0] == pytest.approx(sure * (1 - RETRIEVED) / neither)
     assert merged[1][0] == pytest.approx(RETRIEVED * (1 - sure) / neither)
     grown = growth(rows([7, 2, 3]), promise=0.9, calibrate=calibrate)

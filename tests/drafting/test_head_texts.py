@@ -63,7 +63,7 @@ class Place:
         return self.head.features(len(token)), rows
 
     def fresh(self, pairs: dict[int, Floats], tokens: Sequence[int], path: Sequence[int]) -> np.ndarray:
-        """The probabilities after `path`. `pairs`: the feature that goes with a token, by the position of the token."""
+        """Return the probabilities after `path`. `pairs` has the feature that goes with a token, by its position."""
         head = self._fresh
         first = max(min(pairs), head.shift)
         hidden = list(head.encoded(np.stack([pairs[q] for q in range(first, len(tokens))])))
@@ -105,7 +105,7 @@ class Followed:
         return np.zeros(self.place.head.width, np.float32)
 
     def extend(self, tokens: Sequence[int], junk: bool = False) -> None:
-        """The root is evaluated, and all further tokens but the last."""
+        """Evaluate the root and all further tokens but the last."""
         self.tokens += tokens
         while self.n_past < len(self.tokens) - 1:
             start = self.n_past
@@ -130,14 +130,14 @@ class Followed:
         self._follow([*self.tokens[:n], (self.tokens[n] + 1) % 256], n)
 
     def forget(self) -> None:
-        """The cells of the target come from elsewhere."""
+        """Load the cells of the target from elsewhere."""
         self.text.rewind(0)
         self.pairs, self.features = {}, {}
         self._follow(self.tokens, self.n_past)
         self.extend([3, 4])
 
     def share(self, other: Followed, n: int) -> None:
-        """The first `n` tokens are those of another text."""
+        """Take the first `n` tokens from another text."""
         self.text.rewind(0)
         self.text.share(other.text, n)
         self.pairs = {at: row for at, row in other.pairs.items() if at < n}
@@ -146,7 +146,7 @@ class Followed:
         self.extend([9])
 
     def _follow(self, tokens: list[int], n_past: int) -> None:
-        """The target holds `n_past` of these tokens; it has evaluated them again, which the head did not see."""
+        """Let the target hold `n_past` of these tokens, which it evaluated again without the head."""
         self.tokens, self.n_past = tokens, n_past
         self.place.context.remove(self.seq, 0)
         for start in range(0, n_past, 60):
@@ -321,7 +321,7 @@ def test_an_interrupt_leaves_a_consistent_state(
 
 
 def recovers(one: Followed) -> None:
-    """The text begins anew, or has lost nothing; either way it predicts what a fresh context does."""
+    """Check that the text begins anew or has lost nothing, and predicts what a fresh context does."""
     if one.text._seen == 0:
         one.forget()
     one.check([3])

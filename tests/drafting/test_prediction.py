@@ -50,7 +50,7 @@ def test_after_a_divergence_the_place_is_found_again(new: list[int], resume: int
 
 
 def forward(old: list[int], at: int, answer: list[int]) -> dict[int, float]:
-    """The model of `Alignment` without arrays: for each place the probability that the next token is copied from it."""
+    """Model `Alignment` without arrays: return for each place the probability that the next token is copied from it."""
     first, end = max(at - module.WINDOW, 0), min(at + module.WINDOW, len(old))
     copied, new = dict.fromkeys(range(first, end + 1), 0.0), 1.0
 

@@ -97,7 +97,7 @@ def rows_of(texts: list[tuple[int, list[int]]]) -> Rows:
 
 
 def expected(rows: Rows, path: list[int]) -> list[Candidate]:
-    """Counts all rows that continue through `path`, one by one."""
+    """Count all rows that continue through `path`, one by one."""
     depth = len(path)
     continuations, match = rows.continuations.tolist(), rows.match.tolist()
     continuing = [row for row, text in enumerate(continuations) if text[:depth] == path and text[depth] >= 0]
@@ -146,7 +146,7 @@ def test_a_token_of_several_sources_takes_the_most_confident_estimate(
 
 
 def origins_in(path: Path) -> list[Origin | None]:
-    """The origins of two tokens that a datastore of TEXT drafts, and of one that it does not."""
+    """Return the origins of two tokens that a datastore of TEXT drafts, and of one that it does not."""
     with Datastore.open(path) as store:
         sources = Sources([store], 1000)
         sources.restart(TEXT[:10])

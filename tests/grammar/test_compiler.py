@@ -17,7 +17,7 @@ from rest_local.sandbox import Worker
 
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    """A new child for this test, and an empty cache."""
+    """Yield a new child for this test, and an empty cache."""
     own = Worker(compiler.__name__, compiler.WAIT_SECONDS)
     monkeypatch.setattr(compiler, "_worker", own)
     compiler.compile_apart.cache_clear()

@@ -91,7 +91,7 @@ def the_only_way(vocabulary: Vocabulary, constraint: Constraint) -> bytes:
 
 
 def way(text: ForcedText, kinds: list[int] | None = None) -> list[int]:
-    """The vocabulary's own tokens from place to place."""
+    """Return the vocabulary's own tokens from place to place."""
     tokens, place = [], 0
     while found := text.at(place):
         tokens.append(found[0].token)

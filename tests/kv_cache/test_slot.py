@@ -31,7 +31,7 @@ class Counting(FakeBackend):
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[DraftTree, list[int]]:
-    """A tree, and the nodes of it that are accepted."""
+    """Return a tree, and the nodes of it that are accepted."""
     tree = DraftTree(8)
     for _ in range(draw(st.integers(0, 12))):
         parent = draw(st.integers(ROOT, len(tree) - 1))
@@ -68,7 +68,7 @@ def prompt(slot: Slot, n: int) -> None:
 
 
 def check(slot: Slot) -> None:
-    """The first id holds all tokens, the others a beginning of them, and no id anything else."""
+    """Check that the first id holds all tokens, the others a beginning of them, and no id anything else."""
     assert isinstance(slot.backend, FakeBackend)
     for branch in range(slot.branches.n):
         seq = slot.branches.first_id + branch
@@ -371,5 +371,5 @@ def test_a_text_that_others_came_after_is_copied_with_its_tokens() -> None:
     assert [(cell.pos, cell.token) for cell in backend.cells if cell.ids == {again.branches.first_id}] == [
         (pos, 2) for pos in range(40)
     ]
-    other = take(slots, [*([2] * 30), 5])  # of the slot that runs
+    other = take(slots, [*([2] * 30), 5])  # It copies from the slot that runs.
     assert (other.n_past, len(backend.cells)) == (30, 40 + 30)

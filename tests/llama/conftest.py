@@ -17,7 +17,7 @@ def real_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def children(real_children: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The arguments of each child process that is started."""
+    """Return the arguments of each child process that is started."""
     started: list[tuple[Any, ...]] = []
     run = sandbox.run
 

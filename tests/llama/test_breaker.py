@@ -18,7 +18,7 @@ SLOW = Shape(layers=8, width=512, heads=8, kv_heads=8, feed=2048, vocab=512, tie
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """A model for which a batch of N tokens takes some 10^11 operations: seconds, while an abort takes milliseconds."""
+    """Yield a model for which a batch of N tokens takes seconds, while an abort takes milliseconds."""
     path = synthetic(SLOW, "Q8_0", tmp_path_factory.mktemp("slow") / "slow.gguf")
     with Model.open(path) as model:
         yield model
@@ -33,7 +33,7 @@ def _fill(context: Context, begin: int, count: int) -> None:
 
 
 def _decode_aborted_by(context: Context, abort: Callable[[], bool]) -> int:
-    """The code of a decode that another thread aborts as soon as it runs."""
+    """Decode, abort that in another thread as soon as it runs, and return its code."""
     code = []
 
     def decode() -> None:

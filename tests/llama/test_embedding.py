@@ -32,7 +32,7 @@ def test_vectors_are_of_length_one_and_repeatable(embedding_model: Model) -> Non
         assert first.shape == (embedding_model.n_embd,)
         assert abs(float(np.linalg.norm(first)) - 1) < 1e-5
         assert np.array_equal(first, again)
-        if pooling(embedding_model) != "cls":  # in a causal model the first token's vector does not depend on the rest
+        if pooling(embedding_model) != "cls":  # In a causal model the first token's vector does not depend on the rest.
             assert not np.allclose(first, other)
 
 
@@ -121,7 +121,7 @@ TEMPLATE = "<|im_start|>judge\nquery: {query}\ndocument: {document}<|im_end|>\n<
 
 
 def qwen3_ranker(path: Path) -> tuple[Path, np.ndarray]:
-    """A causal model with a template for pairs and a head of two outputs, as Qwen3's rerankers; and the head."""
+    """Write a causal model with a template for pairs and a head of two outputs, as Qwen3's rerankers."""
     builder, vocabulary = Builder(3, "F32"), gguf_file.byte_vocabulary()
     vocabulary.keys["tokenizer.chat_template.rerank"] = TEMPLATE
     builder.embeddings(vocabulary, "output_norm")

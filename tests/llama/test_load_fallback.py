@@ -35,7 +35,7 @@ NO_MEMORY = """echo '{"refused": "unable to allocate CUDA0 buffer"}'"""
 
 @pytest.fixture
 def model(tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model file that no other test has tried, with a cache of its own."""
+    """Return a model file that no other test has tried, with a cache of its own."""
     monkeypatch.setenv("REST_LOCAL_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_model("llama").read_bytes())
@@ -68,7 +68,7 @@ def uses_flash(task: Task) -> bool:
 
 
 def prints(**seen: object) -> str:
-    """A shell command that prints a line like the child."""
+    """Return a shell command that prints a line like the child."""
     return f"echo {shlex.quote(json.dumps(seen))}; "
 
 
@@ -130,13 +130,13 @@ def test_a_model_that_crashes_once_more_is_refused_with_the_way_out(model: Path,
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU, as far as the parent knows."""
+    """Let the parent see a GPU."""
     monkeypatch.setattr(load_fallback.library, "supports_gpu", lambda: True)
 
 
 @pytest.fixture
 def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The free bytes of the only GPU, which a test can change."""
+    """Return the free bytes of the only GPU, which a test can change."""
     free = [100]
     monkeypatch.setattr(load_fallback.library, "devices", lambda: [Device("GPU0", "a GPU", 1000, free[0])])
     monkeypatch.setattr(load_fallback.library, "gpus", lambda: {"GPU0": 1})
@@ -147,7 +147,7 @@ def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("how", [OOM, NO_MEMORY])
 def test_a_gpu_without_memory_gets_fewer_layers(model: Path, break_when: BreakWhen, how: str) -> None:
     tried = break_when(lambda task: prints(at="loading it") + how if task["n_gpu_layers"] not in (0, 1) else "")
-    chosen = choose(model, -1)  # of four layers and the output
+    chosen = choose(model, -1)  # There are four layers and the output.
     assert (chosen.options, chosen.n_gpu_layers) == (ModelOptions(), 1)
     for words in ("1 of 5 layers on the GPU", "`n_gpu_layers`"):
         assert words in chosen.warning

@@ -122,7 +122,7 @@ def _id(model: Model, text: str) -> int:
 
 @pytest.fixture
 def split(tmp_path: Path) -> Path:
-    """The first of three files."""
+    """Return the first of three files."""
     return tiny("llama", tmp_path / "model.gguf", tensors_per_file=15)
 
 

@@ -179,7 +179,7 @@ def array(kind: int, values: list[bytes]) -> bytes:
 
 
 def whole() -> bytes:
-    """A header with keys of every kind, and two tensors."""
+    """Return a header with keys of every kind, and two tensors."""
     keys = [
         key("general.architecture", 8, text("llama")),
         key("llama.nextn_predict_layers", 4, struct.pack("<I", 1)),

@@ -27,7 +27,7 @@ def saved(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
 
 
 def png(width: int, height: int, data: bytes = b"") -> bytes:
-    """A PNG whose header says so, whatever it holds."""
+    """Return a PNG whose header says so, whatever it holds."""
     parts = [
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
         (b"IDAT", zlib.compress(data)),
@@ -126,7 +126,7 @@ Parts = st.lists(
 
 
 def joined(parts: list[list[int] | tuple[bytes, int]]) -> tuple[list[int], list[tuple[int, int]]]:
-    """The tokens of texts and images, and where the images are."""
+    """Return the tokens of texts and images, and where the images are."""
     tokens: list[int] = []
     places = []
     for part in parts:

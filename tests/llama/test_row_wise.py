@@ -11,7 +11,7 @@ from rest_local.llama.context import TILED, Context, ContextSettings
 from rest_local.llama.model import Model
 
 TEXT = np.random.default_rng(0).integers(40, 200, 700)
-PROMPT = 600  # from 512 cells on, a single row would be split over the threads
+PROMPT = 600  # A single row would be split over the threads from 512 cells on.
 
 pytestmark = pytest.mark.skipif(not row_wise.available(), reason="this build of llama.cpp cannot switch the shortcuts")
 

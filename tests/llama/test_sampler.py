@@ -31,7 +31,7 @@ def _generate(sampler: Sampler, rows: Logits) -> list[int]:
 
 
 def _peaked(size: int, *likely: int) -> Logits:
-    """A row with a few likely tokens, in descending order. All others are very unlikely."""
+    """Return a row with a few likely tokens, in descending order. All others are very unlikely."""
     row = np.full(size, -50.0, np.float32)
     row[list(likely)] = 10.0 - np.arange(len(likely))
     return row
@@ -175,7 +175,7 @@ def test_accepting_an_invalid_token_raises_and_the_next_call_works(vocabulary: V
 
 
 def _left(vocabulary: Vocabulary, row: Logits, **options: Any) -> dict[int, float]:
-    """The tokens that the samplers leave of a row, with their probabilities."""
+    """Return the tokens that the samplers leave of a row, with their probabilities."""
     with Sampler(vocabulary, Sampling(**{"temperature": 1.0, "seed": 1, **NEUTRAL, **options})) as sampler:
         sampler.sample(row)
         return {token: probability for token, probability in sampler.remaining() if probability > 1e-12}

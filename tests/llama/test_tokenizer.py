@@ -53,7 +53,7 @@ def opened(path: Path, kind: str = "") -> Model:
 
 
 def whole(vocabulary: Vocabulary, text: str, *, special: bool = False, add_special: bool = False) -> list[int]:
-    """The tokens of llama.cpp's own call."""
+    """Return the tokens of llama.cpp's own call."""
     data = text.encode()
     tokens = np.empty(len(data) + 64, np.int32)
     address = tokens.ctypes.data_as(bindings.llama_token_p)
@@ -97,7 +97,7 @@ def test_the_same_holds_for_every_pre_tokenizer(kind: str, monkeypatch: pytest.M
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the texts that llama.cpp gets."""
+    """Return the lengths of the texts that llama.cpp gets."""
     read: list[int] = []
     call = Tokenizer._call
 
@@ -114,7 +114,7 @@ def test_what_an_owner_sends_again_is_not_tokenized_again(demo: Vocabulary, read
     """Another owner would learn from the time that it takes what the first one has sent."""
 
     def characters(text: str, owner: str | None) -> int:
-        """That llama.cpp gets for a text."""
+        """Return how many characters of a text llama.cpp gets."""
         read.clear()
         assert demo.tokenize(text, owner=owner).tolist() == whole(demo, text)
         return sum(read)

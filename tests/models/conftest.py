@@ -28,7 +28,7 @@ def recipe() -> Callable[[str], ModuleType]:
 
 @pytest.fixture(scope="session")
 def demo_gguf() -> Path:
-    """The demo model, which is committed; tests fail without it."""
+    """Return the demo model, which is committed. Tests fail without it."""
     path = MODELS / "demo.gguf"
     assert path.is_file(), f"{path} is missing; it belongs to the checkout, see models/README.md"
     return path

@@ -17,7 +17,7 @@ WINDOW = 120  # tokens of each text
 
 @pytest.fixture(scope="module")
 def trunk(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model as mimo2, without an MTP layer."""
+    """Write the demo model as mimo2, without an MTP layer."""
     path = tmp_path_factory.mktemp("trunk") / "demo-mimo2.gguf"
     convert(demo_gguf, path)
     return path
@@ -25,14 +25,14 @@ def trunk(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model as mimo2 with its MTP layer, in one file."""
+    """Write the demo model as mimo2 with its MTP layer, in one file."""
     path = tmp_path_factory.mktemp("whole") / "demo-with-mtp.gguf"
     convert(demo_gguf, path, demo_gguf.with_name("demo-mtp.gguf"))
     return path
 
 
 def logits_of(path: Path, texts: list[str]) -> list[np.ndarray]:
-    """The logits after each of the first tokens of each text, [WINDOW, vocabulary]."""
+    """Return the logits after each of the first tokens of each text, [WINDOW, vocabulary]."""
     found = []
     settings = ContextSettings(n_ctx=WINDOW, n_branches=1, threads=1)
     with Model.open(path) as model, Context(model, settings) as context:

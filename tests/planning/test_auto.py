@@ -116,7 +116,7 @@ class NeverLearns(TokenCalibrator):
 
 
 def _at_the_end_of(stored: Sequence[int], n_agreeing: int, prompt: Sequence[int] = ()) -> Sources:
-    """Sources whose history continues the newest `n_agreeing` tokens."""
+    """Return sources whose history continues the newest `n_agreeing` tokens."""
     history = GrowingText()
     history.extend([*stored, -1])
     sources = Sources([], 100_000, history=history)
@@ -177,7 +177,7 @@ def test_requests_share_what_is_learned_but_not_their_losses() -> None:
     drafted = one.draft(sources, StepContext(5, 8, 8))
     assert [token for token, _, _ in drafted.proposals[ROOT].calibrated] == [3]
     one.learn(drafted, [9], StepCost(5, 8, 0, 60.0, 0.0, 0.15))
-    other.catch_up()  # on any fork
+    other.catch_up()  # A fork would do the same.
     ((_, probability, _),) = planner.shared.calibrator.calibrate((1, 2), {3: (0.5, 1, [])})
     assert probability < 0.5
     assert (one.budget.credit < credits[0], other.budget.credit) == (True, credits[1])
@@ -251,7 +251,7 @@ def test_an_entropy_that_is_not_computed_any_more_is_not_decided_by() -> None:
 
 
 def _credit_after(done: StepCost) -> float:
-    """What a failed step adds to the credit of a request whose plain step takes 10 ms and each node 1 ms more."""
+    """Return the credit for a failed step of a request whose plain step takes 10 ms and each node 1 ms."""
     policy = Auto(CostCurve([0], np.array([[10.0 + n for n in range(LARGEST)]])))
     policy.begin(0)
     policy.draft(Silent(), StepContext(0, 0, 0, n_other=done.n_other))

@@ -99,7 +99,7 @@ def speedup(curve: CostCurve, right: float, pass_ms: float, n_tokens: int = 1200
 
 
 def best_chain(curve: CostCurve, right: float, pass_ms: float) -> float:
-    """The best speed-up of a chain of fixed length whose tokens are all right with the same probability."""
+    """Return the best speed-up of a chain of fixed length whose tokens are all right with the same probability."""
     ms = curve.at(512).tolist()
     return max(
         sum(right**i for i in range(k + 1)) * ms[0] / (ms[k] + k * pass_ms)  # 1 + r + r^2 + ...

@@ -96,7 +96,7 @@ def test_a_model_that_saves_nothing_gets_no_initial_credit() -> None:
 def slow_value(
     cost: Sequence[float], rate: float, pass_ms: float, confidences: Sequence[float], joint: float, known: float, n: int
 ) -> float:
-    """What an answer is worth, by enumerating all answers that follow."""
+    """Return what an answer is worth, by enumerating all answers that follow."""
 
     def added(of: float, at: int) -> float:
         return max(0.0, of - rate * (cost[at + 1] - cost[at]) + below(of, at + 1))

@@ -38,7 +38,7 @@ FLAT = CostCurve.from_points([0], [1, 64], [[1.0, 1.0]])
 ROOMY = StepContext(100, 63, 64)
 DONE = StepCost(100, 1, 0, 1.0, 0.0)
 
-Found = dict[str, list[tuple[int, list[int]]]]  # by source (match, continuation)
+Found = dict[str, list[tuple[int, list[int]]]]  # (match, continuation) by source.
 
 
 class Fixed:
@@ -356,7 +356,7 @@ def paths(tree: DraftTree) -> list[tuple[int, ...]]:
 
 
 def full(confidence: tuple[float, ...] = (0.5, 0.3, 0.1)) -> Table:
-    """The same answer everywhere: tokens 0, 1, 2."""
+    """Give the same answer everywhere: tokens 0, 1, 2."""
 
     class Everywhere(dict[tuple[int, ...], list[tuple[int, float]]]):
         def get(self, path: object, default: object = None) -> list[tuple[int, float]]:  # type: ignore[override]

@@ -113,7 +113,7 @@ def test_decisions_and_what_is_learned_are_those_of_steps_without_a_rest(
     policy, oracle = (make(CostCurve.from_points([0, 512], SIZES, curve)) for make in (Auto, Restless))
     played, expected = (play(each, texts, together, seed) for each in (policy, oracle))
     assert expected.rested == 0
-    assert played.rested or curve is SLOW  # where most lookups pay
+    assert played.rested or curve is SLOW  # Most lookups pay on the slow curve.
     assert played.lookups == expected.lookups
     assert played.sizes == expected.sizes
     for bucket in range(len(ENTROPIES) + 1):

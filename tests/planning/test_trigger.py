@@ -21,7 +21,7 @@ def never(n: int) -> bool:
 def run(
     trigger: Trigger, steps: int, entropy: Callable[[int], float | None], saving: Callable[[int], float]
 ) -> list[int]:
-    """The steps in which the trigger fired."""
+    """Return the steps in which the trigger fired."""
     looked = []
     for step in range(steps):
         nats = entropy(step)

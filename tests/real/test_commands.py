@@ -75,7 +75,7 @@ def test_generate_drafts_from_an_indexed_package_and_says_so(
     built = call("index", "build", str(package), "-o", str(tmp_path / "shopcode"), "-m", str(smollm2))
     assert built.code == 0, built.err
     prompt = MODULE[: MODULE.index("    if day == 5")]
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)  # where the line about the speed is printed
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)  # Then the line about the speed is printed.
     given = ("-m", str(smollm2), "-d", str(tmp_path / "shopcode"), "--no-history", "-n", "32", "--temp", "0")
     done = call("generate", prompt, *given)
     assert done.code == 0

@@ -24,7 +24,7 @@ HOW = ["update", "add", "add sources", "forget", "merge", "rebuild"]
 
 
 def prepared(directory: Path) -> Folder:
-    """A folder whose datastore has three segments and deleted text, and in which files changed since."""
+    """Make a folder whose datastore has three segments and deleted text, and in which files changed since."""
     folder = Folder(directory)
     folder.write("a.py", "alpha")
     folder.write("kept.py", "kept " * 10)
@@ -69,20 +69,20 @@ def set_small(to: Callable[[object, str, object], None]) -> None:
 
 
 def in_child() -> None:
-    """What the fixtures do, for the processes that are killed."""
+    """Do what the fixtures do, in processes that are killed."""
     set_small(setattr)
     os.fsync = lambda descriptor: None
 
 
 def copied(folder: Folder, name: str) -> Folder:
-    """The same folder with a copy of its datastore, which is called `name`."""
+    """Copy the folder with its datastore, which is then called `name`."""
     path = folder.path.parent / name
     shutil.copytree(folder.path, path)
     return opened(folder.source, path)
 
 
 def opened(source: Path, path: Path) -> Folder:
-    """A folder and its datastore, which another process made."""
+    """Open a folder and its datastore, which another process made."""
     folder = Folder.__new__(Folder)
     folder.source, folder.path = source, path
     return folder

@@ -26,7 +26,7 @@ def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def forked_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes of a build are forked from one that has imported most of it. Those of a program are spawned."""
+    """Fork the processes of a build from one that has imported most of it. A program would spawn them."""
     from support.forked import can_fork
 
     from rest_local.retrieval.building import shards

@@ -63,14 +63,15 @@ class Folder:
         return update(self.path, vocabulary=vocabulary or Bytes(), **options)
 
     def texts(self) -> dict[str, str]:
-        """The text of each file, by the name that the datastore has for it."""
+        """Return the text of each file, by the name that the datastore has for it."""
         files = [path for path in self.source.rglob("*") if path.is_file()]
         return {str(path): path.read_text() for path in files}
 
 
 def texts_in(path: Path) -> dict[str, str]:
-    """The text that a datastore has for each file, read from the files and from what readers see. Fails if it is
-    damaged, holds a document of no file, or one file twice.
+    """Return the text that a datastore has for each file, read from the files and as readers see it.
+
+    Fail if the datastore is damaged, holds a document of no file, or one file twice.
     """
     with Datastore.open(path) as store:
         store.check()
@@ -89,14 +90,14 @@ def texts_in(path: Path) -> dict[str, str]:
 
 
 def text_on_disk(path: Path) -> Iterator[str]:
-    """The text of all documents in all files that a datastore and its staging directories have, forwards."""
+    """Yield the text of all documents in all files of a datastore and its staging directories, forwards."""
     for file in path.rglob("*.tokens.bin"):
         tokens = np.frombuffer(file.read_bytes(), ">u2")[::-1]
         yield bytes(tokens[tokens < 256].astype(np.uint8)).decode()
 
 
 def live_tokens(path: Path) -> list[int]:
-    """The tokens of the documents of each segment that are not deleted."""
+    """Return the tokens of the documents of each segment that are not deleted."""
     found = []
     with Datastore.open(path) as store:
         for index, entry in enumerate(store.manifest.segments):

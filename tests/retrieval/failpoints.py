@@ -84,7 +84,7 @@ class Named(Files):
 
 
 def path_of(descriptor: int) -> Path:
-    """The path of an open file."""
+    """Return the path of an open file."""
     return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
 
 
@@ -118,7 +118,7 @@ class Killed(NamedTuple):
 
 
 def kills(root: Path, work: Callable[[Files], object], *, halves: bool = False) -> list[Killed]:
-    """What is below `root` if `work` is killed before any of its steps, and at its end; equal states once.
+    """Return what is below `root` if `work` is killed before any of its steps or at its end, equal states once.
 
     A kill loses nothing that was written. So the work is done once, and what is on the disk is noted before each step.
     `test_failpoints` compares this with processes that are killed.
@@ -145,7 +145,7 @@ def tree_of(root: Path) -> Tree:
 
 
 def shape(tree: Tree) -> Counter[str]:
-    """The names, without what is random in them."""
+    """Count the names, without what is random in them."""
     return Counter(re.sub("[0-9a-f]{16}", "*", name) for name in tree)
 
 
@@ -240,7 +240,7 @@ class Disk(Named):
 
 
 def files_of(root: Path) -> list[Path]:
-    """The files of a datastore without the locks."""
+    """List the files of a datastore without the locks."""
     return [file for file in root.rglob("*") if file.is_file() and file.name != LOCK] if root.exists() else []
 
 

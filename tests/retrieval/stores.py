@@ -35,7 +35,7 @@ class Durable(Files):
 
 
 def walked(*paths: object) -> dict[str, Any]:
-    """The recipe of what a walk over these paths found."""
+    """Return the recipe of what a walk over these paths found."""
     return {"sources": [{"kind": "walk", "paths": list(map(str, paths))}]}
 
 
@@ -60,5 +60,5 @@ def content_of(path: Path) -> dict[str, list[int]]:
 
 
 def read(source: Source, skipped: Skipped, unchanged: Unchanged | None = None, **options: Any) -> Iterator[Text]:
-    """The texts of a source. options: other fields of `Reading`."""
+    """Yield the texts of a source. `options` are other fields of `Reading`."""
     return source.texts(Reading(skipped, unchanged, **options))

@@ -40,7 +40,7 @@ def names(path: Path) -> set[str]:
 
 
 def orphans(path: Path) -> set[str]:
-    """The files of builds that no manifest names."""
+    """Return the files of builds that no manifest names."""
     manifest = (path / MANIFEST).read_text() if (path / MANIFEST).exists() else ""
     return {name for name in names(path) if (owns(name) and name.split(".")[0] not in manifest) or ".new-" in name}
 

@@ -118,7 +118,7 @@ def test_documents_out_of_order(tmp_path):
     path = make(tmp_path / "store", {"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8]})
     sign(path, "documents", put(24 + 8, b"\x09"))
     assert kinds(path) == [("table", "documents")]
-    sign(path, "documents", put(24 + 8, b"\x05"))  # in order, but at no separator
+    sign(path, "documents", put(24 + 8, b"\x05"))  # They are in order, but the place is no separator.
     assert kinds(path) == [("ids", "tokens")]
 
 

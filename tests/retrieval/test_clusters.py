@@ -51,7 +51,7 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(requests: Path) -> dict[str, Any]:
-    """The answers of one machine."""
+    """Return the answers of one machine."""
     output = requests.with_name("expected.jsonl")
     done = subprocess.run([*COMMAND, str(requests), "-o", str(output), *EXACT], check=False, env=ENVIRONMENT)
     assert done.returncode == 1
@@ -59,7 +59,7 @@ def expected(requests: Path) -> dict[str, Any]:
 
 
 def undated(output: Path) -> dict[str, Any]:
-    """The lines by custom_id, as JSON text, without the time that they were made at."""
+    """Return the lines by custom_id, as JSON text, without the time of their making."""
     found = answers_of(output)
     for line in found.values():
         (line["response"] or {"body": {}})["body"].pop("created", None)
@@ -129,7 +129,7 @@ def test_the_commands_of_the_page_leave_nothing(nodes: RayNodes, tmp_path: Path)
     batch, build = re.findall("^```sh\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert [" --ray local" in block for block in (batch, build)] == [True, True]
     model = shutil.copy(demo_model(), tmp_path / "model.gguf")
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # as in `RayNodes`
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # `RayNodes` has its folder there too.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     running = [
         subprocess.Popen(
@@ -192,7 +192,7 @@ class Builds:
         return subprocess.Popen(self.command(), stdout=pipe, stderr=pipe, env=self.nodes.environment, text=True)
 
     def ended(self, process: subprocess.Popen[str]) -> tuple[dict[str, Any], list[str]]:
-        """The report and the lines on stderr of a build that succeeds."""
+        """Return the report and the lines on stderr of a build that succeeds."""
         out, errors = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, errors
         return json.loads(out), errors.splitlines()
@@ -210,14 +210,14 @@ class Builds:
             time.sleep(0.01)
 
     def held(self) -> list[str]:
-        """The nodes on which tasks wait."""
+        """List the nodes on which tasks wait."""
         return [name.name.split("-")[1] for name in self.control.glob("held-*")]
 
     def records(self) -> list[str]:
         return sorted(path.name for path in self.store.glob("staging-*/shard-*.json"))
 
     def files(self) -> list[str]:
-        """The new names of files that have arrived only in part."""
+        """List the new names of files that have arrived only in part."""
         return [path.name for path in self.store.glob("**/*.new-*")]
 
 
@@ -228,7 +228,7 @@ def builds(nodes: RayNodes, source: Path, tmp_path: Path) -> Builds:
 
 @pytest.fixture(scope="module")
 def local(nodes: RayNodes, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The datastore of a local build."""
+    """Build a datastore locally."""
     return built_here(Builds(nodes, source, tmp_path_factory.mktemp("local")))
 
 
@@ -239,7 +239,7 @@ def built_here(builds: Builds) -> Path:
 
 
 def is_whole(builds: Builds, local: Path) -> None:
-    """The same segments, manifest and nothing else."""
+    """Check that there are the same segments and manifest, and nothing else."""
     assert content(builds.store) == content(local)
     manifests = [read_manifest(each) for each in (builds.store, local)]
     assert unnamed(manifests[0].segments) == unnamed(manifests[1].segments)

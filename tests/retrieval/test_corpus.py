@@ -325,7 +325,7 @@ class Entry:
         return self.folder
 
 
-FOLDERS = 30  # of 1 000 files each. With 1 000 of them the peak is the same
+FOLDERS = 30  # Each has 1 000 files. With 1 000 folders the peak is the same.
 
 
 def test_skipped_files_are_counted_in_memory_that_does_not_depend_on_their_number(tmp_path, monkeypatch):

@@ -159,7 +159,7 @@ def test_every_truncation_is_noticed(tmp_path):
 
 
 def flips(data: bytes):
-    """A bit of each byte: of every byte another one."""
+    """Flip a bit of each byte, another one in every byte."""
     for bit in range(0, 8 * len(data), 7):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8

@@ -58,7 +58,7 @@ class Finished:
         self._seen: set[tuple[int, frozenset[tuple[str, int]]]] = set()
 
     def check(self, folder: Folder) -> None:
-        """The change works now, and the last commit or the next writer deletes what was left over."""
+        """Check that the change works now, and that the last commit or the next writer deletes what was left over."""
         key = read_manifest(folder.path).revision, frozenset(shape(tree_of(folder.path)).items())
         if key not in self._seen:
             self._seen.add(key)
@@ -74,7 +74,7 @@ class Finished:
 
 @functools.cache
 def killed(folder: Folder, how: str) -> tuple[list[Killed], list[Commit]]:
-    """What kills leave of a change, and the commits before, during and after it."""
+    """Return what kills leave of a change, and the commits before, during and after it."""
     changed, seen = copied(folder, "killed"), dict[int, Commit]()
     states = kills(changed.path, lambda files: change(changed, how, files))
     for state in states:

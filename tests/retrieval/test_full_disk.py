@@ -42,7 +42,7 @@ class Full(Files):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    """A datastore with a secret below `disk`, and much new text next to it."""
+    """Make a datastore with a secret below `disk`, and much new text next to it."""
     monkeypatch.setattr(shards, "LEAST_SHARD", 1 << 14)
     monkeypatch.setattr(indexing, "SMALL_TEXT", 0)
     return prepared(Folder(tmp_path), tmp_path / "disk" / "store")

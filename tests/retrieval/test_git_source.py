@@ -27,7 +27,7 @@ def out(path: Path, *arguments: str) -> str:
 
 
 def texts_of(source: Git, skipped: Skipped | None = None, **options: Any) -> dict[str, str | None]:
-    """The texts by their names without the repository."""
+    """Return the texts by their names without the repository."""
     found = list(read(source, skipped or Skipped(), **options))
     return {text.name.removeprefix(f"{source.repository}@"): text.text for text in found}
 
@@ -93,7 +93,7 @@ def test_what_a_walk_skips_is_skipped(repository: Repository, monkeypatch: pytes
         "binary": 1, "too large": 1, "secret": 2, "hidden": 1, "link": 1, "submodule": 1,
         "empty": 1, "not a wanted kind of file": 1,
     }  # fmt: skip
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of git
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # A hook of git sets it.
     assert set(texts_of(Git(str(repository.path), allow_secrets=True))) > set(found)
 
 
@@ -102,7 +102,7 @@ def test_after_a_branch_moved_unchanged_blobs_are_not_read(repository: Repositor
     known = {text.name: text.state for text in read(source, Skipped()) if text.state}
     assert all(state.mtime_ns > 0 for state in known.values())
     assert known[f"{source.repository}@HEAD:a.py"].sha256 == hashlib.sha256(b"first\n").digest()
-    repository.commit("two", {"a.py": "other\n"})  # of the same size
+    repository.commit("two", {"a.py": "other\n"})  # The size is the same.
 
     def unchanged(name: str, size: int, mark: int) -> bool:
         return known[name][1:3] == (size, mark)
@@ -240,7 +240,7 @@ def test_a_process_of_git_does_not_outlive_the_reading(repository: Repository, m
 
 
 def history(repository: Repository, skipped: Skipped | None = None, **options: Any) -> dict[str, str | None]:
-    """What the history gives in addition to the tree, without the commits; a * for each older text of a file."""
+    """Return what the history adds to the tree, without the commits, and a * for each older text of a file."""
     found: dict[str, str | None] = {}
     for name, text in texts_of(Git(str(repository.path), history=True, **options), skipped).items():
         revision, _, path = name.partition(":")

@@ -29,7 +29,7 @@ CONTEXT = np.array([1, 2, 3])
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A history with the answers BEFORE."""
+    """Make a history with the answers BEFORE."""
     return written(tmp_path / "toy")
 
 

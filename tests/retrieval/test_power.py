@@ -26,7 +26,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def without_manifest(home: Path) -> None:
-    """A damaged manifest, and the intact copy that a killed commit left."""
+    """Damage the manifest, and leave the intact copy of a killed commit."""
     with_secret(home)
     manifest = home / "store" / MANIFEST
     shutil.copy(manifest, manifest.with_name(f"{MANIFEST}.new-{'1' * 16}"))
@@ -34,7 +34,7 @@ def without_manifest(home: Path) -> None:
 
 
 def texts_or_none(home: Path) -> Texts:
-    """The texts of the newest commit, None without one. Raises DatastoreError for a damaged one."""
+    """Return the texts of the newest commit, or None without one. Raises DatastoreError for a damaged one."""
     try:
         return texts_in(home / "store")
     except DatastoreNotFound:
@@ -42,7 +42,7 @@ def texts_or_none(home: Path) -> Texts:
 
 
 def cut(base: Path, way: str, lost: int = 0) -> tuple[Disk, Path, Work]:
-    """What the disk may hold after a power cut in a change, and a folder of datastores after the change."""
+    """Return what the disk may hold after a power cut in a change, and a folder of datastores after the change."""
     prepare, work = (without_manifest, WAYS["repair"][1]) if way == "repair of a manifest" else WAYS[way]
     home = base / f"cut-{lost}"
     prepare(home)

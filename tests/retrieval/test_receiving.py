@@ -24,7 +24,7 @@ Message = tuple[Any, ...]
 
 @pytest.fixture
 def made(source: Path, monkeypatch: pytest.MonkeyPatch) -> ShardPlan:
-    """A plan of one shard with several segments, whose files arrive in several parts."""
+    """Make a plan of one shard with several segments, whose files arrive in several parts."""
     monkeypatch.setattr(cluster, "PART", 60_000)
     return replace(plan(walk(source), MEMORY, IDENTITY), tokens=150_000)
 

@@ -26,7 +26,7 @@ STATES = {name: FileState(name, len(tokens), 7, bytes([len(tokens)]) * 32) for n
 
 
 def stored(path: Path) -> Path:
-    """The documents of NEW, each in a segment with its file's state."""
+    """Store the documents of NEW, each in a segment with its file's state."""
     documents = [Document(name, np.array(tokens, np.int32), (STATES[name],)) for name, tokens in NEW.items()]
     build(path, documents, vocabulary=VOCABULARY, segment_tokens=4, recipe={"paths": ["src"]})
     return path
@@ -117,7 +117,7 @@ def test_nothing_intact_is_left_as_it_is(store):
 
 
 def killed_after_its_copy(path: Path) -> None:
-    """A build that is killed just before its rename leaves the new manifest and a copy of the old one."""
+    """Kill a build just before its rename, which leaves the new manifest and a copy of the old one."""
 
     class Killed(BaseException):
         pass

@@ -39,7 +39,7 @@ KEY = "AKIA" + "Z" * 16  # joined here, so that no secret scanner reports this f
 
 
 def rows_of(path: Path, lines: list[Any]) -> Path:
-    """A JSON Lines file. Texts and bytes are lines as they are."""
+    """Write a JSON Lines file. Texts and bytes are lines as they are."""
     encoded = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     data = b"\n".join(encoded) + b"\n"
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -48,7 +48,7 @@ def rows_of(path: Path, lines: list[Any]) -> Path:
 
 
 def texts_of(source: Source, skipped: Skipped | None = None, **options: Any) -> dict[str, str | None]:
-    """The texts by the ends of their names."""
+    """Return the texts by the ends of their names."""
     found = list(read(source, skipped or Skipped(), **options))
     return {text.name.rpartition("/")[2]: text.text for text in found}
 
@@ -313,7 +313,7 @@ def test_what_is_wrong_with_a_source_is_named(given: Any, complaint: str) -> Non
 
 
 def render(messages: Sequence[Mapping[str, Any]]) -> list[tuple[tuple[str, bool], ...]]:
-    """The roles before each turn and its text, as three parts."""
+    """Return the roles before each turn and its text, as three parts."""
     turns = []
     for number, message in enumerate(messages):
         if message["role"] == "assistant":

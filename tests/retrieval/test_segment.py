@@ -109,7 +109,7 @@ def test_merge_keeps_the_longest_matches():
 def without_some(
     documents: list[list[int]], dead: list[bool], vocab_size: int, sampled: bool
 ) -> tuple[Segment, set[int]]:
-    """A segment whose dead documents are masked, and the positions of rows in the others."""
+    """Return a segment whose dead documents are masked, and the positions of rows in the others."""
     whole = Segment.of(map(array, documents), vocab_size)
     bounds = np.cumsum([0, *(len(document) + 1 for document in documents)])
     intervals = [(bounds[at], bounds[at + 1]) for at, gone in enumerate(dead[: len(documents)]) if gone]
@@ -200,7 +200,7 @@ SIZE = {2: 300, 3: 151_001}
 
 
 def sampled(text: list[int], width: int) -> tuple[Segment, Segment]:
-    """The same segment with and without a sample."""
+    """Return the same segment with and without a sample."""
     size = SIZE[width]
     tokens = pack(np.array(text, np.int32), size)
     order = order_of(tokens, width)
@@ -297,7 +297,7 @@ TOKENS = st.sampled_from([0, 1, 2, 700])
 
 
 def documents_of(text: list[int]) -> list[list[int]]:
-    """The text split at every -1."""
+    """Split the text at every -1."""
     parts: list[list[int]] = [[]]
     for token in text:
         if token < 0:

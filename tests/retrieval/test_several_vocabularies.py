@@ -31,12 +31,12 @@ THIRD = VocabularyId("ef" * 32, 1000, "third")
 
 @pytest.fixture
 def both(tmp_path: Path) -> Path:
-    """A datastore of OLD for VOCABULARY and of NEW for OTHER."""
+    """Build a datastore of OLD for VOCABULARY and of NEW for OTHER."""
     return make(make(tmp_path / "store", OLD), NEW, vocabulary=OTHER)
 
 
 def held(path: Path, vocabulary: VocabularyId) -> dict[str, list[int]]:
-    """What a datastore holds for a vocabulary, undamaged."""
+    """Return what a datastore holds for a vocabulary, undamaged."""
     with Datastore.open(path, vocabulary_hash=vocabulary.hash) as store:
         return content_of(store.directory)
 

@@ -93,7 +93,7 @@ def walk(*paths: Path) -> Walk:
 
 
 def content(path: Path) -> Counter[str]:
-    """The files of an index by kind and checksum: segments have new names in each build."""
+    """Count the files of an index by kind and checksum, since segments have new names in each build."""
     names = [path / name for name in os.listdir(path) if name.endswith(".bin")]
     return Counter(f"{name.name.split('.')[1]} {hashlib.sha256(name.read_bytes()).hexdigest()}" for name in names)
 

@@ -61,7 +61,7 @@ def test_damaged_states_are_corrupt_or_other_states(states: list[tuple[int, File
 
 
 def deleted(path: Path, dead: set[int], gone: set[int]) -> Manifest:
-    """A commit in which these documents and file states of the only segment are deleted."""
+    """Commit the deletion of these documents and file states of the only segment."""
     manifest = read_manifest(path)
     (entry,) = manifest.segments
     entry = dataclasses.replace(entry, dead=bitmap_of(dead, 3), gone=bitmap_of(gone, 3))

@@ -75,7 +75,7 @@ def _repair(home: Path, files: Files) -> None:
 
 
 def _watch(home: Path, files: Files) -> None:
-    """A watch that sees one event, and ends."""
+    """Watch until one event is seen."""
     stop = threading.Event()
 
     def events(roots: object, ended: threading.Event) -> Generator[Batch, None, None]:
@@ -95,7 +95,7 @@ def nothing(home: Path) -> None:
 
 
 def with_other_text(home: Path) -> None:
-    """A datastore without the secret, to which it comes."""
+    """Make a datastore without the secret, to which it comes."""
     home.mkdir()
     away = home.parent / SOURCE / NAME
     text = away.read_text()
@@ -105,7 +105,7 @@ def with_other_text(home: Path) -> None:
 
 
 def with_secret(home: Path) -> None:
-    """A datastore of several segments that holds the secret."""
+    """Make a datastore of several segments that holds the secret."""
     with_other_text(home)
     of(home).update()
 
@@ -150,7 +150,7 @@ def secret_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def killed(base: Path, way: str) -> Iterator[Killed]:
-    """What kills before each step leave; each state is then in the folder of datastores `home`."""
+    """Yield what kills before each step leave, with each state in the folder of datastores `home`."""
     prepare, work = WAYS[way]
     home = base / "home"
     prepare(home)

@@ -62,7 +62,7 @@ def test_writers_of_all_kinds_at_once(tmp_path: Path) -> None:
 
 
 def texts_of(store: Datastore) -> tuple[int, set[str]]:
-    """The number of files, and the texts of all but `z.py`."""
+    """Return the number of files, and the texts of all but `z.py`."""
     documents = [document for index in range(len(store.segments)) for document in store.documents(index)]
     found = {state.name: document.tokens for document in documents for state in document.states}
     return len(found), {bytes(ids.astype(np.uint8)).decode() for name, ids in found.items() if "z.py" not in name}

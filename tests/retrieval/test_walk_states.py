@@ -175,7 +175,7 @@ def test_a_path_of_4096_bytes(tmp_path: Path, left_over: int) -> None:
     root = files(tmp_path / ("r" * ((to_fill - left_over) % (PART + 1) or PART + 1)), {"a.py": b"a\n"})
     folder, here = str(root), os.open(root, os.O_RDONLY)
     while left := LONGEST - len("/b.py") - len(folder):
-        part = "d" * (min(PART, left - 1) - (left == PART + 2))  # which would leave a name of 0 bytes for the last
+        part = "d" * (min(PART, left - 1) - (left == PART + 2))  # Else a name of 0 bytes would be left for the last.
         os.mkdir(part, dir_fd=here)
         below = os.open(part, os.O_RDONLY, dir_fd=here)
         os.close(here)

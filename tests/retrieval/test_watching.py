@@ -92,7 +92,7 @@ class Project:
                 yield step() or () if callable(step) else step  # type: ignore[misc]
             stop.set()
 
-        def ticks(seconds: float) -> bool:  # without a directory to watch there are no events, but time goes on
+        def ticks(seconds: float) -> bool:  # Without a directory to watch there are no events, but time goes on.
             while steps:
                 step = steps.pop(0)
                 if callable(step):

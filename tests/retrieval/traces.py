@@ -20,7 +20,7 @@ _NEEDLES = _needles()
 
 
 def traces(folder: Path) -> list[str]:
-    """The files below a folder that hold some of SECRET."""
+    """List the files below a folder that hold some of SECRET."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return [str(path.relative_to(folder)) for path in files if _holds(path.read_bytes())]
 

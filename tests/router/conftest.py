@@ -71,7 +71,7 @@ class Routed(Live):
 
 
 def choice(path: Path, *, need: int = GIGABYTE, aliases: tuple[str, ...] = (), **options: Any) -> ModelChoice:
-    """The model of that file; `need`: bytes that it is said to take."""
+    """Return the model of that file, which is said to take `need` bytes."""
     load = partial(Engine.load, path, **({"slots": 2, "threads": 1} | options))
     return ModelChoice(path.stem, path, load, partial(_need, path, need), aliases)
 
@@ -123,7 +123,7 @@ async def forked(warm: Warm, fresh: Callable[[Setup], Awaitable[Any]], setup: Se
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_are_forked() -> Iterator[None]:
-    """Tests that start the command have fresh processes."""
+    """Fork the processes of models. Tests that start the command have fresh ones."""
     with contextlib.ExitStack() as stack:
         if can_fork():
             warm = stack.enter_context(Warm(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warm-")))))
@@ -147,7 +147,7 @@ def files(tmp_path: Path) -> Callable[..., list[Path]]:
 
 @contextlib.contextmanager
 def router_of(models: Sequence[ModelChoice], settings: Settings | None = None, **options: Any) -> Iterator[Routed]:
-    """A router of `models` in a thread, with those loaded that it loads at its start; stopped at the end."""
+    """Run a router of `models` in a thread, with those loaded that it loads at its start, and stop it at the end."""
     routing = Routing(replace(settings or Settings(), port=0), models, **({"drain_seconds": 5} | options))
     errors: list[BaseException] = []
 
@@ -179,7 +179,7 @@ def routed() -> Iterator[Callable[..., Routed]]:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
-    """The processes that pools make, which are none."""
+    """Return the processes that pools make, which are none."""
     FakeProcess.made, FakeProcess.gate = [], asyncio.Event()
     FakeProcess.gate.set()
     monkeypatch.setattr(pools, "ModelProcess", FakeProcess)

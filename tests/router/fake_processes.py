@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 
 def looped(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A test that is a coroutine. One that hangs fails."""
+    """Run a test that is a coroutine. One that hangs fails."""
 
     @functools.wraps(test)
     def run(*arguments: P.args, **named: P.kwargs) -> None:
@@ -81,7 +81,7 @@ class FakeProcess:
         self.stopping = True
 
     def end(self) -> None:
-        """It ends, by itself unless it is stopping."""
+        """End, by itself unless it is stopping."""
         if not self.is_ended:
             self.is_ended = True
             self.ended.set()
@@ -109,7 +109,7 @@ async def use(pool: Pool, entry: Entry) -> None:
 
 
 def child_that(code: str) -> Callable[[Setup], Coroutine[Any, Any, Process]]:
-    """A stand-in for the process of a model, in the place of `process._started`."""
+    """Return a stand-in for the process of a model, in place of `process._started`."""
 
     async def started(setup: Setup) -> Process:
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL

@@ -25,7 +25,7 @@ PoolOf = Callable[..., Pool]
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The fields of the lines about requests."""
+    """Return the fields of the lines about requests."""
     return [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
 
 
@@ -75,7 +75,7 @@ SCOPE = {
 async def asked(
     pool: Pool, folder: Path, method: str, path: str, settings: Settings | None = None, **request: Any
 ) -> httpx.Response:
-    """The answer of a router of these models."""
+    """Ask a router of these models."""
     app = httpx.ASGITransport(create_router(RouterState(settings or Settings(), pool, folder)))
     async with httpx.AsyncClient(transport=app, base_url="http://localhost") as client:
         return await client.request(method, path, **request)
@@ -199,7 +199,7 @@ class Reader:
 
 
 async def streamed(pool: Pool, reader: Reader) -> Client:
-    """What a client got of a stream, apart from its chunks."""
+    """Return what a client got of a stream, apart from its chunks."""
     client = Client()
     await Forwarded(pool, pool.entries[0], b"{}")(SCOPE | {"state": {CONNECTION: reader}}, client.receive, client.send)
     return client

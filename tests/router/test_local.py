@@ -29,7 +29,7 @@ VARYING = {"id", "created", "created_at", "timings", "system_fingerprint", "modi
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Routed]]:
-    """The same model in the server's process, and in one of its own."""
+    """Serve the same model in the server's process, and in one of its own."""
     path = tmp_path_factory.mktemp("one") / "one.gguf"
     shutil.copyfile(demo_model(), path)
     models, settings = [choice(path, aliases=("coder",))], Settings(metrics=True)
@@ -38,7 +38,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Routed]]:
 
 
 def _same(value: Any) -> Any:
-    """The value without what differs between two answers to one request."""
+    """Return the value without what differs between two answers to one request."""
     if isinstance(value, dict):
         return {key: _same(each) for key, each in value.items() if key not in VARYING}
     return [_same(each) for each in value] if isinstance(value, list) else value
@@ -132,7 +132,7 @@ def held(files: Files) -> Held:
 
 @pytest.fixture
 def loading(routed: Start, held: Held) -> Routed:
-    """A server whose model is loaded when it is asked for and `held` lets it."""
+    """Return a server whose model is loaded when it is asked for and `held` lets it."""
     return routed([replace(choice(held._path), load=held)], local=True, eager=False)
 
 

@@ -46,7 +46,7 @@ def is_answering(live: Routed) -> bool:
 
 
 def answers(ask: Callable[[], httpx.Response], n: int) -> list[int]:
-    """The status codes of `n` requests at a time."""
+    """Return the status codes of `n` requests at a time."""
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(ask().status_code)) for _ in range(n)]
     for thread in threads:

@@ -51,7 +51,7 @@ def listening() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeProcess]:
-    """The children of the supervisor, which are none."""
+    """Return the children of the supervisor, which are none."""
     monkeypatch.setattr(supervisors, "ModelProcess", FakeProcess)
     FakeProcess.made = []
     return FakeProcess.made

@@ -38,7 +38,7 @@ DONE = """() => [...document.querySelectorAll("#spoken p")].at(-1)?.textContent 
 
 
 def done(page: Any) -> None:
-    """Waits until an answer has ended by itself. `expect` would look only ten times a second."""
+    """Wait until an answer has ended by itself. `expect` would look only ten times a second."""
     page.wait_for_function(DONE)
 
 
@@ -50,12 +50,12 @@ def answered(page: Any, chunks: list[dict[str, Any]]) -> None:
 
 
 def chunk(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
-    """An event of a chat."""
+    """Return an event of a chat."""
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}], **more}
 
 
 def token(text: str, source: str = "datastore", **more: Any) -> dict[str, Any]:
-    """A token of `rest_local.tokens`."""
+    """Return a token of `rest_local.tokens`."""
     return {
         "text": text, "token": 1, "source": source, "file": "a.py", "line": 1, "match": 2, "probability": 0.5,
     } | more  # fmt: skip

@@ -28,7 +28,7 @@ def _stops_at_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Live]:
-    """The demo model, four slots, everything on."""
+    """Serve the demo model with four slots and everything on."""
     settings = Settings(port=0, metrics=True, aliases=("coder",))
     serving = Serving(settings, "demo", lambda: Engine.load(demo_model(), slots=4), drain_seconds=5)
     with served(serving) as live:
@@ -45,20 +45,20 @@ def scripted() -> Iterator[Callable[..., Live]]:
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Live]:
-    """A server for the tests that leave it as it is: each browser's page keeps its own conversations."""
+    """Yield a server for the tests that leave it as it is. Each browser's page keeps its own conversations."""
     with scripted_server() as live:
         yield live
 
 
 @pytest.fixture
 def hello(shared: Live) -> Live:
-    """A server that answers everything with "Hello world"."""
+    """Return a server that answers everything with "Hello world"."""
     shared.service.forget(("Hello", " world"))
     return shared
 
 
 @pytest.fixture
 def quiet(shared: Live) -> Live:
-    """A server whose answers the test gives, piece by piece."""
+    """Return a server whose answers the test gives, piece by piece."""
     shared.service.forget(None)
     return shared

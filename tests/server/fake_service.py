@@ -31,7 +31,7 @@ from rest_local.server.settings import Settings
 
 @cache
 def _model() -> Model:
-    """Opened once: a test changes attributes of its copy at most."""
+    """Open the model once. A test changes attributes of its copy at most."""
     return Model.open(demo_model(), vocab_only=True)
 
 
@@ -143,7 +143,7 @@ class FakeService:
         return stream
 
     def stream(self, number: int = 0) -> FakeStream:
-        """The stream with this number; waits for it."""
+        """Wait for the stream with this number, and return it."""
         with self._news:
             assert self._news.wait_for(lambda: len(self.streams) > number, 30), "no such request came"
         return self.streams[number]
@@ -177,7 +177,7 @@ class FakeService:
 
 
 def origin(**fields: Any) -> Any:
-    """The origin of a drafted token."""
+    """Return the origin of a drafted token."""
     return SimpleNamespace(
         **{"source": "datastore", "probability": 0.5, "match": 4, "file": "a.py", "line": 3} | fields
     )
@@ -187,7 +187,7 @@ def origin(**fields: Any) -> Any:
 def scripted_server(
     *, room: int = 64, answer: Iterable[str] | None = HELLO, n_ctx: int = 512, drain_seconds: int = 5, **settings: Any
 ) -> Iterator[Live]:
-    """A server with a scripted service."""
+    """Run a server with a scripted service."""
     made: list[FakeService] = []
 
     def service(engine: Any, queue: int) -> Any:

@@ -28,11 +28,11 @@ class Live:
     service: Any = None
 
     def stop(self) -> None:
-        """Stops the server and waits for its thread."""
+        """Stop the server and wait for its thread."""
         self.serving.stop()
         self.thread.join(120)
         if self.thread.is_alive():
-            faulthandler.dump_traceback(sys.__stderr__)  # where it hangs
+            faulthandler.dump_traceback(sys.__stderr__)  # It shows where the server hangs.
         assert not self.thread.is_alive()
 
     @property
@@ -47,7 +47,7 @@ class Live:
             return client.post(path, json=body, **options)
 
     def later(self, path: str, body: Any, **options: Any) -> Future[httpx.Response]:
-        """The answer, awaited in a thread, because the test gives its text."""
+        """Wait for the answer in a thread, because the test gives its text."""
         pool = ThreadPoolExecutor(1)
         answer = pool.submit(self.post, path, body, **options)
         pool.shutdown(wait=False)
@@ -60,7 +60,7 @@ class Live:
 
 @contextlib.contextmanager
 def served(serving: Serving) -> Iterator[Live]:
-    """The server in a thread of its own, stopped at the end."""
+    """Run the server in a thread of its own, and stop it at the end."""
     with listen(serving.settings) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=serving.run, args=([listening],), name="server")
@@ -73,7 +73,7 @@ def served(serving: Serving) -> Iterator[Live]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds that no event tells of."""
+    """Wait until a condition holds that no event tells of."""
     ends = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < ends
@@ -81,7 +81,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def sent(live: Live, path: str, body: Any, *, buffer: int = 0) -> socket.socket:
-    """A connection that has sent a request. `buffer`: bytes that it holds of the answer."""
+    """Return a connection that has sent a request, and holds `buffer` bytes of the answer."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
     connection = socket.socket()
@@ -97,7 +97,7 @@ ASKED_MOST = 20_000  # times; a server that is never idle is found after a minut
 
 
 def becomes_idle(live: Live) -> None:
-    """Waits until no slot is in use."""
+    """Wait until no slot is in use."""
     with live.client() as client:
         for _ in range(ASKED_MOST):
             if not any(slot["is_processing"] for slot in client.get("/slots").json()):
@@ -110,21 +110,21 @@ Scripted = Callable[..., Live]
 
 
 def prompt_of(live: Live, number: int = 0) -> str:
-    """The text that the scripted model was given."""
+    """Return the text that the scripted model was given."""
     tokens = live.service.stream(number).request.prompt
     return b"".join(map(live.service.engine.model.vocabulary.piece, tokens)).decode()
 
 
 def data_of(text: str) -> list[Any]:
-    """The objects of a stream of server-sent events."""
+    """Return the objects of a stream of server-sent events."""
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
 
 
 def call(name: str, **arguments: Any) -> str:
-    """A tool call as the scripted model writes it."""
+    """Return a tool call as the scripted model writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def pieces(text: str, size: int = 5) -> tuple[str, ...]:
-    """The text as a model gives it."""
+    """Cut the text as a model gives it."""
     return tuple(text[start : start + size] for start in range(0, len(text), size))

@@ -19,7 +19,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def streamed(live: Live, body: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-    """The message that the deltas make, as OpenAI's libraries put it together, and the chunks."""
+    """Return the message that the deltas make, as OpenAI's libraries put it together, and the chunks."""
     text = live.post(PATH, body | {"stream": True}).text
     chunks = data_of(text)
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}

@@ -18,7 +18,7 @@ TRICKLED = 600  # parts, over half a minute: a request that is let send as many 
 
 
 def trickled(live: Live, first: bytes, more: Iterable[bytes]) -> bytes:
-    """The server's response to `first` and then single bytes, until it closes the connection."""
+    """Send `first` and then single bytes, and return the server's response when it closes the connection."""
     said = b""
     with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
         connection.sendall(first)
@@ -92,7 +92,7 @@ def test_an_answer_may_take_longer_than_a_request(scripted: Scripted, monkeypatc
         monkeypatch.setattr(module, "HEAD_SECONDS", 0.3)
         monkeypatch.setattr(module, "BODY_SECONDS", 0.3)
         head = POST.replace(b"/tokenize", b"/completion").replace(b"400", str(len(body)).encode())
-        connection.sendall(head + body)  # in one part, which no slow machine makes late
+        connection.sendall(head + body)  # No slow machine makes one part late.
         stream = live.service.stream()
         assert not stream.cancelled.wait(1)
         stream.give("late")

@@ -103,7 +103,7 @@ def test_reload_opens_the_newest_commit(scripted: Scripted) -> None:
     identity = VocabularyId(*vocabulary.identity)
     add(datastore_path("hup"), [("b.py", vocabulary.tokenize("second text"))], vocabulary=identity)
     assert len(engine.datastores[0]) == size
-    live.serving.reload()  # in a thread of its own
+    live.serving.reload()  # It reloads in a thread of its own.
     until(lambda: len(engine.datastores[0]) > size)
 
 
@@ -153,7 +153,7 @@ KEY = {"authorization": "Bearer k"}
 
 
 def damaged(name: str) -> Path:
-    """A datastore with an invalid manifest."""
+    """Make a datastore with an invalid manifest."""
     path = datastore_path(name)
     path.mkdir(parents=True)
     (path / "manifest.json").write_bytes(b"{")

@@ -201,7 +201,7 @@ def test_a_ranker_makes_no_embeddings(ranking: Live) -> None:
 
 @pytest.fixture(scope="module")
 def pooled(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A model that generates, whose file names a pooling."""
+    """Serve a model that generates, whose file names a pooling."""
     path = with_pooling(tiny_model("llama", n_ctx=256), tmp_path_factory.mktemp("pooled") / "tiny.gguf", 3)
     yield from live_encoder(path)
 

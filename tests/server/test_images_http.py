@@ -19,7 +19,7 @@ from rest_local.server.app import Serving
 from rest_local.server.settings import Settings
 
 CHAT = "/v1/chat/completions"
-WIDTH = 512  # of the demo model
+WIDTH = 512  # The demo model has this width.
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def engines() -> list[Engine]:
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory, engines: list[Engine]) -> Iterator[Live]:
-    """The demo model with a projector of random weights."""
+    """Serve the demo model with a projector of random weights."""
     path = tiny_mmproj.write(tmp_path_factory.mktemp("projector") / "mmproj.gguf", WIDTH)
 
     def load() -> Engine:

@@ -103,7 +103,7 @@ def choice(least: int, *, shows_steps: bool) -> Choice:
 
 
 def texts_of(made: Choice, parts: list[str]) -> list[str]:
-    """What is sent of these parts of a text."""
+    """Return what is sent of these parts of a text."""
     fed = [made.feed([Piece(part, (), (), ())]).text for part in parts]
     return [*fed, made.finish(cut=False).text]
 

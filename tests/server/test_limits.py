@@ -22,7 +22,7 @@ from rest_local.server.settings import Settings
 from rest_local.server.state import Workers
 
 STREAM = {"prompt": "x", "stream": True, "n_probs": 4}
-MOST_PIECES = 20_000  # of a stream that is never ended: the test fails instead of filling the memory
+MOST_PIECES = 20_000  # If a stream is never ended, the test fails instead of filling the memory.
 
 
 def test_connections_beyond_the_limit_are_refused_when_they_are_made(
@@ -78,7 +78,7 @@ def test_a_kept_connection_is_closed_after_a_while(scripted: Scripted, monkeypat
 
 
 def fill(live: Live, number: int = 0) -> int:
-    """Gives pieces until the request is cancelled; returns their number."""
+    """Give pieces until the request is cancelled, and return their number."""
     stream = live.service.stream(number)
     (token,) = live.service.engine.model.vocabulary.tokenize("x").tolist()
     entry = TokenLogprobs(token, -1.0, tuple((token, -1.0) for _ in range(4)))

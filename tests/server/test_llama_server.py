@@ -24,7 +24,7 @@ KINDS = ("not passed", "passes or not")
 
 
 def listed(kind: str) -> dict[str, str]:
-    """The reason of each test of this kind."""
+    """Return the reason of each test of this kind."""
     found: dict[str, list[str]] = json.loads(LISTED.read_text())[kind]
     return {test: reason for reason, tests in found.items() for test in tests}
 

@@ -32,7 +32,7 @@ KEY = {"x-api-key": "k"}
 
 @cache
 def types() -> tuple[type[BaseModel], TypeAdapter[Any]]:
-    """The package's types of a message and of an event of its stream. Their import takes 3 s."""
+    """Return the package's types of a message and of an event of its stream. Their import takes 3 s."""
     from anthropic.types import Message, RawMessageStreamEvent
 
     return Message, TypeAdapter(RawMessageStreamEvent)
@@ -64,7 +64,7 @@ def whole(live: Live, **more: Any) -> dict[str, Any]:
 
 
 def added_up(events: list[Event]) -> dict[str, Any]:
-    """The message that a client makes of a stream."""
+    """Return the message that a client makes of a stream."""
     message: dict[str, Any] = {}
     arguments = ""
     for name, event in events:

@@ -17,7 +17,8 @@ from rest_local.server.state import State
 
 DESCRIBED = create_app(State(Settings(), "demo")).state.operations
 OPERATIONS = [(each.method, each.path) for each in DESCRIBED]
-EXAMPLES = int(os.environ.get("REST_LOCAL_EXAMPLES", "2"))  # of each route; `make soak` asks for more, and for others
+# `make soak` asks for more examples of each route, and for others.
+EXAMPLES = int(os.environ.get("REST_LOCAL_EXAMPLES", "2"))
 ALLOWED = {501, 503}  # what this model cannot, and a server that is full, say so
 
 
@@ -49,7 +50,7 @@ def live() -> Iterator[Live]:
         yield live
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of schemathesis' own libraries
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # schemathesis' own libraries warn.
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_nothing_that_fits_the_description_is_a_fault(live: Live, schema: Any, method: str, path: str) -> None:
     from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance

@@ -60,7 +60,7 @@ def entries(event: dict[str, Any]) -> int:
 
 
 def give(stream: FakeStream, steps: list[int]) -> None:
-    """Gives steps of these numbers of tokens; the server reads each before the next."""
+    """Give steps of these numbers of tokens. The server reads each before the next."""
     (token,) = stream._vocabulary.tokenize("x").tolist()
     for size in steps:
         stream.give("x" * size, logprobs=(TokenLogprobs(token, -1.0, ((token, -1.0),)),) * size)

@@ -39,7 +39,7 @@ def engine() -> Iterator[FakeEngine]:
 
 
 def piece(number: int, text: str, n_tokens: int) -> Piece:
-    """The piece of a step, with content that differs from any other's. Its last token is the model's own choice."""
+    """Return the piece of a step, which differs from any other. Its last token is the model's own choice."""
     tokens = tuple(range(300 + 5 * number, 300 + 5 * number + n_tokens))
     return Piece(
         text,
@@ -57,7 +57,7 @@ CUTS = st.lists(st.booleans(), min_size=12, max_size=12)
 
 
 def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
-    """The pieces between events; a cut is an event."""
+    """Return the pieces between events, where a cut is an event."""
     made: list[list[Piece]] = [[]]
     for each, ends in zip(pieces, cuts, strict=False):
         made[-1].append(each)
@@ -67,7 +67,7 @@ def groups(pieces: Sequence[Piece], cuts: Sequence[bool]) -> list[list[Piece]]:
 
 
 def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
-    """An answer of a route that can send origins, on this address."""
+    """Return an answer of a route that can send origins, on this address."""
     shows_steps = Settings(host=host, keys=(b"k",)).shows_steps
     answered: Any = [SimpleNamespace(result=SimpleNamespace(finish_reason="stop", cut=False))]
     more: dict[str, Any] = {"stream": True, "rest_local": {"origins": True}}
@@ -88,7 +88,7 @@ def answer_of(engine: FakeEngine, kind: str, host: str) -> Answer[Any]:
 
 
 def sent(answer: Answer[Any], groups: Sequence[Sequence[Piece]]) -> dict[str, Any]:
-    """The content of all events of a stream, joined, without the last ones with usage and times."""
+    """Return the joined content of all events of a stream, without the last ones with usage and times."""
     events = []
     for each in (*groups, None):
         if part := answer.add(0, each):
@@ -115,7 +115,7 @@ def _named(delta: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _together(deltas: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The deltas with neighbours of one kind joined."""
+    """Join deltas with neighbours of one kind."""
     whole: list[tuple[str, str]] = []
     for name, text in deltas:
         if whole and whole[-1][0] == name and not name.startswith("call"):
@@ -162,13 +162,13 @@ class Talk:
             self.came.set()
 
     async def next(self) -> None:
-        """Waits until the consumer has received more."""
+        """Wait until the consumer has received more."""
         await asyncio.wait_for(self.came.wait(), 30)
         self.came.clear()
 
 
 def talking(engine: FakeEngine, script: Callable[[Talk], Awaitable[None]], number: int = 1, **how: Any) -> Talk:
-    """Runs the script and the consumer until the consumer has everything."""
+    """Run the script and the consumer until the consumer has everything."""
 
     async def main() -> Talk:
         talk = Talk(engine, number)

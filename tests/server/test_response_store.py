@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_nothing_behind(
 
 
 def aged(folder: Path, seconds: float) -> None:
-    """What is kept now was written so long ago."""
+    """Let what is kept now look as if it was written so long ago."""
     for path in folder.rglob("*.json"):
         state = path.stat()
         os.utime(path, (state.st_atime - seconds, state.st_mtime - seconds))

@@ -32,7 +32,7 @@ BODY = b'{"prompt": "x"}'
 
 
 def talk(live: Live, data: bytes) -> bytes:
-    """The server's response to these bytes, until it closes the connection."""
+    """Send these bytes, and return the server's response when it closes the connection."""
     with socket.create_connection(("127.0.0.1", live.port), timeout=30) as connection:
         connection.sendall(data)
         parts = []
@@ -42,7 +42,7 @@ def talk(live: Live, data: bytes) -> bytes:
 
 
 def asked(live: Live, head: bytes, body: bytes = b"") -> int:
-    """The status of one request; `head` without the line of its length."""
+    """Return the status of one request. `head` lacks the line of its length."""
     length = b"content-length: %d\r\n" % len(body) if b"content-length" not in head.lower() else b""
     answer = talk(live, head + length + b"connection: close\r\n\r\n" + body)
     return int(answer.split(b" ", 2)[1])
@@ -57,7 +57,7 @@ def post(host: str, *headers: str, path: str = "/completion") -> bytes:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that sends no more is waited for only shortly."""
+    """Wait only shortly for a client that sends no more."""
     monkeypatch.setattr(security, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(security, "DRAINED_SECONDS", 3600.0)
 
@@ -373,7 +373,7 @@ ipv6 = pytest.mark.skipif(not HAS_IPV6, reason="the machine has no IPv6")
 
 
 def ask(address: str, port: int, host: str, *headers: str) -> int:
-    """The status of `GET /slots` at an address; 0 if nothing listens there."""
+    """Return the status of `GET /slots` at an address, or 0 if nothing listens there."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as connection:
         connection.settimeout(60)

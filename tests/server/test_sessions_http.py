@@ -64,7 +64,7 @@ def act(live: Live, action: str, name: str | None = "talk", slot: int | str = 0,
 
 
 def slot_of(live: Live) -> int:
-    """The slot that holds the most."""
+    """Return the slot that holds the most."""
     return int(max(live.get("/slots").json(), key=lambda slot: slot["n_past"])["id"])
 
 
@@ -259,7 +259,7 @@ def test_a_disk_that_fills_up_while_a_slot_is_saved(start: Start, monkeypatch: p
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 2 MB."""
+    """Mount a real file system of 2 MB."""
     with mounted(tmp_path / "disk", 2 << 20) as folder:
         yield folder
 
@@ -306,7 +306,7 @@ def test_another_key_restores_nothing(start: Start) -> None:
     assert restored("two") > 256, "its own"
 
 
-TWO = {"keys": (b"one", b"two")}  # on the loopback
+TWO = {"keys": (b"one", b"two")}  # Both are on the loopback.
 
 
 def test_keys_are_other_users_on_the_loopback_too(start: Start) -> None:

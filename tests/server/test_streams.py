@@ -306,7 +306,7 @@ def test_without_a_shift_the_context_is_the_limit(hello: Live) -> None:
 
 
 def told(live: Live, **headers: str) -> list[Any]:
-    """The chunks of an answer in three steps, one of them drafted."""
+    """Return the chunks of an answer in three steps, one of them drafted."""
     live.service.answer = None
     options: dict[str, Any] = {"rest_local": {"origins": True}, "logprobs": True}
     with live.client(headers=headers) as client, client.stream("POST", CHAT_PATH, json=CHAT | options) as answer:

@@ -172,7 +172,7 @@ def _built(process: subprocess.Popen[str]) -> int:
 
 
 def _segments(store: Path) -> dict[str, str]:
-    """The files that the manifest names; each has its checksum."""
+    """Return the files that the manifest names, each with its checksum."""
     named = json.loads((store / "manifest.json").read_bytes())["segments"]
     found = {}
     for segment in named:

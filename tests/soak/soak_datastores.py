@@ -32,13 +32,13 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 
 def commit_of(number: int) -> dict[str, list[int]]:
-    """What commit `number` holds: everything in it tells the number, so that a mix of two is seen."""
+    """Return what commit `number` holds. Everything in it tells the number, so that a mix of two is seen."""
     mark = number % 997
     return {f"{mark}-{name}.py": [mark, name, *([mark] * (50 + 40 * name))] for name in range(6)}
 
 
 def number_in(content: dict[str, list[int]]) -> int:
-    """The number of the one commit that this is."""
+    """Return the number of the one commit that this is."""
     mark = int(next(iter(content)).partition("-")[0])
     assert content == commit_of(mark), f"a mix of commits: {list(content)}"
     return mark
@@ -84,7 +84,7 @@ def test_two_vocabularies_whose_changes_are_killed_at_random(tmp_path: Path) -> 
 
 
 def opened(path: Path) -> dict[str, list[int]]:
-    """What a reader sees: an open datastore stays whole although its files are deleted. (`check` reads those again.)"""
+    """Return what a reader sees: an open datastore stays whole although its files are deleted."""
     with Datastore.open(path) as store:
         found: dict[str, list[int]] = {}
         for index in range(len(store.segments)):

@@ -175,7 +175,7 @@ class Fuzzer:
         return data
 
     def _damaged(self, value: Any) -> Any:
-        """The value with one thing in it, anywhere, replaced, removed, renamed or doubled."""
+        """Replace, remove, rename or double one thing anywhere in the value."""
         rng = self.rng
         if isinstance(value, dict) and value and rng.random() < 0.9:
             name = rng.choice(sorted(value))
@@ -332,7 +332,7 @@ def valid_bodies(description: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def routes_of(description: dict[str, Any]) -> list[tuple[str, str]]:
-    """Method and path: calls that take a body four times, as there is more to them."""
+    """Return method and path, of calls with a body four times, as there is more to them."""
     found = []
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
@@ -368,7 +368,7 @@ class Process:
         raise AssertionError("the server did not start")
 
     def probe(self) -> None:
-        """A valid request works. A full server says so, and then does."""
+        """Check that a valid request works. A full server says so, and then does."""
         with httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=LONGEST_ANSWER) as client:
             for _ in range(100):
                 made = client.post("/completion", json={"prompt": "def add(", "n_predict": 4})
@@ -489,7 +489,7 @@ def serve_scripted(port_file: Path) -> None:
 
 
 def serve_routed(port_file: Path) -> None:
-    """The demo model in a process of its own."""
+    """Serve the demo model in a process of its own."""
     from functools import partial
 
     from support.toy import demo_model

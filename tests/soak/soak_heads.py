@@ -17,9 +17,7 @@ from rest_local import Engine
 
 REQUESTS = int(os.environ.get("REST_LOCAL_SOAK_REQUESTS", "10000"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", str(time.time_ns() % 10**6)))
-GROWTH_MB = (
-    8.0  # of two thirds of the requests: 0.4 to 1.2 MB on Linux, for lists that grow with the number of requests
-)
+GROWTH_MB = 8.0  # Two thirds of the requests add 0.4 to 1.2 MB on Linux, for lists that grow with their number.
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -101,7 +101,7 @@ class Chain:
         self.state = state_of(self.path)
 
     def text(self) -> str:
-        """A new text, which never was in the datastore before."""
+        """Return a new text, which never was in the datastore before."""
         self.number += 1
         return f"text {self.number} " * self.draw.randrange(1, 12)
 
@@ -168,7 +168,7 @@ class Chain:
         return Change("merge", lambda path, files: merge(path, everything=True, files=files), lambda state: state)
 
     def watch(self) -> Change:
-        """A watch that sees one event, and ends: a full update."""
+        """Return a watch that sees one event, and ends: a full update."""
         model = self.update().model
 
         def work(path: Path, files: Files) -> None:
@@ -194,7 +194,7 @@ class Chain:
         change.work(self.path, files)
 
     def forked(self, change: Change, files: Files) -> int:
-        """The id of a child that makes a change."""
+        """Fork a child that makes a change, and return its id."""
         child = os.fork()
         if child:
             return child
@@ -240,7 +240,7 @@ class Chain:
         return codes.count(-signal.SIGKILL)
 
     def measured(self, change: Change) -> int:
-        """The file operations of a change, which is made in a copy."""
+        """Count the file operations of a change, which is made in a copy."""
         copy, files = self.path.with_name("copy"), Named()
         shutil.copytree(self.path, copy)
         change.work(copy, files)
@@ -255,7 +255,7 @@ class Chain:
         assert self.state in allowed, (changes, codes, before.texts ^ self.state.texts)
 
     def outcomes(self, changes: list[Change]) -> list[tuple[State, list[Change]]]:
-        """The states that some of the changes give in some order, each with these changes."""
+        """Return the states that some of the changes give in some order, each with these changes."""
         first, found = self.state, [(self.state, list[Change]())]
         for order in (changes, changes[::-1]):
             found += [(change.model(first), [change]) for change in order]
@@ -285,7 +285,7 @@ class Chain:
         return 1 if code else 0
 
     def go_on(self) -> None:
-        """A change that is not killed succeeds, and the next commit deletes what was left over."""
+        """Check that a change succeeds if it is not killed, and that the next commit deletes what was left over."""
         change = self.any()
         self.run(change, Files())
         self.check([change], [0])

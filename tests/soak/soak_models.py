@@ -22,7 +22,7 @@ from tests.support.memory import resident_mb
 
 KILLS = int(os.environ.get("REST_LOCAL_SOAK_KILLS", "100"))
 WARM_UP = 10  # kills, after which memory and descriptors are compared
-LIMIT_SECONDS = 1.0  # from the kill to the error, as the clients see it
+LIMIT_SECONDS = 1.0  # The clients see the error so soon after the kill.
 GROWTH_MB = 16
 PATHS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},

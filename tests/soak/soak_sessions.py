@@ -29,7 +29,7 @@ SECONDS = float(os.environ.get("REST_LOCAL_SOAK_SECONDS", "60"))
 SEED = int(os.environ.get("REST_LOCAL_SOAK_SEED", str(time.time_ns() % 10**6)))
 CONVERSATIONS, SLOTS = 8, 3
 N_CTX, TURN = 2048, 12
-GROWTH_MB = 16.0  # of the last two thirds; what waits to be written comes and goes
+GROWTH_MB = 16.0  # The last two thirds may add so much; what waits to be written comes and goes.
 FREE_DESCRIPTORS = 3
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -75,7 +75,7 @@ def test_turns_evictions_and_restarts(
 
 
 def _turns(service: Service, texts: list[list[int]], rng: random.Random, counts: dict[str, int], over: float) -> None:
-    """Turns of several conversations at a time, and files of slots in between."""
+    """Make turns of several conversations at a time, and files of slots in between."""
 
     def run(call: Callable[[], Any], /) -> Any:
         return service.run(lambda engine: call())

@@ -17,7 +17,7 @@ OPTIONS = ("-c", "256", "-t", "1")
 
 
 def write_requests(path: Path, count: int) -> Path:
-    """A file of completions `r0`, `r1` ... with different prompts; sampled, some with several choices."""
+    """Write a file of completions `r0`, `r1` ... with different prompts, some sampled with several choices."""
     lines = [
         {
             "custom_id": f"r{number}",
@@ -32,7 +32,7 @@ def write_requests(path: Path, count: int) -> Path:
 
 
 def with_errors(path: Path, count: int) -> Path:
-    """The same, the last two with an error."""
+    """Write the same, the last two with an error."""
     write_requests(path, count - 2)
     with path.open("a") as file:
         file.write('no json\n{"prompt": "a", "temperature": "hot"}\n')
@@ -40,7 +40,7 @@ def with_errors(path: Path, count: int) -> Path:
 
 
 def answers_of(path: Path) -> dict[str, Any]:
-    """The lines of an output by custom_id. Every line is whole, and none is there twice."""
+    """Return the lines of an output by custom_id. Every line is whole, and none is there twice."""
     data = path.read_bytes()
     data = gzip.decompress(data) if path.suffix == ".gz" else data
     assert data.endswith(b"\n")

@@ -54,7 +54,7 @@ class Encoder:
     pooling: int
 
     def hidden(self, tokens: list[int]) -> Array:
-        """The vectors of all tokens, [n, WIDTH]."""
+        """Return the vectors of all tokens, [n, WIDTH]."""
         w = self.weights
         x = w["token_embd.weight"][tokens] + w["token_types.weight"][0] + w["position_embd.weight"][: len(tokens)]
         x = self._norm(x, "token_embd_norm")
@@ -71,13 +71,13 @@ class Encoder:
         return x
 
     def pooled(self, tokens: list[int]) -> Array:
-        """The vector of a text, of length 1."""
+        """Return the vector of a text, of length 1."""
         hidden = self.hidden(tokens)
         found = hidden.mean(0) if self.pooling == MEAN_POOLING else hidden[0]
         return np.asarray(found / np.linalg.norm(found), np.float32)
 
     def score(self, tokens: list[int]) -> float:
-        """The output of the classification head for the first token."""
+        """Return the output of the classification head for the first token."""
         first = np.tanh(self._linear(self.hidden(tokens)[0], "cls"))
         return float(self._linear(first, "cls.output")[0])
 

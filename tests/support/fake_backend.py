@@ -78,7 +78,7 @@ class Text:
         self.whole = next((i for i, (pos, _) in enumerate(cells) if pos != i), len(cells))
 
     def until(self, pos: int) -> list[int]:
-        """The tokens at 0 to `pos`. There is exactly one cell at each."""
+        """Return the tokens at 0 to `pos`. There is exactly one cell at each."""
         more = self.cells[pos + 1][0] if pos + 1 < len(self.cells) else None
         assert self.whole > pos != more, f"position {pos} sees {self.cells}"
         return self.tokens[: pos + 1]
@@ -132,7 +132,7 @@ class FakeBackend:
         for cell in self.cells:
             if cell.pos > last.get(cell.mask, -1):
                 last[cell.mask] = cell.pos
-        ends: dict[int, int] = {}  # by sequence
+        ends: dict[int, int] = {}
         rows = (each[:n].tolist() for each in (self.batch.ids, self.batch.n_ids, self.batch.pos, self.batch.token))
         for all_ids, n_ids, pos, token in zip(*rows, strict=True):
             ids = set(all_ids[:n_ids])
@@ -262,7 +262,7 @@ class Draws:
 
 
 def plain(prompt: Sequence[int], chooser: Greedy | Draws, n: int) -> list[int]:
-    """The oracle: one token at a time over the whole history, no cells."""
+    """Decode one token at a time over the whole history, without cells: the oracle."""
     history = list(prompt)
     for _ in range(n):
         token = chooser.sample(logits_of(history))

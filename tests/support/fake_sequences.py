@@ -81,7 +81,7 @@ def sequence_of(
     finished: Callable[[Result], None] = lambda result: None,
     **options: Any,
 ) -> RequestState:
-    """A sequence whose every token is the letter of its number; END ends it."""
+    """Return a sequence whose every token is the letter of its number. END ends it."""
     request = Request(list(prompt), max_tokens=n, **options)
     answer = Answer(Statistics(), Detokenizer(lambda token: bytes([97 + token])), n, request.stop, is_end)
     chosen = (policy or Off()).fork()
@@ -117,7 +117,7 @@ class Alone:
         self.sequence = self.begin([])
 
     def begin(self, prompt: Sequence[int]) -> RequestState:
-        """A new sequence, without a slot."""
+        """Return a new sequence, without a slot."""
         answer = Answer(Statistics(), Detokenizer(lambda token: b""), 0, (), lambda token: False)
         self.sequence = RequestState(
             Request(prompt), self.policy, Owned(self.chooser), answer, lambda slot: self.sources, self._ends,
@@ -169,8 +169,9 @@ def ask(scheduler: Scheduler, prompt: Sequence[int], n: int, *more: Any, **optio
 
 
 def check_cells(scheduler: Scheduler) -> None:
-    """The first id of a slot holds exactly the committed tokens, each once, but for those that are evaluated again; the
-    others hold a beginning of them; no other id holds anything.
+    """Check that the first id of a slot holds exactly the committed tokens, and the others a beginning of them.
+
+    Tokens that are evaluated again are exempt, and no other id holds anything.
     """
     backend = scheduler.backend
     assert isinstance(backend, FakeBackend)
@@ -191,7 +192,7 @@ def prompts_of(n: int, longest: int = 40) -> list[list[int]]:
 
 
 def said(prompt: Sequence[int], n: int, chooser: Greedy | Draws | None = None) -> list[int]:
-    """What plain decoding says, without the end token."""
+    """Return what plain decoding says, without the end token."""
     tokens = plain(prompt, chooser or Greedy(), n)
     return tokens[:-1] if tokens and tokens[-1] == END else tokens
 

@@ -25,7 +25,7 @@ class Keen(Auto):
 
 
 def always_draft(monkeypatch: pytest.MonkeyPatch, most: int = 16) -> None:
-    """Makes `auto` draft at every step whatever there is, `most` nodes at most: no measured time decides."""
+    """Make `auto` draft at every step whatever there is, at most `most` nodes, so that no measured time decides."""
 
     def plan(self: Auto, n_ctx: int, limit: int, n_other: int) -> Plan:
         plan = Plan([1.0] * (min(limit, most) + 1), [0.0] * 64, 1.0)

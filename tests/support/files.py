@@ -16,8 +16,9 @@ from rest_local import paths
 
 
 def overwrite(file: Path, data: bytes) -> None:
-    """Writes over the first bytes of a file in place, 3 us. A file that is truncated first, as `write_bytes` does, is
-    flushed to the disk when it is closed: 2 ms on ext4.
+    """Write over the first bytes of a file in place, in 3 us.
+
+    A file that is truncated first, as `write_bytes` does, is flushed to the disk when it is closed: 2 ms on ext4.
     """
     with file.open("r+b") as opened:
         opened.write(data)
@@ -51,7 +52,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: int) -> Iterator[Path]:
-    """A real file system of so many bytes in a new folder. Skips the test where it may not be mounted."""
+    """Mount a real file system of so many bytes in a new folder, or skip the test if that is not allowed."""
     folder.mkdir()
     if shutil.which("mount") is None:
         pytest.skip("no mount")

@@ -81,7 +81,7 @@ def _run(process_of: Callable[..., BaseProcess], module: str, task: str, timeout
 
 
 def trust(path: Path) -> None:
-    """A model that is known loads: no child finds that out for each of its settings."""
+    """Let a known model load without a child that finds that out for each of its settings."""
     _ours.add(hashlib.sha256(path.read_bytes()).hexdigest())
 
 

@@ -22,7 +22,7 @@ class HalfRight(Policy):
 
     def __init__(self, known: Sequence[int], n_vocab: int, seed: int = 3) -> None:
         self.accepted = list[int]()
-        self._length = 0  # of the text so far
+        self._length = 0  # The length of the text so far.
         self._known, self._n_vocab = list(known), n_vocab
         self._rng = np.random.default_rng(seed)
 

@@ -30,7 +30,7 @@ _made = tempfile.TemporaryDirectory(prefix="rest-local-heads-")
 
 
 def model_and_drafter(kind: str, folder: Path, quant: str = "F32") -> tuple[Path, Path | None]:
-    """The files of a target, and of what drafts for it unless that is in the same file. Copies: tests damage them."""
+    """Copy the files of a target, and of what drafts for it unless that is in the same file. Tests damage them."""
     target, drafter = _model_and_drafter(kind, quant)
     return Path(shutil.copy(target, folder)), drafter and Path(shutil.copy(drafter, folder))
 
@@ -53,7 +53,7 @@ def _model_and_drafter(kind: str, quant: str) -> tuple[Path, Path | None]:
 
 
 def draft_whatever_it_costs(patch: pytest.MonkeyPatch, most: int = 6) -> None:
-    """Makes `auto` draft in every step, and ask what drafts, also when it was wrong before."""
+    """Make `auto` draft in every step, and ask what drafts, also if it was wrong before."""
     always_draft(patch, most)
     patch.setattr(Budget, "settle", lambda self, saved: None)
 

@@ -52,7 +52,7 @@ class HubServer:
     wrong: set[str] = field(default_factory=set)
     requests: list[Request] = field(default_factory=list)
     at_break: threading.Event = field(default_factory=threading.Event)
-    hold: threading.Event | None = None  # where set, a transfer waits at its break until it is set, and does not break
+    hold: threading.Event | None = None  # A transfer waits for it at its break, and then does not break.
 
     @property
     def url(self) -> str:
@@ -175,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(**repos: dict[str, bytes]) -> Iterator[HubServer]:
-    """A hub on a free port, until the block ends. `repos`: files by name; `__` in a keyword is the slash."""
+    """Run a hub on a free port until the block ends. `repos` has files by name; `__` in a keyword is the slash."""
     hub = HubServer(repos={name.replace("__", "/"): files for name, files in repos.items()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
     server.daemon_threads = True

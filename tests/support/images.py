@@ -18,11 +18,11 @@ from rest_local.llama.model import Model
 
 MARK = "<image>"
 KIND_OF = {"llama": "mlp", "qwen2": "mlp", "gemma3": "gemma3", "lfm2": "mlp", "qwen2vl": "qwen2vl"}
-WIDTH = 64  # of the models of `benchmarks.tiny`
+WIDTH = 64  # The models of `benchmarks.tiny` have this width.
 
 
 def picture(seed: int, size: tuple[int, int] = (40, 30), form: str = "PNG") -> bytes:
-    """The bytes of an image of random pixels."""
+    """Return the bytes of an image of random pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, form)
@@ -30,7 +30,7 @@ def picture(seed: int, size: tuple[int, int] = (40, 30), form: str = "PNG") -> b
 
 
 def projector_for(arch: str, folder: Path, width: int = WIDTH) -> Path:
-    """A projector that suits a tiny model, written once: ids of images depend on when its file was changed."""
+    """Write a projector that suits a tiny model, once: ids of images depend on when its file was changed."""
     path = folder / f"mmproj-{arch}.gguf"
     return path if path.exists() else tiny_mmproj.write(path, width, KIND_OF[arch])
 

@@ -20,7 +20,7 @@ SAME = {
     *("-ctk", "-ctv", "-fa"),
 }  # fmt: skip
 SWITCHES = {"--metrics", "--context-shift"}
-DROPPED = {  # with their values
+DROPPED = {
     *("--hf-repo", "--hf-file", "--model-url", "--mmproj-url", "--model", "--model-draft", "--chat-template"),
     *("--temp", "--seed", "--n-predict", "--reasoning-format", "--cache-ram", "--tags", "--media-path"),
     *("--spec-type", "--spec-draft-n-max", "--spec-draft-n-min", "--spec-synth-len", "--spec-synth-rates"),
@@ -37,7 +37,7 @@ FILES = (  # what needs no download
 
 
 def command(given: list[str], model: str, architecture: str) -> list[str]:
-    """The arguments of `rest-local` that mean the same."""
+    """Return the arguments of `rest-local` that mean the same."""
     made, found, rest = ["serve", "--no-history", "--sessions", "0", "-m", model, "--alias", "*"], {}, list(given)
     while rest:
         name = rest.pop(0)
@@ -58,11 +58,11 @@ def command(given: list[str], model: str, architecture: str) -> list[str]:
             found[name] = int(rest.pop(0))
         elif name not in DROPPED:
             found[name] = POOLINGS.get(value, 0)
-    if "--pooling" in found or "--embedding" in found:  # without, it is what the file of an embedding model names
+    if "--pooling" in found or "--embedding" in found:  # Otherwise it is what the file of an embedding model names.
         made += ["--override-kv", f"{architecture}.pooling_type=int:{found.get('--pooling', POOLINGS['cls'])}"]
     slots = found.get("--parallel", 1)
     made += ["--slots", str(slots)]
-    if total := found.get("--ctx-size"):  # of all slots together
+    if total := found.get("--ctx-size"):  # The size is for all slots together.
         unified = "--kv-unified" in found
         made += ["-c", str(total), "--cells", str(total)] if unified else ["-c", str(max(8, total // slots))]
     return made
@@ -82,13 +82,13 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Collects what passed."""
+    """Collect what passed."""
     if report.when == "call" and report.passed:
         _passed.append(report.nodeid)
 
 
 def pytest_sessionfinish() -> None:
-    """Writes what passed."""
+    """Write what passed."""
     Path(os.environ["PASSED"]).write_text(json.dumps(_passed))
 
 

@@ -6,5 +6,5 @@ from support.keys import with_keys
 
 
 def with_pooling(source: Path, target: Path, kind: int) -> Path:
-    """A copy of a model that says how its tokens' vectors become one."""
+    """Copy a model, and say in it how its tokens' vectors become one."""
     return with_keys(source, target, {"{arch}.pooling_type": kind})

@@ -98,7 +98,7 @@ def _free_drafter(opened: Callable[..., tuple[Drafter | None, str]]) -> Callable
     return open_it
 
 
-_FIXED: list[tuple[Any, str, Any, Any]] = [  # where, its name, what it is, what it is in tests
+_FIXED: list[tuple[Any, str, Any, Any]] = [  # Where it is, its name, its value, and its value in tests.
     (decode_context, "tune", decode_context.tune, _fixed_tune(decode_context.tune)),
     (decode_context, "_opened", decode_context._opened, _free_drafter(decode_context._opened)),
     (decode_context, "Auto", decode_context.Auto, FixedAuto),

@@ -102,7 +102,7 @@ class RayNodes:
 
 
 def processes_of(session: int) -> list[int]:
-    """The processes of a session that are alive."""
+    """Return the processes of a session that are alive."""
     listed = subprocess.run(["ps", "-A", "-o", "pid=,stat="], stdout=subprocess.PIPE, check=True, text=True).stdout
     found = []
     for pid, state in map(str.split, listed.splitlines()):
@@ -113,7 +113,7 @@ def processes_of(session: int) -> list[int]:
 
 
 def _serve() -> None:
-    """The process of the nodes."""
+    """Run the process of the nodes."""
     import ray
     from ray._private.state import actors
     from ray.cluster_utils import Cluster

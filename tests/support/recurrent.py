@@ -28,7 +28,7 @@ DELTA = {
     "ssm.group_count": 2, "rope.dimension_sections": [HEAD // 4, HEAD // 8, HEAD // 8, 0],
 }  # fmt: skip
 WKV6 = {**NONE, "wkv.head_size": HEAD, "time_mix_extra_dim": HEAD, "time_decay_extra_dim": HEAD}
-WKV7_HEAD = 64  # as real models; with 32 the logits of a row depend on its batch by up to 3.7 where the CPU has AVX-512
+WKV7_HEAD = 64  # Real models have it. With 32 the logits of a row depend on its batch by up to 3.7 with AVX-512.
 RANKS = ("decay", "iclr", "value_residual_mix", "gate")
 WKV7 = {**NONE, "wkv.head_size": WKV7_HEAD, **{f"attention.{rank}_lora_rank": HEAD for rank in RANKS}}
 ONE_SHIFT = {"token_shift_count": 1}

@@ -29,8 +29,8 @@ needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux drive
 
 
 class Terminal:
-    """`env`: variables beyond those of this project that this process has. `term`: the value of TERM inside; tmux' own
-    where it is empty.
+    """A command in a terminal. `env` has variables beyond those of this project, and `term` the value of TERM
+    inside.
     """
 
     def __init__(
@@ -71,14 +71,15 @@ class Terminal:
         self._tmux("resize-window", "-x", str(width), "-y", str(height))
 
     def screen(self, *, colours: bool = False, scrolled: bool = False, copied: bool = False) -> str:
-        """What is seen, without blank lines at the end; with all that has scrolled off where asked for. `copied`: with
-        each line whole that the terminal has wrapped, as it is copied.
+        """Return what is seen, without blank lines at the end. `scrolled` adds all that has scrolled off.
+
+        With `copied` each line that the terminal has wrapped is whole, as it is copied.
         """
         options = ["-e"] * colours + ["-S", "-"] * scrolled + ["-J"] * copied
         return self._tmux("capture-pane", "-p", *options).rstrip()
 
     def wait_until(self, holds: Callable[[str], bool], what: str, *, scrolled: bool = False) -> str:
-        """Wait until the screen is so; returns it."""
+        """Wait until the screen is so, and return it."""
         end = time.monotonic() + LONGEST_S
         while True:
             screen = self.screen(scrolled=scrolled)
@@ -88,11 +89,11 @@ class Terminal:
             time.sleep(0.02)
 
     def wait_for(self, text: str, times: int = 1) -> str:
-        """Wait until a text is on the screen so many times; returns the screen."""
+        """Wait until a text is on the screen so many times, and return the screen."""
         return self.wait_until(lambda screen: screen.count(text) >= times, repr(text))
 
     def wait_for_exit(self) -> int:
-        """Wait for the end of the command; returns its exit code."""
+        """Wait for the end of the command, and return its exit code."""
         screen = self.wait_for(EXIT)
         return int(screen.rpartition(EXIT)[2].split()[0])
 
@@ -118,5 +119,5 @@ def prompted(screen: str) -> bool:
 
 
 def answered(terminal: Terminal, answers: int = 1) -> str:
-    """Wait until so many answers of `chat` are complete and the next message can be typed; returns the screen."""
+    """Wait until so many answers of `chat` are complete and the next message can be typed. Return the screen."""
     return terminal.wait_until(lambda screen: screen.count("tokens/s") >= answers and prompted(screen), "whole answer")

@@ -79,12 +79,12 @@ class Warm:
 
 
 def _serve(address: str) -> None:
-    """Returns in the process of each command."""
+    """Start the process of each command, in which alone this returns."""
     import rest_local
 
     for module in pkgutil.walk_packages(rest_local.__path__, "rest_local."):
         if not module.name.endswith("__main__"):
-            with contextlib.suppress(ImportError):  # of an extra
+            with contextlib.suppress(ImportError):  # It may belong to an extra.
                 import_module(module.name)
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as listening:

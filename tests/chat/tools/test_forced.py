@@ -45,7 +45,7 @@ def parse(name: str, text: str, prompt: str = "") -> list[Delta]:
 
 
 def check(deltas: list[Delta], most: int) -> list[str]:
-    """The names of the calls, after a check that each is valid and that there is no other text."""
+    """Check that each call is valid and that there is no other text, and return the names of the calls."""
     assert [delta for delta in deltas if isinstance(delta, Content)] == []
     names = [delta.name for delta in deltas if isinstance(delta, CallStart)]
     assert 1 <= len(names) <= most

@@ -26,7 +26,7 @@ def add(a, b):
 
 
 def edited(text: str, said: str) -> str:
-    """What aider makes of an answer: a file whole, or one text of it replaced."""
+    """Return what aider makes of an answer: a whole file, or one text of it replaced."""
     if found := re.search(r"<<<<<<< SEARCH\n(.*?)=======\n(.*?)>>>>>>> REPLACE", said, re.DOTALL):
         assert found[1] in text
         return text.replace(found[1], found[2])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # its import takes 3 s, and every process collects all tests
 MESSAGES: Any = [{"role": "user", "content": "What is in a.py?"}]
 TOOL: Any = {
     "name": "read_file",
-    "description": "Reads a file.",
+    "description": "Read a file.",
     "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
 }
 CALL = ('<tool_call>\n{"name": "read_file", "arguments": {"path": "a.', 'py", "lines": [1, 2', "]}}\n</tool_call>")
@@ -31,7 +31,7 @@ def client_of(live: Live, **options: Any) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=live.url, **{"api_key": "any", "max_retries": 0, "timeout": 60} | options)
 
 
-GREEDY = {"temperature": 0}  # in the body only: the package's calls have no such parameter since version 2
+GREEDY = {"temperature": 0}  # It goes into the body, since the package's calls have no such parameter since version 2.
 
 
 class Entry(BaseModel):
@@ -65,7 +65,7 @@ def test_the_runner_of_tools_makes_the_loop(hello: Live) -> None:
 
     @beta_tool
     def read_file(path: str, lines: list[int]) -> str:
-        """Reads a file.
+        """Read a file.
 
         Args:
             path: Its name.
@@ -131,7 +131,7 @@ def test_an_error_during_a_stream_is_raised(quiet: Live) -> None:
 # ---- Recorded requests of agents -----------------------------------------------------------------------------------
 
 
-ANSWERED = {name: each for name, each in RECORDED.items() if name != "CLAUDE_SEARCH"}  # which is refused
+ANSWERED = {name: each for name, each in RECORDED.items() if name != "CLAUDE_SEARCH"}  # CLAUDE_SEARCH is refused.
 
 
 def asked(live: Live, recorded: Recorded) -> Any:
@@ -139,7 +139,7 @@ def asked(live: Live, recorded: Recorded) -> Any:
 
 
 def called(recorded: Recorded) -> tuple[str, dict[str, Any]]:
-    """A tool of the request that the model calls, and what with; the first that edits."""
+    """Return a tool of the request that the model calls, and what with. The first that edits is taken."""
     tools = [tool for tool in recorded.body.get("tools", ()) if "input_schema" in tool]
     tool = next((tool for tool in tools if "edit" in tool["name"].lower()), tools[0])
     return tool["name"], dict.fromkeys(tool["input_schema"]["required"], 'a "b"\n')

@@ -39,9 +39,9 @@ SHOWN = {
 
 
 def turn(live: Live, recorded: Any, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items that Codex takes from a stream: those of `response.output_item.done`, once the response is complete.
+    """Return the items that Codex takes from a stream: those of `response.output_item.done`, once it is complete.
 
-    What its parser needs: `response` in `response.created`, whole items, `id` and `usage` in `response.completed`.
+    Its parser needs `response` in `response.created`, whole items, `id` and `usage` in `response.completed`.
     """
     body = recorded.body | {"input": [*recorded.body["input"], *items]}
     answer = live.post(recorded.path, body, headers=recorded.headers)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 
 
 def commands(text: str) -> list[str]:
-    """The commands of the blocks of shell: each from its `curl` to the next command or remark."""
+    """Return the commands of the blocks of shell, each from its `curl` to the next command or remark."""
     found = []
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         parts = re.split(r"^(?=\S)", block, flags=re.MULTILINE)

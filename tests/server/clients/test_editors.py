@@ -17,7 +17,7 @@ def send(live: Live, request: Recorded, **changes: Any) -> Any:
 
 
 def words(live: Live, request: Recorded, **changes: Any) -> str:
-    """The text of a streamed chat, read as llama.vim and llama.vscode do."""
+    """Return the text of a streamed chat, read as llama.vim and llama.vscode do."""
     choices = [event["choices"][0] for event in data_of(send(live, request, **changes).text) if event["choices"]]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
 

@@ -18,7 +18,7 @@ CALL = '<tool_call>\n{"name": "read_file", "arguments": {"path": "b.py"}}\n</too
 
 
 def send(live: Live, request: Recorded, **changes: Any) -> httpx.Response:
-    """The answer. Without a content type where the client sends none."""
+    """Send a request, without a content type if the client sends none, and return the answer."""
     headers = {name: value for name, value in request.headers.items() if value}
     with live.client() as client:
         answer = client.post(request.path, content=json.dumps(request.body | changes).encode(), headers=headers)
@@ -212,7 +212,7 @@ def test_a_call_that_is_cut_off_is_left_out(quiet: Live) -> None:
 
 
 def _started(live: Live, parts: Iterator[ollama.ChatResponse]) -> Any:
-    """The scripted stream of a request, which the first piece of it shows to have begun."""
+    """Wait for the first piece, and return the scripted stream of the request."""
     first: list[ollama.ChatResponse] = []
     reader = threading.Thread(target=lambda: first.append(next(parts)))
     reader.start()

@@ -152,7 +152,7 @@ def test_completions_echo_ids_and_several_prompts(client: openai.OpenAI) -> None
     alone = client.completions.create(
         model="demo", prompt=text, max_tokens=4, temperature=0, echo=True, extra_body=SAME
     )
-    by_text = client.completions.create(  # of which, in one batch, near-ties may come out another way
+    by_text = client.completions.create(  # Near-ties may come out differently in one batch.
         model="demo", prompt=[text, text], max_tokens=4, temperature=0, n=2, echo=True, extra_body=SAME
     )
     assert by_id.choices[0].text.startswith(text)

@@ -28,7 +28,7 @@ PATCHED = '*** Begin Patch\n*** Update File: ä.py\n-"a\\b"\n+\U0001f600\n*** En
 
 
 def events_of(live: Live, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream, in which each is named by its type, and numbered without gaps."""
+    """Return the events of a stream, in which each is named by its type, and numbered without gaps."""
     answer = live.post("/v1/responses", body | {"stream": True})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")

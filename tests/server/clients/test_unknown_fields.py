@@ -29,7 +29,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What the log was told since the last call."""
+    """Return a function that gives what the log was told since its last call."""
     monkeypatch.setattr(bodies, "_warned", set())
     monkeypatch.setattr(bodies.log, "propagate", True)
     caplog.set_level(logging.WARNING, "rest_local.server")

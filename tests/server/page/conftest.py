@@ -40,7 +40,7 @@ def look_often(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """A headless browser with a fresh profile."""
+    """Yield a headless browser with a fresh profile."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         pytest.skip(f"no browser is installed ({', '.join(BROWSERS)})")

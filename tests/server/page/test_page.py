@@ -20,7 +20,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[Live]:
-    """The demo model with a policy that always drafts; `auto` drafts only where that is faster."""
+    """Serve the demo model with a policy that always drafts. `auto` drafts only if that is faster."""
     serving = Serving(
         Settings(port=0), "demo", lambda: Engine.load(demo_model(), slots=2, policy="sam"), drain_seconds=5
     )

@@ -45,7 +45,7 @@ CONTRAST = """([selector, name]) => {
 
 
 def painted(page: Any) -> dict[str, list[str]]:
-    """The texts that each colour is painted over."""
+    """Return the texts that each colour is painted over."""
     found: dict[str, list[str]] = page.evaluate(PAINTED)
     return {name: texts for name, texts in found.items() if texts}
 
@@ -78,7 +78,7 @@ def test_code_is_coloured_by_the_language_of_its_fence(quiet: Live, opened: Open
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         for name in names:
-            for selector in (".code mark", ".fence"):  # on the colour of a source, and next to it
+            for selector in (".code mark", ".fence"):  # One is on the colour of a source, and one next to it.
                 assert page.evaluate(CONTRAST, [selector, name]) >= 4.5, (scheme, name, selector)
     page.get_by_role("button", name="Plain text").click()
     shown, own = page.evaluate(COLOUR, [".code mark", "keyword"])
@@ -153,7 +153,7 @@ def test_ones_own_message_is_shown_as_it_was_typed(hello: Live, opened: Open) ->
     (family,) = {*lines.evaluate_all(families)}
     assert "mono" in family
     asked.evaluate("each => getSelection().selectAllChildren(each)")
-    seen = page.evaluate("getSelection().toString()")  # as it is copied
+    seen = page.evaluate("getSelection().toString()")  # This is what would be copied.
     assert seen.startswith("# not a heading\ndef f(*args, **kw):\n    return a*b*c\n- `x` **y**\n")
     assert "def g(): pass" in seen
     assert painted(page) == {"keyword": ["def", "pass"], "title": ["g"]}

@@ -29,7 +29,7 @@ def told(page: Any, text: str) -> None:
 
 
 def prompt(live: Live, number: int) -> str:
-    """The text that a request of the service is about."""
+    """Return the text that a request of the service is about."""
     pieces = live.service.engine.model.vocabulary.piece
     return "".join(pieces(each).decode("utf-8", "replace") for each in live.service.stream(number).request.prompt)
 
@@ -163,7 +163,7 @@ def test_edited_messages_and_new_answers_are_branches(quiet: Live, opened: Open)
 
 
 def saved(page: Any, name: str) -> Path:
-    """The file that a button saves."""
+    """Return the file that a button saves."""
     with page.expect_download() as waiting:
         page.get_by_role("button", name=name).click()
     return Path(waiting.value.path())
@@ -370,7 +370,7 @@ def test_a_full_storage_is_said_and_used_again_when_there_is_room(hello: Live, o
     told(page, "three")
     assert "one" in prompt(hello, 2)
     assert stored(page) == []
-    browser.send("Storage.overrideQuotaForOrigin", {"origin": hello.url})  # as before
+    browser.send("Storage.overrideQuotaForOrigin", {"origin": hello.url})  # Restore the quota.
     told(page, "four")
     expect(page.get_by_role("alert")).to_be_hidden()
     page.reload()

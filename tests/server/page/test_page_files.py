@@ -21,7 +21,7 @@ def file(name: str, content: bytes, kind: str = "text/plain") -> dict[str, Any]:
 
 
 def sent(page: Any, text: str = "look") -> Any:
-    """The body of the request that a message becomes."""
+    """Return the body of the request that a message becomes."""
     page.locator("#message").focus()
     with page.expect_request("**/v1/chat/completions") as waiting:
         ask(page, text)
@@ -30,7 +30,7 @@ def sent(page: Any, text: str = "look") -> Any:
 
 
 def seeing(page: Any) -> None:
-    """Makes the server's model one that reads images."""
+    """Make the server's model one that reads images."""
 
     def answer(route: Any) -> None:
         found = route.fetch().json()

@@ -17,7 +17,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="playwright is not in
 
 
 def read(stream: Any, processed: int, elapsed_ms: float) -> None:
-    """A report of a prompt of 5 000 tokens, of which 1 000 were there before."""
+    """Report a prompt of 5 000 tokens, of which 1 000 were there before."""
     progress = Progress(5000, processed, elapsed_ms, Timings(cached_tokens=1000))
     stream._pieces.append(Piece("", (), (), progress=progress))
     stream._wake(False)

@@ -196,7 +196,7 @@ def test_every_width_and_theme(hello: Live, opened: Open) -> None:
     page.get_by_role("button", name="Regenerate").click()
     expect(page.locator("#chat article .place-of")).to_have_text("2/2")
     done(page)
-    for width in (360, 1000, 1920):  # with no panel next to the text, one, two
+    for width in (360, 1000, 1920):  # There are no, one, and two panels next to the text.
         page.set_viewport_size({"width": width, "height": 800})
         page.reload()
         expect(page.locator("#chat article .place-of")).to_have_text("2/2")
@@ -256,7 +256,7 @@ def test_the_speed_is_said_in_words(quiet: Live, opened: Open) -> None:
     page.unroute_all()
     ask(page, "again")  # compared while it is written with what the server said last
     stream = quiet.service.stream()
-    for text in (" one", " two", " three"):  # in events of their own: the first alone has no speed
+    for text in (" one", " two", " three"):  # Each has an event of its own, because the first alone has no speed.
         stream.give(text, "context")
         expect(page.locator("#chat article .text").last).to_contain_text(text)
     expect(factor).to_contain_text("\N{MULTIPLICATION SIGN}")

@@ -54,7 +54,7 @@ def looks(page: Any, texts: list[str], whole: bool = False) -> list[tuple[str, s
 
 
 def styled(found: list[tuple[str, str, str]], style: str) -> list[str]:
-    """Runs of characters that have a style."""
+    """Return the runs of characters that have a style."""
     runs, last = [], False
     for character, _, own in found:
         now = style in own.split()
